@@ -1,0 +1,42 @@
+# make help says what there is. Each lane has a virtual environment of its own, made on first use.
+#   make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"    torch without CUDA
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+VENV := .venv
+VENV2 := .venv-dgl2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-dgl2 lint clean
+
+help:  ## this list
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1 \t/' | expand -t 20
+
+demo: $(VENV)/installed  ## build, train, evaluate and ask a small knowledge graph: 3 minutes
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash examples/stdlib/run.sh
+
+test: lint  ## all that CI runs: lint, then every test
+	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS)
+
+test-dgl2: $(VENV2)/installed  ## every test with dgl 2.1.0 and torch 2.2.1
+	$(VENV2)/bin/python -m pytest $(PYTEST_FLAGS)
+
+lint: $(VENV)/installed  ## ruff and mypy
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+clean:  ## remove what the targets above made, the environments included
+	rm -rf $(VENV) $(VENV2) demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+# The stamp is newer than setup.py once all is installed: a second call installs nothing and needs no network.
+$(VENV)/installed: setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q $(PIP_FLAGS) -e '.[dgl1,test,dev]'
+	touch $@
+
+$(VENV2)/installed: setup.py
+	$(PYTHON) -m venv $(VENV2)
+	$(VENV2)/bin/python -m pip install -q $(PIP_FLAGS) -e '.[dgl2,test]'
+	touch $@

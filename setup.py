@@ -1,0 +1,74 @@
+"""Packaging of dglkge: what it needs, its two lanes and its commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+
+
+def read(name: str) -> str:
+    """Return a file of the repository as text."""
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def version() -> str:
+    """Return the version that stands in the package, without importing it and so torch with it."""
+    found = re.search(r'^__version__ = "([^"]+)"$', read("dglkge/__init__.py"), re.MULTILINE)
+    if found is None:
+        raise RuntimeError('dglkge/__init__.py has no line __version__ = "..."')
+    return found.group(1)
+
+
+setup(
+    name="dglkge",
+    version=version(),
+    description="Knowledge-graph embeddings at any scale, trained on DGL's own distributed engine",
+    long_description=read("README.md") if (HERE / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["dglkge", "dglkge.*"]),
+    # Spelled out, so that an editable installation puts this folder on the path, partition_tools included.
+    package_dir={"": "."},
+    python_requires=">=3.9",
+    # No torch here: unpinned, it would bring several GB of CUDA packages of a release that no DGL loads.
+    # Whoever has DGL has a torch that fits it; the lanes below pin pairs that are known to work.
+    install_requires=[
+        "dgl>=1.1.3",
+        "h5py",
+        "numba",
+        "numpy",
+        "packaging",
+        "pandas",
+        "psutil",
+        "pyarrow",
+        "pyyaml",
+        "rich",
+        "tqdm",
+    ],
+    extras_require={
+        # Both DGLs import packages that they do not require: packaging, pydantic, pyyaml.
+        "dgl1": ["dgl==1.1.3", "torch==2.13.0", "packaging"],
+        # torch 2.2.1 wants numpy 1, which newer pyarrows refuse at import, though they do not declare it.
+        "dgl2": [
+            "dgl==2.1.0",
+            "torch==2.2.1",
+            "torchdata==0.7.1",
+            "numpy<2",
+            "pyarrow<23",
+            "pydantic",
+            "pyyaml",
+        ],
+        "test": ["pytest", "pytest-timeout", "hypothesis", "setuptools>=70.1"],
+        "dev": ["ruff", "mypy"],
+    },
+    entry_points={
+        "console_scripts": [
+            "dglkge=dglkge.cli.main:main",
+            "dglkge-launch=dglkge.cli.launch:main",
+        ]
+    },
+)
