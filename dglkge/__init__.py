@@ -1,0 +1,50 @@
+"""dglkge: knowledge-graph embeddings at any scale, trained on DGL's own distributed engine.
+
+The names below are what a training script needs. They are imported when they are first used, so that
+``from dglkge.optim import SparseAdagrad`` in another project loads nothing but the optimizers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dglkge.checkpoint.reader import open_checkpoint
+    from dglkge.cli.run_command import run_command
+    from dglkge.config import load_config
+    from dglkge.evaluation.report import format_table
+    from dglkge.training.build import build_trainer, join_cluster
+    from dglkge.training.epochs import current_epoch, finished_epochs, remaining_epochs_until
+
+_HOME = {
+    "build_trainer": "dglkge.training.build",
+    "current_epoch": "dglkge.training.epochs",
+    "finished_epochs": "dglkge.training.epochs",
+    "format_table": "dglkge.evaluation.report",
+    "join_cluster": "dglkge.training.build",
+    "load_config": "dglkge.config",
+    "open_checkpoint": "dglkge.checkpoint.reader",
+    "remaining_epochs_until": "dglkge.training.epochs",
+    "run_command": "dglkge.cli.run_command",
+}
+
+__all__ = [
+    "build_trainer",
+    "current_epoch",
+    "finished_epochs",
+    "format_table",
+    "join_cluster",
+    "load_config",
+    "open_checkpoint",
+    "remaining_epochs_until",
+    "run_command",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dglkge' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

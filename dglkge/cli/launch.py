@@ -1,0 +1,143 @@
+"""``dglkge-launch``: start a job and stay with it until nothing of it runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from dglkge.distributed.ip_config import Machine, read_ip_config
+from dglkge.errors import InputError
+from dglkge.launch.arguments import parse_arguments
+from dglkge.launch.console import Console
+from dglkge.launch.job_lock import hold_machine
+from dglkge.launch.job_result import JobResult
+from dglkge.launch.local_executor import LocalExecutor
+from dglkge.launch.local_hosts import local_interfaces, locate_hosts, usable_cores
+from dglkge.launch.local_job import (
+    find_leftovers,
+    find_unreadable_arguments,
+    plan_local_job,
+    write_job_files,
+)
+from dglkge.launch.part_config import check_part_config
+from dglkge.launch.ports import check_server_ports
+from dglkge.launch.process_plan import Host, JobSettings, default_num_trainers, describe_plan
+from dglkge.launch.supervisor import Limits, Supervisor
+
+INPUT_ERROR_STATUS = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Arguments instead of ``sys.argv[1:]``.
+
+    Returns
+    -------
+    int
+        0 if all went well, 2 for bad input, else as ``--help`` says.
+    """
+    try:
+        return _launch(sys.argv[1:] if argv is None else argv)
+    except InputError as error:
+        print(f"dglkge-launch: error: {error}", file=sys.stderr)
+        return INPUT_ERROR_STATUS
+    except KeyboardInterrupt:  # before the first process was started
+        return 130
+
+
+def _launch(argv: Sequence[str]) -> int:
+    """Plan the job, check that it can run, run it."""
+    options, command = parse_arguments(argv)
+    workspace = Path(options.workspace).resolve()
+    _check_script(command, workspace)
+    ip_config = workspace / options.ip_config
+    machines = read_ip_config(ip_config)
+    hosts = locate_hosts(machines, local_interfaces(), usable_cores())
+    if options.part_config is not None:
+        check_part_config(workspace / options.part_config, len(hosts))
+    log_dir = Path(options.log_dir or f"logs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").resolve()
+    settings = _settings(options, command, hosts, machines, log_dir, workspace)
+    if options.dry_run:
+        print(describe_plan(plan_local_job(hosts, settings)), end="")
+        return 0
+    with hold_machine():
+        for host in hosts:
+            check_server_ports(host.address, host.port, settings.num_servers)
+        plan = plan_local_job(hosts, settings)
+        console = Console.of(sys.stdout, sys.stderr)
+        for warning in [*find_leftovers(), *find_unreadable_arguments(ip_config, command, workspace)]:
+            console.message(f"warning: {warning}")
+        write_job_files(log_dir, hosts)
+        console.message(_announce(settings, hosts, log_dir))
+        limits = Limits(stop_seconds=options.stop_seconds, exit_seconds=options.exit_seconds)
+        result = Supervisor(LocalExecutor(str(workspace)), console, log_dir, limits).run(plan)
+    _conclude(result, console, options.json)
+    return result.status
+
+
+def _check_script(command: Sequence[str], workspace: Path) -> None:
+    """Refuse a script that does not exist, and teach those who come from DGL's launcher."""
+    script = command[0]
+    if script == "-m" or (workspace / script).is_file():
+        return
+    words = script.split()
+    if (len(words) > 1 and len(command) == 1) or Path(script).name.startswith("python"):
+        raise InputError(
+            f"{script!r} is no script: give the script and its arguments as separate words, without 'python' "
+            f"and without quotes around them all; {sys.executable} runs it"
+        )
+    raise InputError(f"there is no script {script!r} in {workspace}")
+
+
+def _settings(
+    options: argparse.Namespace,
+    command: tuple[str, ...],
+    hosts: Sequence[Host],
+    machines: Sequence[Machine],
+    log_dir: Path,
+    workspace: Path,
+) -> JobSettings:
+    """Fill in the defaults."""
+    return JobSettings(
+        command=command,
+        ip_config=str(log_dir / "ip_config.txt"),
+        num_trainers=options.num_trainers or default_num_trainers(hosts),
+        num_servers=options.num_servers or machines[0].num_servers or 1,
+        num_samplers=options.num_samplers,
+        num_omp_threads=options.num_omp_threads,
+        num_server_threads=options.num_server_threads,
+        graph_format=options.graph_format,
+        part_config=None if options.part_config is None else str(workspace / options.part_config),
+        log_dir=str(log_dir),
+        extra_envs=options.extra_envs,
+    )
+
+
+def _announce(settings: JobSettings, hosts: Sequence[Host], log_dir: Path) -> str:
+    """Say what is being started."""
+    where = ", ".join(f"{host.address}:{host.port}" for host in hosts)
+    counts = f"{settings.num_servers} server(s) and {settings.num_trainers} trainer(s)"
+    return f"{counts} on {where}; logs in {log_dir}"
+
+
+def _conclude(result: JobResult, console: Console, as_json: bool) -> None:
+    """Say how the job ended."""
+    if result.reason is None:
+        console.message(f"all processes ended well after {result.seconds:.1f} s")
+    else:
+        console.message(f"failed after {result.seconds:.1f} s: {result.reason}; logs in {result.log_dir}")
+    if as_json:
+        print(json.dumps(result.to_dict()), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

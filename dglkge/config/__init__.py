@@ -1,0 +1,8 @@
+"""The configuration of a run: its fields, and how it is read, overridden and saved."""
+
+from __future__ import annotations
+
+from dglkge.config.load import load_config, save_config
+from dglkge.config.schema import Config, field_table
+
+__all__ = ["Config", "field_table", "load_config", "save_config"]

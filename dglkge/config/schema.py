@@ -1,0 +1,165 @@
+"""What can be configured: the help, default and check of each field stand beside it and so cannot drift."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Callable, Optional, get_type_hints
+
+Check = Callable[[Any], Optional[str]]
+"""Takes a value and says what is allowed where the value is not; None where it is."""
+
+
+def at_least(low: float) -> Check:
+    """Return a check that a number is at least ``low``."""
+    return lambda value: None if value >= low else f"at least {low:g}"
+
+
+def above(low: float) -> Check:
+    """Return a check that a number is greater than ``low``."""
+    return lambda value: None if value > low else f"a number above {low:g}"
+
+
+def one_of(*allowed: str) -> Check:
+    """Return a check that a value is one of a few words."""
+    return lambda value: None if value in allowed else "one of " + ", ".join(allowed)
+
+
+def not_empty(value: str) -> str | None:
+    """Check that a text is given."""
+    return None if value else "a non-empty text"
+
+
+def setting(default: Any, help: str, check: Check | None = None) -> Any:
+    """Declare a field of the configuration with its default, its help and its check."""
+    metadata = {"help": help, "check": check}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def section(of: type, help: str) -> Any:
+    """Declare a group of fields."""
+    return dataclasses.field(default_factory=of, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The score function and the shape of its parameters."""
+
+    score_function: str = setting("complex", "transe_l1, transe_l2, distmult, complex or rotate")
+    dimension: int = setting(400, "numbers in an entity's row (complex numbers count as two)", at_least(1))
+    reciprocal_relations: bool = setting(
+        True, "a relation row of its own for each side that is predicted (Lacroix et al. 2018)"
+    )
+    init_scale: float = setting(1e-3, "standard deviation of the initial rows", above(0))
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The loss of one positive against its negatives."""
+
+    name: str = setting("softmax", "softmax, logistic, margin_ranking or self_adversarial")
+    margin: float = setting(
+        1.0,
+        "margin of margin_ranking and self_adversarial (gamma in DGL-KE; there 6 to 24 is usual)",
+        at_least(0),
+    )
+    adversarial_temperature: float = setting(1.0, "sharpness of self_adversarial's weights", at_least(0))
+
+
+@dataclass(frozen=True)
+class RegularizerConfig:
+    """What keeps the rows of the positives small."""
+
+    name: str = setting("none", "none, n3 or lp")
+    weight: float = setting(0.0, "factor before the regularizer", at_least(0))
+    p: float = setting(3.0, "the power of lp", above(0))
+
+
+@dataclass(frozen=True)
+class NegativesConfig:
+    """What each positive is scored against."""
+
+    num_uniform: int = setting(
+        1000, "uniform negatives of the right entity type, shared by the positives of a chunk", at_least(1)
+    )
+    chunk_size: int = setting(1000, "positives of a global batch that share their negatives", at_least(1))
+    own_entity: bool = setting(
+        True, "score the query's own entity as one negative more: (h, r, h) against (h, r, ?)"
+    )
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """How gradients change rows."""
+
+    name: str = setting("sparse_adagrad", "sparse_adagrad, row_adagrad or sparse_adam")
+    lr: float = setting(0.1, "learning rate", above(0))
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How long, and in what steps."""
+
+    num_epochs: int = setting(10, "passes over the training triples", at_least(0))
+    batch_size: int = setting(1000, "triples in a global batch, over all trainers", at_least(1))
+    progress: str = setting(
+        "auto", "progress bar: auto (on a terminal), always or never", one_of("auto", "always", "never")
+    )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the parameters are written."""
+
+    every_epochs: int = setting(1, "commit after every so many epochs; 0: only at the end", at_least(0))
+    every_batches: int = setting(0, "commit after every so many batches as well; 0: never", at_least(0))
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How the entities are ranked."""
+
+    split: str = setting("test", "split ranked after training", one_of("train", "valid", "test", "none"))
+    filtered: bool = setting(True, "leave other known answers out of the ranking")
+    num_candidates: int = setting(0, "rank against so many sampled entities; 0: all of the type", at_least(0))
+    ties: str = setting(
+        "realistic", "rank among equal scores", one_of("realistic", "optimistic", "pessimistic")
+    )
+    batch_size: int = setting(512, "queries scored at a time", at_least(1))
+    valid_every_epochs: int = setting(
+        0, "rank the valid split after every so many epochs; 0: never", at_least(0)
+    )
+    max_triples: int = setting(0, "rank only the first so many triples of a split; 0: all", at_least(0))
+
+
+@dataclass(frozen=True)
+class Config:
+    """The whole configuration of a run."""
+
+    dataset: str = setting("", "folder written by partition_tools/partition.py", not_empty)
+    output: str = setting("runs/default", "folder of the run: checkpoint, statistics, metrics", not_empty)
+    seed: int = setting(0, "seed of the order, the negatives and the initial rows", at_least(0))
+    model: ModelConfig = section(ModelConfig, "score function and dimensions")
+    loss: LossConfig = section(LossConfig, "loss")
+    regularizer: RegularizerConfig = section(RegularizerConfig, "regularizer")
+    negatives: NegativesConfig = section(NegativesConfig, "negatives")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "optimizer")
+    training: TrainingConfig = section(TrainingConfig, "epochs and batches")
+    checkpoint: CheckpointConfig = section(CheckpointConfig, "checkpoints")
+    evaluation: EvaluationConfig = section(EvaluationConfig, "evaluation")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as nested dicts, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+def field_table(of: type = Config, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
+    """Yield (dotted key, type, default, help) of every field, in the order of the file."""
+    hints = get_type_hints(of)
+    for item in dataclasses.fields(of):
+        kind = hints[item.name]
+        if dataclasses.is_dataclass(kind):
+            yield from field_table(kind, f"{prefix}{item.name}.")  # type: ignore[arg-type]
+        else:
+            yield prefix + item.name, kind.__name__, item.default, item.metadata["help"]

@@ -1,0 +1,68 @@
+"""All that differs between the supported versions of DGL, and the noise that it makes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from typing import Any
+
+from dglkge.distributed.world import choose_dgl_backend
+
+choose_dgl_backend()
+
+import dgl  # noqa: E402
+import dgl.distributed  # noqa: E402
+
+logger = logging.getLogger(__name__)
+
+
+def serve(ip_config: str) -> None:
+    """Be a server until all clients have left, then end the process.
+
+    Parameters
+    ----------
+    ip_config : str
+        Path of the file of addresses.
+    """
+    dgl.distributed.initialize(ip_config)
+    sys.exit(0)
+
+
+def connect(ip_config: str) -> None:
+    """Be a client of the servers.
+
+    Parameters
+    ----------
+    ip_config : str
+        Path of the file of addresses; not read in the standalone mode.
+    """
+    # DGL 2.1 prints a line about GraphBolt, which says nothing to the user.
+    with contextlib.redirect_stdout(_LogWriter()):
+        dgl.distributed.initialize(ip_config)
+
+
+def open_graph(graph_name: str, part_config: str) -> Any:
+    """Return the ``DistGraph`` of the partitions that the servers hold.
+
+    Parameters
+    ----------
+    graph_name : str
+        Name under which the graph was partitioned.
+    part_config : str
+        Path of DGL's partition file; read in the standalone mode only.
+    """
+    with contextlib.redirect_stdout(_LogWriter()):
+        return dgl.distributed.DistGraph(graph_name, part_config=part_config)
+
+
+class _LogWriter:
+    """A stream that passes whole lines on to the log."""
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            logger.debug(text.rstrip())
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""

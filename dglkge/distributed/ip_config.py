@@ -1,0 +1,151 @@
+"""The cluster's machines, one line each; nothing else knows the format of this file."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dglkge.errors import InputError
+
+DEFAULT_PORT = 30050
+"""Where DGL's first server of a machine listens if its line names no port."""
+
+HIGHEST_PORT = 65535
+
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One line of ip_config.txt.
+
+    Attributes
+    ----------
+    address : str
+        IPv4 address or host name, as written.
+    port : int
+        Port of the machine's first server; server i listens on ``port + i``.
+    num_servers : int or None
+        DGL-KE's third column; None where the line has none.
+    """
+
+    address: str
+    port: int = DEFAULT_PORT
+    num_servers: int | None = None
+
+
+def read_ip_config(path: str | Path) -> list[Machine]:
+    """Read the machines of a cluster; machine i holds partition i.
+
+    Blank lines, comments from ``#`` on, spaces at either end, a byte order mark and CR LF line ends are
+    harmless.
+
+    Parameters
+    ----------
+    path : str or Path
+        A file of lines ``ip [port [num_servers]]``.
+
+    Returns
+    -------
+    list of Machine
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read or names no machine, if a line has another form, a bad or repeated
+        address or a bad port, or if two lines ask for different numbers of servers (DGL runs equally
+        many on every machine).
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = f"cannot read {path}: {error.strerror}"
+        raise InputError(f"{reason}; expected one line 'ip [port]' for each machine") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text (byte {error.start})") from None
+    machines: list[Machine] = []
+    first_line: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        fields = line.partition("#")[0].split()
+        if not fields:
+            continue
+        where = f"{path}:{number}"
+        machine = _parse_fields(fields, where)
+        name = machine.address.rstrip(".").lower()
+        if name in first_line:
+            raise InputError(
+                f"{where}: address {machine.address} was given in line {first_line[name]} already"
+            )
+        first_line[name] = number
+        if machines and machine.num_servers != machines[0].num_servers:
+            raise InputError(
+                f"{where}: asks for {machine.num_servers or 'no certain number of'} servers where "
+                f"{machines[0].address} asks for {machines[0].num_servers or 'none'}; "
+                "DGL runs equally many on every machine"
+            )
+        machines.append(machine)
+    if not machines:
+        raise InputError(f"{path} names no machine; expected one line 'ip [port]' for each")
+    return machines
+
+
+def write_ip_config(path: str | Path, machines: Sequence[Machine]) -> None:
+    """Write machines in the one form that DGL's own parser reads: ``ip port``, no third column, no blank."""
+    Path(path).write_text(
+        "".join(f"{machine.address} {machine.port}\n" for machine in machines), encoding="utf-8"
+    )
+
+
+def is_read_by_dgl(path: str | Path) -> bool:
+    """Whether DGL's own parser reads every line of a file (which :func:`read_ip_config` accepts).
+
+    DGL stops at the first line that has not one or two fields, and goes on with the machines before it;
+    blank lines at the end therefore do no harm.
+    """
+    lines = Path(path).read_bytes().decode("utf-8").rstrip().split("\n")
+    return all(len(line.split()) in (1, 2) and "#" not in line for line in lines) and not lines[0].startswith(
+        "\ufeff"
+    )
+
+
+def _parse_fields(fields: Sequence[str], where: str) -> Machine:
+    """Turn the fields of one line into a machine; `where` is ``file:line``."""
+    if len(fields) > 3:
+        raise InputError(
+            f"{where}: got {len(fields)} fields ({' '.join(fields)!r}); expected 'ip [port [num_servers]]'"
+        )
+    _check_address(fields[0], where)
+    port = _number(fields[1], 1, HIGHEST_PORT, "port", where) if len(fields) > 1 else DEFAULT_PORT
+    num_servers = _number(fields[2], 1, HIGHEST_PORT, "number of servers", where) if len(fields) > 2 else None
+    return Machine(fields[0], port, num_servers)
+
+
+def _check_address(address: str, where: str) -> None:
+    """Accept an IPv4 address or a host name."""
+    if ":" in address:
+        raise InputError(
+            f"{where}: {address!r} is neither an IPv4 address nor a host name "
+            "(DGL speaks no IPv6; a port stands apart)"
+        )
+    looks_numeric = re.fullmatch(r"[0-9.]+", address) is not None
+    if looks_numeric:
+        try:
+            parsed = ipaddress.IPv4Address(address)
+        except ValueError:
+            raise InputError(
+                f"{where}: {address!r} is no IPv4 address; expected four numbers of 0 to 255"
+            ) from None
+        if parsed.is_unspecified or parsed.is_multicast or address == "255.255.255.255":
+            raise InputError(f"{where}: {address} is the address of no single machine")
+    elif _HOST_NAME.fullmatch(address) is None or len(address) > 253:
+        raise InputError(f"{where}: {address!r} is neither an IPv4 address nor a host name")
+
+
+def _number(text: str, lowest: int, highest: int, noun: str, where: str) -> int:
+    """Read one field as a whole number within bounds."""
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and lowest <= int(text) <= highest):
+        raise InputError(f"{where}: {text!r} is no {noun}; expected a whole number of {lowest} to {highest}")
+    return int(text)

@@ -1,0 +1,138 @@
+"""How a process joins the cluster and leaves it: DGL's servers and torch's process group."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dglkge.distributed import dgl_compat
+from dglkge.distributed.world import World
+from dglkge.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+COLLECTIVE_TIMEOUT_SECONDS = 600
+"""No trainer waits longer than this for another; it then fails, and the launcher ends the job."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running job as one trainer sees it.
+
+    Attributes
+    ----------
+    world : World
+        Who this trainer is.
+    graph : dgl.distributed.DistGraph
+        The partitioned graph, held by the servers.
+    """
+
+    world: World
+    graph: Any
+
+    def barrier(self) -> None:
+        """Wait until every trainer has come here."""
+        if dist.is_initialized():
+            dist.barrier()
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Return the sum of an array over all trainers; every trainer must call it with the same shape."""
+        total = values.copy()
+        if dist.is_initialized():
+            dist.all_reduce(torch.from_numpy(total))
+        return total
+
+
+@contextlib.contextmanager
+def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[Cluster]:
+    """Join the job that the launcher started; alone, train in DGL's standalone mode.
+
+    In a server process this serves until the trainers have left and then ends the process. A trainer
+    that fails inside the block ends at once: DGL would wait for ever for the others to leave with it.
+
+    Parameters
+    ----------
+    graph_name : str
+        Name under which the graph was partitioned.
+    part_config : str
+        Path of DGL's partition file.
+    num_parts : int
+        Number of partitions in it.
+
+    Yields
+    ------
+    Cluster
+
+    Raises
+    ------
+    InputError
+        If the number of partitions is not the number of machines.
+    """
+    os.environ.setdefault("DGL_CONF_PATH", part_config)
+    ip_config = os.environ.get("DGL_IP_CONFIG", "ip_config.txt")
+    if os.environ.get("DGL_ROLE", "client") == "server":
+        dgl_compat.serve(ip_config)
+    world = World.detect()
+    _check_parts(num_parts, world)
+    try:
+        yield _start(world, ip_config, graph_name, part_config)
+    except BaseException as error:
+        if not world.launched:
+            raise
+        _fail(error, world)
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> Cluster:
+    """Connect to the servers, then to the other trainers."""
+    dgl_compat.connect(ip_config)
+    if world.launched:
+        limit = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_SECONDS)
+        dist.init_process_group("gloo", rank=world.rank, world_size=world.world_size, timeout=limit)
+    return Cluster(world, dgl_compat.open_graph(graph_name, part_config))
+
+
+def _check_parts(num_parts: int, world: World) -> None:
+    """Refuse a data set that was cut for another number of machines."""
+    if num_parts == world.num_machines:
+        return
+    if not world.launched:
+        raise InputError(
+            f"the data set has {num_parts} partitions, and one process alone trains one: "
+            "partition it with --num-parts 1, or start it with dglkge-launch"
+        )
+    raise InputError(
+        f"the data set has {num_parts} partitions and ip_config.txt has {world.num_machines} machines; "
+        "each machine holds one partition"
+    )
+
+
+def _fail(error: BaseException, world: World) -> None:
+    """Say what went wrong and end this process without DGL's farewell, which waits for every trainer."""
+    if isinstance(error, InputError):
+        status = 2
+        if world.rank == 0:
+            sys.stderr.write(f"dglkge: error: {error}\n")
+    elif isinstance(error, KeyboardInterrupt):
+        status = 130
+    elif isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    else:
+        status = 1
+        traceback.print_exception(type(error), error, error.__traceback__)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,97 @@
+"""Who this process is among the processes of a job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dglkge.errors import InputError
+
+
+@dataclass(frozen=True)
+class World:
+    """The place of one trainer in its job; every other position is derived from it.
+
+    Attributes
+    ----------
+    rank : int
+        Place among all trainers; ``machine * trainers_per_machine + local_rank``.
+    world_size : int
+        Number of trainers of the job.
+    local_rank : int
+        Place among the trainers of this machine.
+    trainers_per_machine : int
+        Number of trainers on each machine.
+    launched : bool
+        Whether ``dglkge-launch`` (or DGL's launcher) started this process. Without it the process
+        trains alone, in DGL's standalone mode.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    trainers_per_machine: int = 1
+    launched: bool = False
+
+    @property
+    def machine(self) -> int:
+        """Number of this machine; also the number of the partition that it holds."""
+        return self.rank // self.trainers_per_machine
+
+    @property
+    def num_machines(self) -> int:
+        """Number of machines of the job."""
+        return self.world_size // self.trainers_per_machine
+
+    @property
+    def is_machine_leader(self) -> bool:
+        """Whether this trainer does what must be done once on each machine."""
+        return self.local_rank == 0
+
+    @classmethod
+    def detect(cls, environment: Mapping[str, str] | None = None) -> World:
+        """Read the variables that the launcher sets.
+
+        Parameters
+        ----------
+        environment : mapping of str to str, optional
+            Instead of ``os.environ``, so that tests build any cluster by hand.
+
+        Returns
+        -------
+        World
+
+        Raises
+        ------
+        InputError
+            If the process was launched but a variable is missing, no number, or does not fit the others.
+        """
+        env = os.environ if environment is None else environment
+        if env.get("DGL_DIST_MODE", "standalone") != "distributed":
+            return cls()
+        rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
+        local_rank, per_machine = _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE")
+        if per_machine < 1 or world_size % per_machine or not 0 <= rank < world_size:
+            raise InputError(
+                f"RANK={rank}, WORLD_SIZE={world_size}, LOCAL_WORLD_SIZE={per_machine} do not fit: "
+                "every machine must run the same number of trainers"
+            )
+        if rank % per_machine != local_rank:
+            raise InputError(
+                f"RANK={rank} does not fit LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={per_machine}"
+            )
+        return cls(rank, world_size, local_rank, per_machine, launched=True)
+
+
+def choose_dgl_backend() -> None:
+    """Tell DGL to use torch; it asks at its import, and without an answer writes one into the user's home."""
+    os.environ.setdefault("DGLBACKEND", "pytorch")
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    """Read one variable as a whole number."""
+    text = environment.get(name, "")
+    if not text.isdigit():
+        raise InputError(f"the launcher's variable {name} is {text!r}; expected a whole number")
+    return int(text)

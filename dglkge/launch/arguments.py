@@ -1,0 +1,172 @@
+"""The launcher's command line: ``[options] script.py args...``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from typing import Callable, NoReturn
+
+from dglkge.errors import InputError, unknown_name
+
+VARIABLE = re.compile(r"([A-Za-z_]\w*)=")
+
+DESCRIPTION = """\
+Start a distributed job: on every machine of ip_config.txt the servers that hold its partition and the
+trainers that compute, with the environment that DGL's and torch's distributed modules read. All processes are
+watched: when one fails, all are ended, and the last lines say which one, how, and where its log lies.
+"""
+
+EPILOG = """\
+Everything after the script is the script's own and reaches it unchanged, without a shell; -m package.module
+works as with python. Option names may be written with hyphens or underscores.
+
+examples:
+  dglkge-launch --ip_config ip_config.txt train.py --config my.yaml
+  dglkge-launch --ip_config ip_config.txt --num_trainers 4 --num_servers 2 -m my_package.train
+  dglkge-launch --ip_config ip_config.txt --part_config data/ring.json --dry_run train.py
+
+exit status: 0 if every process ended well; the status of the process that failed first, or 128 + the number
+of the signal that killed it; 128 + the signal's number after Ctrl-C, SIGTERM or SIGHUP; 2 for bad input, with
+nothing started.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are InputErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing and exiting."""
+        raise InputError(f"{message} (see --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Build the parser of the options before the script."""
+    parser = _Parser(
+        prog="dglkge-launch",
+        usage="dglkge-launch [options] script.py args...",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--ip_config", default="ip_config.txt", metavar="FILE",
+        help="the machines, a line 'ip [port [servers]]' each (default: ip_config.txt)")  # fmt: skip
+    add("--part_config", metavar="FILE", help="DGL's partition file; not needed where the script names it")
+    add("--num_trainers", type=_count(1), metavar="N",
+        help="trainers on each machine (default: one for each core, at most 8)")  # fmt: skip
+    add("--num_servers", type=_count(1), metavar="N",
+        help="servers on each machine (default: the third column of ip_config, else 1)")  # fmt: skip
+    add("--num_samplers", type=_count(0), default=0, metavar="N",
+        help="sampler processes of each trainer (default: 0, trainers sample themselves)")  # fmt: skip
+    add("--num_omp_threads", type=_count(1), metavar="N",
+        help="OpenMP threads of a trainer (default: the machine's cores / its trainers)")  # fmt: skip
+    add("--num_server_threads", type=_count(1), default=1, metavar="N",
+        help="OpenMP threads of a server (default: 1)")  # fmt: skip
+    add("--graph_format", default="csc", metavar="F[,F]",
+        help="DGL's sparse formats of the servers' graph (default: csc)")  # fmt: skip
+    add("--extra_envs", type=_variable, nargs="*", default=[], metavar="NAME=VALUE",
+        help="variables for every process; they win over all others")  # fmt: skip
+    add("--workspace", default=".", metavar="FOLDER",
+        help="where the processes run; relative paths above are sought there (default: here)")  # fmt: skip
+    add("--log_dir", metavar="FOLDER", help="folder for the logs (default: logs/<time>-<pid>)")
+    add("--stop_seconds", type=_seconds, default=5.0, metavar="S",
+        help="time for trainers to save their state after Ctrl-C or SIGTERM (default: 5)")  # fmt: skip
+    add("--exit_seconds", type=_seconds, default=30.0, metavar="S",
+        help="time for servers to leave after the trainers, or the reverse (default: 30)")  # fmt: skip
+    add("--json", action="store_true", help="print a summary as the last line of stdout")
+    add("--dry_run", action="store_true", help="print every command with its environment; start nothing")
+    return parser
+
+
+def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
+    """Read the command line.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        Without the program's name.
+
+    Returns
+    -------
+    options : argparse.Namespace
+        ``extra_envs`` is a dict.
+    command : tuple of str
+        The script and its arguments, or ``-m``, a module and its arguments.
+
+    Raises
+    ------
+    InputError
+        If an option is unknown or has a bad value, or if there is no script.
+    """
+    parser = build_parser()
+    own, command = _split(parser, arguments)
+    options = parser.parse_args(own)
+    options.extra_envs = dict(options.extra_envs)
+    if not command:
+        raise InputError("no script was given; expected: dglkge-launch [options] script.py args...")
+    if command[0] == "-m" and len(command) == 1:
+        raise InputError("-m needs a module: dglkge-launch [options] -m package.module args...")
+    return options, command
+
+
+def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Part the launcher's options from the script and all that follows it.
+
+    argparse cannot: ``--extra_envs A=B train.py`` would take the script for a variable, and an option that
+    the launcher does not know would pass for a part of the script's command.
+    """
+    takes_value = {name: action.nargs != 0 for action in parser._actions for name in action.option_strings}
+    own: list[str] = []
+    index = 0
+    while index < len(arguments):
+        argument = arguments[index]
+        if argument == "-m" or not argument.startswith("-") or argument == "-":
+            return own, tuple(arguments[index:])
+        if argument == "--":
+            return own, tuple(arguments[index + 1 :])
+        name, equals, value = argument.partition("=")
+        name = "--" + name[2:].replace("-", "_") if name.startswith("--") else name
+        if name not in takes_value:
+            raise unknown_name("option", name, (known for known in takes_value if known.startswith("--")))
+        own.append(name + equals + value)
+        index += 1
+        if name == "--extra_envs":
+            while index < len(arguments) and VARIABLE.match(arguments[index]):
+                own.append(arguments[index])
+                index += 1
+        elif takes_value[name] and not equals:
+            own.extend(arguments[index : index + 1])
+            index += 1
+    return own, ()
+
+
+def _count(lowest: int) -> Callable[[str], int]:
+    """Return a reader of whole numbers from `lowest` on."""
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and lowest <= int(text) <= 4096):
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {lowest} to 4096")
+        return int(text)
+
+    return read
+
+
+def _variable(text: str) -> tuple[str, str]:
+    """Read one NAME=VALUE."""
+    name = VARIABLE.match(text)
+    if name is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE")
+    return name.group(1), text[name.end() :]
+
+
+def _seconds(text: str) -> float:
+    """Read a time that is not negative."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 to 86400")
+    return seconds

@@ -1,0 +1,59 @@
+"""One job per machine: DGL's names of shared memory carry no job's name, so two jobs would share tables."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+
+from dglkge.errors import InputError
+from dglkge.launch.ports import describe_process
+from dglkge.launch.shared_memory import SHARED_MEMORY_FOLDER
+
+
+@contextlib.contextmanager
+def hold_machine(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
+    """Hold the machine's shared memory for one job.
+
+    The lock is on the folder itself: it leaves no file, ends with its holder however that ends, and reaches
+    exactly as far as the shared memory does (containers with a folder of their own do not see each other).
+
+    Parameters
+    ----------
+    folder : str
+        Where POSIX shared memory lies.
+
+    Raises
+    ------
+    InputError
+        If another job holds it; the message names its launcher.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise InputError(f"cannot open {folder}, where DGL's tables lie: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another job runs on this machine ({_describe_holder(descriptor)}): the names of DGL's "
+                "shared memory do not tell jobs apart, so two would overwrite each other; "
+                "wait for it or end it"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _describe_holder(descriptor: int) -> str:
+    """Find the process that holds the lock in the kernel's list of locks (man 5 proc_locks)."""
+    status = os.fstat(descriptor)
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5] == device and int(fields[4]) > 0:
+                return describe_process(int(fields[4]))
+    return "its process cannot be seen from here"

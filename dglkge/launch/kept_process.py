@@ -1,0 +1,144 @@
+"""The launcher's view of one running process: what its keeper reports and obeys."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Sequence
+from typing import IO, cast
+
+from dglkge.launch.process_plan import PlannedProcess
+
+NEVER_STARTED_STATUS = 127
+LOST_STATUS = 255
+REAP_SECONDS = 5.0
+
+
+class KeptProcess:
+    """A planned process and the keeper that runs it, here or, over any channel with three pipes, elsewhere.
+
+    Parameters
+    ----------
+    planned : PlannedProcess
+    keeper_command : sequence of str
+        What starts the keeper.
+    folder : str
+        Where the process runs.
+    protected_segments : collection of str
+        Shared memory that was there before the job.
+
+    Attributes
+    ----------
+    pid : int or None
+        Number of the process itself, not of the keeper; None until it is known.
+    status : int or None
+        None while it runs; then its status, or minus the number of the signal that ended it.
+    ended_at : float
+        When it ended by its own machine's clock, in seconds since the epoch.
+    noticed_at : float
+        When the launcher was told so, by its monotonic clock.
+    error : str or None
+        Why it could not be started, or how it was lost.
+    is_gone : bool
+        Whether the keeper and with it all descendants of the process have ended.
+    segments : set of str
+        Shared memory seen with it.
+    """
+
+    def __init__(
+        self,
+        planned: PlannedProcess,
+        keeper_command: Sequence[str],
+        folder: str,
+        protected_segments: Collection[str],
+    ) -> None:
+        self.planned = planned
+        self.pid: int | None = None
+        self.status: int | None = None
+        self.ended_at = 0.0
+        self.noticed_at = 0.0
+        self.error: str | None = None
+        self.is_gone = False
+        self.segments: set[str] = set()
+        self._partial = b""
+        pipe = subprocess.PIPE
+        self._keeper = subprocess.Popen(
+            keeper_command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
+        )
+        request = {
+            "command": list(planned.command),
+            "environment": dict(planned.environment),
+            "folder": folder,
+            "protected_segments": sorted(protected_segments),
+        }
+        self._write(json.dumps(request).encode() + b"\n")
+
+    @property
+    def output(self) -> int:
+        """File descriptor of what the process writes."""
+        return cast(IO[bytes], self._keeper.stdout).fileno()
+
+    @property
+    def reports(self) -> int:
+        """File descriptor of what the keeper reports."""
+        return cast(IO[bytes], self._keeper.stderr).fileno()
+
+    def read_reports(self) -> bool:
+        """Take in what the keeper reported; False at the end, when the keeper is gone."""
+        data = os.read(self.reports, 65536)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        for line in lines:
+            self._take(line)
+        if not data:
+            self.is_gone = True
+            if self.status is None:
+                self._lose()
+        return bool(data)
+
+    def send_signal(self, number: int) -> None:
+        """Have the keeper send a signal; SIGKILL reaches all descendants too."""
+        self._write(b"%d\n" % number)
+
+    def close(self) -> None:
+        """Let go of the keeper: one that still runs ends its process, clears up and goes."""
+        for pipe in (self._keeper.stdin, self._keeper.stdout, self._keeper.stderr):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        if self.is_gone:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._keeper.wait(REAP_SECONDS)
+
+    def _take(self, line: bytes) -> None:
+        """Take in one report; other lines are words of the channel or a traceback of the keeper."""
+        try:
+            message = json.loads(line)
+        except ValueError:
+            self.error = line.decode(errors="replace").strip() or self.error
+            return
+        self.pid = message.get("pid", self.pid)
+        self.segments.update(message.get("segments", ()))
+        self.error = message.get("error", self.error)
+        if "status" in message:
+            self.status, self.ended_at = message["status"], message["time"]
+            self.noticed_at = time.monotonic()
+
+    def _lose(self) -> None:
+        """The keeper is gone and has not said how the process ended."""
+        if self.pid is None:
+            self.status = NEVER_STARTED_STATUS
+        else:
+            self.status = LOST_STATUS
+            self.error = self.error or "its keeper was killed"
+            # the process died with its keeper, but what it had started did not
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def _write(self, data: bytes) -> None:
+        """Write to the keeper, whose end is noticed elsewhere."""
+        with contextlib.suppress(OSError, ValueError):
+            cast(IO[bytes], self._keeper.stdin).write(data)

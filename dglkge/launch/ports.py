@@ -1,0 +1,95 @@
+"""TCP ports: tested by binding them, the only test that tells the truth."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Collection
+
+import psutil
+
+from dglkge.distributed.ip_config import HIGHEST_PORT
+from dglkge.errors import InputError
+
+FIRST_MASTER_PORT = 29500
+"""torch's usual rendezvous port. The search goes up from here and so stays below the range from which the
+kernel takes ports for outgoing connections, of which DGL's clients open many before torch binds this one."""
+
+MASTER_PORT_TRIES = 500
+
+
+def check_server_ports(address: str, first_port: int, num_servers: int) -> None:
+    """Bind every port that the servers of a machine will listen on.
+
+    Raises
+    ------
+    InputError
+        If a port is taken, forbidden or above 65535; the message names the port and who has it.
+    """
+    if first_port + num_servers - 1 > HIGHEST_PORT:
+        raise InputError(
+            f"{num_servers} servers from port {first_port} on pass the highest port, {HIGHEST_PORT}"
+        )
+    for port in range(first_port, first_port + num_servers):
+        error = bind_error(address, port)
+        if error == errno.EADDRINUSE:
+            raise InputError(
+                f"port {port} on {address} is in use by {describe_holder(port)}; "
+                "end it or give another port in ip_config.txt"
+            )
+        if error == errno.EACCES:
+            raise InputError(f"port {port} on {address} may only be used by root; give a port above 1023")
+        if error:
+            raise InputError(f"cannot listen on {address}:{port}: {os.strerror(error)}")
+
+
+def find_master_port(address: str, avoid: Collection[int]) -> int:
+    """Return a free port for torch's rendezvous.
+
+    Raises
+    ------
+    InputError
+        If no port near 29500 is free.
+    """
+    for port in range(FIRST_MASTER_PORT, FIRST_MASTER_PORT + MASTER_PORT_TRIES):
+        # torch listens on all addresses, so the port must be free on all
+        if port not in avoid and not bind_error("", port):
+            return port
+    last = FIRST_MASTER_PORT + MASTER_PORT_TRIES - 1
+    raise InputError(f"no free port from {FIRST_MASTER_PORT} to {last} on {address} for torch's rendezvous")
+
+
+def bind_error(address: str, port: int) -> int:
+    """Bind and listen, as DGL's servers do, and return the error number; 0 where the port is free."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # DGL sets this too: ports of connections that have just ended are no obstacle
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+            probe.listen(1)
+        except OSError as error:
+            return error.errno or errno.EINVAL
+    return 0
+
+
+def describe_holder(port: int) -> str:
+    """Name the process that listens on a port, where this user may see it."""
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:
+        connections = []
+    for connection in connections:
+        is_listener = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+        if is_listener and connection.pid is not None:
+            return describe_process(connection.pid)
+    return "another process (its owner alone may see which)"
+
+
+def describe_process(pid: int) -> str:
+    """Return ``pid 12: command`` as far as this user may see it."""
+    try:
+        command = " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        command = ""
+    return f"pid {pid}" + (f": {command[:200]}" if command else "")

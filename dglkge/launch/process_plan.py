@@ -1,0 +1,217 @@
+"""Which processes a job has, with which command and environment: pure, nothing is started or looked up here.
+
+The environment is that of DGL's own launcher (``tools/launch.py`` of its repository) and torch's rendezvous
+variables, so that scripts written for DGL's launcher run unchanged.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+SERVER = "server"
+TRAINER = "trainer"
+
+MOST_DEFAULT_TRAINERS = 8
+"""More trainers than this on one machine only if the user asks: each costs a few hundred megabytes."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine of the job as its processes reach it.
+
+    Attributes
+    ----------
+    address : str
+        IPv4 address on which the machine's servers listen.
+    port : int
+        Port of its first server; server i listens on ``port + i``.
+    num_cores : int
+        Processor cores that the job may use there.
+    interface : str or None
+        Network interface that holds the address, None where it is not known.
+    """
+
+    address: str
+    port: int
+    num_cores: int
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
+class JobSettings:
+    """What the user asked for; counts are per machine.
+
+    Attributes
+    ----------
+    command : tuple of str
+        ``script.py args...`` or ``-m package.module args...``, to be run by the interpreter.
+    ip_config : str
+        Path of the cleaned ip_config.txt that servers and trainers read.
+    num_trainers, num_servers, num_samplers : int
+        Trainers, servers, and sampler processes of each trainer.
+    num_omp_threads : int or None
+        OpenMP threads of a trainer; None: the cores of its machine shared out among the trainers.
+    num_server_threads : int
+        OpenMP threads of a server.
+    graph_format : str
+        DGL's sparse formats that the servers create, e.g. ``"csc"`` or ``"csr,coo"``.
+    part_config : str or None
+        DGL's partition file; None: the script names it.
+    log_dir : str
+        Folder of the job's logs.
+    extra_envs : mapping of str to str
+        Variables for every process; they win over all others.
+    """
+
+    command: tuple[str, ...]
+    ip_config: str
+    num_trainers: int
+    num_servers: int = 1
+    num_samplers: int = 0
+    num_omp_threads: int | None = None
+    num_server_threads: int = 1
+    graph_format: str = "csc"
+    part_config: str | None = None
+    log_dir: str = "logs"
+    extra_envs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PlannedProcess:
+    """One process of a job.
+
+    Attributes
+    ----------
+    role : str
+        ``"server"`` or ``"trainer"``.
+    number : int
+        Place among all processes of the role in the job; a trainer's is its rank.
+    address : str
+        Where it runs.
+    command : tuple of str
+        Program and arguments; never goes through a shell.
+    environment : mapping of str to str
+        What is added to the environment of the launcher.
+    """
+
+    role: str
+    number: int
+    address: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """Name for people, e.g. ``trainer 1``."""
+        return f"{self.role} {self.number}"
+
+    @property
+    def log_name(self) -> str:
+        """Name of its log file."""
+        return f"{self.role}-{self.number}.log"
+
+
+def default_num_trainers(hosts: Sequence[Host]) -> int:
+    """One trainer for each core of the smallest machine, at most 8."""
+    return max(1, min(MOST_DEFAULT_TRAINERS, *(host.num_cores for host in hosts)))
+
+
+def plan_processes(
+    hosts: Sequence[Host],
+    settings: JobSettings,
+    master_port: int,
+    runner: Sequence[str],
+    inherited: Mapping[str, str],
+) -> list[PlannedProcess]:
+    """List every process of a job, all servers first.
+
+    Parameters
+    ----------
+    hosts : sequence of Host
+        Machine i holds partition i; torch's rendezvous is on machine 0.
+    settings : JobSettings
+    master_port : int
+        Port of torch's rendezvous.
+    runner : sequence of str
+        What runs the user's command: the interpreter and its arguments before the script.
+    inherited : mapping of str to str
+        Environment of the launcher; conveniences (not DGL's and torch's variables) that the user set
+        there already are left as they are.
+
+    Returns
+    -------
+    list of PlannedProcess
+        Servers in the order of ``DGL_SERVER_ID``, then trainers in the order of their ranks
+        (machine * trainers per machine + local rank).
+    """
+    command = (*runner, *settings.command)
+    shared = _shared_environment(settings, len(hosts))
+    servers, trainers = [], []
+    for machine, host in enumerate(hosts):
+        conveniences = {"PYTHONUNBUFFERED": "1"}
+        if host.interface is not None:
+            conveniences["GLOO_SOCKET_IFNAME"] = host.interface
+        base = {key: value for key, value in conveniences.items() if key not in inherited} | shared
+        for local in range(settings.num_servers):
+            number = machine * settings.num_servers + local
+            own = {
+                "DGL_ROLE": "server",
+                "DGL_SERVER_ID": str(number),
+                "DGL_KEEP_ALIVE": "0",
+                "OMP_NUM_THREADS": str(settings.num_server_threads),
+            }
+            environment = base | own | dict(settings.extra_envs)
+            servers.append(PlannedProcess(SERVER, number, host.address, command, environment))
+        for local in range(settings.num_trainers):
+            own = _trainer_environment(hosts, settings, machine, local)
+            environment = base | own | {"MASTER_PORT": str(master_port)} | dict(settings.extra_envs)
+            number = machine * settings.num_trainers + local
+            trainers.append(PlannedProcess(TRAINER, number, host.address, command, environment))
+    return servers + trainers
+
+
+def describe_plan(processes: Sequence[PlannedProcess]) -> str:
+    """Write the plan as shell commands, for ``--dry_run``; values are quoted, so each can be pasted."""
+    lines = []
+    for process in processes:
+        variables = [f"{key}={shlex.quote(value)}" for key, value in sorted(process.environment.items())]
+        lines.append(f"# {process.name} on {process.address}")
+        lines.append(" ".join(["env", *variables, shlex.join(process.command)]))
+    return "\n".join(lines) + "\n"
+
+
+def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]:
+    """Return the variables that servers and trainers share."""
+    num_clients = settings.num_trainers * (1 + settings.num_samplers) * num_hosts
+    environment = {
+        "DGL_NUM_SAMPLER": str(settings.num_samplers),
+        "DGL_NUM_CLIENT": str(num_clients),
+        "DGL_IP_CONFIG": settings.ip_config,
+        "DGL_NUM_SERVER": str(settings.num_servers),
+        "DGL_GRAPH_FORMAT": settings.graph_format,
+        "DGLKGE_LOG_DIR": settings.log_dir,
+    }
+    if settings.part_config is not None:
+        environment["DGL_CONF_PATH"] = settings.part_config
+    return environment
+
+
+def _trainer_environment(
+    hosts: Sequence[Host], settings: JobSettings, machine: int, local: int
+) -> dict[str, str]:
+    """Return the variables of one trainer, without the rendezvous port."""
+    num_threads = settings.num_omp_threads or max(1, hosts[machine].num_cores // settings.num_trainers)
+    return {
+        "DGL_ROLE": "client",
+        "DGL_DIST_MODE": "distributed",
+        "DGL_GROUP_ID": "0",
+        "OMP_NUM_THREADS": str(num_threads),
+        "RANK": str(machine * settings.num_trainers + local),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(settings.num_trainers * len(hosts)),
+        "LOCAL_WORLD_SIZE": str(settings.num_trainers),
+        "GROUP_RANK": str(machine),
+        "MASTER_ADDR": hosts[0].address,
+    }

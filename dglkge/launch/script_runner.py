@@ -1,0 +1,102 @@
+"""Runs the user's script so that a trainer that fails also ends.
+
+This file is a program of its own, run by its path with the standard library only:
+``script_runner.py script.py args...`` or ``script_runner.py -m package.module args...``.
+
+DGL says farewell when the interpreter exits: each trainer then waits for all others, without limit. A trainer
+that raised would wait for ever for trainers that wait for it, and no launcher could see that it failed. So
+here a failed process skips that farewell, and only that: other exit handlers run, and the status is the one
+that the interpreter would have given.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import runpy
+import sys
+import threading
+import traceback
+import types
+
+INTERRUPTED_STATUS = 130
+EXIT_HANDLERS_SECONDS = 3.0
+
+
+def run(arguments: list[str]) -> None:
+    """Run a script or module as ``__main__``, as ``python`` itself would.
+
+    Parameters
+    ----------
+    arguments : list of str
+        ``[script, *args]`` or ``["-m", module, *args]``.
+    """
+    if arguments[0] == "-m":
+        sys.path[0] = os.getcwd()
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(os.path.realpath(arguments[0]))
+        sys.argv = arguments
+        # by hand: runpy.run_path would change sys.argv[0] and take __main__ away before the exit handlers run
+        path = os.path.abspath(arguments[0])
+        main_module = types.ModuleType("__main__")
+        main_module.__file__ = path
+        sys.modules["__main__"] = main_module
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        exec(code, main_module.__dict__)
+
+
+def exit_status(error: BaseException) -> int:
+    """Return the status that the interpreter gives to an exception that nobody caught."""
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED_STATUS
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1
+
+
+def print_error(error: BaseException) -> None:
+    """Print what the interpreter would have printed, without the frames of this file and runpy."""
+    if isinstance(error, SystemExit):
+        if error.code is not None and not isinstance(error.code, int):
+            sys.stderr.write(f"{error.code}\n")
+        return
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    traceback.print_exception(type(error), error, trace)
+
+
+def leave_without_farewell(status: int) -> None:
+    """Run the exit handlers but DGL's, then end at once; a handler that waits for the dead is cut short."""
+    timer = threading.Timer(EXIT_HANDLERS_SECONDS, os._exit, [status & 0xFF])
+    timer.daemon = True
+    timer.start()
+    context = sys.modules.get("dgl.distributed.dist_context")
+    if context is not None:
+        atexit.unregister(context.exit_client)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status & 0xFF)
+
+
+def main() -> None:
+    """Run what the command line names."""
+    try:
+        run(sys.argv[1:])
+    except BaseException as error:
+        status = exit_status(error)
+        if status == 0:
+            raise
+        print_error(error)
+        leave_without_farewell(status)
+
+
+if __name__ == "__main__":
+    main()

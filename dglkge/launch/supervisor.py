@@ -1,0 +1,274 @@
+"""Runs a planned job to its end: one thread that waits for output, reports, signals and clocks at once."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from dglkge.launch.console import Console
+from dglkge.launch.job_result import JobResult, ProcessResult, describe_process, describe_status, exit_status
+from dglkge.launch.kept_process import KeptProcess
+from dglkge.launch.local_executor import Executor
+from dglkge.launch.process_output import ProcessOutput
+from dglkge.launch.process_plan import TRAINER, PlannedProcess
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.2
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long the supervisor waits.
+
+    Attributes
+    ----------
+    failure_seconds : float
+        From SIGTERM to SIGKILL once a process has failed.
+    stop_seconds : float
+        The same for trainers after Ctrl-C, SIGTERM or SIGHUP; they may need it to save their state.
+    exit_seconds : float
+        How long servers may outlast the trainers, or trainers a server that has left in good order.
+    kill_seconds : float
+        How long processes may take to die of SIGKILL.
+    """
+
+    failure_seconds: float = 3.0
+    stop_seconds: float = 5.0
+    exit_seconds: float = 30.0
+    kill_seconds: float = 10.0
+
+
+class Supervisor:
+    """Starts the processes of a job, follows them, and ends them all when the first one fails.
+
+    Parameters
+    ----------
+    executor : Executor
+        Where they run.
+    console : Console
+        Where people read.
+    log_dir : Path
+        An existing folder for the logs.
+    limits : Limits
+    """
+
+    def __init__(self, executor: Executor, console: Console, log_dir: Path, limits: Limits) -> None:
+        self._executor = executor
+        self._console = console
+        self._log_dir = log_dir
+        self._limits = limits
+        self._selector = selectors.DefaultSelector()
+        self._processes: list[KeptProcess] = []
+        self._outputs: dict[str, ProcessOutput] = {}
+        self._ended: list[KeptProcess] = []
+        self._signals: list[int] = []
+        self._status = 0
+        self._reason: str | None = None
+
+    def run(self, plan: Sequence[PlannedProcess]) -> JobResult:
+        """Run a job to its end; nothing of it is left when this returns or raises.
+
+        Parameters
+        ----------
+        plan : sequence of PlannedProcess
+            Started in this order.
+
+        Returns
+        -------
+        JobResult
+        """
+        start = time.monotonic()
+        with self._signals_noted():
+            try:
+                self._start(plan)
+                self._watch()
+                self._stop()
+            finally:
+                self._end()
+        processes = tuple(
+            ProcessResult(
+                process.planned.name,
+                process.planned.address,
+                process.pid,
+                process.status,
+                str(self._log_dir / process.planned.log_name),
+            )
+            for process in self._processes
+        )
+        seconds = round(time.monotonic() - start, 3)
+        return JobResult(self._status, self._reason, seconds, str(self._log_dir), processes)
+
+    def _start(self, plan: Sequence[PlannedProcess]) -> None:
+        """Start all processes, or none after the first signal."""
+        for planned in plan:
+            if self._signals:
+                return
+            self._outputs[planned.name] = ProcessOutput(self._log_dir / planned.log_name)
+            process = self._executor.start(planned)
+            self._processes.append(process)
+            self._selector.register(process.output, selectors.EVENT_READ, process)
+            self._selector.register(process.reports, selectors.EVENT_READ, process)
+
+    def _watch(self) -> None:
+        """Return when all trainers have ended well, one process has failed, or a signal has come."""
+        trainers = [process for process in self._processes if process.planned.role == TRAINER]
+        while not self._signals and not self._find_failure(trainers):
+            if all(process.status == 0 for process in trainers):
+                return
+            self._pump(POLL_SECONDS)
+
+    def _find_failure(self, trainers: Sequence[KeptProcess]) -> bool:
+        """Look for a failure among the ended processes, in the order in which they ended."""
+        for process in self._ended:
+            status = process.status or 0
+            is_server = process.planned.role != TRAINER
+            seconds = time.monotonic() - process.noticed_at
+            if status != 0:
+                self._fail(process, describe_status(status), status)
+                return True
+            running = [trainer.planned.name for trainer in trainers if trainer.status is None]
+            if is_server and running and seconds > self._limits.exit_seconds:
+                names, limit = ", ".join(running), f"{self._limits.exit_seconds:g} s"
+                self._fail(process, f"ended with status 0, and {names} still ran {limit} later", 1)
+                return True
+        return False
+
+    def _fail(self, process: KeptProcess, what: str, status: int) -> None:
+        """Note the failure of the job and show the end of the culprit's log."""
+        planned = process.planned
+        if process.error is not None:
+            what = (
+                f"could not be started: {process.error}"
+                if process.pid is None
+                else f"was lost: {process.error}"
+            )
+        self._status = exit_status(status)
+        self._reason = f"{describe_process(planned.name, process.pid, planned.address)} {what}"
+        self._pump(0.0)  # what it wrote last may still be in the pipe
+        output = self._outputs[planned.name]
+        lines = [
+            self._reason,
+            f"the end of its log, {output.log_path}:",
+            *(f"    {line}" for line in output.tail),
+        ]
+        if output.progress:
+            lines.append(f"    {output.progress}")
+        self._console.message("\n".join(lines))
+
+    def _stop(self) -> None:
+        """End what still runs, as politely as the occasion allows."""
+        if self._reason is None and not self._signals:
+            self._await_servers()
+        if self._reason is None and self._signals:
+            self._interrupt()
+        if self._reason is not None:
+            self._send(self._processes, signal.SIGTERM)
+            self._await_exits(self._processes, self._limits.failure_seconds)
+
+    def _await_servers(self) -> None:
+        """Give the servers time to leave after the last trainer; if they linger the job has not failed."""
+        self._await_exits(self._processes, self._limits.exit_seconds)
+        lingering = [process for process in self._processes if process.status is None]
+        if self._signals or self._find_failure([]) or not lingering:
+            return
+        names = ", ".join(process.planned.name for process in lingering)
+        limit = f"{self._limits.exit_seconds:g} s"
+        self._console.message(f"warning: {names} still ran {limit} after the last trainer; ended")
+        self._send(lingering, signal.SIGTERM)
+        self._await_exits(lingering, self._limits.failure_seconds)
+
+    def _interrupt(self) -> None:
+        """Pass the signal on to the trainers, whose servers still serve; a second one cuts this short."""
+        number = self._signals[0]
+        self._status = 128 + number
+        self._reason = f"stopped by {signal.Signals(number).name}"
+        self._console.message(f"{self._reason}: ending all processes")
+        trainers = [process for process in self._processes if process.planned.role == TRAINER]
+        self._send(trainers, number)
+        self._await_exits(trainers, self._limits.stop_seconds)
+
+    def _end(self) -> None:
+        """Kill what is left, wait until all keepers are gone, remove the job's shared memory."""
+        self._send(self._processes, signal.SIGKILL)
+        deadline = time.monotonic() + self._limits.kill_seconds
+        while time.monotonic() < deadline and self._selector.get_map():
+            self._pump(POLL_SECONDS)
+        for process in self._processes:
+            planned = process.planned
+            if not process.is_gone:
+                who = describe_process(planned.name, process.pid, planned.address)
+                self._console.message(f"warning: {who} could not be ended; its keeper goes on trying")
+            self._show(process, self._outputs[planned.name].finish())
+            process.close()
+        self._selector.close()
+        segments = set().union(*(process.segments for process in self._processes))
+        removed = self._executor.clean_up(segments)
+        logger.debug("removed shared memory: %s", removed)
+
+    def _await_exits(self, processes: Iterable[KeptProcess], seconds: float) -> None:
+        """Wait until some processes have ended, at most so long, and only until the next signal."""
+        num_signals = len(self._signals)
+        deadline = time.monotonic() + seconds
+        while any(process.status is None for process in processes) and time.monotonic() < deadline:
+            if len(self._signals) > num_signals:
+                return
+            self._pump(POLL_SECONDS)
+
+    def _send(self, processes: Iterable[KeptProcess], number: int) -> None:
+        """Send a signal to those that run; SIGKILL reaches the descendants of the ended too."""
+        for process in processes:
+            if process.status is None or number == signal.SIGKILL:
+                process.send_signal(number)
+
+    def _pump(self, seconds: float) -> None:
+        """Take in all output and reports that are there, waiting at most so long for the first."""
+        ended: list[KeptProcess] = []
+        for key, _ in self._selector.select(seconds):
+            process: KeptProcess = key.data
+            if key.fd == process.reports:
+                was_running = process.status is None
+                if not process.read_reports():
+                    self._selector.unregister(key.fd)
+                if was_running and process.status is not None:
+                    ended.append(process)
+            else:
+                data = os.read(key.fd, 65536)
+                if not data:
+                    self._selector.unregister(key.fd)
+                self._show(process, self._outputs[process.planned.name].feed(data))
+        self._ended.extend(sorted(ended, key=lambda process: process.ended_at))
+
+    def _show(self, process: KeptProcess, lines: Sequence[str]) -> None:
+        """Show new lines of a process, and the progress of rank 0."""
+        planned = process.planned
+        if planned.role == TRAINER and planned.number == 0:
+            self._console.progress(planned.name, self._outputs[planned.name].progress)
+        for line in lines:
+            self._console.line(planned.name, self._processes.index(process), line)
+
+    @contextlib.contextmanager
+    def _signals_noted(self) -> Iterator[None]:
+        """Note signals instead of dying of them."""
+
+        def note(number: int, _frame: FrameType | None) -> None:
+            self._signals.append(number)
+
+        before = {number: signal.getsignal(number) for number in FORWARDED_SIGNALS}
+        for number in FORWARDED_SIGNALS:
+            if before[number] != signal.SIG_IGN:  # nohup
+                signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

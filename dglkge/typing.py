@@ -1,0 +1,105 @@
+"""The ground types that every floor of the house shares."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+RELATION = "relation"
+"""Name of the node type, and of the table, that holds the relations."""
+
+
+class Side(enum.Enum):
+    """The side of a triple that is corrupted or asked for.
+
+    ``Side.TAIL`` stands for (h, r, ?) and ``Side.HEAD`` for (?, r, t).
+    """
+
+    HEAD = "head"
+    TAIL = "tail"
+
+    @property
+    def column(self) -> int:
+        """Column of the missing entity in a (n, 3) array of head, relation, tail."""
+        return 0 if self is Side.HEAD else 2
+
+    @property
+    def anchor_column(self) -> int:
+        """Column of the entity that is given."""
+        return 2 if self is Side.HEAD else 0
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A relation and the entity types that it joins.
+
+    A name that joins several pairs of types is several relations, so that the candidates of a
+    query always have one type (PyTorch-BigGraph's rule).
+    """
+
+    name: str
+    lhs: str
+    rhs: str
+
+    def candidate_type(self, side: Side) -> str:
+        """Entity type of the answers to a query for that side."""
+        return self.lhs if side is Side.HEAD else self.rhs
+
+    def anchor_type(self, side: Side) -> str:
+        """Entity type of the entity given in a query for that side."""
+        return self.rhs if side is Side.HEAD else self.lhs
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """What one machine owns of one embedding table.
+
+    Attributes
+    ----------
+    table : str
+        An entity type, or ``"relation"``.
+    part : int
+        The partition.
+    original_ids : (n,) int64 tensor
+        Original id of each local row.
+    rows : (n, D) float32 tensor
+        The rows; may be a view on the machine's shared memory.
+    state : mapping of str to tensor
+        Optimizer state by name; the first dimension of each is n.
+    """
+
+    table: str
+    part: int
+    original_ids: torch.Tensor
+    rows: torch.Tensor
+    state: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+class RowSource(Protocol):
+    """Whoever can look up rows of any table by original id: live tables, or a checkpoint's files."""
+
+    def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows (n, D) of the original ids (n,) of a table."""
+        ...
+
+
+class RowShard(Protocol):
+    """Some rows of one table, each with its original id."""
+
+    @property
+    def original_ids(self) -> torch.Tensor:
+        """Original ids of the rows, (n,) int64."""
+        ...
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """The rows, (n, D)."""
+        ...
+
+    def locate(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the place of each original id among the rows, -1 where it is not here; (m,) int64."""
+        ...

@@ -1,0 +1,1 @@
+"""Tests of dglkge; the folders mirror the package."""

@@ -1,0 +1,97 @@
+"""The configuration: read, overridden, checked, saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dglkge.config import Config, field_table, load_config, save_config
+from dglkge.errors import InputError
+
+
+def written(folder: Path, text: str) -> Path:
+    """Write a configuration file."""
+    path = folder / "run.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_file_and_overrides_replace_defaults(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "dataset: data/x\nmodel:\n  dimension: 64\nregularizer: {name: n3, weight: 5e-2}\n"
+    )
+    config = load_config(path, ["model.dimension=32", "optimizer.lr=1e-3", "negatives.own_entity=false"])
+    assert config.dataset == "data/x"
+    assert config.model.dimension == 32
+    assert config.regularizer.weight == 0.05
+    assert config.optimizer.lr == 0.001
+    assert config.negatives.own_entity is False
+    assert config.training == Config().training
+
+
+def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
+    config = load_config(None, ["dataset=d", "loss.margin=12", "model.score_function=rotate"])
+    save_config(config, tmp_path / "config.json")
+    assert load_config(tmp_path / "config.json") == config
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "dataset: d\nmodel:\n  dimnsion: 8\n",
+            r"run.yaml:3: unknown key 'model.dimnsion'; did you mean 'model.dimension'",
+        ),
+        (
+            "dataset: d\nmodel:\n  dimension: big\n",
+            r"run.yaml:3: model.dimension is 'big'; allowed: a whole number",
+        ),
+        (
+            "dataset: d\nmodel:\n  dimension: 1.5\n",
+            r"run.yaml:3: model.dimension is 1.5; allowed: a whole number",
+        ),
+        ("dataset: d\noptimizer:\n  lr: 0\n", r"run.yaml:3: optimizer.lr is 0.0; allowed: a number above 0"),
+        ("dataset: d\nseed: -1\n", r"run.yaml:2: seed is -1; allowed: at least 0"),
+        ("dataset: d\nseed: true\n", r"run.yaml:2: seed is True; allowed: a whole number"),
+        (
+            "dataset: d\nevaluation: {ties: lucky}\n",
+            r"run.yaml:2: evaluation.ties is 'lucky'; allowed: one of realistic",
+        ),
+        ("dataset: d\nnegatives:\n  own_entity: maybe\n", r"own_entity is 'maybe'; allowed: true or false"),
+        ("seed: 1\n", r"default: dataset is ''; allowed: a non-empty text"),
+        ("dataset: [\n", r"run.yaml:2: not valid YAML"),
+        ("- dataset\n", r"run.yaml:1: expected 'key: value' lines"),
+        ("dataset: d\nmodel: 3\n", r"run.yaml:2: unknown key 'model'"),
+    ],
+)
+def test_mistakes_are_named_with_their_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        load_config(written(tmp_path, text))
+
+
+def test_mistakes_in_overrides_are_named(tmp_path: Path) -> None:
+    for override, message in [
+        ("model.dimension", "is not of the form key=value"),
+        ("model.dimension=[", "the value is not valid YAML"),
+        ("modle.dimension=3", "did you mean 'model.dimension'"),
+        (
+            "training.batch_size=0",
+            "override 'training.batch_size=0': training.batch_size is 0; allowed: at least 1",
+        ),
+    ]:
+        with pytest.raises(InputError, match=message):
+            load_config(None, ["dataset=d", override])
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read the configuration .*nowhere.yaml"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_every_field_has_help_and_a_default_that_passes_its_check() -> None:
+    rows = list(field_table())
+    assert ("training.batch_size", "int", 1000, "triples in a global batch, over all trainers") in rows
+    assert all(help_text for _, _, _, help_text in rows)
+    assert load_config(None, ["dataset=d"]) == Config(dataset="d")

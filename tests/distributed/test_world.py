@@ -1,0 +1,43 @@
+"""Who a process is, from the variables of the launcher."""
+
+from __future__ import annotations
+
+import pytest
+
+from dglkge.distributed.world import World
+from dglkge.errors import InputError
+
+
+def launched(**changes: str) -> dict[str, str]:
+    """Variables of rank 3 of 2 machines with 2 trainers each."""
+    env = {"DGL_DIST_MODE": "distributed", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
+    return {**env, "LOCAL_WORLD_SIZE": "2", **changes}
+
+
+def test_without_a_launcher_a_process_is_alone() -> None:
+    world = World.detect({"RANK": "7", "WORLD_SIZE": "9"})
+    assert world == World(rank=0, world_size=1, local_rank=0, trainers_per_machine=1, launched=False)
+    assert world.machine == 0 and world.num_machines == 1 and world.is_machine_leader
+
+
+def test_every_rank_of_a_cluster_knows_its_machine() -> None:
+    worlds = [World.detect(launched(RANK=str(rank), LOCAL_RANK=str(rank % 2))) for rank in range(4)]
+    assert [world.machine for world in worlds] == [0, 0, 1, 1]
+    assert [world.is_machine_leader for world in worlds] == [True, False, True, False]
+    assert {world.num_machines for world in worlds} == {2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"RANK": ""}, "the launcher's variable RANK is ''; expected a whole number"),
+        ({"WORLD_SIZE": "four"}, "WORLD_SIZE is 'four'"),
+        ({"WORLD_SIZE": "5"}, "every machine must run the same number of trainers"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "do not fit"),
+        ({"RANK": "4"}, "do not fit"),
+        ({"LOCAL_RANK": "0"}, "RANK=3 does not fit LOCAL_RANK=0, LOCAL_WORLD_SIZE=2"),
+    ],
+)
+def test_variables_that_do_not_fit_are_refused(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("?", r"\?")):
+        World.detect(launched(**changes))

@@ -1,0 +1,141 @@
+"""Jobs under the real launcher, as child processes, that are gone when a test ends however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Callable
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_SECONDS = 60
+
+
+class LaunchedJob:
+    """A running ``dglkge-launch``: its lines as they come, its processes, its end."""
+
+    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.seen: list[str] = []
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self.launcher = subprocess.Popen(
+            [sys.executable, "-m", "dglkge.cli.launch", *arguments],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        """Queue the lines and, at the end, None."""
+        with contextlib.suppress(ValueError):  # a test closed the pipe
+            for line in self.launcher.stdout:
+                self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def wait_for(self, *texts: str) -> None:
+        """Read lines until each text has been seen."""
+        missing = [text for text in texts if not any(text in line for line in self.seen)]
+        while missing:
+            line = self._lines.get(timeout=TIMEOUT_SECONDS)
+            assert line is not None, f"the launcher ended before {missing}:\n" + "\n".join(self.seen)
+            self.seen.append(line)
+            missing = [text for text in missing if text not in line]
+
+    def finish(self) -> str:
+        """Wait for the end; return all that was written."""
+        while (line := self._lines.get(timeout=TIMEOUT_SECONDS)) is not None:
+            self.seen.append(line)
+        self.launcher.wait(TIMEOUT_SECONDS)
+        return "\n".join(self.seen)
+
+    def process(self, role: str, number: int) -> psutil.Process:
+        """Find the process of a trainer or server, not its keeper."""
+        variable = {"trainer": "RANK", "server": "DGL_SERVER_ID"}[role]
+        for child in psutil.Process(self.launcher.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if child.environ().get(variable) == str(number):
+                    return child
+        raise AssertionError(f"{role} {number} does not run")
+
+    def left(self) -> list[psutil.Process]:
+        """Return the processes of the job: all that live in its folder."""
+        return [process for process in psutil.process_iter() if _lives_in(process, self.folder)]
+
+    def await_none_left(self) -> None:
+        """Wait, within a limit, until no process of the job is left."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while (left := self.left()) and time.monotonic() < deadline:
+            psutil.wait_procs(left, timeout=1)
+        assert not left
+
+
+def _lives_in(process: psutil.Process, folder: Path) -> bool:
+    """Whether a process that has not ended has its working folder there."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(folder)
+    except psutil.Error:
+        return False
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on which nothing listens, with a few free ones after it."""
+    for port in range(21000, 29000, 10):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for number in range(port, port + 4):
+                probe = stack.enter_context(socket.socket())
+                probe.bind(("127.0.0.1", number))
+            return port
+    raise AssertionError("no free port")
+
+
+@pytest.fixture
+def ip_config(tmp_path: Path, free_port: int) -> Path:
+    """A cluster of this machine alone."""
+    path = tmp_path / "ip_config.txt"
+    path.write_text(f"127.0.0.1 {free_port}\n")
+    return path
+
+
+@pytest.fixture
+def launch(tmp_path: Path, ip_config: Path) -> Iterator[Callable[..., LaunchedJob]]:
+    """Start jobs in the test's folder: ``launch(options, script text or path, *script arguments)``."""
+    jobs: list[LaunchedJob] = []
+
+    def start(options: list[str], script: str | Path, *arguments: str, **environment: str) -> LaunchedJob:
+        if isinstance(script, str):
+            path = tmp_path / f"script_{len(jobs)}.py"
+            path.write_text(script)
+            script = path
+        job = LaunchedJob([*options, str(script), *arguments], tmp_path, environment)
+        jobs.append(job)
+        return job
+
+    yield start
+    left: list[psutil.Process] = []
+    for job in jobs:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.launcher.pid, signal.SIGKILL)
+        job.launcher.wait(TIMEOUT_SECONDS)
+        left += job.left()
+    psutil.wait_procs(left, timeout=10)
+    survivors = [process for process in left if process.is_running() and _lives_in(process, tmp_path)]
+    for process in survivors:
+        process.kill()
+    assert not survivors

@@ -1,0 +1,240 @@
+"""The keeper as its launcher sees it: three pipes, and nothing left when either of them ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dglkge.launch import keeper
+
+TIMEOUT_SECONDS = 30
+WAIT_FOR_EVER = "import signal, sys; print('ready', flush=True); signal.pause()"
+STUBBORN = "import signal; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)];" + WAIT_FOR_EVER
+
+
+class RunningKeeper:
+    """A keeper started as the local executor starts it."""
+
+    def __init__(self, code: str, default_folder: Path, **request: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", keeper.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+        )
+        request = {
+            "command": [sys.executable, "-c", code],
+            "environment": {},
+            "folder": str(default_folder),
+            "protected_segments": [],
+            **request,
+        }
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+
+    def report(self) -> dict:
+        """Read the next report."""
+        return json.loads(self.process.stderr.readline())
+
+    def line(self) -> bytes:
+        """Read the next line of output."""
+        return self.process.stdout.readline()
+
+    def send(self, number: int) -> None:
+        """Ask for a signal."""
+        self.process.stdin.write(b"%d\n" % number)
+
+    def finish(self) -> tuple[bytes, list[dict]]:
+        """Wait for the end with the launcher present; return the rest of both streams."""
+        output = self.process.stdout.read()
+        reports = [json.loads(line) for line in self.process.stderr]
+        self.process.wait(TIMEOUT_SECONDS)
+        return output, reports
+
+
+@pytest.fixture
+def keep(tmp_path: Path) -> Iterator:
+    """Start keepers; none outlives the test."""
+    keepers: list[RunningKeeper] = []
+
+    def start(code: str, **request: object) -> RunningKeeper:
+        keepers.append(RunningKeeper(code, tmp_path, **request))
+        return keepers[-1]
+
+    yield start
+    for running in keepers:
+        with contextlib.suppress(OSError):
+            running.process.stdin.close()
+        running.process.wait(TIMEOUT_SECONDS)
+        running.process.stdout.close()
+        running.process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(3)", 3),
+        ("raise SystemExit(255)", 255),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+    ],
+)
+def test_status(keep, code: str, status: int) -> None:
+    """The status is that of the process, the signal's number negated; the keeper itself ends with 0."""
+    running = keep(code)
+    pid = running.report()["pid"]
+    _, reports = running.finish()
+    assert [report["status"] for report in reports] == [status]
+    assert running.process.returncode == 0
+    assert not psutil.pid_exists(pid)
+
+
+def test_process_gets_what_was_asked(keep, tmp_path: Path) -> None:
+    """Arguments, environment and folder arrive as they are; both streams come out in one."""
+    code = (
+        "import os, sys\n"
+        "print(sys.argv[1:], os.environ['ODD'], os.getcwd(), flush=True)\n"
+        "print('err', file=sys.stderr)"
+    )
+    odd = ["it's", "$HOME `id`; exit", "", "a\nb", "\u00e9"]
+    running = keep("", command=[sys.executable, "-c", code, *odd], environment={"ODD": "$x"})
+    output, _ = running.finish()
+    assert output.decode() == f"{odd} $x {tmp_path}\nerr\n"
+
+
+@pytest.mark.parametrize("request_", [{"command": ["/no/such/program"]}, {"folder": "/no/such/folder"}])
+def test_cannot_start(keep, request_: dict) -> None:
+    """A program or folder that is missing is reported as an error, not as a status."""
+    running = keep("", **request_)
+    _, (report,) = running.finish()
+    assert "No such file or directory: '/no/such/" in report["error"]
+
+
+def test_gone_before_the_request() -> None:
+    """A keeper whose launcher went at once goes too."""
+    done = subprocess.run([sys.executable, "-I", "-S", keeper.__file__], input=b"{", timeout=TIMEOUT_SECONDS)
+    assert done.returncode == 1
+
+
+def test_signals_reach_the_process_alone(keep) -> None:
+    """A polite signal is for the process, which decides about its children; SIGKILL is for all."""
+    code = (
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('term', flush=True))\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {WAIT_FOR_EVER!r}], start_new_session=True)\n"
+        "while True: signal.pause()\n"
+    )
+    running = keep(code)
+    pid = running.report()["pid"]
+    assert running.line() == b"ready\n"
+    (child,) = psutil.Process(pid).children()
+    running.send(signal.SIGTERM)
+    assert running.line() == b"term\n"
+    assert child.is_running()
+    running.send(signal.SIGKILL)
+    _, reports = running.finish()
+    assert reports[-1]["status"] == -9
+    assert not child.is_running()
+
+
+def test_orphans_are_ended(keep) -> None:
+    """What the process leaves behind, even in a session of its own and deaf to SIGTERM, ends after it."""
+    code = (
+        "import subprocess, sys\n"
+        f"command = [sys.executable, '-c', {STUBBORN!r}]\n"
+        "child = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True)\n"
+    )
+    running = keep(code)
+    orphan = psutil.Process(int(running.line()))
+    output, reports = running.finish()
+    assert reports[-1]["status"] == 0
+    assert not orphan.is_running()
+
+
+@pytest.mark.parametrize("code", [WAIT_FOR_EVER, STUBBORN])
+def test_launcher_gone(keep, code: str) -> None:
+    """At the end of stdin the process ends, deaf to SIGTERM or not."""
+    running = keep(code)
+    process = psutil.Process(running.report()["pid"])
+    assert running.line() == b"ready\n"
+    running.process.stdin.close()
+    running.process.wait(TIMEOUT_SECONDS)
+    assert not process.is_running()
+
+
+def test_process_dies_with_its_keeper(keep) -> None:
+    """Even kill -9 of the keeper ends the process."""
+    running = keep(STUBBORN)
+    process = psutil.Process(running.report()["pid"])
+    assert running.line() == b"ready\n"
+    running.process.kill()
+    process.wait(TIMEOUT_SECONDS)
+
+
+def test_keeper_is_deaf_to_the_terminal(keep) -> None:
+    """SIGINT, SIGTERM and SIGHUP end neither the keeper nor, through it, the process."""
+    running = keep(WAIT_FOR_EVER)
+    process = psutil.Process(running.report()["pid"])
+    assert running.line() == b"ready\n"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        running.process.send_signal(number)
+    running.send(signal.SIGUSR1)
+    _, reports = running.finish()
+    assert reports[-1]["status"] == -signal.SIGUSR1
+    assert not process.is_running()
+
+
+SEGMENT_MAKER = """
+import mmap, os, signal, sys
+names = sys.argv[1:]
+maps = []
+for name in names:
+    with open("/dev/shm/" + name, "a+b") as file:
+        file.truncate(4096)
+        maps.append(mmap.mmap(file.fileno(), 4096))
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_shared_memory_is_reported_and_cleared(keep) -> None:
+    """New segments are reported; when the launcher is gone they are removed, and only they."""
+    old, new = (f"dglkge-{kind}-{uuid.uuid4().hex}" for kind in ("old", "new"))
+    paths = {name: Path("/dev/shm") / name for name in (old, new)}
+    paths[old].touch()
+    try:
+        command = [sys.executable, "-c", SEGMENT_MAKER, old, new]
+        running = keep("", command=command, protected_segments=[old])
+        running.report()
+        assert running.line() == b"ready\n"
+        assert running.report() == {"segments": [new]}
+        running.process.stdin.close()
+        running.process.wait(TIMEOUT_SECONDS)
+        assert (paths[old].exists(), paths[new].exists()) == (True, False)
+    finally:
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+
+
+def test_descendants() -> None:
+    """All generations are found, and nothing else."""
+    code = "import subprocess,sys; c=subprocess.Popen(['cat'],stdin=0); print(c.pid,flush=True); c.wait()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        grandchild = int(child.stdout.readline())
+        assert set(keeper.descendants(os.getpid())) >= {child.pid, grandchild}
+        assert keeper.descendants(child.pid) == [grandchild]
+        assert keeper.descendants(grandchild) == []
+    finally:
+        child.communicate(timeout=TIMEOUT_SECONDS)

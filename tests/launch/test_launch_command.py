@@ -1,0 +1,323 @@
+"""``dglkge-launch`` itself, as a child process: what it takes, says, returns and leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dglkge.cli import launch as command
+
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = Path("/dev/shm")
+SERVERS_LEAVE = "import os, sys\nif os.environ['DGL_ROLE'] == 'server': sys.exit()\n"
+WAITS = """
+import mmap, os, signal, subprocess, sys
+name = sys.argv[1]
+who = os.environ.get("RANK", "server")
+with open(f"/dev/shm/{name}-{who}-kvdata-", "w+b") as file:
+    file.truncate(4096)
+    memory = mmap.mmap(file.fileno(), 4096)
+child = subprocess.Popen([sys.executable, "-c", "import signal; print('child', flush=True); signal.pause()"],
+                         start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.readline()
+print("waits", who, flush=True)
+while True:
+    signal.pause()
+"""
+STUBBORN = "import signal\nfor n in (2, 15): signal.signal(n, signal.SIG_IGN)\n" + WAITS
+ALL_WAIT = ("waits server", "waits 0", "waits 1")
+
+
+@pytest.fixture
+def segments() -> str:
+    """A name for shared memory; nothing of that name may be left by the test's job."""
+    name = f"dglkge-{uuid.uuid4().hex}"
+    yield name
+    left = list(SHARED.glob(f"{name}*"))
+    for path in left:
+        path.unlink()
+    assert not left
+
+
+def test_arguments_reach_the_script_unchanged(launch, tmp_path: Path) -> None:
+    """Spaces, quotes, $ and ; are data: no shell sees them; variables of --extra_envs too."""
+    arguments = [
+        "a b",
+        "it's",
+        '"quoted"',
+        "$HOME",
+        "`id`",
+        "; touch injected",
+        "",
+        "--num_trainers",
+        "-m",
+        "*",
+        "\u00e9",
+    ]
+    script = SERVERS_LEAVE + "import json; print(json.dumps([sys.argv[1:], os.environ['ODD'], os.getcwd()]))"
+    job = launch(["--num_trainers", "1", "--extra-envs", "ODD=$x; 'y'"], script, *arguments)
+    output = job.finish()
+    assert job.launcher.returncode == 0, output
+    (line,) = [line for line in output.splitlines() if line.startswith("[trainer 0] [[")]
+    assert json.loads(line.partition("] ")[2]) == [arguments, "$x; 'y'", str(tmp_path)]
+    assert not (tmp_path / "injected").exists()
+
+
+def test_summary_logs_and_defaults(launch, tmp_path: Path, free_port: int, ip_config: Path) -> None:
+    """--json summarises on the last line; logs lie in logs/<time>-<pid>; the third column counts servers."""
+    ip_config.write_text(f"\n# here\n127.0.0.1 {free_port} 2  \r\n\r\n")
+    script = (
+        "import os; print(os.environ['DGL_NUM_SERVER'], open(os.environ['DGL_IP_CONFIG']).read().split(), "
+        "os.environ['DGLKGE_LOG_DIR'])"
+    )
+    job = launch(["--json"], script)
+    summary = json.loads(job.finish().splitlines()[-1])
+    num_trainers = min(8, len(os.sched_getaffinity(0)))
+    names = ["server 0", "server 1", *(f"trainer {i}" for i in range(num_trainers))]
+    assert [process["name"] for process in summary["processes"]] == names
+    assert {process["status"] for process in summary["processes"]} == {0}
+    (log_dir,) = (tmp_path / "logs").iterdir()
+    assert summary["log_dir"] == str(log_dir)
+    assert log_dir.name.endswith(f"-{job.launcher.pid}")
+    for process in summary["processes"]:
+        assert Path(process["log"]).read_text() == f"2 ['127.0.0.1', '{free_port}'] {log_dir}\n"
+
+
+def test_failure(launch) -> None:
+    """The status is the script's; the words name the process and show its traceback."""
+    script = "import os, signal\nif os.environ.get('RANK') == '1': raise ValueError('broken')\nsignal.pause()"
+    job = launch(["--num_trainers", "2", "--log_dir", "my logs"], script)
+    output = job.finish()
+    assert job.launcher.returncode == 1
+    assert "[launcher] trainer 1 (pid " in output
+    assert ") on 127.0.0.1 ended with status 1\n" in output
+    assert f"[launcher] the end of its log, {job.folder / 'my logs' / 'trainer-1.log'}:" in output
+    assert "[launcher]     ValueError: broken" in output
+    job.await_none_left()
+
+
+def test_module_in_a_workspace(launch, tmp_path: Path, free_port: int) -> None:
+    """-m and --workspace: module, ip_config and part_config are sought in the workspace."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "ip.txt").write_text(f"localhost {free_port}\n")
+    (work / "ring.json").write_text('{"num_parts": 1}')
+    (work / "job.py").write_text("import os, sys; print(__name__, sys.argv[1:], os.environ['DGL_CONF_PATH'])")
+    options = [
+        "--workspace",
+        "work",
+        "--ip_config",
+        "ip.txt",
+        "--part_config",
+        "ring.json",
+        "--num_trainers",
+        "1",
+    ]
+    job = launch([*options, "-m"], Path("job"), "x")
+    output = job.finish()
+    assert f"[trainer 0] __main__ ['x'] {work / 'ring.json'}\n" in output, output
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_signals_leave_nothing(launch, segments: str, number: int, status: int) -> None:
+    """Ctrl-C, SIGTERM and SIGHUP: no process, no grandchild, no shared memory."""
+    job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments)
+    job.wait_for(*ALL_WAIT)
+    job.launcher.send_signal(number)
+    job.finish()
+    assert job.launcher.returncode == status
+    assert job.left() == []
+
+
+@pytest.mark.parametrize("script", [WAITS, STUBBORN])
+def test_kill_9_of_the_launcher_leaves_nothing(launch, segments: str, script: str) -> None:
+    """Nobody can clear up after kill -9 but the keepers, and they do."""
+    job = launch(["--num_trainers", "2"], script, segments)
+    job.wait_for(*ALL_WAIT)
+    job.launcher.kill()
+    job.finish()
+    job.await_none_left()
+
+
+@pytest.mark.parametrize(("role", "number"), [("server", 0), ("trainer", 1)])
+def test_kill_9_of_a_process_ends_the_job(launch, segments: str, role: str, number: int) -> None:
+    """The killed process is named, with the signal; everything else ends."""
+    job = launch(["--num_trainers", "2"], WAITS, segments)
+    job.wait_for(*ALL_WAIT)
+    victim = job.process(role, number)
+    victim.kill()
+    output = job.finish()
+    assert job.launcher.returncode == 137
+    assert (
+        f"[launcher] {role} {number} (pid {victim.pid}) on 127.0.0.1 was killed by signal 9 (SIGKILL)"
+        in output
+    )
+    assert job.left() == []
+
+
+def test_second_job_is_refused(launch, segments: str) -> None:
+    """The second launcher says who holds the machine and starts nothing; the first goes on."""
+    first = launch(["--num_trainers", "2"], WAITS, segments)
+    first.wait_for(*ALL_WAIT)
+    second = launch([], WAITS, segments)
+    output = second.finish()
+    assert second.launcher.returncode == 2
+    holder = f"pid {first.launcher.pid}: {sys.executable} -m "
+    assert output.startswith(f"dglkge-launch: error: another job runs on this machine ({holder}")
+    assert "overwrite each other" in output
+    assert first.launcher.poll() is None
+    first.launcher.send_signal(signal.SIGTERM)
+    first.finish()
+
+
+def test_busy_port_is_refused(launch, free_port: int, tmp_path: Path) -> None:
+    """A server's port that is taken is named with its holder before anything starts."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", free_port + 1))
+        holder.listen()
+        job = launch(["--num_servers", "2"], WAITS, "x")
+        output = job.finish()
+    assert job.launcher.returncode == 2
+    expected = f"dglkge-launch: error: port {free_port + 1} on 127.0.0.1 is in use by pid {os.getpid()}: "
+    assert output.startswith(expected)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_reader_that_goes_away(launch, tmp_path: Path) -> None:
+    """``dglkge-launch ... | head`` goes on to its end, and the logs are whole."""
+    script = tmp_path / "script.py"
+    script.write_text(SERVERS_LEAVE + "for i in range(20000): print('line', i)\n")
+    job = launch(["--num_trainers", "1"], script)
+    job.wait_for("line 5")
+    job.launcher.stdout.detach().close()
+    assert job.launcher.wait(60) == 0
+    (log_dir,) = (tmp_path / "logs").iterdir()
+    assert len((log_dir / "trainer-0.log").read_text().splitlines()) == 20000
+
+
+def run_main(arguments: list[str], capsys: pytest.CaptureFixture) -> tuple[int, str, str]:
+    """Run the command in this process, for what starts no job."""
+    status = command.main(arguments)
+    return status, *capsys.readouterr()
+
+
+def test_dry_run_starts_and_writes_nothing(
+    tmp_path: Path, ip_config: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The plan is printed as commands that can be pasted."""
+    (tmp_path / "train.py").write_text("raise SystemExit(9)")
+    options = [
+        "--ip_config",
+        str(ip_config),
+        "--workspace",
+        str(tmp_path),
+        "--num_trainers",
+        "2",
+        "--dry-run",
+    ]
+    status, out, err = run_main([*options, "train.py", "a b"], capsys)
+    assert (status, err) == (0, "")
+    assert [line for line in out.splitlines() if line.startswith("#")] == [
+        "# server 0 on 127.0.0.1",
+        "# trainer 0 on 127.0.0.1",
+        "# trainer 1 on 127.0.0.1",
+    ]
+    assert out.count("script_runner.py train.py 'a b'\n") == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ip_config.txt", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["absent.py"], "there is no script 'absent.py' in "),
+        (
+            ["python3", "train.py"],
+            "'python3' is no script: give the script and its arguments as separate words",
+        ),
+        (["python3 train.py --x"], "without 'python' and without quotes around them all; "),
+        (["--ip_config", "absent.txt", "train.py"], "absent.txt: No such file or directory"),
+        (
+            ["--ip_config", "remote.txt", "train.py"],
+            "192.0.2.7 in ip_config is not an address of this machine",
+        ),
+        (["--ip_config", "twice.txt", "train.py"], "names this machine 2 times (127.0.0.1, 127.0.0.2)"),
+        (["--ip_config", "bad.txt", "train.py"], "bad.txt:2: 'x' is no port"),
+        (["--part_config", "two.json", "train.py"], "two.json has 2 partitions and ip_config has 1 machines"),
+        (["--num_trainer", "1", "train.py"], "unknown option '--num_trainer'"),
+        (["--log_dir", "train.py", "train.py"], "cannot write logs to "),
+    ],
+)
+def test_bad_input(
+    tmp_path: Path, ip_config: Path, capsys: pytest.CaptureFixture, arguments: list[str], message: str
+) -> None:
+    """Status 2, one line, no traceback."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "remote.txt").write_text("192.0.2.7\n")
+    (tmp_path / "twice.txt").write_text("127.0.0.1\n127.0.0.2\n")
+    (tmp_path / "bad.txt").write_text("127.0.0.1\n127.0.0.2 x\n")
+    (tmp_path / "two.json").write_text('{"num_parts": 2}')
+    options = ["--workspace", str(tmp_path)]
+    if "--log_dir" in arguments:
+        arguments = [*arguments[:1], str(tmp_path / "train.py"), *arguments[2:]]
+    status, out, err = run_main([*options, *arguments], capsys)
+    assert (status, out) == (2, "")
+    assert err.startswith("dglkge-launch: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+MAPPER = """
+import mmap, sys
+with open(sys.argv[1], "r+b") as file, mmap.mmap(file.fileno(), 1):
+    print("mapped", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_warnings(launch, tmp_path: Path, free_port: int, ip_config: Path) -> None:
+    """Stale shared memory, a foreign job's, an ip_config that DGL cannot read: told, and not touched."""
+    mark = uuid.uuid4().hex
+    stale, used = (SHARED / f"{kind}~{mark}-kvdata-" for kind in ("stale", "used"))
+    ip_config.write_text(f"127.0.0.1 {free_port} 1\n")
+    stale.write_bytes(b"x")
+    used.write_bytes(b"x")
+    user = subprocess.Popen(
+        [sys.executable, "-c", MAPPER, str(used)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        user.stdout.readline()
+        job = launch(["--num_trainers", "1"], "pass", "--ip_config", "ip_config.txt")
+        output = job.finish()
+        assert (job.launcher.returncode, stale.exists(), used.exists()) == (0, True, True), output
+    finally:
+        user.communicate()
+        stale.unlink()
+        used.unlink()
+    assert (
+        f"warning: another DGL job may run on this machine and share its tables: pid {user.pid}: " in output
+    )
+    assert "1 shared-memory segments of an earlier DGL job lie in /dev/shm, in nobody's use " in output
+    assert f"(stale~{mark}-kvdata-); remove them" in output
+    assert "the script is given ip_config.txt, where DGL's own parser stops" in output
+
+
+def test_keepers_cost_little(launch, segments: str) -> None:
+    """The keeper of a process is a small program: no torch, no dgl in it."""
+    job = launch(["--num_trainers", "2"], WAITS, segments)
+    job.wait_for(*ALL_WAIT)
+    keepers = psutil.Process(job.launcher.pid).children()
+    assert len(keepers) == 3
+    assert max(keeper.memory_info().rss for keeper in keepers) < 64 * 2**20
+    job.launcher.send_signal(signal.SIGTERM)
+    job.finish()

@@ -1,0 +1,78 @@
+"""A script written for DGL's own launcher, with real servers and trainers, under ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dglkge.launch.shared_memory import dgl_segments, segment_names
+
+if importlib.util.find_spec("dgl") is None:
+    pytest.skip("dgl is not installed", allow_module_level=True)
+
+SCRIPT = Path(__file__).with_name("toy_dgl_job.py")
+BEGUN = ("rank 0 of 2 has begun", "rank 1 of 2 has begun")
+ENDLESS = "1000000"
+
+
+@pytest.fixture(scope="module")
+def part_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A partitioned toy graph."""
+    folder = tmp_path_factory.mktemp("ring")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT), "--partition", str(folder)]
+    subprocess.run(command, check=True, timeout=120, env=environment, stdout=subprocess.DEVNULL)
+    return folder / "ring.json"
+
+
+@pytest.fixture
+def start(launch, part_config: Path):
+    """Start the job as DGL's users do: the script itself gets the partition file and ip_config.txt."""
+    before = dgl_segments(segment_names())
+
+    def go(options: list[str], *arguments: str):
+        own = ["--part_config", str(part_config), "--ip_config", "ip_config.txt", *arguments]
+        options = ["--num_trainers", "2", "--part_config", str(part_config), *options]
+        return launch(options, SCRIPT, *own)
+
+    yield go
+    assert dgl_segments(segment_names()) == before
+
+
+def test_runs_to_its_end(start) -> None:
+    """Two servers and two trainers: the trainers agree on ranks and share the work, and all end with 0."""
+    job = start(["--num_servers", "2", "--num_omp_threads", "1"])
+    output = job.finish()
+    assert job.launcher.returncode == 0, output
+    for rank in (0, 1):
+        assert f"[trainer {rank}] rank {rank} nodes 64 moved True threads 1\n" in output
+    assert "[launcher] all processes ended well after " in output
+    assert job.left() == []
+
+
+@pytest.mark.parametrize(("role", "number"), [("server", 0), ("trainer", 1)])
+def test_kill_9_in_mid_run(start, role: str, number: int) -> None:
+    """The job ends, names who was killed, and leaves no process and no shared memory."""
+    job = start([], "--steps", ENDLESS)
+    job.wait_for(*BEGUN)
+    victim = job.process(role, number)
+    victim.kill()
+    output = job.finish()
+    assert job.launcher.returncode == 137
+    assert f"{role} {number} (pid {victim.pid}) on 127.0.0.1 was killed by signal 9 (SIGKILL)" in output
+    assert job.left() == []
+
+
+def test_trainer_that_raises(start) -> None:
+    """DGL makes a trainer that raised wait for all others at its exit; here the job ends and shows why."""
+    job = start([], "--steps", ENDLESS, "--raise_on_rank", "1")
+    output = job.finish()
+    assert job.launcher.returncode == 1
+    assert "[launcher] trainer 1 (pid " in output
+    assert "[launcher]     RuntimeError: rank 1 was asked to fail" in output
+    assert job.left() == []

@@ -1,0 +1,111 @@
+"""Ports are tested by binding them, and their holders are named."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+import pytest
+
+from dglkge.errors import InputError
+from dglkge.launch import ports
+from dglkge.launch.ports import bind_error, check_server_ports, describe_process, find_master_port
+
+
+def test_free_ports(free_port: int) -> None:
+    """Free ports pass, and are free again after the test."""
+    check_server_ports("127.0.0.1", free_port, 3)
+    check_server_ports("127.0.0.1", free_port, 3)
+
+
+@pytest.mark.parametrize("busy", [0, 1, 2])
+def test_busy_port_names_its_holder(free_port: int, busy: int) -> None:
+    """Each of the servers' ports is tried; the error names the port and this process, which has it."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", free_port + busy))
+        holder.listen()
+        with pytest.raises(InputError) as caught:
+            check_server_ports("127.0.0.1", free_port, 3)
+    message = str(caught.value)
+    assert message.startswith(f"port {free_port + busy} on 127.0.0.1 is in use by pid {os.getpid()}: ")
+    assert message.endswith("give another port in ip_config.txt")
+
+
+def test_holder_that_may_not_be_seen(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user's process is not named, but the port is."""
+
+    def deny(_kind: str) -> list:
+        raise ports.psutil.AccessDenied
+
+    monkeypatch.setattr(ports.psutil, "net_connections", deny)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", free_port))
+        holder.listen()
+        with pytest.raises(InputError, match="in use by another process"):
+            check_server_ports("127.0.0.1", free_port, 1)
+
+
+def test_port_of_an_ended_connection_is_free(free_port: int) -> None:
+    """A job may follow the last one at once: the kernel's memory of its connections is no obstacle."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", free_port))
+        server.listen()
+        with socket.create_connection(("127.0.0.1", free_port)) as client:
+            accepted, _ = server.accept()
+            accepted.close()  # the server closes first: its end waits in TIME_WAIT
+            assert client.recv(1) == b""
+    with socket.socket() as plain, pytest.raises(OSError, match="in use"):
+        plain.bind(("127.0.0.1", free_port))
+    check_server_ports("127.0.0.1", free_port, 1)
+
+
+def test_highest_port() -> None:
+    """The last server's port must exist."""
+    with pytest.raises(InputError, match="3 servers from port 65534 on pass the highest port, 65535"):
+        check_server_ports("127.0.0.1", 65534, 3)
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.EACCES, "port 80 on 127.0.0.1 may only be used by root; give a port above 1023"),
+        (errno.EADDRNOTAVAIL, f"cannot listen on 127.0.0.1:80: {os.strerror(errno.EADDRNOTAVAIL)}"),
+    ],
+)
+def test_forbidden_port(number: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's reason is passed on."""
+    monkeypatch.setattr(ports, "bind_error", lambda _address, _port: number)
+    with pytest.raises(InputError) as caught:
+        check_server_ports("127.0.0.1", 80, 1)
+    assert str(caught.value) == message
+
+
+def test_bind_error_of_a_foreign_address() -> None:
+    """An address that is not ours cannot be bound."""
+    assert bind_error("192.0.2.1", 0) == errno.EADDRNOTAVAIL
+
+
+def test_master_port_is_free_and_avoids_the_servers() -> None:
+    """The rendezvous gets neither a server's port nor a busy one."""
+    first = find_master_port("127.0.0.1", ())
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", first))
+        holder.listen()
+        second = find_master_port("127.0.0.1", ())
+        assert second > first
+        assert find_master_port("127.0.0.1", {second}) > second
+
+
+def test_no_master_port() -> None:
+    """Where no port is free, that is said."""
+    with pytest.raises(InputError, match="no free port from 29500 to 29999"):
+        find_master_port("127.0.0.1", range(29000, 31000))
+
+
+def test_describe_process() -> None:
+    """A process that may be seen shows its command, one that is gone at least its number."""
+    assert describe_process(os.getpid()).startswith(f"pid {os.getpid()}: ")
+    assert describe_process(2**22 + 1) == f"pid {2**22 + 1}"

@@ -1,0 +1,142 @@
+"""The plan of a job: who gets which command, rank, variable."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from dglkge.launch.process_plan import (
+    SERVER,
+    TRAINER,
+    Host,
+    JobSettings,
+    default_num_trainers,
+    describe_plan,
+    plan_processes,
+)
+
+ONE = [Host("127.0.0.1", 30050, 2, "lo")]
+TWO = [Host("10.0.0.1", 30050, 8), Host("10.0.0.2", 30060, 4)]
+SETTINGS = JobSettings(("train.py", "--lr", "1"), "/logs/ip_config.txt", num_trainers=2, log_dir="/logs")
+RUNNER = ("python", "runner.py")
+
+
+def test_environment_of_one_machine() -> None:
+    """One server and two trainers get exactly the variables of DGL's launcher, torch's and ours."""
+    server, first, second = plan_processes(ONE, SETTINGS, 29500, RUNNER, {})
+    shared = {
+        "DGL_NUM_SAMPLER": "0",
+        "DGL_NUM_CLIENT": "2",
+        "DGL_IP_CONFIG": "/logs/ip_config.txt",
+        "DGL_NUM_SERVER": "1",
+        "DGL_GRAPH_FORMAT": "csc",
+        "DGLKGE_LOG_DIR": "/logs",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    assert server.environment == shared | {"DGL_ROLE": "server", "DGL_SERVER_ID": "0", "DGL_KEEP_ALIVE": "0"}
+    client = shared | {
+        "DGL_ROLE": "client",
+        "DGL_DIST_MODE": "distributed",
+        "DGL_GROUP_ID": "0",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+    assert first.environment == client | {"RANK": "0", "LOCAL_RANK": "0"}
+    assert second.environment == client | {"RANK": "1", "LOCAL_RANK": "1"}
+    assert [process.name for process in (server, first, second)] == ["server 0", "trainer 0", "trainer 1"]
+    assert server.log_name == "server-0.log"
+    assert server.command == first.command == ("python", "runner.py", "train.py", "--lr", "1")
+
+
+@pytest.mark.parametrize("num_servers", [1, 3])
+@pytest.mark.parametrize("num_trainers", [1, 2, 5])
+@pytest.mark.parametrize("num_samplers", [0, 2])
+def test_several_machines(num_servers: int, num_trainers: int, num_samplers: int) -> None:
+    """Ids run over all machines: servers as DGL numbers them, ranks machine by machine."""
+    settings = replace(
+        SETTINGS, num_servers=num_servers, num_trainers=num_trainers, num_samplers=num_samplers
+    )
+    plan = plan_processes(TWO, settings, 29500, RUNNER, {})
+    servers = [process for process in plan if process.role == SERVER]
+    trainers = [process for process in plan if process.role == TRAINER]
+    assert plan == servers + trainers
+    assert [server.environment["DGL_SERVER_ID"] for server in servers] == [
+        str(i) for i in range(2 * num_servers)
+    ]
+    assert [server.address for server in servers] == ["10.0.0.1"] * num_servers + ["10.0.0.2"] * num_servers
+    num_clients = str(num_trainers * (1 + num_samplers) * 2)
+    assert {process.environment["DGL_NUM_CLIENT"] for process in plan} == {num_clients}
+    assert {process.environment["DGL_NUM_SERVER"] for process in plan} == {str(num_servers)}
+    for rank, trainer in enumerate(trainers):
+        machine, local = divmod(rank, num_trainers)
+        assert trainer.number == rank
+        assert trainer.address == TWO[machine].address
+        environment = trainer.environment
+        assert environment["RANK"] == str(rank)
+        assert environment["LOCAL_RANK"] == str(local)
+        assert environment["GROUP_RANK"] == str(machine)
+        assert environment["WORLD_SIZE"] == str(2 * num_trainers)
+        assert environment["MASTER_ADDR"] == "10.0.0.1"
+        assert environment["OMP_NUM_THREADS"] == str(max(1, TWO[machine].num_cores // num_trainers))
+        assert "GLOO_SOCKET_IFNAME" not in environment
+
+
+def test_options_reach_the_environment() -> None:
+    """Threads, format and partition file go where DGL reads them."""
+    settings = replace(
+        SETTINGS,
+        num_omp_threads=7,
+        num_server_threads=3,
+        graph_format="csr,coo",
+        part_config="/data/ring.json",
+    )
+    server, trainer, _ = plan_processes(ONE, settings, 29500, RUNNER, {})
+    assert (server.environment["OMP_NUM_THREADS"], trainer.environment["OMP_NUM_THREADS"]) == ("3", "7")
+    for process in (server, trainer):
+        assert process.environment["DGL_GRAPH_FORMAT"] == "csr,coo"
+        assert process.environment["DGL_CONF_PATH"] == "/data/ring.json"
+
+
+def test_extra_variables_win() -> None:
+    """The user's --extra_envs stand above everything, for servers and trainers."""
+    settings = replace(SETTINGS, extra_envs={"OMP_NUM_THREADS": "9", "MASTER_PORT": "1", "MINE": "a b"})
+    for process in plan_processes(ONE, settings, 29500, RUNNER, {}):
+        assert process.environment["OMP_NUM_THREADS"] == "9"
+        assert process.environment["MASTER_PORT"] == "1"
+        assert process.environment["MINE"] == "a b"
+
+
+def test_conveniences_yield_to_the_users_environment() -> None:
+    """What the user exported stays: the plan adds nothing above it; DGL's variables it does set."""
+    inherited = {"GLOO_SOCKET_IFNAME": "eth7", "PYTHONUNBUFFERED": "", "RANK": "99"}
+    for process in plan_processes(ONE, SETTINGS, 29500, RUNNER, inherited):
+        assert "GLOO_SOCKET_IFNAME" not in process.environment
+        assert "PYTHONUNBUFFERED" not in process.environment
+    assert process.environment["RANK"] == "1"
+
+
+@pytest.mark.parametrize(("cores", "expected"), [([1], 1), ([2], 2), ([8], 8), ([64], 8), ([64, 3], 3)])
+def test_default_number_of_trainers(cores: list[int], expected: int) -> None:
+    """One for each core of the smallest machine, at most 8."""
+    assert default_num_trainers([Host(f"10.0.0.{i}", 1, count) for i, count in enumerate(cores)]) == expected
+
+
+def test_description_can_be_pasted_into_a_shell() -> None:
+    """Run by a shell, the printed plan gives each program its very arguments and variables."""
+    hard = ("it's", 'a "b"', "$HOME `id`; exit", "", "new\nline", "*")
+    settings = replace(SETTINGS, command=hard, extra_envs={"ODD": "x '$y"})
+    plan = plan_processes(ONE, settings, 29500, ("printf", "%s\\0"), {})
+    text = describe_plan(plan)
+    assert "# server 0 on 127.0.0.1\nenv " in text
+    assert "# trainer 1 on 127.0.0.1\nenv " in text
+    output = subprocess.run(["sh", "-c", text], capture_output=True, check=True, text=True).stdout
+    assert output.split("\0") == [*hard * 3, ""]
+    assert f"ODD={shlex.quote(settings.extra_envs['ODD'])} " in text

@@ -1,0 +1,300 @@
+"""Jobs of small scripts under the supervisor: how each ends, what is said, what is left."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dglkge.launch.console import Console
+from dglkge.launch.job_result import JobResult
+from dglkge.launch.local_executor import LocalExecutor
+from dglkge.launch.process_plan import SERVER, TRAINER, PlannedProcess
+from dglkge.launch.supervisor import Limits, Supervisor
+
+SHORT = Limits(failure_seconds=0.5, stop_seconds=0.5, exit_seconds=0.5)
+FOREVER = "import signal; print('waits', flush=True)\nwhile True: signal.pause()"
+STUBBORN = f"import signal\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\n{FOREVER}"
+DONE = "print('done')"
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has not ended; one that only waits to be reaped has."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Run:
+    """A finished job: its result and what was shown."""
+
+    def __init__(self, folder: Path, servers: list[str], trainers: list[str], limits: Limits) -> None:
+        self.out, self.err = io.StringIO(), io.StringIO()
+        scripts = [(SERVER, code) for code in servers] + [(TRAINER, code) for code in trainers]
+        plan = [
+            PlannedProcess(
+                role,
+                number - (len(servers) if role == TRAINER else 0),
+                "127.0.0.1",
+                (sys.executable, "-u", "-c", code),
+                {"DGLKGE_TEST": str(number)},
+            )  # fmt: skip
+            for number, (role, code) in enumerate(scripts)
+        ]
+        executor = LocalExecutor(str(folder))
+        supervisor = Supervisor(executor, Console.of(self.out, self.err), folder, limits)
+        self.result: JobResult = supervisor.run(plan)
+        self.statuses = {process.name: process.status for process in self.result.processes}
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    """Run a job to its end; hold that no process of it is left."""
+
+    def go(servers: list[str], trainers: list[str], limits: Limits = SHORT) -> Run:
+        finished = Run(tmp_path, servers, trainers, limits)
+        assert psutil.Process().children(recursive=True) == []
+        assert not any(is_running(process.pid) for process in finished.result.processes if process.pid)
+        return finished
+
+    return go
+
+
+def test_success(run, tmp_path: Path) -> None:
+    """All end with 0: status 0, nothing said, every line in its log and, prefixed, in the stream."""
+    job = run([DONE], ["print('one')\nprint('two')", "import sys; print('three', file=sys.stderr)"])
+    assert (job.result.status, job.result.reason) == (0, None)
+    assert job.statuses == {"server 0": 0, "trainer 0": 0, "trainer 1": 0}
+    assert sorted(job.out.getvalue().splitlines()) == [
+        "[server 0] done",
+        "[trainer 0] one",
+        "[trainer 0] two",
+        "[trainer 1] three",
+    ]
+    assert job.err.getvalue() == ""
+    assert (tmp_path / "trainer-0.log").read_text() == "one\ntwo\n"
+    assert (tmp_path / "trainer-1.log").read_text() == "three\n"
+    assert job.result.processes[1].log == str(tmp_path / "trainer-0.log")
+
+
+def kill_self(number: int) -> str:
+    """A script that a signal ends."""
+    return f"import os; print('dying', flush=True); os.kill(os.getpid(), {number})"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "words"),
+    [
+        ("raise SystemExit(3)", 3, "ended with status 3"),
+        ("raise SystemExit(143)", 143, "ended with status 143"),
+        (kill_self(9), 137, "was killed by signal 9 (SIGKILL) [kill -9, or the kernel was out of memory"),
+        (kill_self(11), 139, "was killed by signal 11 (SIGSEGV)"),
+    ],
+)
+@pytest.mark.parametrize("role", ["server", "trainer"])
+def test_first_failure_ends_all(run, code: str, status: int, words: str, role: str) -> None:
+    """Whoever fails first is named with its status, and all others, deaf to SIGTERM or not, are ended."""
+    servers, trainers = [FOREVER, STUBBORN], [STUBBORN, FOREVER]
+    (servers if role == "server" else trainers).append(code)
+    number = len(servers if role == "server" else trainers) - 1
+    job = run(servers, trainers)
+    culprit = next(process for process in job.result.processes if process.name == f"{role} {number}")
+    assert job.result.status == status
+    assert job.result.reason.startswith(f"{role} {number} (pid {culprit.pid}) on 127.0.0.1 {words}")
+    assert all(code in (-9, -15) for name, code in job.statuses.items() if name != culprit.name)
+
+
+def test_failure_shows_the_end_of_the_log(run, tmp_path: Path) -> None:
+    """The last lines, the traceback among them, and where the log lies."""
+    job = run([FOREVER], ["for i in range(100): print('line', i)\n1 / 0"])
+    said = job.err.getvalue()
+    assert f"[launcher] the end of its log, {tmp_path / 'trainer-0.log'}:" in said
+    assert "[launcher]     line 99\n" in said
+    assert "line 50" not in said
+    assert "[launcher]     ZeroDivisionError: division by zero\n" in said
+
+
+def test_program_that_does_not_exist(tmp_path: Path) -> None:
+    """What cannot be started is a failure with the reason."""
+    out, err = io.StringIO(), io.StringIO()
+    plan = [PlannedProcess(TRAINER, 0, "127.0.0.1", ("/no/such/program",), {})]
+    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, SHORT).run(plan)
+    assert result.status == 127
+    assert result.reason.startswith("trainer 0 on 127.0.0.1 could not be started: [Errno 2] No such file")
+
+
+def test_lost_keeper(run) -> None:
+    """A process whose keeper is killed has failed, and what it had started is ended too."""
+    code = "import os, signal, subprocess, sys\n" + (
+        f"child = subprocess.Popen([sys.executable, '-c', {STUBBORN!r}], stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True)\n"
+        "os.kill(os.getppid(), 9); signal.pause()"
+    )
+    job = run([FOREVER], [code])
+    assert job.result.status == 255
+    assert job.result.reason.endswith("was lost: its keeper was killed")
+    orphan = int(job.out.getvalue().split("[trainer 0] ")[1].split()[0])
+    assert not is_running(orphan)
+
+
+def test_lingering_server_is_ended_with_a_warning(run) -> None:
+    """Trainers done, a server stays: it is ended, and the job has not failed."""
+    job = run([STUBBORN, DONE], [DONE, DONE])
+    assert (job.result.status, job.result.reason) == (0, None)
+    assert job.statuses == {"server 0": -9, "server 1": 0, "trainer 0": 0, "trainer 1": 0}
+    assert (
+        "[launcher] warning: server 0 still ran 0.5 s after the last trainer; ended\n" == job.err.getvalue()
+    )
+
+
+def test_server_that_fails_last(run) -> None:
+    """A server that fails after the trainers still fails the job."""
+    job = run(["import time; time.sleep(1); raise SystemExit(4)"], [DONE], Limits(exit_seconds=20))
+    assert job.result.status == 4
+
+
+def test_server_that_leaves_early(run) -> None:
+    """A server that ends with 0 while a trainer goes on for longer than it may is a failure."""
+    job = run([DONE], [FOREVER, DONE])
+    assert job.result.status == 1
+    assert "server 0 (pid" in job.result.reason
+    assert job.result.reason.endswith("ended with status 0, and trainer 0 still ran 0.5 s later")
+
+
+def test_trainers_may_end_after_the_servers(run) -> None:
+    """Servers leave when the first trainer says so; the trainers end a little later."""
+    assert run([DONE], ["import time; time.sleep(1)"], Limits(exit_seconds=20)).result.status == 0
+
+
+def test_trainer_may_finish_long_before_another(run) -> None:
+    """Ending with 0 early is no failure and sets no limit for the others."""
+    job = run([], [DONE, "import time; time.sleep(1.5)"])
+    assert job.result.status == 0
+
+
+def send_when(text: str, stream: io.StringIO, count: int, *numbers: int) -> threading.Thread:
+    """Send signals to this process once a text has been seen often enough."""
+
+    def watch() -> None:
+        seen = threading.Event()
+        while stream.getvalue().count(text) < count and not seen.wait(0.02):
+            pass
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("code", [FOREVER, STUBBORN])
+def test_signals_end_the_job(tmp_path: Path, number: int, code: str) -> None:
+    """Ctrl-C, SIGTERM and SIGHUP end everything; the status says which."""
+    out = io.StringIO()
+    handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    command = (sys.executable, "-u", "-c", code)
+    plan = [PlannedProcess(role, 0, "127.0.0.1", command, {}) for role in (SERVER, TRAINER)]
+    err = io.StringIO()
+    thread = send_when("waits", out, 2, number)
+    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, SHORT).run(plan)
+    thread.join()
+    name = signal.Signals(number).name
+    assert (result.status, result.reason) == (128 + number, f"stopped by {name}")
+    assert f"[launcher] stopped by {name}: ending all processes\n" in err.getvalue()
+    assert psutil.Process().children(recursive=True) == []
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
+
+
+SAVES = """
+import signal, sys
+def save(number, frame):
+    print("saved at", signal.Signals(number).name, flush=True)
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+print("waits", flush=True)
+while True: signal.pause()
+"""
+
+
+def test_trainers_may_save_while_servers_still_serve(tmp_path: Path) -> None:
+    """SIGTERM goes to the trainers; the servers get theirs only after these have ended."""
+    out, err = io.StringIO(), io.StringIO()
+    command = (sys.executable, "-u", "-c", SAVES)
+    plan = [PlannedProcess(role, 0, "127.0.0.1", command, {}) for role in (SERVER, TRAINER)]
+    thread = send_when("waits", out, 2, signal.SIGTERM)
+    limits = Limits(stop_seconds=20)
+    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, limits).run(plan)
+    thread.join()
+    lines = [line for line in out.getvalue().splitlines() if "saved" in line]
+    assert lines == ["[trainer 0] saved at SIGTERM", "[server 0] saved at SIGTERM"]
+    assert [process.status for process in result.processes] == [143, 143]
+    assert result.status == 143
+
+
+def test_second_signal_cuts_the_wait_short(tmp_path: Path) -> None:
+    """Who presses Ctrl-C twice does not wait for trainers that save; a limit of an hour is cut short."""
+    out, err = io.StringIO(), io.StringIO()
+    plan = [PlannedProcess(TRAINER, 0, "127.0.0.1", (sys.executable, "-u", "-c", STUBBORN), {})]
+    first = send_when("waits", out, 1, signal.SIGINT)
+    second = send_when("stopped by", err, 1, signal.SIGINT)
+    limits = Limits(stop_seconds=3600, failure_seconds=0.2)
+    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, limits).run(plan)
+    first.join()
+    second.join()
+    assert (result.status, result.processes[0].status) == (130, -9)
+
+
+def segment_script(name: str, end: str) -> str:
+    """A script that makes shared memory, keeps it mapped, and ends in some way."""
+    return (
+        "import mmap, os, signal\n"
+        f"file = open('/dev/shm/{name}', 'w+b'); file.truncate(4096)\n"
+        "memory = mmap.mmap(file.fileno(), 4096)\n"
+        f"print('waits', flush=True)\n{end}"
+    )
+
+
+def test_shared_memory_of_a_failed_job_is_removed(run) -> None:
+    """What the job made is removed after a failure; what was there before stays, used by the job or not."""
+    mark = uuid.uuid4().hex
+    shared = Path("/dev/shm")
+    seen, unseen, before = f"dglkge-{mark}", f"node~{mark}-kvdata-", f"old~{mark}-kvdata-"
+    foreign = f"other-{mark}"
+    (shared / before).touch()
+    try:
+        killed_at_once = segment_script(unseen, f"open('/dev/shm/{foreign}', 'w'); os.kill(os.getpid(), 9)")
+        servers = [segment_script(name, "signal.pause()") for name in (seen, before)]
+        job = run(servers, [killed_at_once])
+        assert job.result.status == 137
+        left = {name for name in (seen, unseen, before, foreign) if (shared / name).exists()}
+        assert left == {before, foreign}  # the foreign one is in nobody's use, but not DGL's by its name
+    finally:
+        for name in (seen, unseen, before, foreign):
+            (shared / name).unlink(missing_ok=True)
+
+
+def test_progress_of_rank_0_only(tmp_path: Path) -> None:
+    """On a terminal the bar of rank 0 moves; the other trainers show whole lines."""
+    bar = (
+        "import sys, threading\n"
+        "for i in range(5): sys.stderr.write(f'\\r{i}/5'); sys.stderr.flush(); threading.Event().wait(0.05)\n"
+        "sys.stderr.write('\\r5/5\\n')"
+    )
+    out = io.StringIO()
+    console = Console(out, io.StringIO(), is_terminal=True, is_coloured=False)
+    plan = [PlannedProcess(TRAINER, i, "127.0.0.1", (sys.executable, "-c", bar), {}) for i in range(2)]
+    assert Supervisor(LocalExecutor(str(tmp_path)), console, tmp_path, SHORT).run(plan).status == 0
+    shown = out.getvalue()
+    assert "[trainer 0] 3/5" in shown
+    assert "[trainer 1] 3/5" not in shown
+    assert shown.count("[trainer 0] 5/5\n") == shown.count("[trainer 1] 5/5\n") == 1
+    assert (tmp_path / "trainer-0.log").read_text() == (tmp_path / "trainer-1.log").read_text() == "5/5\n"

@@ -1,0 +1,41 @@
+"""The errors that users see: kinds, and the text of an unknown name."""
+
+from __future__ import annotations
+
+import pytest
+
+from dglkge.errors import CheckpointError, DglkgeError, InputError, JobError, unknown_name
+
+
+def test_kinds():
+    """A command's exit status hangs on these: input errors are 2, others are failures."""
+    assert issubclass(InputError, DglkgeError) and issubclass(JobError, DglkgeError)
+    assert issubclass(CheckpointError, InputError)
+    assert not issubclass(JobError, InputError)
+
+
+@pytest.mark.parametrize(
+    "got, known, message",
+    [
+        ("softmx", ["softmax", "nll"], "'softmx'; did you mean 'softmax'? known: 'nll', 'softmax'"),
+        ("zzz", ["softmax", "nll"], "'zzz'; known: 'nll', 'softmax'"),
+        ("zzz", [], "'zzz'; known: "),
+        ("ab", ["abc", "abd"], "'ab'; did you mean 'abd' or 'abc'? known: 'abc', 'abd'"),
+    ],
+)
+def test_unknown_name(got, known, message):
+    error = unknown_name("loss", got, known)
+    assert isinstance(error, InputError)
+    assert str(error) == f"unknown loss {message}"
+
+
+def test_unknown_name_among_many_is_short():
+    known = [f"/m/{number:05d}" for number in range(30_000)]
+    far = str(unknown_name("entity", "Paris", known[:1000], limit=2))
+    assert far == "unknown entity 'Paris'; 1000 are known, among them '/m/00000', '/m/00001'"
+    near = str(unknown_name("entity", "/m/000123", known[:1000], limit=2))
+    assert near.startswith("unknown entity '/m/000123'; did you mean '/m/") and near.count("'") == 6
+
+
+def test_unknown_name_reads_any_iterable():
+    assert str(unknown_name("loss", "b", iter(["a"]))) == "unknown loss 'b'; known: 'a'"

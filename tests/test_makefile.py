@@ -1,0 +1,75 @@
+"""What make does, without doing it: the order of its steps, and when it installs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A folder with the Makefile and setup.py alone."""
+    for name in ("Makefile", "setup.py"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def steps(folder: Path, *arguments: str) -> list[str]:
+    """The commands that make would run."""
+    # A make above this test, `make test` for one, must not pass its flags on.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFL"))}
+    command = ["make", "--dry-run", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "target, venv, lane",
+    [("test", ".venv", "dgl1"), ("demo", ".venv", "dgl1"), ("test-dgl2", ".venv-dgl2", "dgl2")],
+)
+def test_installs_once(copy, target, venv, lane):
+    first = "\n".join(steps(copy, target))
+    assert f"-m venv {venv}\n" in first and re.search(rf"pip install .*-e '\.\[{lane},test", first)
+    (copy / venv).mkdir()
+    (copy / venv / "installed").touch()
+    again = "\n".join(steps(copy, target))
+    assert again and "pip" not in again and "-m venv" not in again
+
+
+def test_tests_come_after_lint_and_last(copy):
+    """So that the last line a reader sees is pytest's."""
+    lines = steps(copy, "test")
+    assert "pytest" in lines[-1]
+    assert [line for line in lines if "ruff check" in line] and [line for line in lines if "mypy" in line]
+
+
+def test_pip_and_pytest_take_flags(copy):
+    lines = "\n".join(steps(copy, "test", "PIP_FLAGS=--no-index", "PYTEST_FLAGS=-x tests/data"))
+    assert "pip install -q --no-index -e" in lines and "pytest -x tests/data" in lines
+
+
+def test_help_names_every_target(copy):
+    """Its recipe is harmless: run it."""
+    done = subprocess.run(["make"], cwd=copy, capture_output=True, text=True, timeout=60)
+    targets = re.findall(r"^\.PHONY: (.*)$", (copy / "Makefile").read_text(), re.MULTILINE)[0].split()
+    assert done.returncode == 0
+    assert re.findall(r"^  make (\S+)", done.stdout, re.MULTILINE) == targets
+
+
+@pytest.mark.parametrize("script", [".ci/run", "examples/stdlib/run.sh"])
+def test_scripts_parse_and_stop_at_the_first_error(script):
+    subprocess.run(["bash", "-n", str(ROOT / script)], check=True, timeout=60)
+    assert "set -euo pipefail" in (ROOT / script).read_text()
+
+
+def test_ci_runs_make_test_last():
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == "exec make test"

@@ -1,0 +1,93 @@
+"""What a wheel holds, requires and installs, and that the commands it installs exist."""
+
+from __future__ import annotations
+
+import configparser
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import dglkge
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE_FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "dglkge").rglob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel, built from a copy of the sources, so that the repository keeps no build folder."""
+    copy = tmp_path_factory.mktemp("sources")
+    for name in ("setup.py", "LICENSE", "README.md"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, copy)
+    for name in ("dglkge", "tests", "partition_tools"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel"]
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        pytest.fail(f"no wheel: {done.stderr}")
+    (path,) = (copy / "dist").glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        yield archive
+
+
+def metadata(archive: zipfile.ZipFile, name: str) -> str:
+    """A file of the wheel's dist-info folder as text."""
+    (path,) = [path for path in archive.namelist() if path.endswith(f".dist-info/{name}")]
+    return archive.read(path).decode()
+
+
+def requirements(archive: zipfile.ZipFile, extra: str = "") -> list[str]:
+    """What the wheel requires, for an extra or always, without the marker."""
+    lines = re.findall(r"^Requires-Dist: (.*)$", metadata(archive, "METADATA"), re.MULTILINE)
+    chosen = []
+    for line in lines:
+        requirement, _, marker = line.partition(";")
+        named = re.search(r"""extra == ['"](\w+)['"]""", marker)
+        if (named.group(1) if named else "") == extra:
+            chosen.append(requirement.replace(" ", "").replace("(", "").replace(")", ""))
+    return chosen
+
+
+def test_wheel_holds_the_package_and_nothing_else(wheel):
+    names = [name for name in wheel.namelist() if ".dist-info/" not in name]
+    assert sorted(names) == PACKAGE_FILES
+
+
+def test_every_folder_with_code_is_a_package():
+    """find_packages passes over a folder without __init__.py, and the wheel then lacks it."""
+    folders = {(ROOT / name).parent for name in PACKAGE_FILES}
+    assert not [str(folder) for folder in folders if not (folder / "__init__.py").exists()]
+
+
+def test_wheel_names_version_license_and_python(wheel):
+    text = metadata(wheel, "METADATA")
+    assert re.search(rf"^Version: {re.escape(dglkge.__version__)}$", text, re.MULTILINE)
+    assert re.search(r"^Requires-Python: >=3\.9$", text, re.MULTILINE)
+    assert "Apache-2.0" in text and "Apache License" in (ROOT / "LICENSE").read_text()
+
+
+def test_torch_is_left_to_the_lanes(wheel):
+    """A bare torch would bring CUDA packages, and a torch that the user's DGL cannot load."""
+    always = requirements(wheel)
+    assert not [line for line in always if line.startswith("torch")]
+    assert "dgl>=1.1.3" in always
+    assert {"dgl==1.1.3", "torch==2.13.0", "packaging"} <= set(requirements(wheel, "dgl1"))
+    lane2 = {"dgl==2.1.0", "torch==2.2.1", "torchdata==0.7.1", "numpy<2", "pydantic", "pyyaml"}
+    assert lane2 <= set(requirements(wheel, "dgl2"))
+
+
+def test_commands_resolve(wheel):
+    parser = configparser.ConfigParser()
+    parser.read_string(metadata(wheel, "entry_points.txt"))
+    scripts = dict(parser["console_scripts"])
+    assert set(scripts) == {"dglkge", "dglkge-launch"}
+    for target in scripts.values():
+        module, _, function = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
