@@ -1,0 +1,223 @@
+"""Reading and writing one HDF5 file of a checkpoint; :mod:`dglkge.checkpoint.storage` has the format."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+
+from dglkge.checkpoint.layout import FORMAT_VERSION
+from dglkge.errors import CheckpointError
+
+FORMAT_VERSION_ATTRIBUTE = "format_version"
+STATE_DICT_KEY_ATTRIBUTE = "state_dict_key"
+EMBEDDINGS = "embeddings"
+ORIGINAL_IDS = "original_ids"
+OPTIMIZER_GROUP = "optimizer"
+STATE_BLOB = "state_dict"
+BLOB_DTYPE = np.dtype("V1")
+
+BLOCK_BYTES = 64 << 20
+"""Rows are copied in blocks of about this size, so that no table is ever held twice."""
+
+
+@contextlib.contextmanager
+def create(path: Path, attributes: Mapping[str, Any]) -> Iterator[h5py.File]:
+    """Open a new file and write the root's attributes.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written to its end; HDF5 may notice a full disk only when it closes the file.
+    """
+    file = h5py.File(path, "w")
+    try:
+        file.attrs[FORMAT_VERSION_ATTRIBUTE] = FORMAT_VERSION
+        for name, value in attributes.items():
+            file.attrs[name] = value
+        yield file
+    finally:
+        try:
+            file.close()
+        except RuntimeError as error:
+            raise OSError(str(error)) from error
+
+
+@contextlib.contextmanager
+def open_file(path: Path) -> Iterator[h5py.File]:
+    """Open a file for reading.
+
+    Raises
+    ------
+    CheckpointError
+        If it is missing, not an HDF5 file, cut off or of another format version.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing")
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise CheckpointError(f"{path} is damaged or not an HDF5 file: {error}") from None
+    with file:
+        version = file.attrs.get(FORMAT_VERSION_ATTRIBUTE)
+        if version != FORMAT_VERSION:
+            raise CheckpointError(
+                f"{path}: format_version is {version!r}; this dglkge reads {FORMAT_VERSION}"
+            )
+        try:
+            yield file
+        except KeyError as error:
+            raise CheckpointError(f"{path}: a dataset is missing ({error})") from None
+
+
+def allocate_rows(group: h5py.Group, name: str, values: torch.Tensor) -> None:
+    """Give rows a place in a new file, contiguous and uncompressed; :func:`fill_rows` writes them.
+
+    HDF5 itself writes none of the rows: where a disk is full, it can take the process down when it closes
+    a file whose rows it still holds.
+
+    Parameters
+    ----------
+    group : h5py.Group
+    name : str
+        Of the dataset.
+    values : (n, ...) tensor
+    """
+    how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    group.create_dataset(name, shape=tuple(values.shape), dtype=_numpy_dtype(values), dcpl=how)
+
+
+def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tensor) -> None:
+    """Write rows in a given order to their places in a closed file, block by block.
+
+    Parameters
+    ----------
+    path : Path
+    tables : mapping of str to (n, ...) tensor
+        Rows by dataset.
+    order : (n,) int64 tensor
+        Row i of the file is ``values[order[i]]``.
+
+    Raises
+    ------
+    OSError
+        If there is no room on the disk.
+    """
+    with open_file(path) as file:
+        offsets = {name: file[name].id.get_offset() for name in tables}
+    with open(path, "r+b") as raw:
+        for name, values in tables.items():
+            values = values.detach()
+            # An empty dataset has no place, and no blocks either.
+            raw.seek(offsets[name] or 0)
+            for start, stop in row_blocks(tuple(values.shape), _numpy_dtype(values).itemsize):
+                raw.write(values[order[start:stop]].cpu().numpy().data)
+
+
+def _numpy_dtype(values: torch.Tensor) -> np.dtype:
+    """Return numpy's equal of a tensor's type."""
+    return values.detach()[:0].cpu().numpy().dtype
+
+
+def row_blocks(
+    shape: tuple[int, ...], item_bytes: int, block_bytes: int = BLOCK_BYTES
+) -> Iterator[tuple[int, int]]:
+    """Cut the rows of an array into (start, stop) ranges of about ``block_bytes`` each."""
+    row_bytes = int(np.prod(shape[1:], dtype=np.int64)) * item_bytes
+    step = max(1, block_bytes // max(1, row_bytes))
+    for start in range(0, shape[0], step):
+        yield start, min(shape[0], start + step)
+
+
+def map_rows(path: Path, dataset: h5py.Dataset) -> np.ndarray:
+    """Map a contiguous dataset into memory: nothing is read before it is looked at.
+
+    Returns
+    -------
+    array
+        Copy-on-write, so that torch may wrap it and no write reaches the file.
+    """
+    offset = dataset.id.get_offset()
+    if dataset.size == 0 or offset is None:
+        # An empty dataset has no place in the file, a chunked or compressed one has many.
+        return dataset[...]
+    return np.memmap(path, dtype=dataset.dtype, mode="c", offset=offset, shape=dataset.shape)
+
+
+def write_blob(group: h5py.Group, state: Mapping[str, Any]) -> None:
+    """Write an optimizer's state as the ``torch.save`` bytes that PyTorch-BigGraph reads."""
+    with io.BytesIO() as buffer:
+        torch.save(state, buffer)
+        group.create_dataset(STATE_BLOB, data=np.frombuffer(buffer.getbuffer(), dtype=BLOB_DTYPE))
+
+
+def read_blob(dataset: h5py.Dataset) -> Any:
+    """Read :func:`write_blob`'s bytes, of PyTorch-BigGraph's making or ours, running no code in them.
+
+    Raises
+    ------
+    CheckpointError
+        If the bytes hold anything but tensors and plain values, or are damaged.
+    """
+    with io.BytesIO(dataset[...].tobytes()) as buffer:
+        try:
+            return torch.load(buffer, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+            where = f"{dataset.file.filename}:{dataset.name}"
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CheckpointError(
+                f"{where}: refused, it holds more than tensors and plain values, or is damaged ({reason})"
+            ) from None
+
+
+def read_state(file: h5py.File) -> dict[str, h5py.Dataset | np.ndarray]:
+    """Return the optimizer state by name: the plain datasets, else what PyTorch-BigGraph's blob holds.
+
+    Raises
+    ------
+    CheckpointError
+        If the blob is hostile or damaged.
+    """
+    group = file.get(OPTIMIZER_GROUP, {})
+    plain = {name: dataset for name, dataset in group.items() if name != STATE_BLOB}
+    if plain or STATE_BLOB not in group:
+        return plain
+    state = read_blob(group[STATE_BLOB]).get("state", {})
+    tensors = state[0] if set(state) == {0} else {}
+    return {
+        name: value.numpy()
+        for name, value in tensors.items()
+        if isinstance(value, torch.Tensor) and value.ndim
+    }
+
+
+def shapes(file: h5py.File) -> dict[str, list[int]]:
+    """Return the shape of every dataset by path."""
+    found: dict[str, list[int]] = {}
+
+    def note(path: str, item: h5py.Group | h5py.Dataset) -> None:
+        if isinstance(item, h5py.Dataset):
+            found[path] = list(item.shape)
+
+    file.visititems(note)
+    return found
+
+
+def file_crc32(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    checksum = 0
+    with open(path, "rb", buffering=0) as file:
+        buffer = bytearray(1 << 20)
+        while count := file.readinto(buffer):
+            checksum = zlib.crc32(memoryview(buffer)[:count], checksum)
+    return checksum

@@ -1,0 +1,189 @@
+"""A checkpoint opened on files alone: no server, no trainer, rows mapped and read when they are looked at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
+from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.table import CheckpointTable, entity_table, relation_table
+from dglkge.data.relation_vocabulary import RelationVocabulary
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.errors import CheckpointError, unknown_name
+from dglkge.typing import RELATION, RowShard
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open the newest version of a checkpoint.
+
+    Parameters
+    ----------
+    path : path
+        A run's folder or the ``checkpoint`` folder in it.
+
+    Returns
+    -------
+    Checkpoint
+
+    Raises
+    ------
+    CheckpointError
+        If there is none, or anything of it is missing or damaged.
+
+    Examples
+    --------
+    ::
+
+        checkpoint = open_checkpoint("runs/demo")
+        rows = checkpoint["entity"][["Alice", "Bob"]]   # (2, D) float32; ids will do as well
+    """
+    folder = checkpoint_folder(path)
+    storage = CheckpointStorage(folder)
+    manifest = storage.published()
+    if manifest is None:
+        raise CheckpointError(f"{folder} holds no checkpoint: no version of it was ever completed")
+    return Checkpoint(storage, manifest)
+
+
+def checkpoint_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the checkpoint's folder of a run, or the path itself where it is one.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no such folder.
+    """
+    given = Path(path)
+    if not given.exists():
+        raise CheckpointError(f"{given} does not exist; expected the folder of a run")
+    if not given.is_dir():
+        raise CheckpointError(f"{given} is not a folder; expected the folder of a run")
+    inner = given / layout.CHECKPOINT_FOLDER
+    return inner if inner.is_dir() and not (given / layout.VERSION_FILE).exists() else given
+
+
+class Checkpoint:
+    """One version of a checkpoint, for reading. Get one from :func:`open_checkpoint`.
+
+    It is a :class:`dglkge.typing.RowSource`, so it can be evaluated and asked like live tables.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+    manifest : Manifest
+        Of the version to read.
+
+    Attributes
+    ----------
+    meta : CheckpointMeta
+        The run that it was taken from.
+    version : int
+    """
+
+    def __init__(self, storage: CheckpointStorage, manifest: Manifest) -> None:
+        self.storage = storage
+        self.manifest = manifest
+        self.meta: CheckpointMeta = manifest.meta
+        self.version = manifest.version
+        self._tables: dict[str, CheckpointTable] = {}
+        self._vocabularies: dict[str, Vocabulary] = {}
+
+    @property
+    def path(self) -> Path:
+        """The checkpoint's folder."""
+        return self.storage.path
+
+    @property
+    def run_folder(self) -> Path:
+        """The folder of the run: the one around ``checkpoint/``, or the checkpoint's own."""
+        return self.path.parent if self.path.name == layout.CHECKPOINT_FOLDER else self.path
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The run's configuration."""
+        return self.meta.config
+
+    @property
+    def progress(self) -> Mapping[str, int]:
+        """How far the run had come."""
+        return self.meta.progress
+
+    @property
+    def entity_types(self) -> list[str]:
+        """The entity types, in their order."""
+        return list(self.meta.entity_types)
+
+    @cached_property
+    def relations(self) -> RelationVocabulary:
+        """The relations by id, with their names."""
+        return RelationVocabulary(self.meta.relations)
+
+    def vocabulary(self, entity_type: str) -> Vocabulary:
+        """Return the names of an entity type; where none were saved, the ids.
+
+        Raises
+        ------
+        InputError
+            If the type is unknown.
+        CheckpointError
+            If the list of names is damaged.
+        """
+        self._check_table(entity_type)
+        if entity_type not in self._vocabularies:
+            path = self.path / layout.vocabulary_file(entity_type)
+            count = self.meta.entity_types[entity_type]
+            if path.is_file():
+                names = Vocabulary.load(path, "entity")
+            else:
+                names = Vocabulary([str(id_) for id_ in range(count)], "entity")
+            if len(names) != count:
+                raise CheckpointError(f"{path} has {len(names)} names, expected {count}")
+            self._vocabularies[entity_type] = names
+        return self._vocabularies[entity_type]
+
+    def __getitem__(self, table: str) -> CheckpointTable:
+        """Return a table: an entity type, or ``"relation"``.
+
+        Raises
+        ------
+        InputError
+            If there is no such table; the message names the known ones.
+        """
+        self._check_table(table)
+        if table not in self._tables:
+            entries = self.manifest.of_table(table)
+            if table == RELATION:
+                self._tables[table] = relation_table(self.path, entries, self.meta, self.relations)
+            else:
+                self._tables[table] = entity_table(self.path, entries, lambda: self.vocabulary(table))
+        return self._tables[table]
+
+    def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows (n, D) of the original ids (n,) of a table."""
+        return self[table].gather(ids)
+
+    def shards(self, table: str) -> Sequence[RowShard]:
+        """Return all rows of a table, as one shard for each file."""
+        return self[table].shards
+
+    def verify(self) -> None:
+        """Compare every file with its checksum.
+
+        Raises
+        ------
+        CheckpointError
+            Naming the first damaged file.
+        """
+        self.storage.check_files(self.manifest, checksums=True)
+
+    def _check_table(self, table: str) -> None:
+        known = [*self.entity_types, RELATION]
+        if table not in known:
+            raise unknown_name("table", table, known)

@@ -1,0 +1,134 @@
+"""Filling live tables from a version's files, whatever parts it was written in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+
+from dglkge.checkpoint import hdf5_format
+from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
+from dglkge.checkpoint.relation_layout import from_parameters
+from dglkge.errors import CheckpointError
+from dglkge.typing import RELATION, TablePart
+
+logger = logging.getLogger(__name__)
+
+
+def fill_part(folder: Path, manifest: Manifest, part: TablePart) -> None:
+    """Write the checkpoint's rows and state over those of a live part.
+
+    Parameters
+    ----------
+    folder : Path
+    manifest : Manifest
+    part : TablePart
+        Filled in place.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint lacks one of the rows, or has them in another width.
+    """
+    sorted_ids, order = torch.sort(part.original_ids)
+    live_ids = sorted_ids.cpu().numpy()
+    num_found = 0
+    for entry in manifest.of_table(part.table):
+        path = folder / entry.name
+        with hdf5_format.open_file(path) as file:
+            ids, rows = _ids_and_rows(path, file, part, manifest.meta)
+            state = hdf5_format.read_state(file)
+            wanted = {name: live for name, live in part.state.items() if _state_fits(name, live, state, path)}
+            for name in sorted(set(state) - set(part.state)):
+                logger.warning("%s: optimizer state %r is not used by this run's optimizer", path, name)
+            for start, stop in hdf5_format.row_blocks((len(ids), *rows.shape[1:]), rows.dtype.itemsize):
+                here, live = _matches(np.asarray(ids[start:stop]), live_ids)
+                if not len(here):
+                    continue
+                num_found += len(here)
+                target = order[torch.from_numpy(live)]
+                _copy_block(part.rows, target, rows[start:stop], here)
+                for name, values in wanted.items():
+                    _copy_block(values, target, state[name][start:stop], here)
+    if num_found != len(live_ids):
+        raise CheckpointError(
+            f"{folder}: version {manifest.version} has {num_found} of the {len(live_ids)} rows "
+            f"of table {part.table!r}, part {part.part}"
+        )
+
+
+def read_relations(path: Path, file: h5py.File, meta: CheckpointMeta) -> np.ndarray:
+    """Return all relation rows of a model file, (R, W) float32.
+
+    Raises
+    ------
+    CheckpointError
+        If a parameter is missing or has another shape.
+    """
+    width = relation_width(file, meta)
+    try:
+        return from_parameters(file, meta, width)
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: the relations' operators are not those of the run ({error})"
+        ) from None
+
+
+def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
+    """Return the width of a relation's row: the sizes of the operator's parameters for relation 0, summed."""
+    found = hdf5_format.shapes(file)
+    groups = ("model/relations/0/operator/", "reciprocal/relations/0/operator/")
+    return sum(shape[-1] for path, shape in found.items() if path.startswith(groups))
+
+
+def _ids_and_rows(
+    path: Path, file: h5py.File, part: TablePart, meta: CheckpointMeta
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the original ids and the rows of a file, mapped where that is possible."""
+    if part.table == RELATION:
+        rows = read_relations(path, file, meta)
+        ids = np.arange(len(rows))
+    else:
+        rows = hdf5_format.map_rows(path, file[hdf5_format.EMBEDDINGS])
+        ids = hdf5_format.map_rows(path, file[hdf5_format.ORIGINAL_IDS])
+    if rows.shape[1:] != tuple(part.rows.shape[1:]):
+        raise CheckpointError(
+            f"{path}: rows of table {part.table!r} are {rows.shape[1]} wide, "
+            f"this run's are {part.rows.shape[1]}"
+        )
+    return ids, rows
+
+
+def _matches(ids: np.ndarray, live_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where two ascending lists of ids hold the same id, as places in each."""
+    places = np.searchsorted(live_ids, ids)
+    places[places == len(live_ids)] = 0
+    here = np.flatnonzero(live_ids[places] == ids) if len(live_ids) else np.empty(0, np.int64)
+    return here, places[here]
+
+
+def _copy_block(target: torch.Tensor, target_rows: torch.Tensor, block: np.ndarray, here: np.ndarray) -> None:
+    """Copy some rows of a block to some rows of a live table."""
+    values = torch.from_numpy(np.ascontiguousarray(block[here]))
+    with torch.no_grad():
+        target[target_rows] = values.to(target.device)
+
+
+def _state_fits(name: str, live: torch.Tensor, state: Mapping[str, np.ndarray], path: Path) -> bool:
+    """Tell whether stored state can fill live state, and log where it cannot."""
+    if name not in state:
+        logger.warning("%s: has no optimizer state %r; it starts anew", path, name)
+        return False
+    stored = state[name]
+    expected = live[:0].cpu().numpy().dtype
+    if tuple(stored.shape[1:]) != tuple(live.shape[1:]) or stored.dtype != expected:
+        logger.warning(
+            "%s: optimizer state %r is %s of row shape %s, this run's is %s of %s; it starts anew",
+            path, name, stored.dtype, tuple(stored.shape[1:]), expected, tuple(live.shape[1:]),
+        )  # fmt: skip
+        return False
+    return True

@@ -1,0 +1,288 @@
+"""The folder of a checkpoint: its specification, and what is atomic and durable about it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from dglkge.checkpoint import hdf5_format, layout
+from dglkge.checkpoint.manifest import FileEntry, Manifest
+from dglkge.errors import CheckpointError
+
+
+class CheckpointStorage:
+    """Versions of a checkpoint in one folder.
+
+    Files::
+
+        checkpoint_version.txt            "7\\n": the version that counts; 0 before the first
+        manifest.v7.json                  the run, and each file's size, CRC-32 and shapes
+        embeddings_{type}_{part}.v7.h5    one part of the rows of an entity type
+        model.v7.h5                       the relations
+        config.json                       PyTorch-BigGraph's configuration of this model
+        vocabulary_{type}.txt             all names of a type; line number = original id
+        entity_names_{type}_{part}.json   names of a part in the order of its rows
+        entity_count_{type}_{part}.txt    number of rows of a part
+        dynamic_rel_count.txt, dynamic_rel_names.json
+
+    The HDF5 files are PyTorch-BigGraph's version 1. Their root has the attributes ``format_version``
+    (1), ``config/json`` (the text of config.json) and ``iteration/*``. In an embeddings file the rows
+    stand in ascending order of original id, float32, contiguous and uncompressed; ``original_ids``
+    (int64) is ours and PyTorch-BigGraph passes over it. ::
+
+        with h5py.File("embeddings_person_0.v7.h5", "r") as file:
+            row = file["embeddings"][12]            # (D,)
+            original_id = file["original_ids"][12]  # its line in vocabulary_person.txt
+            state = file["optimizer/sum"][12]       # whatever the optimizer keeps for that row
+
+    Optimizer state lies in plain datasets ``optimizer/{name}`` with one row for each row. For
+    row-wise Adagrad ``optimizer/state_dict`` holds the same as the ``torch.save`` bytes that
+    PyTorch-BigGraph reads; it is only ever read with ``weights_only=True``.
+
+    Relations joining one pair of entity types, with reciprocal rows, are PyTorch-BigGraph's *dynamic
+    relations*: all stacked by relation id, an operator for each side. The operator ``lhs`` acts on the
+    head when tails are asked for (the first half of our row), ``rhs`` on the tail when heads are. ::
+
+        with h5py.File("model.v7.h5", "r") as file:
+            real = file["model/relations/0/operator/lhs/real"]  # (R, D/2); "imag" beside it
+
+    DistMult has ``diagonals`` (R, D), TransE ``translations`` (R, D). All other relations are *static*:
+    ``model/relations/{id}/operator/rhs/{real, imag | diagonal | translation}``, one group for each.
+    PyTorch-BigGraph applies a static operator to the tail and uses it for both sides, so where rows
+    are not reciprocal the adjoint of our row is stored (imaginary part or translation negated), which
+    gives the same scores. Where they are reciprocal, ``rhs`` is the half that asks for heads and
+    ``reciprocal/relations/{id}/operator/lhs/...`` is the half that asks for tails; it lies outside of
+    ``model``, so PyTorch-BigGraph passes over it and asks for tails with ``rhs`` as well, which is not
+    our score.
+
+    PyTorch-BigGraph has no RotatE, which keeps ``phases`` (radians), and no l1 comparator; config.json
+    then names an operator or comparator that it refuses, rather than one that gives other scores.
+    Optimizer state of relations is ``optimizer/{name}`` in model.v7.h5, one row for each relation.
+
+    A version is written under other names (``*.tmp``), brought to the disk, renamed; when all writers
+    have done so, the manifest is written and checkpoint_version.txt replaced in one step. Before that step
+    version V is whole, after it version V+1. Only then is V dropped.
+
+    Parameters
+    ----------
+    path : path
+        The folder; it need not exist.
+
+    Examples
+    --------
+    >>> CheckpointStorage("/no/such/folder").published_version()
+    0
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def published_version(self) -> int:
+        """Return the version that counts; 0 where the folder holds no checkpoint.
+
+        Raises
+        ------
+        CheckpointError
+            If there are files of a checkpoint without a readable version file, or a whole version that
+            cannot have been left by an interrupted save of the next one.
+        """
+        path = self.path / layout.VERSION_FILE
+        if not path.exists():
+            if any(True for _ in self._versioned()):
+                raise CheckpointError(
+                    f"{path} is missing, but files of a checkpoint lie beside it; {self._advice()}"
+                )
+            if self.path.exists() and not self.path.is_dir():
+                raise CheckpointError(f"{self.path} is not a folder")
+            return 0
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+        if not (text.isascii() and text.isdigit()):
+            got = f"reads {text[:40]!r}" if text else "is empty"
+            raise CheckpointError(f"{path} {got}; expected one number; {self._advice()}")
+        version = int(text)
+        newer = any(not found.temporary and found.version > version + 1 for _, found in self._versioned())
+        if newer and (self.newest_good() or 0) > version + 1:
+            raise CheckpointError(
+                f"{path} reads {text!r}, but a newer version lies beside it; {self._advice()}"
+            )
+        return version
+
+    def published(self) -> Manifest | None:
+        """Return the manifest of the version that counts, having looked at its files' sizes.
+
+        Raises
+        ------
+        CheckpointError
+            If anything is missing or damaged; the message names the file and the newest good version.
+        """
+        version = self.published_version()
+        if version == 0:
+            return None
+        try:
+            manifest = self.manifest(version)
+            self.check_files(manifest)
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {self._advice()}") from None
+        return manifest
+
+    def manifest(self, version: int) -> Manifest:
+        """Read the manifest of a version.
+
+        Raises
+        ------
+        CheckpointError
+            If it is missing, damaged or not ours.
+        """
+        path = self.path / layout.manifest_file(version)
+        try:
+            manifest = Manifest.from_json(path.read_text(encoding="utf-8"), str(path))
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing: half-written, or not written by dglkge") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"cannot read {path}: {error}") from None
+        if manifest.version != version:
+            raise CheckpointError(f"{path} is damaged: it describes version {manifest.version}")
+        return manifest
+
+    def check_files(self, manifest: Manifest, checksums: bool = False) -> None:
+        """Check that the files of a version have their size and, when asked, their checksum.
+
+        Raises
+        ------
+        CheckpointError
+            Naming the first file that is not as it was written.
+        """
+        for entry in manifest.files:
+            self.check_file(entry, checksums)
+
+    def check_file(self, entry: FileEntry, checksum: bool = False) -> None:
+        """Check one file; see :meth:`check_files`."""
+        path = self.path / entry.name
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing")
+        size = path.stat().st_size
+        if size != entry.size_bytes:
+            raise CheckpointError(f"{path} is damaged: it has {size} bytes, expected {entry.size_bytes}")
+        if checksum and hdf5_format.file_crc32(path) != entry.crc32:
+            raise CheckpointError(f"{path} is damaged: its checksum is not the one in the manifest")
+
+    def newest_good(self) -> int | None:
+        """Return the newest version whose files are all there with the right checksums; None if no one is."""
+        versions = {found.version for _, found in self._versioned() if not found.temporary}
+        for version in sorted(versions, reverse=True):
+            with contextlib.suppress(CheckpointError):
+                self.check_files(self.manifest(version), checksums=True)
+                return version
+        return None
+
+    def prepare(self) -> None:
+        """Make the folder, and say in it that nothing counts yet, before the first file is written.
+
+        Raises
+        ------
+        CheckpointError
+            If the folder cannot be written to.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {self.path}: {error.strerror}") from error
+        if not (self.path / layout.VERSION_FILE).exists():
+            self.publish(0)
+
+    @contextlib.contextmanager
+    def new_file(self, name: str) -> Iterator[Path]:
+        """Give a path to write to; afterwards the file is on the disk under its own name.
+
+        A failure inside leaves what stood under that name before.
+
+        Raises
+        ------
+        CheckpointError
+            If the file cannot be written, for instance on a full disk.
+        """
+        temporary = self.path / (name + layout.TEMPORARY_SUFFIX)
+        try:
+            yield temporary
+            _sync(temporary)
+            os.replace(temporary, self.path / name)
+            _sync(self.path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise CheckpointError(f"cannot write {self.path / name}: {error.strerror or error}") from error
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small file, atomically and durably."""
+        with self.new_file(name) as path:
+            path.write_text(text, encoding="utf-8")
+
+    def publish(self, version: int) -> None:
+        """Make a version the one that counts."""
+        self.write_text(layout.VERSION_FILE, f"{version}\n")
+
+    def write_receipt(self, entry: FileEntry) -> None:
+        """Leave a note for rank 0 about a file that was written."""
+        self.write_text(layout.receipt_file(entry.name), json.dumps(dataclasses.asdict(entry)))
+
+    def read_receipts(self, version: int) -> list[FileEntry]:
+        """Return what all writers wrote of a version."""
+        paths = sorted(self.path.glob(layout.receipt_file(f"*.v{version}.h5")))
+        return [FileEntry(**json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+
+    def remove_receipts(self, version: int) -> None:
+        """Remove the notes of a version."""
+        for path in self.path.glob(layout.receipt_file(f"*.v{version}.h5")):
+            path.unlink(missing_ok=True)
+
+    def drop_older(self, version: int) -> None:
+        """Remove all files of older versions. Any number of processes may do so at once."""
+        for path, found in self._versioned():
+            if found.version < version:
+                path.unlink(missing_ok=True)
+
+    def drop_unpublished(self, version: int) -> None:
+        """Remove what an interrupted save left: files newer than ``version`` and unfinished ones."""
+        for path, found in self._versioned():
+            if found.version > version or found.temporary:
+                path.unlink(missing_ok=True)
+
+    def drop_names_from(self, num_parts: int) -> None:
+        """Remove the name lists of parts that are no more, from part ``num_parts`` on."""
+        for path in self.path.iterdir():
+            part = layout.parse_names_part(path.name)
+            if part is not None and part >= num_parts:
+                path.unlink(missing_ok=True)
+
+    def _versioned(self) -> Iterator[tuple[Path, layout.VersionedFile]]:
+        """Yield the files that belong to a version."""
+        paths: Sequence[Path] = sorted(self.path.iterdir()) if self.path.is_dir() else []
+        for path in paths:
+            found = layout.parse_versioned(path.name)
+            if found is not None:
+                yield path, found
+
+    def _advice(self) -> str:
+        """Say which version is good and what the user may do."""
+        good = self.newest_good()
+        if good is None:
+            return "no version in the folder is whole; move the folder away to start anew"
+        return (
+            f"the newest good version is {good}: "
+            f"write {good} into {layout.VERSION_FILE} to go on from it, or move the folder away to start anew"
+        )
+
+
+def _sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

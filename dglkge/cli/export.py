@@ -1,0 +1,49 @@
+"""``dglkge export``: a checkpoint's rows in formats that other programs read."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dglkge.checkpoint.reader import open_checkpoint
+from dglkge.cli.opened_run import add_run_argument
+from dglkge.cli.output import human_bytes, print_columns, print_json
+from dglkge.inference.export import FORMATS, export_tables
+from dglkge.typing import RELATION
+
+HELP = "write the embeddings as npy, TSV or word2vec text"
+DESCRIPTION = """Write the rows of every table, in the order of the dataset's ids.
+  npy       {table}.npy (n, D) float32, and the names in {table}.names.txt
+  tsv       {table}.tsv: a name and its numbers on each line, separated by tabs
+  word2vec  {table}.vec: a line with n and D, then a name (white space replaced by _) and its numbers
+With reciprocal relations, the half of a relation's row that asks for tails stands first."""
+EXAMPLES = """examples:
+  dglkge export runs/demo --format npy --output embeddings/
+  dglkge export runs/demo --format word2vec --output vectors/ --table entity"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_run_argument(parser)
+    parser.add_argument("--format", required=True, choices=sorted(FORMATS), help="format of the files")
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder for the files")
+    parser.add_argument(
+        "--table",
+        action="append",
+        metavar="TABLE",
+        help="only this entity type, or relation; may be repeated (default: all)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
+    parser.add_argument("--json", action="store_true", help="print the list of files as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the files and list them."""
+    checkpoint = open_checkpoint(args.run)
+    tables = args.table or [*checkpoint.entity_types, RELATION]
+    written = export_tables(checkpoint, tables, args.format, Path(args.output), args.overwrite)
+    if args.json:
+        print_json([{"path": str(path), "size_bytes": path.stat().st_size} for path in written])
+    else:
+        print_columns(["file", "size"], [[path, human_bytes(path.stat().st_size)] for path in written])
+    return 0

@@ -1,0 +1,101 @@
+"""Queries as people write them: by names, on the command line or in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dglkge.data.relation_vocabulary import RelationVocabulary
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.errors import InputError
+from dglkge.inference.link_prediction import LinkQuery
+from dglkge.typing import Side
+
+MISSING = "?"
+
+
+@dataclass(frozen=True)
+class NamedQuery:
+    """A triple with one entity missing, by names.
+
+    Attributes
+    ----------
+    side : Side
+        What is asked for.
+    entity : str
+        The entity given.
+    relation : str
+        A relation's name or label.
+    """
+
+    side: Side
+    entity: str
+    relation: str
+
+    def __str__(self) -> str:
+        parts = (self.entity, self.relation, MISSING)
+        return "(" + ", ".join(parts if self.side is Side.TAIL else parts[::-1]) + ")"
+
+
+def resolve(
+    query: NamedQuery, relations: RelationVocabulary, vocabulary: Callable[[str], Vocabulary]
+) -> LinkQuery:
+    """Look up the ids of a query's names.
+
+    A relation's name that joins several pairs of entity types is settled by the types that know the entity.
+
+    Parameters
+    ----------
+    query : NamedQuery
+    relations : RelationVocabulary
+    vocabulary : callable
+        Returns the names of an entity type.
+
+    Raises
+    ------
+    InputError
+        If a name is unknown, with the nearest known ones, or the relation remains ambiguous.
+    """
+    fitting = [
+        id_
+        for id_, relation in enumerate(relations.relations)
+        if relation.name == query.relation and query.entity in vocabulary(relation.anchor_type(query.side))
+    ]
+    relation_id = fitting[0] if len(fitting) == 1 else relations.id(query.relation)
+    anchor_type = relations[relation_id].anchor_type(query.side)
+    return LinkQuery(query.side, vocabulary(anchor_type).id(query.entity), relation_id)
+
+
+def read_queries(path: Path) -> list[NamedQuery]:
+    """Read queries from a file: head, relation and tail separated by tabs, ``?`` for what is missing.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or a line (with its number) is not a query.
+    """
+    try:
+        lines = path.read_bytes().decode("utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    queries = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        fields = line.split("\t")
+        if len(fields) != 3 or (fields[0] == MISSING) == (fields[2] == MISSING):
+            raise InputError(
+                f"{path}:{number}: got {line!r}; expected head, relation and tail separated by tabs, "
+                "with ? for either head or tail"
+            )
+        head, relation, tail = fields
+        if tail == MISSING:
+            queries.append(NamedQuery(Side.TAIL, head, relation))
+        else:
+            queries.append(NamedQuery(Side.HEAD, tail, relation))
+    if not queries:
+        raise InputError(f"{path} has no queries")
+    return queries

@@ -1,0 +1,290 @@
+"""The files are PyTorch-BigGraph's: names, attributes, types, and the scores that it would compute."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import textwrap
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from dglkge.checkpoint import relation_layout
+from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.model.kge_model import build_model
+from dglkge.typing import RELATION, Side
+from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, save_toy, toy_meta, toy_tables
+
+ITERATION = {
+    "iteration/num_epochs": 9,
+    "iteration/epoch_idx": 2,
+    "iteration/num_edge_paths": 1,
+    "iteration/edge_path_idx": 0,
+    "iteration/num_edge_chunks": 1,
+    "iteration/edge_chunk_idx": 0,
+}
+
+
+def tree(path):
+    """List every dataset of a file: path -> (dtype, shape)."""
+    found = {}
+    with h5py.File(path) as file:
+        file.visititems(
+            lambda name, item: (
+                found.update({name: (item.dtype.str, item.shape)}) if isinstance(item, h5py.Dataset) else None
+            )
+        )
+    return found
+
+
+def test_every_file(tmp_path):
+    meta = toy_meta()
+    save_toy(tmp_path, meta, toy_tables(meta), 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint_version.txt",
+        "config.json",
+        "dynamic_rel_count.txt",
+        "dynamic_rel_names.json",
+        "embeddings_person_0.v1.h5",
+        "embeddings_person_1.v1.h5",
+        "entity_count_person_0.txt",
+        "entity_count_person_1.txt",
+        "entity_names_person_0.json",
+        "entity_names_person_1.json",
+        "manifest.v1.json",
+        "model.v1.h5",
+        "vocabulary_person.txt",
+    ]
+    assert (tmp_path / "checkpoint_version.txt").read_text() == "1\n"
+    assert (tmp_path / "entity_count_person_0.txt").read_text() == "12\n"
+    assert (tmp_path / "dynamic_rel_count.txt").read_text() == "2\n"
+    assert json.loads((tmp_path / "dynamic_rel_names.json").read_text()) == ["likes", "knows"]
+
+
+@pytest.mark.parametrize("name", ["embeddings_person_1.v1.h5", "model.v1.h5"])
+def test_root_attributes(tmp_path, name):
+    meta = toy_meta()
+    save_toy(tmp_path, meta, toy_tables(meta), 2)
+    with h5py.File(tmp_path / name) as file:
+        attributes = dict(file.attrs)
+    assert attributes.pop("format_version") == 1
+    assert attributes.pop("iteration/edge_path") == "train"
+    assert json.loads(attributes.pop("config/json")) == json.loads((tmp_path / "config.json").read_text())
+    assert attributes == ITERATION
+    assert all(value.dtype == np.int64 for value in attributes.values())
+
+
+def test_embeddings_file(tmp_path):
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables, 2)
+    seen = []
+    for part in (0, 1):
+        path = tmp_path / f"embeddings_person_{part}.v1.h5"
+        count = int((tmp_path / f"entity_count_person_{part}.txt").read_text())
+        assert tree(path) == {
+            "embeddings": ("<f4", (count, 6)),
+            "original_ids": ("<i8", (count,)),
+            "optimizer/sum": ("<f4", (count, 6)),
+        }
+        with h5py.File(path) as file:
+            assert file["embeddings"].chunks is None and file["embeddings"].compression is None
+            ids, rows = file["original_ids"][:], file["embeddings"][:]
+        assert (np.diff(ids) > 0).all()
+        assert rows.tobytes() == tables["person"].rows[ids].numpy().tobytes()
+        names = json.loads((tmp_path / f"entity_names_person_{part}.json").read_text())
+        assert names == [f"person-{id_}" for id_ in ids]
+        seen += ids.tolist()
+    assert sorted(seen) == list(range(23))
+    assert (tmp_path / "vocabulary_person.txt").read_text().splitlines() == [
+        f"person-{id_}" for id_ in range(23)
+    ]
+
+
+def test_names_are_laid_out_as_biggraph_lays_them_out(tmp_path):
+    meta = toy_meta(num_people=2)
+    save_toy(tmp_path, meta, toy_tables(meta))
+    text = (tmp_path / "entity_names_person_0.json").read_text()
+    assert text == json.dumps(["person-0", "person-1"], indent=4)
+
+
+def test_row_adagrad_has_biggraphs_blob_as_well(tmp_path):
+    meta = toy_meta(optimizer="row_adagrad")
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables, 2)
+    with h5py.File(tmp_path / "embeddings_person_0.v1.h5") as file:
+        blob = file["optimizer/state_dict"]
+        assert blob.dtype == np.dtype("V1") and blob.ndim == 1
+        state = torch.load(io.BytesIO(blob[...].tobytes()), weights_only=True)
+        ids, plain = file["original_ids"][:], file["optimizer/sum"][:]
+    assert state["param_groups"] == [{"lr": 0.1, "lr_decay": 0, "weight_decay": 0, "params": [0]}]
+    assert list(state["state"]) == [0] and list(state["state"][0]) == ["step", "sum"]
+    assert torch.equal(state["state"][0]["sum"], tables["person"].state["sum"][ids])
+    assert np.array_equal(plain, state["state"][0]["sum"].numpy())
+
+
+DYNAMIC = "model/relations/0/operator"
+
+
+@pytest.mark.parametrize(
+    ("score_function", "parameters"),
+    [
+        ("complex", {"real": (2, 3), "imag": (2, 3)}),
+        ("distmult", {"diagonals": (2, 6)}),
+        ("transe_l2", {"translations": (2, 6)}),
+        ("rotate", {"phases": (2, 3)}),
+    ],
+)
+def test_dynamic_model_file(tmp_path, score_function, parameters):
+    meta = toy_meta(score_function)
+    save_toy(tmp_path, meta, toy_tables(meta))
+    width = 6 if score_function == "rotate" else 12
+    expected = {
+        f"{DYNAMIC}/{side}/{name}": ("<f4", shape)
+        for side in ("lhs", "rhs")
+        for name, shape in parameters.items()
+    }
+    assert tree(tmp_path / "model.v1.h5") == {**expected, "optimizer/sum": ("<f4", (2, width))}
+    with h5py.File(tmp_path / "model.v1.h5") as file:
+        for side in ("lhs", "rhs"):
+            for name in parameters:
+                key = file[f"{DYNAMIC}/{side}/{name}"].attrs["state_dict_key"]
+                assert key == f"{side}_operators.0.{name}"
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_static_model_file(tmp_path, reciprocal):
+    meta = toy_meta("complex", TWO_PAIRS, reciprocal)
+    save_toy(tmp_path, meta, toy_tables(meta))
+    expected = {
+        f"model/relations/{index}/operator/rhs/{name}": ("<f4", (3,))
+        for index in range(3)
+        for name in ("real", "imag")
+    }
+    if reciprocal:
+        expected.update(
+            {
+                path.replace("model/", "reciprocal/").replace("/rhs/", "/lhs/"): kind
+                for path, kind in expected.items()
+            }
+        )
+    expected["optimizer/sum"] = ("<f4", (3, 12 if reciprocal else 6))
+    assert tree(tmp_path / "model.v1.h5") == expected
+    with h5py.File(tmp_path / "model.v1.h5") as file:
+        assert file["model/relations/2/operator/rhs/imag"].attrs["state_dict_key"] == "rhs_operators.2.imag"
+
+
+def biggraph_operate(rows, parameters, score_function):
+    """Apply PyTorch-BigGraph's operator to rows (n, D), in float64."""
+    if score_function == "complex":
+        product = (rows[:, :3] + 1j * rows[:, 3:]) * (parameters["real"] + 1j * parameters["imag"])
+        return np.concatenate([product.real, product.imag], axis=1)
+    ((name, values),) = parameters.items()
+    return rows * values if name.startswith("diagonal") else rows + values
+
+
+def biggraph_compare(left, right, score_function):
+    """Apply PyTorch-BigGraph's comparator: dot or l2."""
+    if score_function == "transe_l2":
+        return -np.sqrt(((left - right) ** 2).sum(1))
+    return (left * right).sum(1)
+
+
+@pytest.mark.parametrize("score_function", ["complex", "distmult", "transe_l2"])
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_biggraph_computes_our_scores(tmp_path, score_function, reciprocal):
+    meta = toy_meta(score_function, ONE_PAIR, reciprocal)
+    tables = toy_tables(meta)
+    for whole in tables.values():
+        whole.rows.nan_to_num_(posinf=1.0)
+    save_toy(tmp_path, meta, tables)
+    model = build_model(score_function, 6, reciprocal)
+    heads, tails = tables["person"].rows[3:8], tables["person"].rows[10:15]
+    left, right = heads.double().numpy(), tails.double().numpy()
+    for relation in range(2):
+        row = tables[RELATION].rows[relation].expand(5, -1)
+        with h5py.File(tmp_path / "model.v1.h5") as file:
+            for side in (Side.HEAD, Side.TAIL):
+                ours = model.score(heads, row, tails, side).numpy()
+                if reciprocal:
+                    # dynamic: tails are ranked by c(lhs(u), v'), heads by c(u', rhs(v))
+                    group = file[f"{DYNAMIC}/{'lhs' if side is Side.TAIL else 'rhs'}"]
+                    parameters = {name: values[relation].astype(float) for name, values in group.items()}
+                else:
+                    group = file[f"model/relations/{relation}/operator/rhs"]
+                    parameters = {name: values[:].astype(float) for name, values in group.items()}
+                if reciprocal and side is Side.TAIL:
+                    theirs = biggraph_compare(
+                        biggraph_operate(left, parameters, score_function), right, score_function
+                    )
+                else:
+                    theirs = biggraph_compare(
+                        left, biggraph_operate(right, parameters, score_function), score_function
+                    )
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_config_of_dynamic_relations(tmp_path):
+    meta = toy_meta()
+    save_toy(tmp_path, meta, toy_tables(meta), 2)
+    assert json.loads((tmp_path / "config.json").read_text()) == {
+        "entities": {"person": {"num_partitions": 2}},
+        "relations": [{"name": "all", "lhs": "person", "rhs": "person", "operator": "complex_diagonal"}],
+        "dynamic_relations": True,
+        "dimension": 6,
+        "comparator": "dot",
+        "global_emb": False,
+        "bias": False,
+        "entity_path": str(tmp_path),
+        "edge_paths": [],
+        "checkpoint_path": str(tmp_path),
+    }
+
+
+def test_config_of_static_relations(tmp_path):
+    meta = toy_meta("transe_l2", TWO_PAIRS)
+    save_toy(tmp_path, meta, toy_tables(meta))
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["dynamic_relations"] is False
+    assert config["comparator"] == "l2"
+    assert config["relations"] == [
+        {"name": "likes", "lhs": "person", "rhs": "person", "operator": "translation"},
+        {"name": "made", "lhs": "person", "rhs": "film", "operator": "translation"},
+        {"name": "likes", "lhs": "person", "rhs": "film", "operator": "translation"},
+    ]
+    assert json.loads((tmp_path / "dynamic_rel_names.json").read_text()) == [
+        "likes (person → person)",
+        "made",
+        "likes (person → film)",
+    ]
+
+
+def test_the_specification_opens_the_files(tmp_path, monkeypatch):
+    """The code in the docstring of the storage runs as it stands."""
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    for _ in range(7):
+        save_toy(tmp_path, meta, tables)
+    blocks = textwrap.dedent("    " + CheckpointStorage.__doc__).split("::\n")[1:]
+    snippets = [textwrap.dedent(re.match(r"(?:\n|    .*\n)+", block).group()) for block in blocks]
+    code = "\n".join(snippet for snippet in snippets if "h5py.File" in snippet)
+    assert code.count("h5py.File") == 2
+    monkeypatch.chdir(tmp_path)
+    found = {"h5py": h5py}
+    # Datasets are looked at before their file is closed.
+    exec(code.replace('lhs/real"]', 'lhs/real"][:]'), found)
+    assert found["original_id"] == 12
+    assert found["row"].tobytes() == tables["person"].rows[12].numpy().tobytes()
+    assert found["state"].tobytes() == tables["person"].state["sum"][12].numpy().tobytes()
+    assert found["real"].tobytes() == tables[RELATION].rows[:, :3].contiguous().numpy().tobytes()
+
+
+def test_a_score_function_without_an_operator_keeps_its_rows_whole(tmp_path):
+    for reciprocal, relations in [(True, ONE_PAIR), (False, ONE_PAIR), (True, TWO_PAIRS)]:
+        meta = toy_meta("newest", relations, reciprocal)
+        rows = np.arange(len(relations) * 8, dtype=np.float32).reshape(-1, 8)
+        datasets = {path: values.copy() for path, _, values in relation_layout.to_parameters(rows, meta)}
+        assert np.array_equal(relation_layout.from_parameters(datasets, meta, 8), rows)

@@ -1,0 +1,114 @@
+"""One file: rows written in any order, mapped, and described."""
+
+from __future__ import annotations
+
+import zlib
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from dglkge.checkpoint import hdf5_format
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8]
+)
+@pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 2), (0, 3), (0,)])
+def test_rows_of_any_kind(tmp_path, dtype, shape):
+    values = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
+    order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1))
+    path = tmp_path / "x.h5"
+    with hdf5_format.create(path, {"note": "here", "count": 7}) as file:
+        hdf5_format.allocate_rows(file, "rows", values)
+    hdf5_format.fill_rows(path, {"rows": values}, order)
+    with hdf5_format.open_file(path) as file:
+        assert dict(file.attrs) == {"format_version": 1, "note": "here", "count": 7}
+        mapped = hdf5_format.map_rows(path, file["rows"])
+    expected = values[order].numpy()
+    assert mapped.dtype == expected.dtype and mapped.shape == shape
+    assert mapped.tobytes() == expected.tobytes()
+
+
+def test_rows_that_want_gradients_or_are_views(tmp_path):
+    memory = torch.rand(9, 8)
+    values = memory[1:6, 2:5].requires_grad_()
+    order = torch.tensor([4, 0, 3, 1, 2])
+    with hdf5_format.create(tmp_path / "x.h5", {}) as file:
+        hdf5_format.allocate_rows(file, "a/rows", values)
+    hdf5_format.fill_rows(tmp_path / "x.h5", {"a/rows": values}, order)
+    with hdf5_format.open_file(tmp_path / "x.h5") as file:
+        assert np.array_equal(file["a/rows"][:], memory[1:6, 2:5].detach()[order].numpy())
+
+
+def test_mapping_reads_nothing_and_changes_nothing(tmp_path):
+    path = tmp_path / "x.h5"
+    with hdf5_format.create(path, {}) as file:
+        hdf5_format.allocate_rows(file, "rows", torch.ones(5, 2))
+    hdf5_format.fill_rows(path, {"rows": torch.ones(5, 2)}, torch.arange(5))
+    with hdf5_format.open_file(path) as file:
+        mapped = hdf5_format.map_rows(path, file["rows"])
+    assert isinstance(mapped, np.memmap)
+    before = path.read_bytes()
+    mapped[:] = 7
+    mapped.flush()
+    assert path.read_bytes() == before
+
+
+def test_chunked_and_compressed_rows_are_read(tmp_path):
+    """Other writers may choose so; there is then nothing to map."""
+    path = tmp_path / "x.h5"
+    rows = np.random.default_rng(0).random((50, 4), dtype=np.float32)
+    with hdf5_format.create(path, {}) as file:
+        file.create_dataset("rows", data=rows, chunks=(7, 4), compression="gzip")
+    with hdf5_format.open_file(path) as file:
+        assert np.array_equal(hdf5_format.map_rows(path, file["rows"]), rows)
+
+
+def test_shapes(tmp_path):
+    path = tmp_path / "x.h5"
+    with hdf5_format.create(path, {}) as file:
+        file["a/b/c"] = np.zeros((3, 4))
+        file["d"] = np.zeros(2)
+        file.create_group("empty")
+    with hdf5_format.open_file(path) as file:
+        assert hdf5_format.shapes(file) == {"a/b/c": [3, 4], "d": [2]}
+
+
+@pytest.mark.parametrize("size", [0, 1, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 3_000_000])
+def test_checksum_of_a_file(tmp_path, size):
+    content = np.random.default_rng(size).bytes(size)
+    (tmp_path / "x").write_bytes(content)
+    assert hdf5_format.file_crc32(tmp_path / "x") == zlib.crc32(content)
+
+
+def test_plain_state_is_taken_before_the_blob(tmp_path):
+    path = tmp_path / "x.h5"
+    with hdf5_format.create(path, {}) as file:
+        group = file.create_group("optimizer")
+        group["sum"] = np.arange(3.0)
+        hdf5_format.write_blob(group, {"state": {0: {"sum": torch.zeros(3)}}, "param_groups": []})
+    with hdf5_format.open_file(path) as file:
+        state = hdf5_format.read_state(file)
+        assert list(state) == ["sum"] and np.array_equal(state["sum"][:], np.arange(3.0))
+
+
+def test_no_state_at_all(tmp_path):
+    path = tmp_path / "x.h5"
+    with hdf5_format.create(path, {}):
+        pass
+    with hdf5_format.open_file(path) as file:
+        assert hdf5_format.read_state(file) == {}
+    with hdf5_format.create(path, {}) as file:
+        hdf5_format.write_blob(file.create_group("optimizer"), {"state": {}, "param_groups": []})
+    with hdf5_format.open_file(path) as file:
+        assert hdf5_format.read_state(file) == {}
+
+
+def test_a_file_opened_for_reading_cannot_be_written(tmp_path):
+    path = tmp_path / "x.h5"
+    with hdf5_format.create(path, {}):
+        pass
+    with hdf5_format.open_file(path) as file, pytest.raises((OSError, ValueError, KeyError)):
+        h5py.Group.create_dataset(file, "x", data=[1])

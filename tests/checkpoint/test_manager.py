@@ -1,0 +1,157 @@
+"""Who writes what when several processes save together."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+
+import pytest
+import torch
+
+from dglkge.checkpoint import CheckpointManager, hdf5_format, open_checkpoint
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.errors import CheckpointError
+from dglkge.typing import RELATION, TablePart
+from tests.checkpoint.toy_checkpoint import TWO_PAIRS, blank, cut, save_toy, toy_meta, toy_names, toy_tables
+
+
+def relation_part(meta, tables):
+    whole = tables[RELATION]
+    return TablePart(RELATION, 0, torch.arange(len(meta.relations)), whole.rows, whole.state)
+
+
+def test_processes_that_do_not_write_only_wait(tmp_path):
+    """Two machines of two trainers each: the second of each hands in the same parts and writes none."""
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    parts = cut("person", tables["person"], 2)
+    barrier = threading.Barrier(4, timeout=60)
+    waits = [0] * 4
+    versions = {}
+
+    def trainer(rank):
+        def wait():
+            waits[rank] += 1
+            barrier.wait()
+
+        machine, is_writer = rank // 2, rank % 2 == 0
+        manager = CheckpointManager(tmp_path, rank, is_writer, wait, toy_names(meta), num_parts=2)
+        relations = relation_part(meta, tables) if rank == 0 else None
+        versions[rank] = manager.save([parts[machine]], relations, meta)
+
+    threads = [threading.Thread(target=trainer, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert versions == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert len(set(waits)) == 1
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint["person"][:].numpy().tobytes() == tables["person"].rows.numpy().tobytes()
+    assert len(checkpoint.shards("person")) == 2
+
+
+def test_nothing_is_published_where_a_machine_is_missing(tmp_path):
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    manager = CheckpointManager(tmp_path, 0, True, lambda: None, num_parts=2)
+    with pytest.raises(CheckpointError, match=r"table 'person': parts \[0\] with 12 rows were written"):
+        manager.save(cut("person", tables["person"], 2)[:1], relation_part(meta, tables), meta)
+    assert manager.latest() is None
+
+
+def test_a_failing_barrier_publishes_nothing(tmp_path):
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables)
+
+    def broken():
+        raise TimeoutError("a trainer did not come")
+
+    manager = CheckpointManager(tmp_path, 0, True, broken)
+    with pytest.raises(TimeoutError, match="did not come"):
+        manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
+    assert open_checkpoint(tmp_path).version == 1
+
+
+def test_latest_tells_the_progress(tmp_path):
+    manager = CheckpointManager(tmp_path, 0, True, lambda: None)
+    for done in (5, 9):
+        meta = toy_meta(progress={"finished_epochs": 1, "batches_done": done, "global_batch_size": 10})
+        save_toy(tmp_path, meta, toy_tables(meta))
+        latest = manager.latest()
+        assert latest is not None and latest.progress["batches_done"] == done
+
+
+def test_every_type_and_the_relations_restored_together(tmp_path):
+    meta = toy_meta(relations=TWO_PAIRS, optimizer="sparse_adam")
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables, 3)
+    wanted = {table: cut(table, whole, 2, seed=4)[1] for table, whole in tables.items()}
+    live = {table: blank(part) for table, part in wanted.items()}
+    manager = CheckpointManager(tmp_path, 0, True, lambda: None)
+    manager.restore([live["person"], live["film"]], live[RELATION])
+    for table, part in wanted.items():
+        assert live[table].rows.numpy().tobytes() == part.rows.numpy().tobytes()
+        assert set(live[table].state) == {"exp_avg", "exp_avg_sq", "step"}
+        for name, values in part.state.items():
+            assert torch.equal(live[table].state[name], values)
+    assert live["person"].state["step"].dtype == torch.int64
+
+
+def test_a_file_that_is_not_needed_is_not_read(tmp_path):
+    """A machine reads and checks only the tables that it restores."""
+    meta = toy_meta(relations=TWO_PAIRS)
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables)
+    path = tmp_path / "embeddings_film_0.v1.h5"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    manager = CheckpointManager(tmp_path, 0, True, lambda: None)
+    manager.restore([blank(cut("person", tables["person"], 1)[0])])
+    with pytest.raises(CheckpointError, match="embeddings_film_0.v1.h5 is damaged: its checksum"):
+        manager.restore([blank(cut("film", tables["film"], 1)[0])])
+
+
+def test_without_names_the_ids_stand_in(tmp_path):
+    meta = toy_meta(num_people=3)
+    tables = toy_tables(meta)
+    manager = CheckpointManager(tmp_path, 0, True, lambda: None)
+    manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
+    assert (tmp_path / "entity_names_person_0.json").read_text() == '[\n    "0",\n    "1",\n    "2"\n]'
+    assert not (tmp_path / "vocabulary_person.txt").exists()
+    assert open_checkpoint(tmp_path).vocabulary("person")[2] == "2"
+    assert torch.equal(open_checkpoint(tmp_path)["person"]["1"], tables["person"].rows[1])
+
+
+def test_names_in_any_script(tmp_path):
+    meta = toy_meta(num_people=3)
+    tables = toy_tables(meta)
+    people = Vocabulary(["Zoë", 'say "hi"', "東京\\"], "entity")
+    manager = CheckpointManager(tmp_path, 0, True, lambda: None, {"person": people})
+    manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
+    assert list(open_checkpoint(tmp_path).vocabulary("person").names) == people.names
+    assert json.loads((tmp_path / "entity_names_person_0.json").read_text()) == people.names
+
+
+def test_tables_are_never_held_twice(tmp_path, monkeypatch):
+    """Rows reach the file in blocks: no larger piece of the table is ever gathered."""
+    meta = toy_meta(num_people=1000)
+    tables = toy_tables(meta)
+    largest = 0
+    real = hdf5_format.row_blocks
+
+    def blocks(shape, item_bytes, block_bytes=2400):
+        nonlocal largest
+        for start, stop in real(shape, item_bytes, block_bytes):
+            largest = max(largest, (stop - start) * math.prod(shape[1:]) * item_bytes)
+            yield start, stop
+
+    monkeypatch.setattr(hdf5_format, "row_blocks", blocks)
+    save_toy(tmp_path, meta, tables)
+    live = blank(cut("person", tables["person"], 1)[0])
+    CheckpointManager(tmp_path, 0, True, lambda: None).restore([live])
+    assert largest == 2400
+    assert open_checkpoint(tmp_path)["person"][:].numpy().tobytes() == tables["person"].rows.numpy().tobytes()

@@ -1,0 +1,122 @@
+"""What a version says about itself, there and back, and the two checks made on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zlib
+
+import pytest
+
+from dglkge.checkpoint.manifest import FileEntry, Manifest, check_complete, check_same_run
+from dglkge.errors import CheckpointError
+from dglkge.typing import RELATION, Relation
+from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, toy_meta
+
+
+def entry(table, part, num_rows):
+    """Describe a file of which only the table, the part and the number of rows matter."""
+    return FileEntry(f"{table}_{part}", table, part, num_rows, 100, 1, 2, {"embeddings": [num_rows, 6]})
+
+
+def whole(meta, num_parts=1):
+    """List files that hold every row."""
+    files = [entry(RELATION, 0, len(meta.relations))]
+    for table, count in meta.entity_types.items():
+        rest = count - (num_parts - 1)
+        files += [entry(table, part, 1 if part else rest) for part in range(num_parts)]
+    return files
+
+
+def test_there_and_back():
+    meta = toy_meta(relations=TWO_PAIRS, config={"a": [1.5, None, True], "ü": {"b": 1e-300}})
+    manifest = Manifest(12, meta, whole(meta, 3))
+    again = Manifest.from_json(manifest.to_json(), "here")
+    assert again == manifest
+    assert list(again.meta.entity_types) == ["person", "film"]
+    assert again.meta.relations[1] == Relation("made", "person", "film")
+    assert again.to_json() == manifest.to_json()
+
+
+def test_the_order_of_types_is_kept():
+    meta = toy_meta(relations=TWO_PAIRS)
+    reverse = dataclasses.replace(meta, entity_types=dict(reversed(meta.entity_types.items())))
+    again = Manifest.from_json(Manifest(1, reverse, []).to_json(), "here")
+    assert list(again.meta.entity_types) == ["film", "person"]
+
+
+def test_files_of_a_table_stand_in_the_order_of_parts():
+    meta = toy_meta()
+    files = [entry("person", part, 1) for part in (10, 2, 0)] + [entry(RELATION, 0, 2)]
+    manifest = Manifest(1, meta, files)
+    assert [found.part for found in manifest.of_table("person")] == [0, 2, 10]
+    assert [found.table for found in manifest.of_table(RELATION)] == [RELATION]
+    assert manifest.of_table("planet") == []
+
+
+@pytest.mark.parametrize("place", range(0, 900, 31))
+def test_any_changed_letter_is_found(place):
+    text = Manifest(3, toy_meta(), whole(toy_meta())).to_json()
+    changed = text[:place] + chr(ord(text[place]) ^ 1) + text[place + 1 :]
+    try:
+        again = Manifest.from_json(changed, "here")
+    except CheckpointError as error:
+        assert str(error).startswith("here: ")
+    else:
+        # White space between words says nothing.
+        assert text[place].isspace() and again.to_json() == text
+
+
+def test_fields_that_are_missing_or_too_many():
+    body = json.loads(Manifest(3, toy_meta(), whole(toy_meta())).to_json())
+    for change in (
+        lambda b: b.pop("files"),
+        lambda b: b.pop("crc32"),
+        lambda b: b["meta"].pop("dim"),
+        lambda b: b["meta"].update(colour="red"),
+        lambda b: b["files"][0].pop("crc32"),
+        lambda b: b["meta"]["relations"].append({"name": "x"}),
+    ):
+        broken = json.loads(json.dumps(body))
+        change(broken)
+        checksum = broken.pop("crc32", None)
+        if checksum is not None:
+            broken["crc32"] = zlib.crc32(json.dumps(broken, sort_keys=True).encode())
+        with pytest.raises(CheckpointError, match="here: not a manifest of dglkge, or damaged"):
+            Manifest.from_json(json.dumps(broken), "here")
+
+
+def test_pairs_of_types():
+    assert toy_meta(relations=ONE_PAIR).relation_pairs == [("person", "person")]
+    assert toy_meta(relations=TWO_PAIRS).relation_pairs == [("person", "person"), ("person", "film")]
+
+
+def test_the_same_run_may_go_on():
+    meta = toy_meta()
+    later = dataclasses.replace(meta, progress={"finished_epochs": 9}, seed=4, dataset_path="/moved")
+    check_same_run(meta, later)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 4])
+def test_complete(num_parts):
+    meta = toy_meta(relations=TWO_PAIRS)
+    check_complete(meta, whole(meta, num_parts))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda files: files[1:], r"table 'relation': parts \[\] with 0 rows were written"),
+        (
+            lambda files: files[:-1],
+            r"table 'film': parts \[0\] with 4 rows were written; .* with 5 rows in all",
+        ),
+        (lambda files: [*files, entry("film", 2, 1)], r"table 'film': parts \[0, 1, 2\] with 6 rows"),
+        (lambda files: [*files, entry("film", 3, 0)], r"table 'film': parts \[0, 1, 3\] with 5 rows"),
+        (lambda files: [*files, entry("person", 1, 0)], r"table 'person': parts \[0, 1, 1\]"),
+    ],
+)
+def test_incomplete(change, words):
+    meta = toy_meta(relations=TWO_PAIRS)
+    with pytest.raises(CheckpointError, match=words):
+        check_complete(meta, change(whole(meta, 2)))

@@ -1,0 +1,111 @@
+"""Relation rows cut into operator parameters by hand, and put together again."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
+from dglkge.checkpoint.relation_layout import (
+    OPERATORS,
+    from_parameters,
+    is_dynamic,
+    operator_of,
+    to_parameters,
+)
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, toy_meta
+
+ROWS = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], dtype=np.float32)
+
+
+def cut(meta, rows=ROWS):
+    """Cut rows and return (path, key) -> values as lists."""
+    return {(path, key): values.tolist() for path, key, values in to_parameters(rows, meta)}
+
+
+def test_every_score_function_has_an_operator():
+    """One without keeps its rows whole, which PyTorch-BigGraph cannot use: that is to be a decision."""
+    assert set(OPERATORS) == set(SCORE_FUNCTIONS)
+
+
+def test_when_relations_are_dynamic():
+    assert is_dynamic(toy_meta(relations=ONE_PAIR, reciprocal=True))
+    assert not is_dynamic(toy_meta(relations=ONE_PAIR, reciprocal=False))
+    assert not is_dynamic(toy_meta(relations=TWO_PAIRS, reciprocal=True))
+
+
+def test_dynamic_distmult():
+    """The first half of a row asks for tails and so works on the head, lhs."""
+    assert cut(toy_meta("distmult")) == {
+        ("model/relations/0/operator/lhs/diagonals", "lhs_operators.0.diagonals"): [[1, 2], [5, 6]],
+        ("model/relations/0/operator/rhs/diagonals", "rhs_operators.0.diagonals"): [[3, 4], [7, 8]],
+    }
+
+
+def test_dynamic_complex():
+    assert cut(toy_meta("complex")) == {
+        ("model/relations/0/operator/lhs/real", "lhs_operators.0.real"): [[1], [5]],
+        ("model/relations/0/operator/lhs/imag", "lhs_operators.0.imag"): [[2], [6]],
+        ("model/relations/0/operator/rhs/real", "rhs_operators.0.real"): [[3], [7]],
+        ("model/relations/0/operator/rhs/imag", "rhs_operators.0.imag"): [[4], [8]],
+    }
+
+
+def test_static_complex_is_conjugated():
+    """PyTorch-BigGraph works on the tail: <h r, t> = <h, conj(r) t>."""
+    assert cut(toy_meta("complex", reciprocal=False)) == {
+        ("model/relations/0/operator/rhs/real", "rhs_operators.0.real"): [1, 2],
+        ("model/relations/0/operator/rhs/imag", "rhs_operators.0.imag"): [-3, -4],
+        ("model/relations/1/operator/rhs/real", "rhs_operators.1.real"): [5, 6],
+        ("model/relations/1/operator/rhs/imag", "rhs_operators.1.imag"): [-7, -8],
+    }
+
+
+def test_static_translation_is_negated():
+    assert cut(toy_meta("transe_l2", reciprocal=False)) == {
+        ("model/relations/0/operator/rhs/translation", "rhs_operators.0.translation"): [-1, -2, -3, -4],
+        ("model/relations/1/operator/rhs/translation", "rhs_operators.1.translation"): [-5, -6, -7, -8],
+    }
+
+
+def test_static_reciprocal_keeps_the_tail_side_apart():
+    meta = toy_meta("distmult", TWO_PAIRS[:2])
+    assert cut(meta) == {
+        ("reciprocal/relations/0/operator/lhs/diagonal", None): [1, 2],
+        ("reciprocal/relations/1/operator/lhs/diagonal", None): [5, 6],
+        ("model/relations/0/operator/rhs/diagonal", "rhs_operators.0.diagonal"): [3, 4],
+        ("model/relations/1/operator/rhs/diagonal", "rhs_operators.1.diagonal"): [7, 8],
+    }
+
+
+@pytest.mark.parametrize("score_function", [*OPERATORS, "a new one"])
+@pytest.mark.parametrize("relations", [ONE_PAIR, TWO_PAIRS])
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_there_and_back_bit_for_bit(score_function, relations, reciprocal):
+    meta = toy_meta(score_function, relations, reciprocal)
+    bits = np.random.default_rng(0).integers(0, 1 << 32, (len(relations), 8), dtype=np.uint32)
+    rows = bits.view(np.float32)
+    before = rows.tobytes()
+    datasets = {path: values.copy() for path, _, values in to_parameters(rows, meta)}
+    assert from_parameters(datasets, meta, 8).tobytes() == before
+    assert rows.tobytes() == before
+
+
+def test_what_biggraph_lacks_has_a_name_that_it_refuses():
+    for score_function in ("transe_l1", "rotate"):
+        config = bigraph_config(toy_meta(score_function), 1, "/x")
+        assert config["comparator"] not in {"dot", "cos", "l2", "squared_l2"}
+    assert operator_of("rotate").name not in {"none", "translation", "diagonal", "linear", "affine"}
+    assert operator_of("mine").name == "mine"
+
+
+def test_attributes_without_a_training_plan():
+    meta = dataclasses.replace(toy_meta(), config={}, progress={})
+    attributes = bigraph_attributes(meta, {"dimension": 6})
+    assert attributes["config/json"] == '{\n    "dimension": 6\n}'
+    assert (attributes["iteration/num_epochs"], attributes["iteration/epoch_idx"]) == (0, 0)
+    later = bigraph_attributes(dataclasses.replace(toy_meta(), progress={"finished_epochs": 12}), {})
+    assert (later["iteration/num_epochs"], later["iteration/epoch_idx"]) == (12, 12)

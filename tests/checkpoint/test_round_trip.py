@@ -1,0 +1,242 @@
+"""What is saved comes back bit for bit, whatever the parts."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from dglkge.checkpoint import CheckpointManager, hdf5_format, open_checkpoint
+from dglkge.errors import CheckpointError
+from dglkge.typing import RELATION, TablePart
+from tests.checkpoint.toy_checkpoint import (
+    ONE_PAIR,
+    RELATION_WIDTH,
+    TWO_PAIRS,
+    blank,
+    cut,
+    save_toy,
+    toy_meta,
+    toy_names,
+    toy_tables,
+)
+
+
+def alone(path):
+    """A manager of a run with one process."""
+    return CheckpointManager(path, 0, True, lambda: None)
+
+
+def same_bits(a, b):
+    """Compare tensors bit for bit: NaN equals itself, -0.0 is not 0.0."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+
+
+@pytest.mark.parametrize("optimizer", ["sparse_adagrad", "row_adagrad", "sparse_adam"])
+@pytest.mark.parametrize(("num_parts", "num_new_parts"), [(1, 1), (1, 3), (3, 1), (3, 2), (2, 5)])
+def test_any_parts_into_any_parts(tmp_path, optimizer, num_parts, num_new_parts):
+    meta = toy_meta(optimizer=optimizer, relations=TWO_PAIRS)
+    tables = toy_tables(meta)
+    assert save_toy(tmp_path, meta, tables, num_parts) == 1
+    for table, whole in tables.items():
+        for wanted in cut(table, whole, num_new_parts, seed=9):
+            live = blank(wanted)
+            restored = alone(tmp_path).restore([live])
+            assert restored == meta
+            assert same_bits(live.rows, wanted.rows)
+            for name, values in wanted.state.items():
+                assert same_bits(live.state[name], values), name
+
+
+@pytest.mark.parametrize("score_function", sorted(RELATION_WIDTH))
+@pytest.mark.parametrize("relations", [ONE_PAIR, TWO_PAIRS])
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_relations_of_every_layout(tmp_path, score_function, relations, reciprocal):
+    meta = toy_meta(score_function, relations, reciprocal)
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables)
+    wanted = cut(RELATION, tables[RELATION], 1)[0]
+    live = blank(wanted)
+    alone(tmp_path).restore([], live)
+    assert same_bits(live.rows, wanted.rows)
+    assert same_bits(live.state["sum"], wanted.state["sum"])
+    assert same_bits(open_checkpoint(tmp_path)[RELATION][:], tables[RELATION].rows)
+
+
+def test_views_on_shared_memory_are_filled_in_place(tmp_path):
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables, 2)
+    memory = torch.full((40, meta.dim), 7.0)
+    part = TablePart("person", 0, torch.arange(4, 20), memory[10:26], {})
+    alone(tmp_path).restore([part])
+    assert same_bits(memory[10:26], tables["person"].rows[4:20])
+    assert (memory[:10] == 7).all() and (memory[26:] == 7).all()
+
+
+def test_small_blocks_change_nothing(tmp_path, monkeypatch):
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    save_toy(tmp_path / "large", meta, tables, 2)
+    monkeypatch.setattr(hdf5_format.row_blocks, "__defaults__", (100,))
+    save_toy(tmp_path / "small", meta, tables, 2)
+    name = "embeddings_person_1.v1.h5"
+    with (
+        hdf5_format.open_file(tmp_path / "small" / name) as small,
+        hdf5_format.open_file(tmp_path / "large" / name) as large,
+    ):
+        assert small["embeddings"][:].tobytes() == large["embeddings"][:].tobytes()
+    live = blank(cut("person", tables["person"], 1)[0])
+    alone(tmp_path / "small").restore([live])
+    assert same_bits(live.rows, cut("person", tables["person"], 1)[0].rows)
+
+
+def test_blocks_cover_every_row_once():
+    blocks = list(hdf5_format.row_blocks((10, 4), 4, block_bytes=48))
+    assert blocks == [(0, 3), (3, 6), (6, 9), (9, 10)]
+    assert list(hdf5_format.row_blocks((2, 1000), 4, block_bytes=48)) == [(0, 1), (1, 2)]
+    assert list(hdf5_format.row_blocks((0, 4), 4)) == []
+    assert list(hdf5_format.row_blocks((3,), 8)) == [(0, 3)]
+
+
+def test_part_without_rows(tmp_path):
+    meta = toy_meta(num_people=2)
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables, 3)
+    assert same_bits(open_checkpoint(tmp_path)["person"][:], tables["person"].rows)
+
+
+def test_versions_follow_each_other_and_leave_one(tmp_path):
+    meta = toy_meta()
+    for version in (1, 2, 3):
+        assert save_toy(tmp_path, meta, toy_tables(meta, version), 2) == version
+    assert sorted(path.name for path in tmp_path.glob("*.v*")) == [
+        "embeddings_person_0.v3.h5",
+        "embeddings_person_1.v3.h5",
+        "manifest.v3.json",
+        "model.v3.h5",
+    ]
+    assert same_bits(open_checkpoint(tmp_path)["person"][:], toy_tables(meta, 3)["person"].rows)
+
+
+def test_fewer_parts_leave_no_names_of_the_old_ones(tmp_path):
+    meta = toy_meta()
+    save_toy(tmp_path, meta, toy_tables(meta), 3)
+    save_toy(tmp_path, meta, toy_tables(meta), 2)
+    assert sorted(path.name for path in tmp_path.glob("entity_*")) == [
+        "entity_count_person_0.txt",
+        "entity_count_person_1.txt",
+        "entity_names_person_0.json",
+        "entity_names_person_1.json",
+    ]
+
+
+def test_state_that_is_missing_or_left_over_is_told(tmp_path, caplog):
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables)
+    ids = torch.arange(23)
+    state = {"exp_avg": torch.full((23, 6), 5.0), "sum": torch.full((23,), 5.0)}
+    part = TablePart("person", 0, ids, torch.zeros(23, 6), state)
+    with caplog.at_level(logging.WARNING):
+        alone(tmp_path).restore([part])
+    assert "has no optimizer state 'exp_avg'; it starts anew" in caplog.text
+    assert (
+        "optimizer state 'sum' is float32 of row shape (6,), this run's is float32 of (); it starts anew"
+        in caplog.text
+    )
+    assert (state["exp_avg"] == 5).all() and (state["sum"] == 5).all()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        alone(tmp_path).restore([TablePart("person", 0, ids, torch.zeros(23, 6))])
+    assert "optimizer state 'sum' is not used by this run's optimizer" in caplog.text
+
+
+def test_rows_that_are_not_there(tmp_path):
+    meta = toy_meta()
+    save_toy(tmp_path, meta, toy_tables(meta), 2)
+    part = TablePart("person", 4, torch.tensor([3, 99, 5]), torch.zeros(3, 6))
+    with pytest.raises(CheckpointError, match="version 1 has 2 of the 3 rows of table 'person', part 4"):
+        alone(tmp_path).restore([part])
+
+
+def test_another_width_is_refused(tmp_path):
+    meta = toy_meta()
+    save_toy(tmp_path, meta, toy_tables(meta))
+    with pytest.raises(CheckpointError, match="rows of table 'person' are 6 wide, this run's are 8"):
+        alone(tmp_path).restore([TablePart("person", 0, torch.arange(23), torch.zeros(23, 8))])
+    with pytest.raises(CheckpointError, match="rows of table 'relation' are 12 wide, this run's are 6"):
+        alone(tmp_path).restore([], TablePart(RELATION, 0, torch.arange(2), torch.zeros(2, 6)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"dataset_fingerprint": "beef"}, "has dataset_fingerprint 'f00d', this run has 'beef'"),
+        ({"score_function": "distmult"}, "has score_function 'complex', this run has 'distmult'"),
+        ({"dim": 8}, "has dim 6, this run has 8"),
+    ],
+)
+def test_another_run_is_not_written_over(tmp_path, changes, text):
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables)
+    other = toy_meta(**changes)
+    with pytest.raises(CheckpointError, match=text):
+        save_toy(tmp_path, other, toy_tables(other))
+    assert same_bits(open_checkpoint(tmp_path)["person"][:], tables["person"].rows)
+
+
+def test_parts_that_do_not_fit_are_refused_and_nothing_is_published(tmp_path):
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables)
+    whole = cut("person", tables["person"], 1)[0]
+    relations = cut(RELATION, tables[RELATION], 1)[0]
+    half = TablePart("person", 0, whole.original_ids[:9], whole.rows[:9])
+    twice = TablePart("person", 0, torch.zeros(23, dtype=torch.int64), whole.rows)
+    narrow = TablePart("person", 0, whole.original_ids, whole.rows[:, :5])
+    short_state = TablePart("person", 0, whole.original_ids, whole.rows, {"sum": torch.zeros(3)})
+    stranger = TablePart("planet", 0, whole.original_ids, whole.rows)
+    second = TablePart("person", 1, whole.original_ids, whole.rows)
+    for part, text in [
+        (
+            half,
+            r"table 'person': parts \[0\] with 9 rows were written; expected parts from 0 on with 23 rows",
+        ),
+        (twice, r"original ids must be distinct and in 0..22; got 0..0"),
+        (narrow, r"rows have shape \(23, 5\), expected \(23, 6\)"),
+        (short_state, r"optimizer state 'sum' of shape \(3,\) cannot be stored for 23 rows"),
+        (stranger, "table 'planet' is none of the run's: 'person', 'relation'"),
+        (second, r"table 'person': parts \[1\] with 23 rows"),
+    ]:
+        with pytest.raises(CheckpointError, match=text):
+            alone(tmp_path).save([part], relations, meta)
+    one = TablePart(RELATION, 0, relations.original_ids[:1], relations.rows[:1])
+    with pytest.raises(CheckpointError, match="1 relations were handed in, expected 2"):
+        alone(tmp_path).save([whole], one, meta)
+    with pytest.raises(CheckpointError, match="rank 0 was handed no relations"):
+        alone(tmp_path).save([whole], None, meta)
+    assert open_checkpoint(tmp_path).version == 1
+    assert alone(tmp_path).save([whole], relations, meta) == 2
+    assert not list(tmp_path.glob("*.receipt.json")) and not list(tmp_path.glob("*.tmp"))
+
+
+def test_names_stay_the_same_file_until_the_parts_change(tmp_path):
+    meta = toy_meta()
+    save_toy(tmp_path, meta, toy_tables(meta), 2, seed=1)
+    path = tmp_path / "entity_names_person_0.json"
+    first = path.stat().st_ino
+    save_toy(tmp_path, meta, toy_tables(meta), 2, seed=1)
+    assert path.stat().st_ino == first
+    text = path.read_text()
+    save_toy(tmp_path, meta, toy_tables(meta), 2, seed=2)
+    assert path.read_text() != text
+
+
+def test_a_folder_without_a_checkpoint(tmp_path):
+    manager = CheckpointManager(tmp_path / "new", 0, True, lambda: None, toy_names(toy_meta()))
+    assert manager.latest() is None
+    with pytest.raises(CheckpointError, match="new holds no checkpoint"):
+        manager.restore([])

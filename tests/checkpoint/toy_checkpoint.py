@@ -1,0 +1,163 @@
+"""A small run whose tables are known, cut into any number of parts, for tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dglkge.checkpoint import CheckpointManager, CheckpointMeta
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.typing import RELATION, Relation, TablePart
+
+ONE_PAIR = (Relation("likes", "person", "person"), Relation("knows", "person", "person"))
+TWO_PAIRS = (
+    Relation("likes", "person", "person"),
+    Relation("made", "person", "film"),
+    Relation("likes", "person", "film"),
+)
+RELATION_WIDTH = {"complex": 1.0, "distmult": 1.0, "transe_l1": 1.0, "transe_l2": 1.0, "rotate": 0.5}
+
+
+def toy_meta(
+    score_function: str = "complex",
+    relations: Sequence[Relation] = ONE_PAIR,
+    reciprocal: bool = True,
+    num_people: int = 23,
+    optimizer: str = "sparse_adagrad",
+    **changes: object,
+) -> CheckpointMeta:
+    """Describe the toy run; films are 5 where a relation has them."""
+    types = {"person": num_people}
+    if any("film" in (relation.lhs, relation.rhs) for relation in relations):
+        types["film"] = 5
+    fields: dict = {
+        "config": {"training": {"num_epochs": 9}, "model": {"dimension": 6}},
+        "dataset_name": "toy",
+        "dataset_path": "/nowhere/toy",
+        "dataset_fingerprint": "f00d",
+        "entity_types": types,
+        "relations": list(relations),
+        "progress": {"finished_epochs": 2, "batches_done": 17, "global_batch_size": 100},
+        "seed": 3,
+        "score_function": score_function,
+        "dim": 6,
+        "reciprocal": reciprocal,
+        "optimizer": {"name": optimizer, "lr": 0.1},
+        "versions": {"dglkge": "0.1.0", "dgl": "1.1.3", "torch": "2.13.0"},
+    }
+    return CheckpointMeta(**{**fields, **changes})
+
+
+@dataclass(frozen=True)
+class ToyTable:
+    """A whole table by original id."""
+
+    rows: torch.Tensor
+    state: Mapping[str, torch.Tensor]
+
+
+def toy_tables(meta: CheckpointMeta, seed: int = 0) -> dict[str, ToyTable]:
+    """Draw every table of a run; special values among them, to be kept bit for bit."""
+    generator = torch.Generator().manual_seed(seed)
+    relation_width = int(meta.dim * RELATION_WIDTH[meta.score_function]) * (2 if meta.reciprocal else 1)
+    tables = {}
+    for table, count in {**meta.entity_types, RELATION: len(meta.relations)}.items():
+        width = relation_width if table == RELATION else meta.dim
+        rows = torch.randn(count, width, generator=generator)
+        rows[0, 0], rows[0, 1], rows[-1, 0], rows[-1, -1] = -0.0, float("nan"), float("inf"), 1e-42
+        tables[table] = ToyTable(rows, _state(meta, rows, generator))
+    return tables
+
+
+def _state(meta: CheckpointMeta, rows: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Draw the state that the run's optimizer keeps for rows."""
+    if meta.optimizer["name"] == "row_adagrad":
+        return {"sum": torch.rand(len(rows), generator=generator)}
+    if meta.optimizer["name"] == "sparse_adam":
+        moments = torch.rand(2, *rows.shape, generator=generator)
+        steps = torch.randint(0, 100, (len(rows),), generator=generator)
+        return {"exp_avg": moments[0], "exp_avg_sq": moments[1], "step": steps}
+    return {"sum": torch.rand(rows.shape, generator=generator)}
+
+
+def cut(table: str, whole: ToyTable, num_parts: int, seed: int = 0) -> list[TablePart]:
+    """Cut a table into parts at random, the rows of each in no order."""
+    generator = torch.Generator().manual_seed(seed)
+    shuffled = torch.randperm(len(whole.rows), generator=generator)
+    return [
+        TablePart(
+            table, part, ids, whole.rows[ids], {name: values[ids] for name, values in whole.state.items()}
+        )
+        for part, ids in enumerate(torch.tensor_split(shuffled, num_parts))
+    ]
+
+
+def blank(part: TablePart) -> TablePart:
+    """Return a part of the same ids with nothing in it."""
+    state = {name: torch.zeros_like(values) for name, values in part.state.items()}
+    return TablePart(part.table, part.part, part.original_ids, torch.zeros_like(part.rows), state)
+
+
+def toy_names(meta: CheckpointMeta) -> dict[str, Vocabulary]:
+    """Name every entity: person-0, person-1, ..."""
+    return {
+        entity_type: Vocabulary([f"{entity_type}-{id_}" for id_ in range(count)], "entity")
+        for entity_type, count in meta.entity_types.items()
+    }
+
+
+def save_toy(
+    path: Path, meta: CheckpointMeta, tables: Mapping[str, ToyTable], num_parts: int = 1, seed: int = 0
+) -> int:
+    """Save the tables under the toy's names; see :func:`save_toy_named`."""
+    return save_toy_named(path, meta, tables, toy_names(meta), num_parts, seed)
+
+
+def save_toy_named(
+    path: Path,
+    meta: CheckpointMeta,
+    tables: Mapping[str, ToyTable],
+    names: Mapping[str, Vocabulary],
+    num_parts: int,
+    seed: int = 0,
+) -> int:
+    """Save the tables as ``num_parts`` machines would, each a thread with its own manager.
+
+    Returns
+    -------
+    int
+        The version that was published.
+    """
+    barrier = threading.Barrier(num_parts, timeout=60)
+    cuts = {
+        entity_type: cut(entity_type, tables[entity_type], num_parts, seed)
+        for entity_type in meta.entity_types
+    }
+    relations = TablePart(
+        RELATION, 0, torch.arange(len(meta.relations)), tables[RELATION].rows, tables[RELATION].state
+    )
+    versions, errors = [], []
+
+    def machine(rank: int) -> None:
+        manager = CheckpointManager(path, rank, True, lambda: barrier.wait(), names, num_parts)
+        try:
+            parts = [cuts[entity_type][rank] for entity_type in meta.entity_types]
+            versions.append(manager.save(parts, relations if rank == 0 else None, meta))
+        except BaseException as error:
+            barrier.abort()
+            errors.append(error)
+
+    threads = [threading.Thread(target=machine, args=(rank,)) for rank in range(num_parts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    (version,) = set(versions)
+    return version

@@ -1,0 +1,73 @@
+"""The commands as programs: exit status, stdout and stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.toy_kg import REPOSITORY
+
+LIMIT_SECONDS = 120
+
+
+def dglkge(*arguments, **options):
+    """Run the command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "dglkge.cli.main", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
+        **options,
+    )
+
+
+def test_a_good_command(run):
+    done = dglkge("predict", run, "--head", "town3", "--relation", "lies_in", "--topk", "2", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [answer["rank"] for answer in json.loads(done.stdout)["answers"]] == [1, 2]
+
+
+def test_bad_input_is_one_line_and_status_2(run):
+    done = dglkge("predict", run, "--head", "town33", "--relation", "lies_in")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("dglkge: error: unknown entity 'town33'; did you mean 'town3'")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_damaged_checkpoint(run):
+    (run / "checkpoint" / "checkpoint_version.txt").write_text("")
+    done = dglkge("inspect", run)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"dglkge: error: {run}/checkpoint/checkpoint_version.txt is empty; expected one number; the newest "
+        "good version is 1: write 1 into checkpoint_version.txt to go on from it, or move the folder away to "
+        "start anew\n"
+    )
+
+
+def test_no_command_at_all():
+    done = dglkge()
+    assert done.returncode == 2
+    assert "the following arguments are required: COMMAND" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGPIPE on Windows")
+def test_a_reader_that_leaves(run):
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "dglkge.cli.main", "inspect", str(run)],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -1,0 +1,326 @@
+"""What the commands print and write, called in this process."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from dglkge import __version__
+from dglkge.checkpoint import open_checkpoint
+from dglkge.cli.main import COMMANDS, main
+from dglkge.cli.output import human_bytes, print_columns, write_json
+from dglkge.cli.run_command import run_command
+from dglkge.data.known_triples import KnownTriples
+from dglkge.errors import InputError
+from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.ranking_evaluator import RankingEvaluator
+from dglkge.model.kge_model import build_model
+from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command and return its status, stdout and stderr."""
+
+    def run_main(*arguments):
+        status = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run_main
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_teaches_with_examples(command, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main([command, "--help"] if command else ["--help"])
+    text = capsys.readouterr().out
+    assert exit_.value.code == 0
+    assert (f"dglkge {command} runs/demo" in text) if command else all(name in text for name in COMMANDS)
+    assert max(len(line) for line in text.splitlines()) <= 110
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"dglkge {__version__}\n"
+
+
+def test_predict_table(call, run, dataset):
+    head, relation, tail = dataset.split("train")[dataset.split("train")[:, 1] == 1][0]
+    town, country = dataset.vocabulary("town")[head], dataset.vocabulary("country")[tail]
+    status, out, err = call("predict", run, "--head", town, "--relation", "lies_in")
+    lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert lines[0] == f"({town}, lies_in, ?): best tails of type country"
+    assert lines[1].split() == ["rank", "score", "tail", "known", "from"]
+    assert len(lines) == 5
+    assert [line.split()[0] for line in lines[2:]] == ["1", "2", "3"]
+    assert [line.split()[2] for line in lines[2:] if line.endswith(" train")] == [country]
+    _, dropped, _ = call("predict", run, "--head", town, "--relation", "lies_in", "--known", "drop")
+    assert country not in dropped and len(dropped.splitlines()) == 4
+    _, kept, _ = call("predict", run, "--head", town, "--relation", "lies_in", "--known", "keep")
+    assert country in kept and "known" not in kept and "train" not in kept
+
+
+def test_predict_heads_by_the_type_of_the_tail(call, run):
+    status, out, _ = call("predict", run, "--relation", "near (person → town)", "--tail", "town1", "--json")
+    report = json.loads(out)
+    assert status == 0
+    assert (report["query"], report["asked"], report["type"]) == (
+        "(?, near (person → town), town1)",
+        "head",
+        "person",
+    )
+    status, out, _ = call("predict", run, "--head", "person1", "--relation", "near", "--json")
+    assert json.loads(out)["relation"] == "near (person → town)"
+    status, _, err = call("predict", run, "--relation", "near", "--tail", "town1")
+    assert status == 2
+    assert "relation 'near' joins several pairs of entity types; say which: 'near (person → town)'" in err
+
+
+def test_predict_many(call, run, tmp_path):
+    queries = tmp_path / "queries.tsv"
+    queries.write_text("person1\tknows\t?\n?\tlies_in\tcountry0\n")
+    status, out, _ = call("predict", run, "--input", queries, "--topk", "3", "--json")
+    reports = json.loads(out)
+    assert status == 0
+    assert [report["query"] for report in reports] == ["(person1, knows, ?)", "(?, lies_in, country0)"]
+    assert [len(report["answers"]) for report in reports] == [3, 3]
+    status, out, _ = call("predict", run, "--input", queries, "--topk", "3")
+    assert out.count("best tails of type person") == 1 and out.count("best heads of type town") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--head", "a"], "give --relation and either --head (to ask for tails) or --tail"),
+        (["--relation", "knows"], "give --relation and either --head"),
+        (["--head", "a", "--tail", "b", "--relation", "knows"], "give --relation and either --head"),
+        (["--input", "x", "--head", "a"], "give either --input or one query, not both"),
+        (["--input", "nowhere.tsv"], "cannot read nowhere.tsv: No such file or directory"),
+        (["--head", "person1", "--relation", "know"], "unknown relation 'know'; did you mean 'knows'"),
+        (["--head", "person1", "--relation", "knows", "--topk", "0"], "answers must be at least 1, got 0"),
+    ],
+)
+def test_predict_refuses(call, run, arguments, words):
+    status, out, err = call("predict", run, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("dglkge: error: ") and words in err
+
+
+def test_predict_without_the_dataset(call, tmp_path, caplog):
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    for whole in tables.values():
+        whole.rows.nan_to_num_(posinf=1.0)
+    save_toy(tmp_path, meta, tables)
+    status, out, _ = call("predict", tmp_path, "--head", "person-1", "--relation", "likes")
+    assert status == 0 and len(out.splitlines()) == 12
+    assert "known answers are not marked: the run's dataset /nowhere/toy is not there any more" in caplog.text
+    status, _, err = call("predict", tmp_path, "--head", "person-1", "--relation", "likes", "--known", "drop")
+    assert status == 2 and "/nowhere/toy is not there any more; say with --dataset where it is" in err
+
+
+def test_similar(call, run):
+    status, out, err = call("similar", run, "--entity", "person4", "--topk", "3")
+    lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert lines[0] == "nearest to person4 among entities of type person"
+    assert len(lines) == 5
+    status, out, _ = call("similar", run, "--entity", "country1", "--json")
+    report = json.loads(out)
+    assert report["type"] == "country"
+    assert sorted(one["name"] for one in report["similar"]) == ["country0", "country2"]
+    assert report["similar"][0]["cosine"] >= report["similar"][1]["cosine"]
+    for arguments, words in [
+        (["--entity", "nobody"], "no entity of any type is called 'nobody'; say --type"),
+        (["--entity", "persn4", "--type", "person"], "unknown entity 'persn4'; did you mean 'person4'"),
+        (
+            ["--entity", "x", "--type", "planet"],
+            "unknown entity type 'planet'; known: 'country', 'person', 'town'",
+        ),
+    ]:
+        status, _, err = call("similar", run, *arguments)
+        assert status == 2 and words in err
+
+
+def test_evaluate(call, run, dataset):
+    status, out, _ = call("evaluate", run, "--split", "valid", "--per-relation", "--batch-size", "5")
+    assert status == 0
+    assert out.startswith("valid split, filtered, all candidates, realistic ties")
+    assert "near (town → town)" in out
+    written = json.loads((run / "metrics-valid.json").read_text())
+    checkpoint = open_checkpoint(run)
+    evaluator = RankingEvaluator(
+        build_model("complex", 6, True), dataset.relations.relations, Protocol(split="valid")
+    )
+    known = KnownTriples([dataset.split(split) for split in ("train", "valid", "test")], 5)
+    shards = {name: checkpoint.shards(name) for name in dataset.entity_types}
+    expected = evaluator.evaluate(dataset.split("valid"), known, checkpoint, shards).to_dict()
+    assert {name: written[name] for name in expected} == json.loads(json.dumps(expected))
+    assert written["num_triples"] == 14 and written["version"] == 1 and written["dataset"] == dataset.name
+
+
+def test_evaluate_another_protocol(call, run, tmp_path):
+    target = tmp_path / "mine.json"
+    options = ["--raw", "--candidates", "4", "--ties", "pessimistic", "--limit", "3", "--json"]
+    status, out, _ = call("evaluate", run, *options, "--output", target)
+    report = json.loads(out)
+    assert status == 0
+    assert report == json.loads(target.read_text())
+    assert report["num_triples"] == 3
+    assert report["protocol"] == {
+        "split": "test",
+        "filtering": "raw",
+        "candidates": "sampled 4",
+        "ties": "pessimistic",
+        "seed": 0,
+    }
+    assert not (run / "metrics-test.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--candidates", "many"], "--candidates must be all or a number of at least 1, got 'many'"),
+        (["--candidates", "0"], "--candidates must be all or a number of at least 1, got '0'"),
+        (["--limit", "0"], "--limit must be at least 1, got 0"),
+        (["--batch-size", "0"], "must be at least 1, got 0"),
+        (["--dataset", "/nowhere"], "/nowhere is no dataset folder: there is no such folder"),
+        (
+            ["--output", "/nowhere/metrics.json"],
+            "cannot write /nowhere/metrics.json: No such file or directory",
+        ),
+    ],
+)
+def test_evaluate_refuses(call, run, arguments, words):
+    status, out, err = call("evaluate", run, *arguments)
+    assert (status, out) == (2, "")
+    assert words in err.splitlines()[-1]
+
+
+def test_evaluate_refuses_another_dataset(call, run, dataset, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in dataset.path.iterdir():
+        (other / path.name).symlink_to(path)
+    (other / "dataset.json").unlink()
+    description = {**dataset.description, "fingerprint": "0123456789abcdef"}
+    (other / "dataset.json").write_text(json.dumps(description))
+    status, _, err = call("evaluate", run, "--dataset", other)
+    assert status == 2
+    assert (
+        f"is not the dataset of this run ({dataset.name}): its fingerprint is 0123456789ab, expected " in err
+    )
+
+
+def test_export(call, run, tmp_path):
+    status, out, _ = call("export", run, "--format", "npy", "--output", tmp_path / "out", "--table", "town")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == [
+        str(tmp_path / "out" / name) for name in ("town.npy", "town.names.txt")
+    ]
+    assert np.array_equal(np.load(tmp_path / "out/town.npy"), open_checkpoint(run)["town"][:].numpy())
+    status, _, err = call("export", run, "--format", "npy", "--output", tmp_path / "out")
+    assert status == 2 and "town.npy exists" in err
+    status, out, _ = call("export", run, "--format", "tsv", "--output", tmp_path / "all", "--json")
+    assert [one["path"].rsplit("/", 1)[1] for one in json.loads(out)] == [
+        "country.tsv",
+        "person.tsv",
+        "town.tsv",
+        "relation.tsv",
+    ]
+    status, _, err = call("export", run, "--format", "tsv", "--output", tmp_path / "x", "--table", "towns")
+    assert status == 2 and "unknown table 'towns'; did you mean 'town'" in err
+
+
+def test_inspect(call, run, dataset):
+    status, out, _ = call("inspect", run, "--verify")
+    lines = [line.split() for line in out.splitlines()]
+    assert status == 0
+    assert "version 1" in out and "finished_epochs 2, batches_done 17, global_batch_size 100" in out
+    assert "complex, dimension 6, reciprocal relations" in out
+    assert "all 7 files are as they were written" in out
+    assert ["person", "40", "6", "2", "sum"] in [line[:5] for line in lines]
+    assert ["relation", "5", "12", "1", "sum"] in [line[:5] for line in lines]
+    status, out, _ = call("inspect", run / "checkpoint", "--json")
+    report = json.loads(out)
+    assert (report["version"], report["verified"], report["seed"]) == (1, False, 3)
+    assert report["dataset"]["fingerprint"] == dataset.fingerprint
+    assert [(table["name"], table["num_rows"]) for table in report["tables"]] == [
+        ("country", 3),
+        ("person", 40),
+        ("town", 10),
+        ("relation", 5),
+    ]
+    assert report["size_bytes"] == sum(path.stat().st_size for path in (run / "checkpoint").glob("*.h5"))
+
+
+def test_inspect_finds_a_flipped_bit(call, run):
+    path = run / "checkpoint" / "embeddings_person_0.v1.h5"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert call("inspect", run)[0] == 0
+    status, _, err = call("inspect", run, "--verify")
+    assert (
+        status == 2
+        and "embeddings_person_0.v1.h5 is damaged: its checksum is not the one in the manifest" in err
+    )
+
+
+def test_every_command_says_that_there_is_no_run(call, tmp_path):
+    more = {
+        "predict": ["--head", "a", "--relation", "b"],
+        "similar": ["--entity", "a"],
+        "export": ["--format", "npy", "--output", tmp_path / "out"],
+    }
+    for command in COMMANDS:
+        status, out, err = call(command, tmp_path / "nowhere", *more.get(command, []))
+        assert (status, out) == (2, "")
+        assert err == f"dglkge: error: {tmp_path}/nowhere does not exist; expected the folder of a run\n"
+
+
+def test_run_command(capsys):
+    def fail(error):
+        def body():
+            raise error
+
+        return body
+
+    assert run_command("cmd", lambda: 0) == 0
+    assert run_command("cmd", lambda: 7) == 7
+    assert run_command("cmd", fail(InputError("two\n  lines"))) == 2
+    assert capsys.readouterr().err == "cmd: error: two lines\n"
+    assert run_command("cmd", fail(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == "cmd: interrupted\n"
+    with pytest.raises(ZeroDivisionError):
+        run_command("cmd", fail(ZeroDivisionError()))
+
+
+def test_columns(capsys):
+    print_columns(["n", "name", ""], [[1, "a", ""], [10, "bcd", "x"]], indent=" ")
+    assert capsys.readouterr().out == "  n  name\n  1  a\n 10  bcd   x\n"
+    print_columns(["only"], [])
+    assert capsys.readouterr().out == "only\n"
+
+
+def test_sizes():
+    assert [human_bytes(size) for size in (0, 1023, 1024, 1536, 5 << 20, 3 << 30, 1 << 50)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.5 KiB",
+        "5.0 MiB",
+        "3.0 GiB",
+        "1024.0 TiB",
+    ]
+
+
+def test_json_files_are_whole_or_not_there(tmp_path):
+    write_json(tmp_path / "x.json", {"a": "→"})
+    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == {"a": "→"}
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]

@@ -1,0 +1,160 @@
+"""Predictions against scoring every triple one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.checkpoint import open_checkpoint
+from dglkge.data.known_triples import KnownTriples
+from dglkge.errors import InputError
+from dglkge.inference import link_prediction
+from dglkge.inference.link_prediction import Known, LinkPredictor, LinkQuery
+from dglkge.inference.top_answers import TopAnswers
+from dglkge.model.kge_model import build_model
+from dglkge.typing import RELATION, Side
+from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, toy_meta, toy_tables
+
+KNOWN = np.array([[0, 0, 1], [0, 0, 2], [0, 0, 22], [4, 1, 0], [4, 1, 3], [2, 1, 3], [7, 2, 4], [1, 0, 22]])
+QUERIES = [
+    LinkQuery(Side.TAIL, 0, 0),
+    LinkQuery(Side.HEAD, 22, 0),
+    LinkQuery(Side.TAIL, 4, 1),
+    LinkQuery(Side.HEAD, 3, 1),
+    LinkQuery(Side.TAIL, 7, 2),
+    LinkQuery(Side.TAIL, 9, 0),
+    LinkQuery(Side.TAIL, 0, 0),
+]
+
+
+def finite_tables(meta):
+    """Draw tables without the special values."""
+    tables = toy_tables(meta)
+    for whole in tables.values():
+        whole.rows.nan_to_num_(posinf=1.0)
+    return tables
+
+
+def known_by_split(meta):
+    """Put the known triples into two splits; the third stands in both."""
+    num_relations = len(meta.relations)
+    return {
+        "train": KnownTriples([KNOWN[:3]], num_relations),
+        "test": KnownTriples([KNOWN[2:]], num_relations),
+    }
+
+
+def split_of(triple):
+    """Return the split of a triple, looked up one by one."""
+    places = [place for place, known in enumerate(KNOWN.tolist()) if known == triple]
+    return None if not places else "train" if places[0] < 3 else "test"
+
+
+def make(path, score_function="complex", reciprocal=True, num_parts=3):
+    """Save a toy run and open a predictor on its files."""
+    meta = toy_meta(score_function, TWO_PAIRS, reciprocal)
+    tables = finite_tables(meta)
+    save_toy(path, meta, tables, num_parts)
+    checkpoint = open_checkpoint(path)
+    model = build_model(score_function, meta.dim, reciprocal)
+    shards = {table: checkpoint.shards(table) for table in meta.entity_types}
+    predictor = LinkPredictor(model, meta.relations, checkpoint, shards, known_by_split(meta))
+    return predictor, model, meta, tables
+
+
+def brute_force(model, meta, tables, query, topk, known):
+    """Score every candidate as a triple of its own, in float64."""
+    relation = meta.relations[query.relation_id]
+    found = []
+    for id_ in range(meta.entity_types[relation.candidate_type(query.side)]):
+        head, tail = (query.entity_id, id_) if query.side is Side.TAIL else (id_, query.entity_id)
+        split = split_of([head, query.relation_id, tail])
+        if known is Known.DROP and split:
+            continue
+        rows = (
+            tables[relation.lhs].rows[head],
+            tables[RELATION].rows[query.relation_id],
+            tables[relation.rhs].rows[tail],
+        )
+        score = model.score(*(row.double()[None] for row in rows), query.side).item()
+        found.append((score, id_, split if known is Known.MARK else None))
+    return sorted(found, key=lambda one: (-one[0], one[1]))[:topk]
+
+
+@pytest.mark.parametrize("score_function", ["complex", "distmult", "transe_l1", "transe_l2", "rotate"])
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("known", list(Known))
+def test_against_brute_force(tmp_path, score_function, reciprocal, known):
+    predictor, model, meta, tables = make(tmp_path, score_function, reciprocal)
+    answers = predictor.predict(QUERIES, topk=4, known=known)
+    assert len(answers) == len(QUERIES)
+    for query, got in zip(QUERIES, answers):
+        expected = brute_force(model, meta, tables, query, 4, known)
+        assert [answer.entity_id for answer in got] == [id_ for _, id_, _ in expected]
+        assert [answer.known for answer in got] == [split for _, _, split in expected]
+        np.testing.assert_allclose(
+            [answer.score for answer in got], [score for score, _, _ in expected], rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 5])
+@pytest.mark.parametrize("block_bytes", [1, 200, 1 << 20])
+def test_shards_and_blocks_change_nothing(tmp_path, monkeypatch, num_parts, block_bytes):
+    predictor, model, meta, tables = make(tmp_path, num_parts=num_parts)
+    monkeypatch.setattr(link_prediction, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(link_prediction, "QUERIES_AT_A_TIME", 2)
+    for query, got in zip(QUERIES, predictor.predict(QUERIES, topk=6, known=Known.DROP)):
+        expected = brute_force(model, meta, tables, query, 6, Known.DROP)
+        assert [answer.entity_id for answer in got] == [id_ for _, id_, _ in expected]
+
+
+def test_more_answers_than_candidates(tmp_path):
+    predictor, _, _, _ = make(tmp_path)
+    (films,) = predictor.predict([LinkQuery(Side.TAIL, 4, 1)], topk=100, known=Known.DROP)
+    assert sorted(answer.entity_id for answer in films) == [1, 2, 4]
+    (films,) = predictor.predict([LinkQuery(Side.TAIL, 4, 1)], topk=100, known=Known.MARK)
+    assert {answer.entity_id for answer in films if answer.known} == {0, 3}
+    assert len(films) == 5
+
+
+def test_equal_scores_stand_in_the_order_of_ids(tmp_path):
+    meta = toy_meta("distmult", TWO_PAIRS)
+    tables = finite_tables(meta)
+    for whole in tables.values():
+        whole.rows.fill_(1.0)
+    save_toy(tmp_path, meta, tables, 3)
+    checkpoint = open_checkpoint(tmp_path)
+    shards = {table: checkpoint.shards(table) for table in meta.entity_types}
+    predictor = LinkPredictor(build_model("distmult", 6, True), meta.relations, checkpoint, shards)
+    (answers,) = predictor.predict([LinkQuery(Side.TAIL, 0, 0)], topk=23)
+    assert [answer.entity_id for answer in answers] == list(range(23))
+
+
+def test_no_queries(tmp_path):
+    predictor, _, _, _ = make(tmp_path)
+    assert predictor.predict([], topk=3) == []
+
+
+def test_bad_wishes(tmp_path):
+    predictor, model, meta, _ = make(tmp_path)
+    with pytest.raises(InputError, match="the number of answers must be at least 1, got 0"):
+        predictor.predict(QUERIES, topk=0)
+    bare = LinkPredictor(model, meta.relations, open_checkpoint(tmp_path), {})
+    with pytest.raises(InputError, match="to mark or drop known answers, the known triples are needed"):
+        bare.predict(QUERIES, known=Known.MARK)
+
+
+def test_top_answers_over_blocks():
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randint(0, 9, (4, 50), generator=generator).float() + torch.arange(50) / 1000
+    ids = torch.randperm(50, generator=generator)
+    best = TopAnswers(4, 7)
+    for start in (0, 3, 20, 21):
+        stop = {0: 3, 3: 20, 20: 21, 21: 50}[start]
+        best.add(scores[:, start:stop], ids[start:stop])
+    got_scores, got_ids = best.result()
+    for row in range(4):
+        order = sorted(range(50), key=lambda place: (-scores[row, place].item(), ids[place].item()))[:7]
+        assert got_ids[row].tolist() == ids[order].tolist()
+        assert got_scores[row].tolist() == scores[row, order].tolist()
