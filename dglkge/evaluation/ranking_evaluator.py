@@ -1,0 +1,178 @@
+"""Exact ranking of true triples against rows that are spread over processes.
+
+Every process asks the same queries, scores them against the rows it owns and counts; one sum over all
+processes makes the ranks. No process ever holds a whole table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Callable, Optional
+
+import numpy as np
+import torch
+
+from dglkge.data.known_triples import KnownTriples
+from dglkge.data.relation_vocabulary import RelationVocabulary
+from dglkge.errors import InputError
+from dglkge.evaluation.full_ranking import rank_against_shard
+from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.query_plan import QueryBatch, plan_queries
+from dglkge.evaluation.ranking_result import RankingResult
+from dglkge.evaluation.ranks import ranks
+from dglkge.evaluation.sampled_ranking import competing, draw_candidates, rank_against_candidates
+from dglkge.evaluation.scored_queries import ScoredQueries, full_float32_products, score_queries
+from dglkge.model.kge_model import KgeModel
+from dglkge.typing import Relation, RowShard, RowSource, Side
+
+Reduce = Callable[[np.ndarray], np.ndarray]
+Shards = Mapping[str, Sequence[RowShard]]
+SIDES = tuple(Side)
+
+
+class RankingEvaluator:
+    """Ranks the true answers of triples among entities of the right type.
+
+    A rank is what float64 arithmetic on the float32 rows gives, whatever the shards, the batches and the
+    number of processes.
+
+    Parameters
+    ----------
+    model : KgeModel
+    relations : sequence of Relation
+        By relation id.
+    protocol : Protocol
+    """
+
+    def __init__(self, model: KgeModel, relations: Sequence[Relation], protocol: Protocol) -> None:
+        self._model = model
+        self._relations = relations
+        self._protocol = protocol
+
+    def evaluate(
+        self,
+        triples: np.ndarray,
+        known: Optional[KnownTriples],
+        rows: RowSource,
+        shards: Shards,
+        reduce: Reduce = lambda array: array,
+        progress: Optional[Callable[[int], object]] = None,
+    ) -> RankingResult:
+        """Rank both sides of every triple.
+
+        Parameters
+        ----------
+        triples : (n, 3) int64 array
+            Head, relation and tail, original ids; the same on every process.
+        known : KnownTriples, optional
+            Known answers to leave out. Needed for filtered ranking, not looked at for raw.
+        rows : RowSource
+            Looks up the rows of heads, relations and tails.
+        shards : mapping of str to sequence of RowShard
+            By entity type, the rows that this process scores against; over all processes, each row once.
+        reduce : callable
+            Sums an int64 array over all processes. Called twice, with equal shapes on all of them.
+        progress : callable, optional
+            Called with the number of queries just ranked; there are 2 n of them.
+
+        Returns
+        -------
+        RankingResult
+            The same on every process.
+
+        Raises
+        ------
+        InputError
+            If there is nothing to rank, known answers are missing, the shards do not hold each entity
+            once, or rows are not finite.
+        """
+        if not len(triples):
+            raise InputError(f"the {self._protocol.split} split has no triples to rank")
+        if self._protocol.filtered and known is None:
+            raise InputError("filtered ranking needs the known triples; rank raw without them")
+        triples = np.ascontiguousarray(triples, dtype=np.int64)
+        num_entities = _count_entities(self._candidate_types(triples), shards, reduce)
+        counts = np.zeros((2, len(SIDES), len(triples)), np.int64)
+        num_negatives = np.zeros((len(SIDES), len(triples)), np.int64)
+        with torch.no_grad(), full_float32_products():
+            for batch in plan_queries(triples, self._relations, self._protocol.batch_size):
+                side = SIDES.index(batch.side)
+                shards_here = shards.get(batch.candidate_type, ())
+                negatives, greater, equal = self._rank(
+                    batch, known, rows, shards_here, num_entities[batch.candidate_type]
+                )
+                counts[:, side, batch.places] = greater, equal
+                num_negatives[side, batch.places] = negatives
+                if progress is not None:
+                    progress(len(batch.places))
+        return self._result(triples, reduce(counts), num_negatives)
+
+    def _rank(
+        self,
+        batch: QueryBatch,
+        known: Optional[KnownTriples],
+        rows: RowSource,
+        shards: Iterable[RowShard],
+        num_entities: int,
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return numbers of negatives, of greater and of equal rows of these shards, (K,) each."""
+        shards = list(shards)
+        device = shards[0].rows.device if shards else torch.device("cpu")
+        queries = score_queries(self._model, batch, rows, known if self._protocol.filtered else None, device)
+        num_candidates = self._protocol.num_candidates
+        if num_candidates is None or num_candidates >= num_entities:
+            negatives = _count_negatives(queries, num_entities)
+            counted = [rank_against_shard(self._model, queries, shard) for shard in shards]
+        else:
+            drawn = draw_candidates(batch, num_candidates, num_entities, self._protocol.seed).to(device)
+            competes = competing(queries, drawn)
+            negatives = competes.sum(1)
+            counted = [rank_against_candidates(self._model, queries, s, drawn, competes) for s in shards]
+        zero = torch.zeros_like(negatives)
+        greater = sum((greater for greater, _ in counted), zero)
+        equal = sum((equal for _, equal in counted), zero)
+        return negatives.cpu().numpy(), greater.cpu().numpy(), equal.cpu().numpy()
+
+    def _candidate_types(self, triples: np.ndarray) -> list[str]:
+        asked = [self._relations[id_] for id_ in np.unique(triples[:, 1])]
+        return sorted({relation.candidate_type(side) for relation in asked for side in Side})
+
+    def _result(self, triples: np.ndarray, counts: np.ndarray, num_negatives: np.ndarray) -> RankingResult:
+        labels = RelationVocabulary(self._relations).labels
+        greater, equal = counts
+        return RankingResult(
+            protocol=self._protocol,
+            relation_labels=[labels[id_] for id_ in range(len(self._relations))],
+            relation_ids=triples[:, 1],
+            ranks={side: ranks(greater[i], equal[i], self._protocol.ties) for i, side in enumerate(SIDES)},
+            num_negatives={side: num_negatives[i] for i, side in enumerate(SIDES)},
+        )
+
+
+def _count_entities(types: Sequence[str], shards: Shards, reduce: Reduce) -> dict[str, int]:
+    """Count the rows of each type over all processes, and check that they are ids 0, 1, 2, ... once each.
+
+    Raises
+    ------
+    InputError
+        If rows are missing or occur twice.
+    """
+    found = np.zeros((len(types), 2), np.int64)
+    for place, entity_type in enumerate(types):
+        for shard in shards.get(entity_type, ()):
+            found[place] += len(shard.original_ids), int(shard.original_ids.sum())
+    found = reduce(found)
+    for entity_type, (count, sum_of_ids) in zip(types, found):
+        if count == 0 or sum_of_ids != count * (count - 1) // 2:
+            raise InputError(
+                f"the rows of type {entity_type!r} are not complete: {count} rows were given, and their ids "
+                "are not 0, 1, 2, ... once each"
+            )
+    return {entity_type: int(count) for entity_type, (count, _) in zip(types, found)}
+
+
+def _count_negatives(queries: ScoredQueries, num_entities: int) -> torch.Tensor:
+    """Return how many entities compete with each true answer when all do, (K,) int64."""
+    num_known = torch.bincount(queries.known_query, minlength=len(queries.query))[queries.query_of]
+    true_is_known = queries.known_among(queries.query_of, queries.true_ids)
+    return num_entities - num_known - (~true_is_known).long()

@@ -1,0 +1,3 @@
+"""The mathematics: score functions, losses, regularizers and initial values. Torch and numpy only."""
+
+from __future__ import annotations

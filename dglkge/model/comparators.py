@@ -1,0 +1,179 @@
+"""How a query is compared with candidate rows: the second half of every score function.
+
+Higher is better everywhere. Each comparator also bounds its own float32 rounding, from the standard
+model of floating-point arithmetic (Higham, Accuracy and Stability of Numerical Algorithms, 2002,
+section 3.1): a sum of D products in any order is off by at most ``D u / (1 - D u)`` of the sum of their
+absolute values, with u = 2^-24. Ranking trusts a float32 score only as far as that bound.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+
+from dglkge.model.distances import EuclideanDistance, ModulusDistance
+
+FLOAT32_UNIT = 2.0**-24
+FLOAT32_SAFE_MAX = 1e37
+"""Where a product or a square may pass this, float32 may overflow and no bound holds."""
+SAFETY = 1.05
+"""Covers the second-order terms that the bounds leave out (D u is below 0.01 for D up to 160,000)."""
+TINY_PER_DIM = 1e-37
+"""What underflow can cost per product of two float32 numbers (2^-126, even if flushed to 0)."""
+TINY_MODULUS_PER_DIM = 1e-18
+"""The same under a square root."""
+
+
+class Comparator(ABC):
+    """Compares queries with candidates; stateless."""
+
+    @abstractmethod
+    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every query against every candidate.
+
+        Parameters
+        ----------
+        query : (B, D) tensor
+        candidates : (N, D) tensor
+
+        Returns
+        -------
+        (B, N) tensor
+        """
+
+    @abstractmethod
+    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score query i against candidate i: (B, D), (B, D) -> (B,).
+
+        In float64 this is the definition that ranking holds to.
+        """
+
+    @abstractmethod
+    def rounding_bound(
+        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Say how far from the true score a float32 score decides which of the two is greater.
+
+        Parameters
+        ----------
+        query : (Q, D) float64 tensor
+            The queries before they were rounded to float32.
+        max_candidate_norm : float
+            Greatest Euclidean norm of a candidate row.
+        true_scores : (Q,) float64 tensor
+            Exact scores of the true answers.
+
+        Returns
+        -------
+        (Q,) float64 tensor
+            b such that :meth:`compare` in float32 above ``true + b`` implies an exact score above
+            ``true``, and the same below; infinite where float32 may overflow.
+        """
+
+
+class Dot(Comparator):
+    """Inner product, q.c (PyTorch-BigGraph's comparator ``dot``)."""
+
+    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every pair by one matrix product."""
+        return query @ candidates.T
+
+    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score query i against candidate i."""
+        return (query * candidates).sum(-1)
+
+    def rounding_bound(
+        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Return (D + 2) u |q| max|c|: D for the product, 1 for the rounding of q, 1 to spare."""
+        dim = query.shape[1]
+        products = query.norm(dim=1) * max_candidate_norm
+        bound = SAFETY * (dim + 2) * FLOAT32_UNIT * products + dim * TINY_PER_DIM
+        return _unless_overflow(bound, products)
+
+
+class NegativeL2(Comparator):
+    """Minus the Euclidean distance, -|q - c| (PyTorch-BigGraph's comparator ``l2``)."""
+
+    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every pair by one matrix product; distances below float32's resolution are noise."""
+        return -EuclideanDistance.apply(query, candidates)
+
+    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score query i against candidate i; the gradient at distance 0 is 0."""
+        return -torch.linalg.vector_norm(query - candidates, dim=-1)
+
+    def rounding_bound(
+        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Bound the square by E = (D + 8) u (|q| + max|c|)^2, then carry E through the square root.
+
+        A candidate at most as far as the true answer, at distance t, has a computed distance of at most
+        sqrt(t^2 + E); one at least as far has at least sqrt(t^2 - E), which lies farther from t.
+        """
+        dim = query.shape[1]
+        squares = (query.norm(dim=1) + max_candidate_norm).square()
+        error = SAFETY * (dim + 8) * FLOAT32_UNIT * squares + dim * TINY_PER_DIM
+        distance = -true_scores
+        near = (distance.square() - error).clamp_min(0).sqrt()
+        bound = error / (distance + near).clamp_min(math.sqrt(TINY_PER_DIM))
+        bound = torch.minimum(bound, error.sqrt()) + 4 * FLOAT32_UNIT * (distance + error.sqrt())
+        return _unless_overflow(bound, squares)
+
+
+class NegativeL1(Comparator):
+    """Minus the Manhattan distance, -sum |q_k - c_k|. PyTorch-BigGraph has no such comparator."""
+
+    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every pair by torch's fused kernel."""
+        return -torch.cdist(query, candidates, p=1.0)
+
+    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score query i against candidate i."""
+        return -(query - candidates).abs().sum(-1)
+
+    def rounding_bound(
+        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Return (D + 8) u t + 2 u sum|q|: nothing cancels, so the error is relative to the distance t."""
+        return _distance_bound(query, max_candidate_norm, true_scores)
+
+
+class NegativeModulus(Comparator):
+    """Minus the sum of complex moduli, -sum |q_k - c_k|, first half of a row real, second imaginary.
+
+    PyTorch-BigGraph has no such comparator.
+    """
+
+    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every pair, elementwise in blocks."""
+        return -ModulusDistance.apply(query, candidates)
+
+    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score query i against candidate i; the gradient of a modulus of 0 is 0."""
+        difference = (query - candidates).unflatten(-1, (2, -1))
+        return -torch.linalg.vector_norm(difference, dim=-2).sum(-1)
+
+    def rounding_bound(
+        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Return (D + 8) u t + 2 u sum|q|: D / 2 for the sum, 5 for a modulus, the rest to spare."""
+        return _distance_bound(query, max_candidate_norm, true_scores)
+
+
+def _distance_bound(
+    query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
+) -> torch.Tensor:
+    dim = query.shape[1]
+    rounding_of_query = 2 * FLOAT32_UNIT * query.abs().sum(1)
+    bound = (
+        SAFETY * ((dim + 8) * FLOAT32_UNIT * -true_scores + rounding_of_query) + dim * TINY_MODULUS_PER_DIM
+    )
+    return _unless_overflow(bound, (query.norm(dim=1) + max_candidate_norm).square() * dim)
+
+
+def _unless_overflow(bound: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
+    """Return the bound, infinite where float32 may overflow (or something is not a number)."""
+    return torch.where(magnitude <= FLOAT32_SAFE_MAX, bound, math.inf)

@@ -1,0 +1,43 @@
+"""Random bits as a pure function of a key and a position, so that any process can draw any of them.
+
+The bits are the outputs of SplitMix64 (Steele, Lea and Flood 2014): state = key + position * gamma, mixed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+
+def stream_key(*words: int | str) -> np.ndarray:
+    """Return 64 bits that differ between any two lists of words, (1,) uint64.
+
+    Examples
+    --------
+    >>> bool(stream_key(7, "person") == stream_key(7, "place"))
+    False
+    """
+    digest = hashlib.blake2b("/".join(str(word) for word in words).encode(), digest_size=8).digest()
+    return np.frombuffer(digest, "<u8").astype(np.uint64)
+
+
+def row_keys(key: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Return one key for each id, (n,) uint64."""
+    return split_mix(key + ids.astype(np.uint64) * GOLDEN_GAMMA)
+
+
+def column_bits(keys: np.ndarray, num_columns: int) -> np.ndarray:
+    """Return 64 random bits for each key and column, (n, num_columns) uint64."""
+    return split_mix(keys[:, None] + np.arange(1, num_columns + 1, dtype=np.uint64) * GOLDEN_GAMMA)
+
+
+def split_mix(states: np.ndarray) -> np.ndarray:
+    """Return SplitMix64's output for each state, uint64; writes over the states."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        states ^= states >> np.uint64(shift)
+        states *= np.uint64(factor)
+    states ^= states >> np.uint64(31)
+    return states

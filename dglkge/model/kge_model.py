@@ -1,0 +1,173 @@
+"""A score function at a dimension, with one or two sets of relation rows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dglkge.errors import unknown_name
+from dglkge.model.initializers import normal_rows, uniform_rows
+from dglkge.model.regularizers import Regularizer
+from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction
+from dglkge.typing import RELATION, Side
+
+DISTRIBUTIONS = {"normal": normal_rows, "uniform": uniform_rows}
+"""How a table's rows may start."""
+
+
+class KgeModel:
+    """What is trained and evaluated, without its rows: those live in tables that the caller looks up.
+
+    Parameters
+    ----------
+    score_function : ScoreFunction
+    dim : int
+        Width of an entity's row.
+    reciprocal : bool
+        Whether a relation has one row for each direction (Lacroix et al. 2018; Kazemi and Poole 2018).
+        The table's row then holds both: its first half answers (h, r, ?), its second half (?, r, t), each
+        by the forward operation on the entity given. These are PyTorch-BigGraph's dynamic relations:
+        the first half is its ``lhs`` operator, which works on heads, and the second its ``rhs`` operator.
+
+    Raises
+    ------
+    InputError
+        If the score function has no rows of that dimension.
+
+    Examples
+    --------
+    >>> model = build_model("complex", dim=4, reciprocal=True)
+    >>> model.relation_width
+    8
+    """
+
+    def __init__(self, score_function: ScoreFunction, dim: int, reciprocal: bool) -> None:
+        score_function.check_dim(dim)
+        self.score_function = score_function
+        self.dim = dim
+        self.reciprocal = reciprocal
+
+    @property
+    def relation_width(self) -> int:
+        """Width of a row of the relation table."""
+        return self.score_function.relation_dim(self.dim) * (2 if self.reciprocal else 1)
+
+    def table_width(self, table: str) -> int:
+        """Return the width of the rows of a table: an entity type's, or the relations'."""
+        return self.relation_width if table == RELATION else self.dim
+
+    def direction(self, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return the part of relation rows (..., relation_width) that serves a side, (..., Dr)."""
+        if not self.reciprocal:
+            return relation_row
+        forward, backward = relation_row.chunk(2, dim=-1)
+        return forward if side is Side.TAIL else backward
+
+    def query(self, entity: torch.Tensor, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return what candidates for a side are compared with.
+
+        Parameters
+        ----------
+        entity : (..., D) tensor
+            The entity given: the head for ``Side.TAIL``, the tail for ``Side.HEAD``.
+        relation_row : (..., relation_width) tensor
+        side : Side
+            The side asked for.
+
+        Returns
+        -------
+        (..., D) tensor
+        """
+        relation = self.direction(relation_row, side)
+        return self.score_function.query(entity, relation, Side.TAIL if self.reciprocal else side)
+
+    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every query against every candidate: (B, D), (N, D) -> (B, N)."""
+        return self.score_function.compare(query, candidates)
+
+    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score query i against candidate i: (B, D), (B, D) -> (B,)."""
+        return self.score_function.compare_pairs(query, candidates)
+
+    def score(
+        self, head: torch.Tensor, relation_row: torch.Tensor, tail: torch.Tensor, side: Side = Side.TAIL
+    ) -> torch.Tensor:
+        """Score triples: (B, D), (B, relation_width), (B, D) -> (B,).
+
+        The side matters only to reciprocal relations, which have a row, and so a score, for each.
+        """
+        given, answer = (head, tail) if side is Side.TAIL else (tail, head)
+        return self.compare_pairs(self.query(given, relation_row, side), answer)
+
+    def penalty(
+        self,
+        regularizer: Regularizer,
+        entity: torch.Tensor,
+        relation_row: torch.Tensor,
+        answer: torch.Tensor,
+        side: Side,
+    ) -> torch.Tensor:
+        """Regularize the three factors of each query (Lacroix et al. 2018, eq. 5).
+
+        Parameters
+        ----------
+        regularizer : Regularizer
+        entity, answer : (B, D) tensor
+            The entity given and the true one.
+        relation_row : (B, relation_width) tensor
+            Only the direction that serves the side is regularized; phases, whose modulus is 1, never.
+        side : Side
+
+        Returns
+        -------
+        (B,) tensor
+        """
+        total = regularizer(entity) + regularizer(answer)
+        if self.score_function.relation_init == "phase":
+            return total
+        return total + regularizer(self.direction(relation_row, side))
+
+    def initial_rows(
+        self, table: str, ids: torch.Tensor, seed: int, scale: float, distribution: str = "normal"
+    ) -> torch.Tensor:
+        """Return the rows that a table starts with.
+
+        Parameters
+        ----------
+        table : str
+            An entity type, or ``"relation"``.
+        ids : (n,) int64 tensor
+            Original ids; an id's row is the same however the table is partitioned.
+        seed : int
+        scale : float
+            Standard deviation (normal) or half width (uniform). Phases do not heed it.
+        distribution : str
+            ``"normal"`` or ``"uniform"``.
+
+        Returns
+        -------
+        (n, table_width) float32 tensor
+
+        Raises
+        ------
+        InputError
+            If nobody knows the distribution.
+        """
+        if table == RELATION and self.score_function.relation_init == "phase":
+            distribution, scale = "uniform", math.pi
+        if distribution not in DISTRIBUTIONS:
+            raise unknown_name("distribution", distribution, DISTRIBUTIONS)
+        draw = DISTRIBUTIONS[distribution]
+        return torch.from_numpy(draw(ids.numpy(), self.table_width(table), seed, table, scale))
+
+
+def build_model(score_function: str, dim: int, reciprocal: bool) -> KgeModel:
+    """Build a model from a score function's name.
+
+    Raises
+    ------
+    InputError
+        If nobody knows the name, or it has no rows of that dimension.
+    """
+    return KgeModel(SCORE_FUNCTIONS.get(score_function)(), dim, reciprocal)

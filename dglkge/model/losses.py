@@ -1,0 +1,159 @@
+"""Losses of one true answer against its negatives, one number per query.
+
+Nothing is reduced here: the trainer sums over a global batch and divides by its size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Optional
+
+import torch
+from torch.nn import functional
+
+from dglkge.model.options import build_with_options, checked_number
+from dglkge.registry import Registry
+
+IGNORED_SCORE = -1e30
+"""Score of an ignored negative: it adds nothing to any loss and gets no gradient. Finite, so that a query
+whose negatives are all ignored has a loss and not NaN."""
+
+
+class Loss(ABC):
+    """Loss of each query."""
+
+    @abstractmethod
+    def __call__(
+        self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """Return the loss of each query.
+
+        Parameters
+        ----------
+        positive : (B,) tensor
+            Scores of the true answers.
+        negative : (B, N) tensor
+            Scores of the negatives.
+        ignored : (B, N) bool tensor, optional
+            Negatives that do not count, such as those that are the true answer.
+
+        Returns
+        -------
+        (B,) tensor
+        """
+
+
+LOSSES: Registry[type[Loss]] = Registry("loss")
+
+
+def build_loss(name: str, **options: float) -> Loss:
+    """Build a loss by name.
+
+    Parameters
+    ----------
+    name : str
+        A member of :data:`LOSSES`.
+    **options : float
+        Its own keyword arguments, e.g. ``margin``.
+
+    Raises
+    ------
+    InputError
+        If nobody knows the name, the loss has no such option, or a value is out of range.
+    """
+    return build_with_options(LOSSES, name, options)
+
+
+@LOSSES.register("softmax")
+class Softmax(Loss):
+    """Cross entropy of the true answer among itself and its negatives.
+
+    -log(exp(p) / (exp(p) + sum_j exp(n_j))). As PyTorch-BigGraph's ``softmax``;
+    Lacroix et al. 2018 use it with all entities as negatives.
+    """
+
+    def __call__(
+        self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """Return the loss of each query."""
+        scores = torch.cat([positive.unsqueeze(1), _without(negative, ignored)], dim=1)
+        true_column = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
+        return functional.cross_entropy(scores, true_column, reduction="none")
+
+
+@LOSSES.register("logistic")
+class Logistic(Loss):
+    """softplus(-p) + mean_j softplus(n_j): binary cross entropy, both classes weighing the same.
+
+    Trouillon et al. 2016; the mean over negatives is PyTorch-BigGraph's ``logistic``.
+    """
+
+    def __call__(
+        self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """Return the loss of each query."""
+        terms = functional.softplus(_without(negative, ignored))
+        return functional.softplus(-positive) + _mean_kept(terms, ignored)
+
+
+@LOSSES.register("margin_ranking")
+class MarginRanking(Loss):
+    """mean_j max(0, margin - p + n_j) (Bordes et al. 2013). PyTorch-BigGraph's ``ranking`` is the sum over j.
+
+    Parameters
+    ----------
+    margin : float
+        By how much the true answer should outscore a negative; greater than 0.
+    """
+
+    def __init__(self, margin: float = 1.0) -> None:
+        self.margin = checked_number("the margin", margin, 0, exclusive=True)
+
+    def __call__(
+        self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """Return the loss of each query."""
+        shortfall = (_without(negative, ignored) + (self.margin - positive).unsqueeze(1)).relu()
+        return _mean_kept(shortfall, ignored)
+
+
+@LOSSES.register("self_adversarial")
+class SelfAdversarial(Loss):
+    """Log-sigmoid loss whose negatives weigh as much as the model believes them (Sun et al. 2019, eq. 6).
+
+    -log sigmoid(margin + p) - sum_j w_j log sigmoid(-margin - n_j), w = softmax_j(temperature n), through
+    which no gradient flows. For scores that are minus a distance.
+
+    Parameters
+    ----------
+    margin : float
+        The distance at which an answer is as likely as not; at least 0.
+    adversarial_temperature : float
+        0 weighs all negatives the same.
+    """
+
+    def __init__(self, margin: float = 9.0, adversarial_temperature: float = 1.0) -> None:
+        self.margin = checked_number("the margin", margin, 0)
+        self.adversarial_temperature = checked_number(
+            "the adversarial temperature", adversarial_temperature, 0
+        )
+
+    def __call__(
+        self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """Return the loss of each query."""
+        beliefs = _without(negative.detach() * self.adversarial_temperature, ignored)
+        terms = functional.softplus(_without(negative, ignored) + self.margin)
+        return functional.softplus(-positive - self.margin) + (beliefs.softmax(1) * terms).sum(1)
+
+
+def _without(scores: torch.Tensor, ignored: Optional[torch.Tensor]) -> torch.Tensor:
+    return scores if ignored is None else scores.masked_fill(ignored, IGNORED_SCORE)
+
+
+def _mean_kept(terms: torch.Tensor, ignored: Optional[torch.Tensor]) -> torch.Tensor:
+    """Mean over the negatives kept, of terms that are 0 where ignored; 0 where none is kept."""
+    if ignored is None:
+        return terms.mean(1)
+    num_kept = terms.shape[1] - ignored.sum(1)
+    return terms.sum(1) / num_kept.clamp_min(1)

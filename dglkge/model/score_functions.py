@@ -1,0 +1,176 @@
+"""Score functions: an operator on the given entity, then a comparison with the candidates.
+
+f(h, r, t) = compare(operate(h, r), t). A query for heads uses the relation's adjoint instead, so that
+compare(operate(t, adjoint(r)), h) is the same number; this is what lets all negatives of either side
+be scored by one matrix product.
+
+PyTorch-BigGraph splits its models the same way (``torchbiggraph/model.py``, operators and comparators):
+the docstring of each member names its equals. Its *dynamic* relations operate on whichever entity is
+given, as :func:`ScoreFunction.operate` does. Its *static* relations always operate on the right side,
+so a static operator holds ``adjoint(r)``.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+
+from dglkge.errors import InputError
+from dglkge.model.comparators import Comparator, Dot, NegativeL1, NegativeL2, NegativeModulus
+from dglkge.registry import Registry
+from dglkge.typing import Side
+
+
+class ScoreFunction(Comparator):
+    """Scores triples of rows; stateless.
+
+    Attributes
+    ----------
+    complex_valued : bool
+        Whether an entity's row is complex: first half real parts, second half imaginary parts.
+    relation_init : str
+        How relation rows start: ``"normal"`` as entities do, or ``"phase"``, uniform in [-pi, pi].
+    """
+
+    complex_valued: ClassVar[bool] = False
+    relation_init: ClassVar[str] = "normal"
+
+    def check_dim(self, dim: int) -> None:
+        """Refuse a dimension that this score function has no rows for.
+
+        Raises
+        ------
+        InputError
+            If it is not positive, or is odd where rows are complex.
+        """
+        if dim < 1:
+            raise InputError(f"the dimension must be a positive number, got {dim}")
+        if self.complex_valued and dim % 2:
+            raise InputError(f"the dimension must be even (half real, half imaginary), got {dim}")
+
+    def relation_dim(self, dim: int) -> int:
+        """Return the width of a relation's row for entities of width dim."""
+        return dim
+
+    @abstractmethod
+    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+        """Carry a head to where its tail should be: (..., D), (..., Dr) -> (..., D)."""
+
+    @abstractmethod
+    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+        """Return the row of the relation read backwards: (..., Dr) -> (..., Dr)."""
+
+    def query(self, entity: torch.Tensor, relation: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return what candidates for one side of a triple are compared with.
+
+        Parameters
+        ----------
+        entity : (..., D) tensor
+            The entity given: the head for ``Side.TAIL``, the tail for ``Side.HEAD``.
+        relation : (..., Dr) tensor
+        side : Side
+            The side asked for.
+
+        Returns
+        -------
+        (..., D) tensor
+        """
+        return self.operate(entity, relation if side is Side.TAIL else self.adjoint(relation))
+
+
+SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry("score function")
+
+
+class Translation(ScoreFunction):
+    """h + r (PyTorch-BigGraph's operator ``translation``)."""
+
+    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+        """Add the relation."""
+        return entity + relation
+
+    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+        """Return -r: |h + r - t| = |t - r - h|."""
+        return -relation
+
+
+@SCORE_FUNCTIONS.register("transe_l1")
+class TransEL1(Translation, NegativeL1):
+    """TransE with the Manhattan distance, -sum_k |h_k + r_k - t_k| (Bordes et al. 2013)."""
+
+
+@SCORE_FUNCTIONS.register("transe_l2")
+class TransEL2(Translation, NegativeL2):
+    """TransE with the Euclidean distance, -|h + r - t| (Bordes et al. 2013).
+
+    PyTorch-BigGraph: operator ``translation``, comparator ``l2``.
+    """
+
+
+@SCORE_FUNCTIONS.register("distmult")
+class DistMult(Dot, ScoreFunction):
+    """DistMult, sum_k h_k r_k t_k (Yang et al. 2015).
+
+    PyTorch-BigGraph: operator ``diagonal``, comparator ``dot``.
+    """
+
+    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+        """Multiply by the relation."""
+        return entity * relation
+
+    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+        """Return r: DistMult is symmetric in head and tail."""
+        return relation
+
+
+@SCORE_FUNCTIONS.register("complex")
+class ComplEx(Dot, ScoreFunction):
+    """ComplEx, Re sum_k h_k r_k conj(t_k) (Trouillon et al. 2016); rows are [real parts, imaginary parts].
+
+    PyTorch-BigGraph: operator ``complex_diagonal`` (its ``real`` and ``imag`` are the halves of the
+    relation's row), comparator ``dot``.
+    """
+
+    complex_valued = True
+
+    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+        """Multiply by the relation, complex number by complex number."""
+        real, imaginary = relation.chunk(2, dim=-1)
+        return _complex_product(entity, real, imaginary)
+
+    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+        """Return conj(r)."""
+        real, imaginary = relation.chunk(2, dim=-1)
+        return torch.cat([real, -imaginary], dim=-1)
+
+
+@SCORE_FUNCTIONS.register("rotate")
+class RotatE(NegativeModulus, ScoreFunction):
+    """RotatE, -sum_k |h_k exp(i r_k) - t_k| (Sun et al. 2019); a relation's row is D / 2 phases in radians.
+
+    Entity rows are [real parts, imaginary parts]. PyTorch-BigGraph has no equal.
+    """
+
+    complex_valued = True
+    relation_init = "phase"
+
+    def relation_dim(self, dim: int) -> int:
+        """Return one phase per complex number."""
+        return dim // 2
+
+    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+        """Turn each complex number by its phase."""
+        return _complex_product(entity, relation.cos(), relation.sin())
+
+    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+        """Return -r: turning back leaves moduli as they are."""
+        return -relation
+
+
+def _complex_product(rows: torch.Tensor, real: torch.Tensor, imaginary: torch.Tensor) -> torch.Tensor:
+    """Multiply rows of [real, imaginary] parts (..., D) by complex numbers given in parts (..., D / 2)."""
+    row_real, row_imaginary = rows.chunk(2, dim=-1)
+    product_real = row_real * real - row_imaginary * imaginary
+    product_imaginary = row_real * imaginary + row_imaginary * real
+    return torch.cat([product_real, product_imaginary], dim=-1)

@@ -1,0 +1,191 @@
+"""Ranks are exactly those of a brute force over single triples, however rows and queries are divided."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dglkge.data.known_triples import KnownTriples
+from dglkge.errors import InputError
+from dglkge.evaluation import full_ranking
+from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.ranks import ranks
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.typing import RELATION, Side
+from tests.evaluation.toy_world import RELATIONS, World, toy_world
+from tests.model.score_oracle import ORACLES
+
+
+def known_of(world: World) -> KnownTriples:
+    return KnownTriples([world.known], len(RELATIONS))
+
+
+def check_against_brute_force(world: World, protocol: Protocol, num_shards: int) -> None:
+    result = world.evaluate(protocol, num_shards, known_of(world) if protocol.filtered else None)
+    for side in Side:
+        counts = [world.brute_force(side, triple, protocol.filtered) for triple in world.triples]
+        greater, equal, negatives = np.array(counts).T
+        assert result.ranks[side].tolist() == ranks(greater, equal, protocol.ties).tolist()
+        assert result.num_negatives[side].tolist() == negatives.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(ORACLES)),
+    reciprocal=st.booleans(),
+    seed=st.integers(0, 10_000),
+    dim=st.sampled_from([2, 4, 10]),
+    num_towns=st.integers(1, 9),
+    grid=st.booleans(),
+    filtered=st.booleans(),
+    ties=st.sampled_from(["realistic", "optimistic", "pessimistic"]),
+    num_shards=st.integers(1, 4),
+    batch_size=st.integers(1, 9),
+    tiles=st.tuples(st.integers(1, 5), st.integers(1, 9)),
+)
+def test_equals_brute_force(
+    name, reciprocal, seed, dim, num_towns, grid, filtered, ties, num_shards, batch_size, tiles
+):
+    # Turns of a grid are no integers: equal scores would then be a matter of rounding.
+    world = toy_world(name, reciprocal, dim, num_towns=num_towns, seed=seed, grid=grid and name != "rotate")
+    protocol = Protocol(filtered=filtered, ties=ties, batch_size=batch_size)
+    with mock.patch.multiple(full_ranking, QUERY_TILE=tiles[0], CANDIDATE_TILE=tiles[1]):
+        check_against_brute_force(world, protocol, num_shards)
+
+
+def test_every_score_function_has_an_oracle():
+    assert set(SCORE_FUNCTIONS) == set(ORACLES)
+
+
+@pytest.mark.parametrize("name", sorted(ORACLES))
+def test_all_rows_zero_is_one_great_tie(name):
+    world = toy_world(name, reciprocal=False)
+    for table in ("person", "town"):
+        world.tables[table].zero_()
+    if name.startswith("transe"):
+        world.tables[RELATION].zero_()
+    result = world.evaluate(Protocol(filtered=False), num_shards=3)
+    for side in Side:
+        assert result.ranks[side].tolist() == (1 + result.num_negatives[side] / 2).tolist()
+
+
+@pytest.mark.parametrize("name", sorted(ORACLES))
+def test_near_ties_are_decided_in_float64(name):
+    """Candidates that differ from the true answer by one unit in the last place of one number."""
+    world = toy_world(name, reciprocal=True, dim=40, num_people=60, seed=5)
+    people = world.tables["person"]
+    base = people[3].clone()
+    people[:] = base
+    for row in range(1, 50):
+        column = row % 40
+        people[row, column] = torch.nextafter(base[column], torch.tensor(float(row % 2) * 200 - 100))
+    check_against_brute_force(world, Protocol(), num_shards=2)
+    scores = {world.score(np.array([0, 0, row]), Side.TAIL) for row in range(60)}
+    assert len(scores) > 5, "the case must hold scores that only float64 tells apart"
+
+
+@pytest.mark.parametrize("name", sorted(ORACLES))
+@pytest.mark.parametrize("scale", [1e-12, 1e12])
+def test_tiny_and_huge_rows(name, scale):
+    world = toy_world(name, reciprocal=False, num_people=15, seed=2)
+    for table in world.tables.values():
+        table *= scale
+    check_against_brute_force(world, Protocol(), num_shards=2)
+
+
+def test_products_are_float32_whatever_training_allowed():
+    world = toy_world("complex", reciprocal=True)
+    compare, seen = world.model.compare, set()
+
+    def compare_and_look(query, candidates):
+        seen.add((query.dtype, torch.get_float32_matmul_precision()))
+        return compare(query, candidates)
+
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with mock.patch.object(world.model, "compare", compare_and_look):
+            world.evaluate(Protocol(), known=known_of(world))
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen == {(torch.float32, "highest")}
+
+
+def test_sampled_ranks_do_not_depend_on_shards_and_batches():
+    world = toy_world("distmult", reciprocal=False, num_people=200, seed=3)
+    protocol = Protocol(num_candidates=50, seed=11)
+    one = world.evaluate(protocol, 1, known_of(world))
+    many = world.evaluate(replace(protocol, batch_size=3), 4, known_of(world))
+    other = world.evaluate(replace(protocol, seed=12), 1, known_of(world))
+    full = world.evaluate(Protocol(), 1, known_of(world))
+    visits = world.triples[:, 1] == 1
+    for side in Side:
+        assert one.ranks[side].tolist() == many.ranks[side].tolist()
+        assert one.num_negatives[side].tolist() == many.num_negatives[side].tolist()
+    assert one.ranks[Side.HEAD].tolist() != other.ranks[Side.HEAD].tolist()
+    # Towns are fewer than the draws, so that all of them compete.
+    assert one.ranks[Side.TAIL][visits].tolist() == full.ranks[Side.TAIL][visits].tolist()
+    assert one.num_negatives[Side.HEAD].max() <= 50
+    assert 0.4 < one.both.auc / full.both.auc < 2.5
+
+
+def test_progress_counts_every_query():
+    world = toy_world("distmult", reciprocal=False)
+    steps = []
+    world.evaluate(Protocol(batch_size=4), known=known_of(world), progress=steps.append)
+    assert sum(steps) == 2 * len(world.triples)
+
+
+def test_reduce_is_called_twice_with_the_same_shapes():
+    """On processes that own other rows, or none, the calls must match."""
+    world = toy_world("distmult", reciprocal=False)
+    shapes = []
+
+    def reduce(array):
+        assert array.dtype == np.int64
+        shapes.append(array.shape)
+        return array
+
+    for num_shards in (1, 4):
+        world.evaluate(Protocol(), num_shards, known_of(world), reduce=reduce)
+    assert len(shapes) == 4 and shapes[:2] == shapes[2:]
+
+
+@pytest.mark.parametrize(
+    "spoil, message",
+    [
+        (lambda world: world.triples.resize((0, 3), refcheck=False), "the test split has no triples to rank"),
+        (lambda world: world.tables["person"][2:4].fill_(float("nan")), "a score is not finite"),
+        (lambda world: world.tables["person"][5].fill_(float("inf")), "a score is not finite"),
+        (lambda world: world.tables["person"].fill_(1e30), "the training diverged"),
+    ],
+)
+def test_bad_rows_and_triples_are_errors(spoil, message):
+    world = toy_world("distmult", reciprocal=False)
+    spoil(world)
+    with pytest.raises(InputError, match=message):
+        world.evaluate(Protocol(), known=known_of(world))
+
+
+def test_missing_rows_are_an_error():
+    world = toy_world("distmult", reciprocal=False)
+    world.tables["person"] = world.tables["person"][:-1]
+    whole = world.evaluate
+    with pytest.raises(InputError, match="the rows of type 'person' are not complete: 22 rows were given"):
+        with mock.patch("tests.evaluation.toy_world.split_rows", lambda table, *_, **__: []):
+            whole(
+                Protocol(),
+                known=known_of(world),
+                reduce=lambda found: found + [[22, 22 * 11], [7, 21]][: len(found)],
+            )
+
+
+def test_filtered_without_known_triples_is_an_error():
+    with pytest.raises(InputError, match="filtered ranking needs the known triples"):
+        toy_world("distmult", reciprocal=False).evaluate(Protocol(), known=None)

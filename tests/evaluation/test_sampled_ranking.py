@@ -1,0 +1,98 @@
+"""Drawn candidates: the same for everybody, spread evenly, and ranked as brute force ranks them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dglkge.data.known_triples import KnownTriples
+from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.query_plan import plan_queries
+from dglkge.evaluation.ranks import ranks
+from dglkge.evaluation.sampled_ranking import draw_candidates
+from dglkge.typing import Side
+from tests.evaluation.toy_world import RELATIONS, World, toy_world
+from tests.model.score_oracle import ORACLES
+
+NUM_DRAWS = 12
+
+
+def drawn_by_place(triples: np.ndarray, batch_size: int, num_entities: int, seed: int = 0) -> dict:
+    """All draws by side and row of the triples, whatever the batches were."""
+    found = {}
+    for batch in plan_queries(triples, RELATIONS, batch_size):
+        candidates = draw_candidates(batch, NUM_DRAWS, num_entities, seed)
+        found.update(
+            {(batch.side, place): row for place, row in zip(batch.places.tolist(), candidates.tolist())}
+        )
+    return found
+
+
+def brute_force(
+    world: World, side: Side, place: int, candidates: list[int], filtered: bool
+) -> tuple[int, int, int]:
+    """Count greater, equal and competing candidates of one query, one at a time."""
+    triple = world.triples[place]
+    known = {tuple(row) for row in world.known.tolist()} if filtered else set()
+    true_score = world.score(triple, side)
+    scores = []
+    for candidate in candidates:
+        corrupted = triple.copy()
+        corrupted[side.column] = candidate
+        if candidate != triple[side.column] and tuple(corrupted.tolist()) not in known:
+            scores.append(world.score(corrupted, side))
+    return sum(s > true_score for s in scores), sum(s == true_score for s in scores), len(scores)
+
+
+@pytest.mark.parametrize("name", sorted(ORACLES))
+@pytest.mark.parametrize("filtered", [True, False])
+def test_equals_brute_force_over_the_drawn(name, filtered):
+    world = toy_world(name, reciprocal=True, num_people=40, num_towns=25, seed=8)
+    protocol = Protocol(filtered=filtered, num_candidates=NUM_DRAWS, seed=5, batch_size=3)
+    known = KnownTriples([world.known], len(RELATIONS)) if filtered else None
+    result = world.evaluate(protocol, 3, known)
+    drawn = {size: drawn_by_place(world.triples, 100, size, seed=5) for size in (40, 25)}
+    for side in Side:
+        for place, triple in enumerate(world.triples):
+            num_entities = len(world.tables[RELATIONS[triple[1]].candidate_type(side)])
+            candidates = drawn[num_entities][side, place]
+            greater, equal, negatives = brute_force(world, side, place, candidates, filtered)
+            assert result.num_negatives[side][place] == negatives
+            assert result.ranks[side][place] == ranks(np.array(greater), np.array(equal))
+
+
+def test_draws_do_not_depend_on_batches_or_order_of_questions():
+    triples = toy_world("distmult", False, seed=4).triples
+    whole = drawn_by_place(triples, 100, 1000)
+    assert drawn_by_place(triples, 1, 1000) == whole
+    assert drawn_by_place(triples[:5], 2, 1000) == {key: row for key, row in whole.items() if key[1] < 5}
+
+
+def test_seed_side_and_triple_all_matter():
+    triples = np.zeros((30, 3), np.int64)
+    draws = [
+        *drawn_by_place(triples, 100, 10**6).values(),
+        *drawn_by_place(triples, 100, 10**6, seed=1).values(),
+    ]
+    assert len({tuple(row) for row in draws}) == 2 * 30 * 2
+
+
+@pytest.mark.parametrize("num_entities", [13, 4_000_000_000])
+def test_draws_are_spread_evenly(num_entities):
+    triples = np.zeros((3000, 3), np.int64)
+    draws = np.array(list(drawn_by_place(triples, 4096, num_entities).values()))
+    assert draws.min() >= 0 and draws.max() < num_entities
+    share = np.bincount((draws.reshape(-1) * 13) // num_entities, minlength=13) / draws.size
+    assert np.abs(share - 1 / 13).max() < 0.004
+
+
+def test_fewer_entities_than_draws_are_ranked_in_full():
+    world = toy_world("complex", reciprocal=False, seed=6)
+    known = KnownTriples([world.known], len(RELATIONS))
+    full = world.evaluate(Protocol(), 2, known)
+    sampled = world.evaluate(replace(Protocol(), num_candidates=23), 2, known)
+    for side in Side:
+        assert sampled.ranks[side].tolist() == full.ranks[side].tolist()
+        assert sampled.num_negatives[side].tolist() == full.num_negatives[side].tolist()

@@ -1,0 +1,81 @@
+"""Two processes, each with some of the rows, find what one process with all of them finds."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from dglkge.data.known_triples import KnownTriples
+from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.ranking_evaluator import RankingEvaluator
+from dglkge.typing import Side
+from tests.evaluation.memory_rows import MemoryRows, split_rows
+from tests.evaluation.toy_world import RELATIONS, toy_world
+
+WORLD_SIZE = 2
+LIMIT_SECONDS = 120
+PROTOCOLS = {"all": Protocol(batch_size=7), "sampled": Protocol(num_candidates=9, batch_size=5)}
+
+
+def the_world():
+    return toy_world("complex", reciprocal=True, num_people=50, num_towns=11, seed=9)
+
+
+def sum_over_processes(array: np.ndarray) -> np.ndarray:
+    summed = torch.from_numpy(array.copy())
+    dist.all_reduce(summed)
+    return summed.numpy()
+
+
+def evaluate_on(rank: int, folder: str) -> None:
+    """Rank with this process's rows only; rank 1 has no towns at all."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=WORLD_SIZE
+    )
+    world = the_world()
+    shards = {"person": [split_rows(world.tables["person"], WORLD_SIZE)[rank]]}
+    if rank == 0:
+        shards["town"] = split_rows(world.tables["town"], 1)
+    known = KnownTriples([world.known], len(RELATIONS))
+    for name, protocol in PROTOCOLS.items():
+        result = RankingEvaluator(world.model, RELATIONS, protocol).evaluate(
+            world.triples, known, MemoryRows(world.tables), shards, sum_over_processes
+        )
+        arrays = {f"ranks_{side.value}": result.ranks[side] for side in Side}
+        arrays.update({f"negatives_{side.value}": result.num_negatives[side] for side in Side})
+        np.savez(Path(folder) / f"{name}_{rank}.npz", **arrays)
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(LIMIT_SECONDS + 60)
+def test_two_processes_find_what_one_finds(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=evaluate_on, args=(rank, str(tmp_path))) for rank in range(WORLD_SIZE)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(LIMIT_SECONDS)
+        assert [process.exitcode for process in processes] == [0] * WORLD_SIZE
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+    world = the_world()
+    known = KnownTriples([world.known], len(RELATIONS))
+    for name, protocol in PROTOCOLS.items():
+        expected = world.evaluate(protocol, 1, known)
+        for rank in range(WORLD_SIZE):
+            found = np.load(tmp_path / f"{name}_{rank}.npz")
+            for side in Side:
+                assert found[f"ranks_{side.value}"].tolist() == expected.ranks[side].tolist()
+                assert found[f"negatives_{side.value}"].tolist() == expected.num_negatives[side].tolist()

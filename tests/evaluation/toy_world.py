@@ -1,0 +1,107 @@
+"""Small random graphs with rows full of ties, and the ranks that plain Python finds for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.ranking_evaluator import RankingEvaluator
+from dglkge.model.kge_model import KgeModel, build_model
+from dglkge.typing import RELATION, Relation, Side
+from tests.evaluation.memory_rows import MemoryRows, split_rows
+from tests.model.score_oracle import float64_score
+
+RELATIONS = [Relation("knows", "person", "person"), Relation("visits", "person", "town")]
+
+
+@dataclass
+class World:
+    """A model (and its score function's name), its rows, and triples over two entity types."""
+
+    name: str
+    model: KgeModel
+    tables: dict[str, torch.Tensor]
+    known: np.ndarray
+    triples: np.ndarray
+
+    def evaluate(self, protocol: Protocol, num_shards: int = 1, known=None, **more):
+        """Rank with the evaluator, the rows dealt out to some shards."""
+        shards = {
+            type_: split_rows(self.tables[type_], num_shards, seed=num_shards) for type_ in ("person", "town")
+        }
+        evaluator = RankingEvaluator(self.model, RELATIONS, protocol)
+        return evaluator.evaluate(self.triples, known, MemoryRows(self.tables), shards, **more)
+
+    def brute_force(self, side: Side, triple: np.ndarray, filtered: bool) -> tuple[int, int, int]:
+        """Count greater, equal and all competing candidates of one query, one Python float at a time."""
+        candidate_type = RELATIONS[triple[1]].candidate_type(side)
+        known = {tuple(row) for row in self.known.tolist()} if filtered else set()
+        true_score = self.score(triple, side)
+        greater = equal = negatives = 0
+        for candidate in range(len(self.tables[candidate_type])):
+            corrupted = triple.copy()
+            corrupted[side.column] = candidate
+            if candidate == triple[side.column] or tuple(corrupted.tolist()) in known:
+                continue
+            score = self.score(corrupted, side)
+            greater += score > true_score
+            equal += score == true_score
+            negatives += 1
+        return greater, equal, negatives
+
+    def score(self, triple: np.ndarray, side: Side) -> float:
+        """Score one triple by the scalar formula."""
+        relation = RELATIONS[triple[1]]
+        head, tail = self.tables[relation.lhs][triple[0]], self.tables[relation.rhs][triple[2]]
+        row = self.tables[RELATION][triple[1]]
+        if self.model.reciprocal:
+            row = row.chunk(2)[0 if side is Side.TAIL else 1]
+            head, tail = (head, tail) if side is Side.TAIL else (tail, head)
+        return float64_score(self.name, head.tolist(), row.tolist(), tail.tolist())
+
+
+def toy_world(
+    name: str,
+    reciprocal: bool,
+    dim: int = 4,
+    num_people: int = 23,
+    num_towns: int = 7,
+    seed: int = 0,
+    grid: bool = False,
+) -> World:
+    """Draw a world.
+
+    With ``grid`` all rows are small integers, so that many scores are equal and none is rounded. Without,
+    rows are normal, but a third of them are copies of others, and some are 0.
+    """
+    random = np.random.default_rng(seed)
+    model = build_model(name, dim, reciprocal)
+
+    def rows(num_rows: int, width: int) -> torch.Tensor:
+        if grid:
+            return torch.from_numpy(random.integers(-2, 3, size=(num_rows, width)).astype(np.float32))
+        drawn = random.normal(size=(num_rows, width)).astype(np.float32)
+        copies = random.random(num_rows) < 0.35
+        drawn[copies] = drawn[random.integers(num_rows, size=copies.sum())]
+        drawn[random.random(num_rows) < 0.1] = 0
+        return torch.from_numpy(drawn)
+
+    tables = {
+        "person": rows(num_people, dim),
+        "town": rows(num_towns, dim),
+        RELATION: rows(len(RELATIONS), model.relation_width),
+    }
+
+    def triples(num_triples: int) -> np.ndarray:
+        relation = random.integers(len(RELATIONS), size=num_triples)
+        tails = np.where(relation == 0, num_people, num_towns)
+        return np.stack(
+            [random.integers(num_people, size=num_triples), relation, random.integers(tails)], axis=1
+        )
+
+    tested = triples(int(random.integers(1, 25)))
+    known = np.concatenate([tested[: len(tested) // 2], triples(60)])
+    return World(name, model, tables, known, tested)

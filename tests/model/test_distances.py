@@ -1,0 +1,110 @@
+"""The hand-written backward passes against autograd through the plain formula, and near 0."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from dglkge.model import distances
+from dglkge.model.distances import EuclideanDistance, ModulusDistance
+
+
+def plain_euclidean(query, candidates):
+    return (query[:, None] - candidates[None]).pow(2).sum(2).sqrt()
+
+
+def plain_modulus(query, candidates):
+    difference = query[:, None] - candidates[None]
+    half = query.shape[1] // 2
+    return (difference[..., :half].pow(2) + difference[..., half:].pow(2)).sqrt().sum(2)
+
+
+CASES = [(EuclideanDistance, plain_euclidean), (ModulusDistance, plain_modulus)]
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def path(request, monkeypatch):
+    """Take the compiled loops, or what an accelerator takes."""
+    if request.param == "torch":
+        monkeypatch.setattr(distances, "_compiled", lambda rows: False)
+
+
+@pytest.mark.parametrize("function, plain", CASES)
+@pytest.mark.parametrize("num_queries, num_candidates", [(1, 1), (5, 9), (9, 2), (3, 0), (0, 3), (3, 130)])
+def test_values_and_gradients_equal_autograd(function, plain, num_queries, num_candidates, path):
+    random = torch.Generator().manual_seed(1)
+    rows = [
+        torch.randn(n, 8, generator=random, dtype=torch.float64, requires_grad=True)
+        for n in (num_queries, num_candidates)
+    ]
+    weights = torch.randn(num_queries, num_candidates, generator=random, dtype=torch.float64)
+    with mock.patch.object(distances, "MODULUS_BLOCK_ELEMENTS", 12):
+        found = function.apply(*rows)
+        grads = torch.autograd.grad((found * weights).sum(), rows)
+    expected = plain(*rows)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(grads, torch.autograd.grad((expected * weights).sum(), rows))
+
+
+@pytest.mark.parametrize("block_elements", [1, 7, 40, 1 << 17])
+def test_blocks_cover_everything_once(block_elements):
+    query, candidates = torch.zeros(6, 8), torch.zeros(11, 8)
+    seen = torch.zeros(6, 11)
+    with mock.patch.object(distances, "MODULUS_BLOCK_ELEMENTS", block_elements):
+        for rows, columns in distances._blocks(query, candidates):
+            seen[rows, columns] += 1
+    assert (seen == 1).all()
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2])
+def test_euclidean_gradient_never_exceeds_that_of_a_distance(offset):
+    """A distance has a gradient of length 1; rounding noise under the root must not blow it up."""
+    random = torch.Generator().manual_seed(2)
+    query = torch.randn(50, 64, generator=random)
+    candidates = query + offset * torch.randn(50, 64, generator=random)
+    query.requires_grad_()
+    distance = EuclideanDistance.apply(query, candidates).diagonal().sum()
+    (grad,) = torch.autograd.grad(distance, query)
+    assert grad.norm(dim=1).max() < 2.5
+    if offset >= 1e-2:
+        assert grad.norm(dim=1).min() > 0.9
+
+
+def test_modulus_paths_agree_in_float32_also_where_numbers_coincide():
+    random = torch.Generator().manual_seed(3)
+    query, candidates = torch.randn(70, 20, generator=random), torch.randn(90, 20, generator=random)
+    candidates[:5] = query[:5]
+    candidates[5:9, :3] = query[5:9, :3]
+    rows = [query.requires_grad_(), candidates.requires_grad_()]
+    weights = torch.randn(70, 90, generator=random)
+    found = {}
+    for compiled in (True, False):
+        with mock.patch.object(distances, "_compiled", lambda rows, answer=compiled: answer):
+            values = ModulusDistance.apply(*rows)
+            found[compiled] = [values, *torch.autograd.grad((values * weights).sum(), rows)]
+    torch.testing.assert_close(found[True], found[False], rtol=1e-5, atol=1e-5)
+
+
+def test_rows_need_not_be_contiguous():
+    query, candidates = torch.randn(8, 5).T, torch.randn(9, 16)[:, ::2]
+    query.requires_grad_()
+    found = ModulusDistance.apply(query, candidates)
+    torch.testing.assert_close(found, plain_modulus(query, candidates))
+    grad = torch.autograd.grad(found.T.contiguous().T.sum(), query)[0]
+    torch.testing.assert_close(grad, torch.autograd.grad(plain_modulus(query, candidates).sum(), query)[0])
+
+
+def test_modulus_gradient_drops_denormal_numbers(path):
+    query, candidates = torch.ones(1, 2, requires_grad=True), torch.zeros(1, 2)
+    found = ModulusDistance.apply(query, candidates)
+    assert torch.autograd.grad(found, query, torch.full_like(found, 1e-40))[0].abs().max() == 0
+    found = ModulusDistance.apply(query, candidates)
+    assert torch.autograd.grad(found, query, torch.full_like(found, 1e-20))[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("function, plain", CASES)
+def test_no_gradient_needed(function, plain):
+    with torch.no_grad():
+        assert not function.apply(torch.zeros(2, 4), torch.ones(3, 4)).requires_grad

@@ -1,0 +1,143 @@
+"""One or two relation rows, the sides they serve, what is regularized and how tables start."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from dglkge.errors import InputError
+from dglkge.model.kge_model import KgeModel, build_model
+from dglkge.model.regularizers import build_regularizer
+from dglkge.model.score_functions import SCORE_FUNCTIONS, ComplEx
+from dglkge.typing import RELATION, Side
+from tests.model.score_oracle import float64_score
+
+NAMES = sorted(SCORE_FUNCTIONS)
+DIM = 6
+
+
+def draw(name: str, reciprocal: bool, num_rows: int = 5):
+    model = build_model(name, DIM, reciprocal)
+    random = torch.Generator().manual_seed(4)
+    widths = (DIM, model.relation_width, DIM)
+    return model, *(torch.randn(num_rows, width, generator=random, dtype=torch.float64) for width in widths)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_row_serves_both_sides_with_one_score(name):
+    model, heads, relations, tails = draw(name, reciprocal=False)
+    expected = [float64_score(name, *(row.tolist() for row in rows)) for rows in zip(heads, relations, tails)]
+    for side in Side:
+        scores = model.score(heads, relations, tails, side)
+        torch.testing.assert_close(scores, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reciprocal_rows_operate_forwards_on_the_entity_given(name):
+    model, heads, relations, tails = draw(name, reciprocal=True)
+    half = model.relation_width // 2
+    for row, (head, relation, tail) in enumerate(zip(heads.tolist(), relations.tolist(), tails.tolist())):
+        tail_score = float64_score(name, head, relation[:half], tail)
+        head_score = float64_score(name, tail, relation[half:], head)
+        assert float(model.score(heads, relations, tails)[row]) == pytest.approx(tail_score)
+        assert float(model.score(heads, relations, tails, Side.HEAD)[row]) == pytest.approx(head_score)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("reciprocal", [False, True])
+@pytest.mark.parametrize("side", list(Side))
+def test_matrix_of_queries_and_candidates(name, reciprocal, side):
+    model, heads, relations, tails = draw(name, reciprocal)
+    given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+    query = model.query(given, relations, side)
+    matrix = model.compare(query, answers)
+    torch.testing.assert_close(
+        matrix.diagonal(), model.score(heads, relations, tails, side), rtol=1e-6, atol=1e-6
+    )
+    torch.testing.assert_close(model.compare_pairs(query, answers), matrix.diagonal(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name, reciprocal, width",
+    [("complex", False, 6), ("complex", True, 12), ("rotate", False, 3), ("rotate", True, 6)],
+)
+def test_widths(name, reciprocal, width):
+    model = build_model(name, DIM, reciprocal)
+    assert (model.relation_width, model.table_width(RELATION), model.table_width("person")) == (
+        width,
+        width,
+        DIM,
+    )
+
+
+@pytest.mark.parametrize("side, first", [(Side.TAIL, 0), (Side.HEAD, 6)])
+def test_direction(side, first):
+    rows = torch.arange(24.0).reshape(2, 12)
+    assert (
+        build_model("complex", DIM, True).direction(rows, side).tolist()
+        == rows[:, first : first + 6].tolist()
+    )
+    assert build_model("distmult", 12, False).direction(rows, side) is rows
+
+
+class TestPenalty:
+    """Weighted N3 of the three factors of each query, by hand."""
+
+    def penalty(self, name: str, reciprocal: bool, side: Side):
+        model, heads, relations, tails = draw(name, reciprocal)
+        regularizer = build_regularizer("n3", 0.1, complex_valued=model.score_function.complex_valued)
+        return model.penalty(regularizer, heads, relations, tails, side), heads, relations, tails
+
+    def test_real(self):
+        found, *rows = self.penalty("distmult", False, Side.HEAD)
+        torch.testing.assert_close(found, 0.1 * sum(row.abs().pow(3).sum(1) for row in rows))
+
+    @pytest.mark.parametrize("side, half", [(Side.TAIL, slice(0, 6)), (Side.HEAD, slice(6, 12))])
+    def test_reciprocal_complex(self, side, half):
+        found, heads, relations, tails = self.penalty("complex", True, side)
+        rows = [torch.complex(*row.chunk(2, dim=1)).abs() for row in (heads, relations[:, half], tails)]
+        torch.testing.assert_close(found, 0.1 * sum(row.pow(3).sum(1) for row in rows))
+
+    def test_phases_are_left_alone(self):
+        found, heads, _, tails = self.penalty("rotate", True, Side.TAIL)
+        rows = [torch.complex(*row.chunk(2, dim=1)).abs() for row in (heads, tails)]
+        torch.testing.assert_close(found, 0.1 * sum(row.pow(3).sum(1) for row in rows))
+
+
+def test_initial_rows_of_entities_and_relations():
+    model = build_model("complex", 50, reciprocal=True)
+    entities = model.initial_rows("person", torch.arange(400), seed=1, scale=0.01)
+    relations = model.initial_rows(RELATION, torch.arange(300), seed=1, scale=0.01)
+    assert entities.shape == (400, 50) and relations.shape == (300, 100)
+    for rows in (entities, relations):
+        assert rows.dtype == torch.float32
+        assert float(rows.std()) == pytest.approx(0.01, rel=0.03)
+    uniform = model.initial_rows("person", torch.arange(400), seed=1, scale=0.01, distribution="uniform")
+    assert float(uniform.abs().max()) <= 0.01 and float(uniform.std()) == pytest.approx(
+        0.01 / 3**0.5, rel=0.03
+    )
+
+
+def test_initial_phases_fill_the_circle_whatever_the_scale():
+    model = build_model("rotate", 40, reciprocal=True)
+    phases = model.initial_rows(RELATION, torch.arange(500), seed=1, scale=1e-3)
+    assert phases.shape == (500, 40)
+    assert 3.13 < float(phases.max()) <= math.pi + 1e-6 and -3.13 > float(phases.min()) >= -math.pi - 1e-6
+    entities = model.initial_rows("person", torch.arange(500), seed=1, scale=1e-3)
+    assert float(entities.abs().max()) < 0.01
+
+
+def test_unknown_distribution():
+    with pytest.raises(InputError, match="unknown distribution 'gauss'; known: 'normal', 'uniform'"):
+        build_model("complex", 4, False).initial_rows("person", torch.arange(3), 1, 1.0, distribution="gauss")
+
+
+def test_building():
+    assert isinstance(build_model("complex", 4, True).score_function, ComplEx)
+    assert KgeModel(ComplEx(), 4, False).dim == 4
+    with pytest.raises(InputError, match="unknown score function 'complx'"):
+        build_model("complx", 4, True)
+    with pytest.raises(InputError, match="must be even"):
+        KgeModel(ComplEx(), 3, False)
