@@ -1,0 +1,1 @@
+"""Files and ids: vocabularies, triples, the dataset folder and its partitions. No DGL."""

@@ -1,0 +1,56 @@
+"""What the process that partitions the graph is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dglkge.data.dataset_files import PARTITIONS, load_json
+
+_FILE = "job.json"
+
+
+@dataclass(frozen=True)
+class GraphJob:
+    """A graph to be partitioned; the triples lie in the folder's ``train.npy``.
+
+    Attributes
+    ----------
+    graph_name : str
+        Name of the graph in DGL.
+    num_parts, method, seed
+        How to partition it: ``"metis"`` or ``"random"``.
+    entity_types : dict of str to int
+        Number of entities of each type.
+    edge_types : list of [lhs, rhs, first_triple_id, end_triple_id]
+        The range of triples of each pair of types.
+    num_relations : int
+        Number of relations.
+    has_weights : bool
+        Whether ``train_weights.npy`` lies there.
+    """
+
+    graph_name: str
+    num_parts: int
+    method: str
+    seed: int
+    entity_types: dict[str, int]
+    edge_types: list[list[Any]]
+    num_relations: int
+    has_weights: bool
+
+    def save(self, dataset: Path) -> None:
+        """Write the job into a dataset folder that is being built."""
+        folder = dataset / PARTITIONS
+        folder.mkdir()
+        (folder / _FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    @classmethod
+    def take(cls, dataset: Path) -> GraphJob:
+        """Read the job and remove its file."""
+        path = dataset / PARTITIONS / _FILE
+        job = cls(**load_json(path))
+        path.unlink()
+        return job

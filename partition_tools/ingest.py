@@ -1,0 +1,163 @@
+"""Chunks of triples to arrays of ids: names become ids in the order of the names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from dglkge.data.columns import ROLES, WEIGHT
+from dglkge.errors import InputError
+
+MAX_NAMES = np.iinfo(np.int32).max
+
+
+@dataclass
+class IdTriples:
+    """Triples as ids, before entities have types.
+
+    Attributes
+    ----------
+    entities, relations : list of str
+        The names of id 0, 1, 2, ...
+    splits : dict of str to (n, 3) int32
+        Head, relation and tail of each split.
+    weights : dict of str to (n,) float32
+        The weights of each split; empty where there are none.
+    """
+
+    entities: list[str]
+    relations: list[str]
+    splits: dict[str, np.ndarray]
+    weights: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class NameIndex:
+    """A growing index of names, in the order of their first appearance."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+
+    def add(self, column: pd.Series) -> np.ndarray:
+        """Return the ids of a categorical column, (n,) int32; new names get new ids."""
+        ids = self._ids
+        local = [ids.setdefault(name, len(ids)) for name in column.cat.categories.tolist()]
+        if len(ids) > MAX_NAMES:
+            raise InputError(f"there are more than {MAX_NAMES} names")
+        return np.array(local, dtype=np.int32)[column.cat.codes.to_numpy()]
+
+    def in_order(self) -> tuple[list[str], np.ndarray]:
+        """Return the sorted names, and the place of each id among them, (n,) int32.
+
+        Sorted, so that ids do not depend on the order of the triples nor on where chunks end.
+        """
+        names = sorted(self._ids)
+        places = np.empty(len(names), dtype=np.int32)
+        for place, name in enumerate(names):
+            places[self._ids[name]] = place
+        return names, places
+
+
+def ingest_names(chunks_of_split: Mapping[str, Iterable[pd.DataFrame]]) -> IdTriples:
+    """Read all splits of triples of names.
+
+    Parameters
+    ----------
+    chunks_of_split : mapping of str to iterable of DataFrame
+        For each split its chunks, as ``dglkge.data.triples`` yields them.
+
+    Raises
+    ------
+    InputError
+        If a name holds a character that the dataset's files cannot hold.
+    """
+    entities, relations = NameIndex(), NameIndex()
+    index = {"head": entities, "relation": relations, "tail": entities}
+    splits, weights = _collect(chunks_of_split, lambda role, column: index[role].add(column))
+    entity_names, entity_places = entities.in_order()
+    relation_names, relation_places = relations.in_order()
+    check_names(entity_names, "entity", "\n")
+    check_names(relation_names, "relation", "\n\t")
+    for triples in splits.values():
+        triples[:, 0] = entity_places[triples[:, 0]]
+        triples[:, 1] = relation_places[triples[:, 1]]
+        triples[:, 2] = entity_places[triples[:, 2]]
+    return IdTriples(entity_names, relation_names, splits, weights)
+
+
+def ingest_ids(
+    chunks_of_split: Mapping[str, Iterable[pd.DataFrame]],
+    entity_names: list[str] | None,
+    relation_names: list[str] | None,
+) -> IdTriples:
+    """Read all splits of triples of integer ids.
+
+    Parameters
+    ----------
+    chunks_of_split : mapping of str to iterable of DataFrame
+        For each split its chunks of integers.
+    entity_names, relation_names : list of str, optional
+        The id maps. Without one, the names are the integers, and every integer up to the largest must occur.
+
+    Raises
+    ------
+    InputError
+        If integers are missing among those that occur, and no id map says that this is right.
+    """
+    splits, weights = _collect(chunks_of_split, lambda role, column: column.to_numpy())
+    if entity_names is None:
+        entity_names = _dense_names([triples[:, [0, 2]] for triples in splits.values()], "entity")
+    if relation_names is None:
+        relation_names = _dense_names([triples[:, 1] for triples in splits.values()], "relation")
+    return IdTriples(entity_names, relation_names, splits, weights)
+
+
+def _collect(
+    chunks_of_split: Mapping[str, Iterable[pd.DataFrame]], ids_of: Callable[[str, pd.Series], np.ndarray]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return the ids and the weights of each split; ``ids_of`` turns a role's column into ids."""
+    splits, weights = {}, {}
+    for split, chunks in chunks_of_split.items():
+        parts, weight_parts = [], []
+        for chunk in chunks:
+            triples = np.empty((len(chunk), 3), dtype=np.int32)
+            for column, role in enumerate(ROLES):
+                triples[:, column] = ids_of(role, chunk[role])
+            parts.append(triples)
+            if WEIGHT in chunk:
+                weight_parts.append(chunk[WEIGHT].to_numpy(dtype=np.float32))
+        splits[split] = np.concatenate(parts)
+        if weight_parts:
+            weights[split] = np.concatenate(weight_parts)
+    return splits, weights
+
+
+def check_names(names: list[str], noun: str, forbidden: str) -> None:
+    """Raise InputError if a name holds one of the forbidden characters."""
+    for character in forbidden:
+        for name in names:
+            if character in name:
+                raise InputError(
+                    f"the {noun} name {name!r} holds {character!r}, which no dataset file can hold"
+                )
+
+
+def _dense_names(columns: list[np.ndarray], noun: str) -> list[str]:
+    num_ids = 1 + max(int(ids.max()) for ids in columns)
+    advice = f"give --{noun}-map if there are more than occur, or --ids names if these are names"
+    if num_ids > sum(ids.size for ids in columns):
+        raise InputError(
+            f"the {noun} ids reach {num_ids - 1}, more than there are fields to hold them: {advice}"
+        )
+    occurs = np.zeros(num_ids, dtype=bool)
+    for ids in columns:
+        occurs[ids] = True
+    missing = np.flatnonzero(~occurs)
+    if len(missing):
+        raise InputError(
+            f"{len(missing)} of the {noun} ids 0 to {num_ids - 1} never occur, "
+            f"the first is {missing[0]}: {advice}"
+        )
+    return [str(id_) for id_ in range(num_ids)]

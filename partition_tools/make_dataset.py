@@ -1,0 +1,193 @@
+"""Triples to a dataset folder, from files or from data frames. ``partition.py`` is a shell around this."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from dglkge import __version__
+from dglkge.data.columns import parse_columns
+from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import PARTITIONS, SPLITS
+from dglkge.data.line_check import RowRules
+from dglkge.data.triples import frame_chunks, read_chunks
+from dglkge.errors import InputError
+from dglkge.typing import RELATION
+from partition_tools.dataset_writer import write_description, write_triples
+from partition_tools.entity_types import types_of_entities
+from partition_tools.graph_job import GraphJob
+from partition_tools.ingest import MAX_NAMES, IdTriples, check_names, ingest_ids, ingest_names
+from partition_tools.map_file import read_id_map
+from partition_tools.options import Options, check_num_parts, check_options
+from partition_tools.progress import reading_progress, say
+from partition_tools.report import partition_figures
+from partition_tools.run_build import run_build
+from partition_tools.sources import find_sources
+from partition_tools.split_fractions import split_by_hash
+from partition_tools.staging import check_output, staged
+from partition_tools.typed_ids import assign_ids
+
+REPORT = "report.json"
+
+
+def partition_files(
+    inputs: Sequence[Path], output: Path, options: Options | None = None, delimiter: str | None = None
+) -> dict[str, Any]:
+    """Partition the triples of files.
+
+    Parameters
+    ----------
+    inputs : sequence of Path
+        One folder with train, valid and test files, or up to three files.
+    output : Path
+        The dataset folder to be.
+    options : Options, optional
+        What to make of them.
+    delimiter : str, optional
+        Instead of the comma of CSV and the tab of other text files.
+
+    Returns
+    -------
+    dict
+        The figures that ``partitions/report.json`` holds.
+
+    Raises
+    ------
+    InputError
+        If the user can mend it; the message names file and line.
+    """
+    options = options or Options()
+    check_options(options)
+    check_output(output, options.overwrite)
+    sources = find_sources(inputs)
+    maps = _IdMaps.read(options)
+    with reading_progress(list(sources.values()), options.progress) as on_bytes:
+        chunks = {
+            split: read_chunks(path, options.columns, delimiter, maps.rules, on_bytes(path))
+            for split, path in sources.items()
+        }
+        triples = maps.ingest(chunks)
+    return _make(triples, output, options)
+
+
+def partition_dataframe(
+    train: pd.DataFrame,
+    output: str | Path,
+    valid: pd.DataFrame | None = None,
+    test: pd.DataFrame | None = None,
+    columns: str = "head,relation,tail",
+    options: Options | None = None,
+) -> dict[str, Any]:
+    """Partition the triples of pandas data frames.
+
+    Parameters
+    ----------
+    train : DataFrame
+        One triple per row.
+    output : str or Path
+        The dataset folder to be.
+    valid, test : DataFrame, optional
+        Further splits, with the same columns.
+    columns : str
+        The columns' names, as for ``--columns``: ``"subject,predicate,object"``, or
+        ``"head=subject,relation=predicate,tail=object,weight=score"``.
+    options : Options, optional
+        What to make of them; its ``columns`` are not read.
+
+    Returns
+    -------
+    dict
+        The figures that ``partitions/report.json`` holds.
+
+    Raises
+    ------
+    InputError
+        If the user can mend it; the message names split and row.
+
+    Examples
+    --------
+    >>> frame = pd.DataFrame({"head": ["Rome"], "relation": ["capital_of"], "tail": ["Italy"]})
+    >>> figures = partition_dataframe(frame, "data/capitals")  # doctest: +SKIP
+    """
+    options = options or Options()
+    check_options(options)
+    check_output(Path(output), options.overwrite)
+    maps = _IdMaps.read(options)
+    where = parse_columns(columns)
+    frames = {split: frame for split, frame in zip(SPLITS, (train, valid, test)) if frame is not None}
+    chunks = {split: frame_chunks(frame, where, maps.rules, split) for split, frame in frames.items()}
+    return _make(maps.ingest(chunks), Path(output), options)
+
+
+@dataclass(frozen=True)
+class _IdMaps:
+    """The id maps that came with integer ids."""
+
+    integer_ids: bool
+    entities: list[str] | None
+    relations: list[str] | None
+
+    @classmethod
+    def read(cls, options: Options) -> _IdMaps:
+        entities = read_id_map(options.entity_map, "entity") if options.entity_map else None
+        relations = read_id_map(options.relation_map, "relation") if options.relation_map else None
+        check_names(relations or [], "relation", "\t")
+        return cls(options.integer_ids, entities, relations)
+
+    @property
+    def rules(self) -> RowRules:
+        if not self.integer_ids:
+            return RowRules()
+        num_entities = len(self.entities) if self.entities else MAX_NAMES
+        num_relations = len(self.relations) if self.relations else MAX_NAMES
+        return RowRules({"head": num_entities, "relation": num_relations, "tail": num_entities})
+
+    def ingest(self, chunks: Mapping[str, Iterable[pd.DataFrame]]) -> IdTriples:
+        return ingest_ids(chunks, self.entities, self.relations) if self.integer_ids else ingest_names(chunks)
+
+
+def _make(triples: IdTriples, output: Path, options: Options) -> dict[str, Any]:
+    """Split, type and number the triples, and build the dataset folder."""
+    if options.split:
+        if set(triples.splits) != {"train"}:
+            raise InputError(f"--split needs one set of triples, got {', '.join(triples.splits)}")
+        triples = split_by_hash(triples, options.split, options.seed)
+    types, type_of = types_of_entities(options.entity_types, triples.entities, options.integer_ids)
+    ids = assign_ids(triples.splits, triples.relations, types, type_of)
+    check_num_parts(options.num_parts, {**ids.num_entities(), RELATION: len(ids.relations)})
+    name = options.name or output.absolute().name
+    with staged(output, options.overwrite) as folder:
+        description = write_triples(folder, triples, ids)
+        del triples, ids, type_of
+        graph_name = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+        keys = ("entity_types", "edge_types", "num_relations", "has_weights")
+        say(options.progress, f"partitioning into {options.num_parts} ({options.method})")
+        run_build(
+            folder,
+            GraphJob(
+                graph_name,
+                options.num_parts,
+                options.method,
+                options.seed,
+                *(description[key] for key in keys),
+            ),
+        )
+        description |= {
+            "name": name,
+            "graph_name": graph_name,
+            "num_parts": options.num_parts,
+            "part_method": options.method,
+            "seed": options.seed,
+            "ids": "integers" if options.integer_ids else "names",
+            "created_by": f"dglkge {__version__}",
+        }
+        figures = partition_figures(Dataset(folder, description))
+        (folder / PARTITIONS / REPORT).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write_description(folder, description)
+    return figures

@@ -1,0 +1,157 @@
+"""The command: triples to a dataset folder with DGL partitions. See ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    # Not the folder of this script, whose modules could hide others, but its parent, which has the packages.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+_EXAMPLES = """\
+examples:
+  a folder with train.tsv, valid.tsv and test.tsv (or .txt, .csv, .parquet; text also with .gz):
+    python partition_tools/partition.py --input data/FB15k-237 --output datasets/fb15k237 --num-parts 2
+
+  one file, split 90/5/5 by a hash of each triple:
+    python partition_tools/partition.py --input all.tsv.gz --split 0.9,0.05,0.05 --output datasets/mine
+
+  CSV or Parquet with columns of your own, and a weight:
+    python partition_tools/partition.py --input facts.parquet --split 0.9 --output datasets/facts \\
+        --columns head=subject,relation=predicate,tail=object,weight=confidence
+
+  entities of several types (lines of entity<TAB>type):
+    python partition_tools/partition.py --input data/ --entity-types types.tsv --output datasets/typed
+
+  DGL-KE's user-defined form: integer ids in the order head, tail, relation, with id<TAB>name maps:
+    python partition_tools/partition.py --input train.txt valid.txt test.txt --columns htr \\
+        --entity-map entities.tsv --relation-map relations.tsv --output datasets/udd
+
+--columns takes one of three forms:
+  roles in the order of the columns, for files without a header: head,relation,tail,weight or hrtw, htr, ...
+  role=name pairs, for files with a header; other columns are not read: head=subject,relation=p,tail=object
+  the names of the head, relation, tail [and weight] columns: subject,predicate,object
+A .csv file whose first line has the names head, relation and tail has a header, too. Only .csv knows quotes;
+in the other text files every character stands for itself. NA and null are names like others.
+
+An edge belongs to the partition of its tail. --method metis (the default) keeps neighbours together, so that
+trainers fetch fewer rows from other machines; --method random is faster and balances a little better. Both
+balance nodes and edges. METIS takes no seed: it gives the same partitions every time.
+
+exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        prog="partition.py",
+        description="Turn triples (head, relation, tail) into a dataset folder that dglkge trains from.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_input(parser)
+    _add_output(parser)
+    return parser
+
+
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is read").add_argument
+    files: Any = {"type": Path, "metavar": "FILE"}
+    add("--input", nargs="+", required=True, type=Path, metavar="PATH", help="a folder, or up to three files")
+    add("--columns", default="head,relation,tail", metavar="LIST", help="see below (head,relation,tail)")
+    add(
+        "--delimiter", metavar="CHAR", help="instead of tab, and of the comma of .csv: tab, comma, space, ..."
+    )
+    add(
+        "--split",
+        metavar="FRACTIONS",
+        help="split one file: fractions of train,valid,test, or of train alone",
+    )
+    add("--entity-types", "--entity_types", **files, help="lines of entity and type (else one type, entity)")
+    add("--ids", choices=("names", "integers"), help="what the fields are (names; with a map integers)")
+    add("--entity-map", "--entity_map", **files, help="lines of integer id and entity name")
+    add("--relation-map", "--relation_map", **files, help="lines of integer id and relation name")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is made of it").add_argument
+    numbers: Any = {"type": int, "metavar": "N"}
+    add("--output", required=True, type=Path, metavar="FOLDER", help="the dataset folder to make")
+    add("--num-parts", "--num_parts", default=1, **numbers, help="partitions, one per machine (1)")
+    add("--method", choices=("metis", "random"), default="metis", help="how to partition (metis)")
+    add("--seed", default=0, **numbers, help="of --split, of --method random and of relations' owners (0)")
+    add("--name", help="name of the dataset (the output folder's)")
+    add("--overwrite", action="store_true", help="replace the dataset at the output")
+    add("--json", action="store_true", help="print the figures as JSON instead of a table")
+    add("--progress", action=argparse.BooleanOptionalAction, help="on stderr (where that is a terminal)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do what the command line says."""
+    # Imported late, so that --help is quick.
+    from rich.console import Console
+
+    from dglkge.data.columns import parse_columns
+    from dglkge.data.text_format import parse_delimiter
+    from dglkge.errors import InputError
+    from partition_tools.make_dataset import Options, partition_files
+    from partition_tools.report import print_figures
+    from partition_tools.split_fractions import parse_fractions
+
+    has_map = bool(arguments.entity_map or arguments.relation_map)
+    if has_map and arguments.ids == "names":
+        raise InputError("--ids names excludes --entity-map and --relation-map")
+    options = Options(
+        num_parts=arguments.num_parts,
+        method=arguments.method,
+        seed=arguments.seed,
+        columns=parse_columns(arguments.columns),
+        entity_types=arguments.entity_types,
+        integer_ids=has_map or arguments.ids == "integers",
+        entity_map=arguments.entity_map,
+        relation_map=arguments.relation_map,
+        split=parse_fractions(arguments.split) if arguments.split else None,
+        overwrite=arguments.overwrite,
+        name=arguments.name,
+        progress=arguments.progress,
+    )
+    delimiter = parse_delimiter(arguments.delimiter) if arguments.delimiter is not None else None
+    figures = partition_files(arguments.input, arguments.output, options, delimiter)
+    if arguments.json:
+        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+    else:
+        print_figures(figures, Console())
+        sys.stdout.write(f"the dataset lies in {arguments.output}\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    arguments = build_parser().parse_args(argv)
+    from dglkge.errors import DglkgeError, InputError
+
+    def terminate(signal_number: int, frame: object) -> None:
+        raise SystemExit(128 + signal_number)
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        run(arguments)
+    except InputError as error:
+        sys.stderr.write(f"partition.py: {error}\n")
+        return 2
+    except DglkgeError as error:
+        sys.stderr.write(f"partition.py: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("partition.py: interrupted; nothing was left behind\n")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""The figures of a partitioned dataset: nodes, edges, balance and edge cut, for people and for programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from dglkge.data.dataset import Dataset
+
+
+def partition_figures(dataset: Dataset) -> dict[str, Any]:
+    """Count what each partition owns.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        A dataset with partitions.
+
+    Returns
+    -------
+    dict
+        ``parts``: for each partition its nodes by type, ``num_entities``, ``num_edges`` and ``cut_edges``
+        (edges whose head lies elsewhere). ``balance``: the largest partition over the mean, of entities and
+        of edges. ``edge_cut``: number and fraction of cut edges. And what the splits hold.
+    """
+    layout = dataset.layout()
+    parts: list[dict[str, Any]] = []
+    for part_id in range(layout.num_parts):
+        table = layout.edge_table(part_id)
+        cut = 0
+        for lhs, _, first, end in dataset.edge_types:
+            rows = slice(*np.searchsorted(table.triple_ids, [first, end]))
+            cut += int((layout.part_of(lhs, table.edges[rows, 0]) != part_id).sum())
+        ranges = {ntype: layout.node_range(ntype, part_id) for ntype in layout.ntypes}
+        nodes = {ntype: end - start for ntype, (start, end) in ranges.items()}
+        parts.append(
+            {
+                "part": part_id,
+                "nodes": nodes,
+                "num_entities": sum(nodes[entity_type] for entity_type in dataset.entity_types),
+                "num_edges": len(table.triple_ids),
+                "cut_edges": cut,
+            }
+        )
+    num_cut = sum(part["cut_edges"] for part in parts)
+    num_edges = sum(part["num_edges"] for part in parts)
+    description = dataset.description
+    return {
+        "name": dataset.name,
+        "num_parts": layout.num_parts,
+        "method": dataset.part_method,
+        "seed": description["seed"],
+        "entity_types": description["entity_types"],
+        "num_relations": dataset.num_relations,
+        "splits": description["splits"],
+        "duplicates": description["duplicates"],
+        "unseen": description["unseen"],
+        "parts": parts,
+        "balance": {
+            "entities": _largest_over_mean([part["num_entities"] for part in parts]),
+            "edges": _largest_over_mean([part["num_edges"] for part in parts]),
+        },
+        "edge_cut": {"edges": num_cut, "fraction": num_cut / num_edges},
+    }
+
+
+def _largest_over_mean(counts: list[int]) -> float:
+    return max(counts) * len(counts) / sum(counts)
+
+
+def print_figures(figures: dict[str, Any], console: Console) -> None:
+    """Print the figures as a table."""
+    counts = figures["entity_types"]
+    types = f" of {len(counts)} types" if len(counts) > 1 else ""
+    splits = ", ".join(f"{count:,} {split}" for split, count in figures["splits"].items())
+    say = _plain(console)
+    say(
+        f"{figures['name']}: {sum(counts.values()):,} entities{types}, {figures['num_relations']:,} relations"
+    )
+    say(f"triples: {splits}")
+    unseen = figures["unseen"]["valid_and_test"]
+    if unseen["triples"]:
+        say(
+            f"kept, but never seen in training: {unseen['entities']:,} entities and "
+            f"{unseen['relations']:,} relations in {unseen['triples']:,} triples of valid and test"
+        )
+    duplicates = [f"{count:,} in {split}" for split, count in figures["duplicates"].items() if count]
+    if duplicates:
+        say(f"kept, but repeated: {', '.join(duplicates)}")
+    table = Table(title=f"partitions ({figures['method']}, seed {figures['seed']})", title_justify="left")
+    for column in ("partition", "entities", "relations", "edges", "edges / mean", "cut edges"):
+        table.add_column(column, justify="right")
+    mean = sum(part["num_edges"] for part in figures["parts"]) / figures["num_parts"]
+    for part in figures["parts"]:
+        table.add_row(
+            str(part["part"]),
+            f"{part['num_entities']:,}",
+            f"{part['nodes']['relation']:,}",
+            f"{part['num_edges']:,}",
+            f"{part['num_edges'] / mean:.3f}",
+            f"{part['cut_edges']:,}",
+        )
+    console.print(table)
+    balance = figures["balance"]
+    say(
+        f"largest / mean: entities {balance['entities']:.3f}, edges {balance['edges']:.3f}; "
+        f"edge cut: {figures['edge_cut']['edges']:,} ({figures['edge_cut']['fraction']:.1%})"
+    )
+
+
+def _plain(console: Console) -> Any:
+    return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)

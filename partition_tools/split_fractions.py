@@ -1,0 +1,75 @@
+"""Splits one set of triples into train, valid and test by a hash, so that equal triples stay together."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from dglkge.data.dataset_files import SPLITS
+from dglkge.errors import InputError
+from dglkge.model.counter_random import GOLDEN_GAMMA, split_mix
+from partition_tools.ingest import IdTriples
+
+
+def parse_fractions(text: str) -> tuple[float, float, float]:
+    """Understand the ``--split`` option: three fractions, or that of train (the rest is halved).
+
+    Raises
+    ------
+    InputError
+        If they are no fractions, leave nothing to train on or do not add up to 1.
+    """
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1:
+        rest = (1 - numbers[0]) / 2
+        numbers = [numbers[0], rest, rest]
+    if len(numbers) != 3 or not all(0 <= x <= 1 for x in numbers) or numbers[0] == 0:
+        raise InputError(f"--split {text!r} is not allowed; give one or three fractions, e.g. 0.9,0.05,0.05")
+    if not math.isclose(sum(numbers), 1, abs_tol=1e-6):
+        raise InputError(f"--split {text!r}: the fractions add up to {sum(numbers):g}, not 1")
+    return numbers[0], numbers[1], numbers[2]
+
+
+def split_by_hash(triples: IdTriples, fractions: tuple[float, float, float], seed: int) -> IdTriples:
+    """Deal the triples of the train split out to three splits.
+
+    Parameters
+    ----------
+    triples : IdTriples
+        With the one split ``"train"``.
+    fractions : (float, float, float)
+        Of train, valid and test.
+    seed : int
+        Another seed gives another split.
+
+    Raises
+    ------
+    InputError
+        If nothing is left to train on.
+    """
+    rows = triples.splits["train"]
+    # 53 bits, because a float64 holds those exactly
+    position = (hash_triples(rows, seed) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    bounds = np.cumsum(fractions)[:2]
+    split_of = np.searchsorted(bounds, position, side="right")
+    splits = {split: rows[split_of == place] for place, split in enumerate(SPLITS)}
+    weights = {
+        split: array[split_of == place]
+        for array in triples.weights.values()
+        for place, split in enumerate(SPLITS)
+    }
+    if len(splits["train"]) == 0:
+        raise InputError(f"--split {fractions}: no triple is left to train on out of {len(rows)}")
+    return IdTriples(triples.entities, triples.relations, splits, weights)
+
+
+def hash_triples(triples: np.ndarray, seed: int) -> np.ndarray:
+    """Return a hash of each triple, (n,) uint64: SplitMix64 (Steele et al. 2014) over seed and ids."""
+    state = np.full(len(triples), seed, dtype=np.uint64)
+    for column in range(3):
+        state = split_mix((state ^ triples[:, column].astype(np.uint64)) + GOLDEN_GAMMA)
+    return state

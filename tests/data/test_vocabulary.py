@@ -1,0 +1,93 @@
+"""Vocabularies: names that must survive, unknown names, damaged files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dglkge.data.vocabulary import MAX_NAMES_TO_COMPARE, Vocabulary, read_lines
+from dglkge.errors import InputError
+
+AWKWARD = [
+    "NA",
+    "null",
+    "1e5",
+    ' "quoted" ',
+    "#comment",
+    "tab\tinside",
+    "line\u2028separator",
+    "a\rb",
+    "Ōsaka",
+    "",
+]
+
+
+def test_ids_are_places():
+    vocabulary = Vocabulary(["b", "a", "c"], "entity")
+    assert len(vocabulary) == 3
+    assert [vocabulary[i] for i in range(3)] == ["b", "a", "c"]
+    assert vocabulary.id("a") == 1
+    ids = vocabulary.ids(["c", "b", "c"])
+    assert ids.dtype == np.int64 and ids.tolist() == [2, 0, 2]
+    assert "a" in vocabulary and "d" not in vocabulary
+
+
+def test_no_names_give_an_empty_array():
+    ids = Vocabulary(["a"], "entity").ids([])
+    assert ids.shape == (0,) and ids.dtype == np.int64
+
+
+def test_awkward_names_survive(tmp_path):
+    path = tmp_path / "names.txt"
+    Vocabulary(AWKWARD, "entity").save(path)
+    loaded = Vocabulary.load(path, "entity")
+    assert list(loaded.names) == AWKWARD
+    assert [loaded.id(name) for name in AWKWARD] == list(range(len(AWKWARD)))
+
+
+@given(names=st.lists(st.text(st.characters(exclude_characters="\n", codec="utf-8")), unique=True))
+def test_any_names_survive(tmp_path_factory, names):
+    path = tmp_path_factory.mktemp("names") / "names.txt"
+    Vocabulary(names, "entity").save(path)
+    assert read_lines(path) == names
+
+
+def test_file_has_one_name_per_line(tmp_path):
+    path = tmp_path / "names.txt"
+    Vocabulary(["a", "é"], "entity").save(path)
+    assert path.read_bytes() == b"a\n\xc3\xa9\n"
+
+
+def test_unknown_name_shows_near_ones():
+    with pytest.raises(InputError, match=r"unknown entity 'Pariss'; did you mean 'Paris'\?"):
+        Vocabulary(["Rome", "Paris"], "entity").id("Pariss")
+
+
+def test_unknown_name_of_many_is_compared_with_those_that_begin_alike():
+    names = [f"x{i}" for i in range(MAX_NAMES_TO_COMPARE)] + ["Strasbourg", "Stuttgart"]
+    vocabulary = Vocabulary(names, "entity")
+    with pytest.raises(InputError, match="did you mean 'Strasbourg'"):
+        vocabulary.id("strasburg")
+    with pytest.raises(InputError, match="5002 are known, among them 'x0', 'x1'"):
+        vocabulary.ids(["x0", "Quito"])
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [(b"a\nb", "cut off"), (b"a\n\xff\n", "not UTF-8: invalid start byte at byte 2"), (None, "cannot read")],
+)
+def test_damaged_file_is_an_input_error(tmp_path, content, message):
+    path = tmp_path / "names.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        Vocabulary.load(path, "entity")
+    assert str(path) in str(caught.value)
+
+
+def test_empty_file_is_an_empty_vocabulary(tmp_path):
+    path = tmp_path / "names.txt"
+    path.touch()
+    assert len(Vocabulary.load(path, "entity")) == 0

@@ -1,0 +1,91 @@
+"""A dataset folder written by hand, so that the reader is tested without the writer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+TRAIN = np.array([[0, 0, 1], [1, 0, 2], [3, 1, 0], [0, 2, 0], [2, 2, 1]])
+"""Relations 0 and 1 join person and person, relation 2 joins person and town."""
+
+VALID = np.array([[2, 1, 3]])
+PERSONS = ["Ada", "Bob", "NA", " Eve "]
+TOWNS = ["Rome", "Ōsaka"]
+RELATIONS = [("knows", "person", "person"), ("near", "person", "person"), ("near", "person", "town")]
+
+NODE_IDS = {"person": [2, 0, 3, 1], "town": [1, 0], "relation": [0, 2, 1]}
+"""Node id of each original id."""
+
+BOUNDARIES = {"person": [0, 2, 4], "relation": [0, 2, 3], "town": [0, 1, 2]}
+"""First node id of each of the two partitions, and the end."""
+
+
+def node_map() -> dict[str, list[list[int]]]:
+    """Return ranges as DGL counts them: over all types of partition 0, then over those of partition 1."""
+    ranges: dict[str, list[list[int]]] = {ntype: [] for ntype in BOUNDARIES}
+    position = 0
+    for part_id in range(2):
+        for ntype, boundaries in BOUNDARIES.items():
+            length = boundaries[part_id + 1] - boundaries[part_id]
+            ranges[ntype].append([position, position + length])
+            position += length
+    return ranges
+
+
+def write_toy_folder(folder: Path, has_weights: bool = False) -> Path:
+    """Write a dataset of two entity types in two partitions."""
+    (folder / "entities").mkdir(parents=True)
+    (folder / "entities" / "person.txt").write_bytes("".join(f"{n}\n" for n in PERSONS).encode())
+    (folder / "entities" / "town.txt").write_bytes("".join(f"{n}\n" for n in TOWNS).encode())
+    (folder / "relations.tsv").write_text("".join("\t".join(r) + "\n" for r in RELATIONS))
+    np.save(folder / "train.npy", TRAIN)
+    np.save(folder / "valid.npy", VALID)
+    np.save(folder / "test.npy", np.zeros((0, 3), np.int64))
+    if has_weights:
+        np.save(folder / "train_weights.npy", np.arange(len(TRAIN), dtype=np.float32))
+    write_toy_partitions(folder / "partitions", has_weights)
+    description = {
+        "format_version": 1,
+        "name": "toy",
+        "entity_types": {"person": 4, "town": 2},
+        "num_relations": 3,
+        "splits": {"train": 5, "valid": 1, "test": 0},
+        "edge_types": [["person", "person", 0, 3], ["person", "town", 3, 5]],
+        "has_weights": has_weights,
+        "fingerprint": "f" * 64,
+        "graph_name": "toy",
+        "num_parts": 2,
+        "part_method": "random",
+        "seed": 0,
+        "unseen": {},
+        "duplicates": {},
+        "ids": "names",
+        "created_by": "a test",
+    }
+    (folder / "dataset.json").write_text(json.dumps(description))
+    return folder
+
+
+def write_toy_partitions(folder: Path, has_weights: bool) -> None:
+    """Write the id maps, the edge tables and DGL's description, but none of DGL's binary files."""
+    folder.mkdir()
+    (folder / "toy.json").write_text(json.dumps({"num_parts": 2, "node_map": node_map()}))
+    for ntype, ids in NODE_IDS.items():
+        np.save(folder / f"node_ids_{ntype}.npy", np.array(ids))
+        np.save(folder / f"original_ids_{ntype}.npy", np.argsort(ids))
+    for part_id in range(2):
+        rows, edges = [], []
+        for triple_id, (head, relation, tail) in enumerate(TRAIN.tolist()):
+            rhs = RELATIONS[relation][2]
+            edge = [NODE_IDS["person"][head], NODE_IDS["relation"][relation], NODE_IDS[rhs][tail]]
+            if BOUNDARIES[rhs][part_id] <= edge[2] < BOUNDARIES[rhs][part_id + 1]:
+                rows.append(triple_id)
+                edges.append(edge)
+        part = folder / f"part{part_id}"
+        part.mkdir()
+        np.save(part / "triple_ids.npy", np.array(rows, dtype=np.int64))
+        np.save(part / "edges.npy", np.array(edges, dtype=np.int64).reshape(-1, 3))
+        if has_weights:
+            np.save(part / "weights.npy", np.array(rows, dtype=np.float32))

@@ -1,0 +1,42 @@
+"""What the partitioner's tests share."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from partition_tools import make_dataset
+from partition_tools.graph_job import GraphJob
+from tests.toy_kg import ring_triples, typed_triples
+
+
+@pytest.fixture
+def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partition in the test's own process, without a child that has to import DGL first."""
+    from partition_tools.build_graph import build_partitions
+
+    def run_build(dataset: Path, job: GraphJob) -> None:
+        job.save(dataset)
+        with contextlib.redirect_stdout(io.StringIO()):
+            build_partitions(dataset, GraphJob.take(dataset))
+
+    monkeypatch.setattr(make_dataset, "run_build", run_build)
+
+
+@pytest.fixture
+def ring() -> pd.DataFrame:
+    """240 triples of one entity type."""
+    return ring_triples()
+
+
+@pytest.fixture
+def typed(tmp_path: Path) -> tuple[pd.DataFrame, dict[str, str], Path]:
+    """Triples of three entity types, the type of each entity, and the file that says so."""
+    frame, types = typed_triples()
+    path = tmp_path / "types.tsv"
+    path.write_text("".join(f"{name}\t{type_}\n" for name, type_ in types.items()))
+    return frame, types, path

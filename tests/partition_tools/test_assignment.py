@@ -1,0 +1,70 @@
+"""Which partition owns which node."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partition_tools.assignment import fill_empty_parts, random_parts
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    num_parts=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+)
+def test_every_type_is_dealt_out_evenly(counts, num_parts, seed):
+    rng = np.random.default_rng(seed)
+    type_of = np.repeat(np.arange(len(counts)), counts)
+    parts = random_parts(type_of, rng.integers(0, 100, len(type_of)), num_parts, rng)
+    for type_, count in enumerate(counts):
+        owned = np.bincount(parts[type_of == type_], minlength=num_parts)
+        assert owned.sum() == count and owned.max() - owned.min() <= 1
+
+
+@pytest.mark.parametrize("num_parts", [2, 3, 8])
+def test_edges_are_balanced_in_a_skewed_graph(num_parts):
+    rng = np.random.default_rng(0)
+    in_degrees = rng.zipf(1.8, 3000).clip(max=2000)
+    parts = random_parts(np.zeros(3000, dtype=np.int64), in_degrees, num_parts, rng)
+    edges = np.bincount(parts, weights=in_degrees)
+    assert edges.max() / edges.mean() < 1.02
+
+
+def test_partition_of_a_hub_gets_no_other_large_nodes():
+    in_degrees = np.array([1000] + [10] * 50 + [0] * 51)
+    parts = random_parts(np.zeros(102, dtype=np.int64), in_degrees, 2, np.random.default_rng(0))
+    hub = parts[0]
+    assert (in_degrees[parts == hub] > 0).sum() == 1 and (parts == hub).sum() == 51
+
+
+def test_same_seed_same_parts():
+    type_of, degrees = np.zeros(100, dtype=np.int64), np.arange(100) % 7
+    draws = [random_parts(type_of, degrees, 3, np.random.default_rng(seed)) for seed in (1, 1, 2)]
+    assert np.array_equal(draws[0], draws[1]) and not np.array_equal(draws[0], draws[2])
+
+
+def test_empty_parts_are_filled_with_the_least_loss():
+    type_of = np.array([0, 0, 0, 0, 1, 1, 1])
+    parts = np.array([0, 0, 0, 1, 1, 1, 1])
+    in_degrees = np.array([5, 1, 9, 0, 3, 2, 4])
+    filled = fill_empty_parts(parts, type_of, in_degrees, 2)
+    assert filled.tolist() == [0, 0, 0, 1, 1, 0, 1]
+    assert parts.tolist() == [0, 0, 0, 1, 1, 1, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(num_parts=st.integers(1, 6), extra=st.integers(0, 5), seed=st.integers(0, 1000))
+def test_no_part_stays_empty_and_as_few_nodes_move_as_can(num_parts, extra, seed):
+    rng = np.random.default_rng(seed)
+    type_of = np.repeat([0, 1], num_parts + extra)
+    parts = rng.integers(0, num_parts, len(type_of))
+    filled = fill_empty_parts(parts, type_of, rng.integers(0, 9, len(type_of)), num_parts)
+    empty = 0
+    for type_ in (0, 1):
+        assert set(filled[type_of == type_]) == set(range(num_parts))
+        empty += num_parts - len(set(parts[type_of == type_]))
+    assert (filled != parts).sum() == empty

@@ -1,0 +1,88 @@
+"""The files of a dataset but its partitions."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from dglkge.data.relation_vocabulary import RelationVocabulary
+from partition_tools import dataset_writer
+from partition_tools.dataset_writer import write_description, write_triples
+from partition_tools.ingest import IdTriples
+from partition_tools.staging import PENDING_DESCRIPTION
+from partition_tools.typed_ids import assign_ids
+from tests.partition_tools.reading_back import lines, named_triples
+
+ENTITIES = ["Ada", "Bob", "Po", "Rome"]
+TYPE_OF = np.array([0, 0, 1, 1], dtype=np.int32)
+TRAIN = np.array([[2, 1, 3], [0, 0, 1], [0, 1, 3], [1, 0, 0], [3, 1, 2], [1, 1, 3]], dtype=np.int32)
+TEST = np.array([[3, 0, 0]], dtype=np.int32)
+
+
+def write(folder, weights: bool = False):
+    """Write two types, with ``in`` between two pairs and ``meets`` in test between a third."""
+    given = {"train": np.arange(6, dtype=np.float32)} if weights else {}
+    triples = IdTriples(ENTITIES, ["meets", "in"], {"train": TRAIN, "test": TEST}, given)
+    ids = assign_ids(triples.splits, triples.relations, ["person", "place"], TYPE_OF)
+    return write_triples(folder, triples, ids)
+
+
+@pytest.fixture(params=[1, 2, 100])
+def rows_at_a_time(request, monkeypatch):
+    monkeypatch.setattr(dataset_writer, "_ROWS_AT_A_TIME", request.param)
+
+
+@pytest.mark.usefixtures("rows_at_a_time")
+def test_train_is_grouped_by_pair_and_stable_within(tmp_path):
+    description = write(tmp_path)
+    assert named_triples(tmp_path, "train") == [
+        ("Ada", "meets", "Bob"),
+        ("Bob", "meets", "Ada"),
+        ("Ada", "in", "Rome"),
+        ("Bob", "in", "Rome"),
+        ("Po", "in", "Rome"),
+        ("Rome", "in", "Po"),
+    ]
+    assert description["edge_types"] == [
+        ["person", "person", 0, 2],
+        ["person", "place", 2, 4],
+        ["place", "place", 4, 6],
+    ]
+
+
+def test_weights_are_grouped_with_their_triples(tmp_path):
+    assert write(tmp_path, weights=True)["has_weights"]
+    assert np.load(tmp_path / "train_weights.npy").tolist() == [1, 3, 2, 5, 0, 4]
+
+
+def test_other_splits_and_vocabularies(tmp_path):
+    description = write(tmp_path)
+    assert named_triples(tmp_path, "test") == [("Rome", "meets", "Ada")]
+    assert np.load(tmp_path / "valid.npy").shape == (0, 3)
+    assert lines(tmp_path / "entities" / "person.txt") == ["Ada", "Bob"]
+    assert lines(tmp_path / "entities" / "place.txt") == ["Po", "Rome"]
+    labels = RelationVocabulary.load(tmp_path / "relations.tsv").labels
+    assert list(labels.names)[:2] == ["meets (person → person)", "meets (place → person)"]
+    assert description["entity_types"] == {"person": 2, "place": 2}
+    assert description["num_relations"] == 4 and not description["has_weights"]
+    assert description["splits"] == {"train": 6, "valid": 0, "test": 1}
+    # ``meets`` from place to person is a relation that training has not seen
+    assert description["unseen"]["test"] == {"entities": 0, "relations": 1, "triples": 1}
+
+
+def test_fingerprint_sees_every_part(tmp_path):
+    found = set()
+    for place in range(3):
+        folder = tmp_path / str(place)
+        folder.mkdir()
+        found.add(write(folder, weights=place == 1)["fingerprint"])
+    assert len(found) == 2
+
+
+def test_description_waits_for_its_name(tmp_path):
+    write_description(tmp_path, {"name": "Ōsaka"})
+    assert not (tmp_path / "dataset.json").exists()
+    content = (tmp_path / PENDING_DESCRIPTION).read_text(encoding="utf-8")
+    assert "Ōsaka" in content and json.loads(content) == {"format_version": 1, "name": "Ōsaka"}

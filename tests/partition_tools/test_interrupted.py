@@ -1,0 +1,105 @@
+"""A run that is killed, terminated or interrupted leaves nothing that loads, and the next run succeeds."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from tests.data.toy_folder import write_toy_folder
+from tests.toy_kg import REPOSITORY, ring_triples, write_splits
+
+RUN = """
+import os, sys
+sys.path.insert(0, {root!r})
+from partition_tools import {module}, partition
+
+def stop(*arguments, **options):
+    os.kill(os.getpid(), {signal})
+
+{module}.{function} = stop
+sys.exit(partition.main(sys.argv[1:]))
+"""
+
+POINTS = [
+    ("make_dataset", "write_triples"),
+    ("make_dataset", "run_build"),
+    ("staging", "_replace"),
+]
+"""Where the run is stopped: instead of calling this function."""
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return write_splits(tmp_path / "source", ring_triples())
+
+
+def run(source: Path, output: Path, module: str, function: str, number: int, *options: str):
+    code = RUN.format(root=str(REPOSITORY), module=module, function=function, signal=int(number))
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        "--input",
+        str(source),
+        "--output",
+        str(output),
+        "--num-parts",
+        "2",
+    ]
+    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+
+
+def loadable(folder: Path) -> list[Path]:
+    """All folders below that open as a dataset."""
+    found = []
+    for path in [folder, *folder.rglob("*")]:
+        if path.is_dir():
+            try:
+                Dataset.open(path)
+            except InputError:
+                continue
+            found.append(path)
+    return found
+
+
+@pytest.mark.parametrize("module, function", POINTS)
+def test_killed_run_leaves_nothing_that_loads(tmp_path, source, module, function):
+    done = run(source, tmp_path / "out", module, function, signal.SIGKILL)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not (tmp_path / "out").exists()
+    assert loadable(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "number, status, message",
+    [(signal.SIGTERM, 143, ""), (signal.SIGINT, 130, "partition.py: interrupted; nothing was left behind\n")],
+)
+def test_signal_leaves_nothing_at_all(tmp_path, source, number, status, message):
+    done = run(source, tmp_path / "out", "make_dataset", "run_build", number)
+    assert (done.returncode, done.stderr) == (status, message)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_killed_overwrite_keeps_the_old_dataset(tmp_path, source):
+    output = write_toy_folder(tmp_path / "out")
+    done = run(source, output, "make_dataset", "run_build", signal.SIGKILL, "--overwrite")
+    assert done.returncode == -signal.SIGKILL
+    assert loadable(tmp_path) == [output] and Dataset.open(output).name == "toy"
+
+
+def test_next_run_clears_up_and_succeeds(tmp_path, source):
+    output = tmp_path / "out"
+    assert run(source, output, "make_dataset", "run_build", signal.SIGKILL).returncode == -signal.SIGKILL
+    assert (tmp_path / ".out.partial" / "train.npy").exists()
+    command = [sys.executable, str(REPOSITORY / "partition_tools" / "partition.py"), "--num-parts", "2"]
+    subprocess.run(
+        [*command, "--input", str(source), "--output", str(output)], check=True, capture_output=True
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+    assert loadable(tmp_path) == [output]

@@ -1,0 +1,70 @@
+"""What is refused before any triple is read, and what progress shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from dglkge.errors import InputError
+from partition_tools.options import Options, check_num_parts, check_options
+from partition_tools.progress import reading_progress, say
+
+
+def test_defaults_are_allowed():
+    check_options(Options())
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"method": "mets"}, "unknown partition method 'mets'; did you mean 'metis'"),
+        ({"num_parts": 0}, "the number of partitions is 0, expected 1 or more"),
+        ({"seed": -1}, "the seed is -1, expected 0 to"),
+        ({"seed": 2**63}, "expected 0 to 2"),
+    ],
+)
+def test_values_that_are_not_allowed(options, message):
+    with pytest.raises(InputError, match=message):
+        check_options(Options(**options))
+
+
+def test_maps_need_integer_ids(tmp_path):
+    (tmp_path / "m.tsv").touch()
+    check_options(Options(entity_map=tmp_path / "m.tsv", integer_ids=True))
+    with pytest.raises(
+        InputError, match="a map was given|map was given, but the ids are not said to be integers"
+    ):
+        check_options(Options(relation_map=tmp_path / "m.tsv"))
+
+
+def test_files_must_be_there(tmp_path):
+    with pytest.raises(InputError, match="types.tsv: there is no such file"):
+        check_options(Options(entity_types=tmp_path / "types.tsv"))
+
+
+def test_partitions_need_a_node_of_every_type_each():
+    check_num_parts(3, {"person": 3, "relation": 3})
+    with pytest.raises(
+        InputError, match=r"3 partitions are more than there are entities of type 'town' \(2\)"
+    ):
+        check_num_parts(3, {"person": 3, "town": 2, "relation": 3})
+    with pytest.raises(InputError, match=r"3 partitions are more than there are relations \(1\)"):
+        check_num_parts(3, {"person": 3, "relation": 1})
+
+
+def test_progress_is_shown_on_stderr_where_asked_for(tmp_path, capsys):
+    path = tmp_path / "t.tsv"
+    path.write_bytes(b"x" * 100)
+    with reading_progress([path], True) as on_bytes:
+        on_bytes(path)(40)
+        on_bytes(path)(100)
+    say(True, "partitioning")
+    out, err = capsys.readouterr()
+    assert out == "" and "100%" in err and "partitioning\n" in err
+
+
+@pytest.mark.parametrize("progress", [False, None])
+def test_progress_is_silent_otherwise(tmp_path, capsys, progress):
+    with reading_progress([tmp_path / "missing.tsv"], progress) as on_bytes:
+        on_bytes(tmp_path)(40)
+    say(progress, "partitioning")
+    assert capsys.readouterr() == ("", "")

@@ -1,0 +1,227 @@
+"""The command itself: what it prints, its exit status, one line for each bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dglkge.data.dataset import Dataset
+from partition_tools import partition
+from tests.partition_tools.reading_back import named_triples
+from tests.toy_kg import REPOSITORY, ring_triples, write_splits
+
+SCRIPT = REPOSITORY / "partition_tools" / "partition.py"
+
+
+def run(*arguments: object, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess:
+    """Run the script as a user does, with no help from PYTHONPATH."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=environment)
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    return write_splits(tmp_path / "source", ring_triples())
+
+
+def test_table_and_json_and_metis_repeats_itself(tmp_path, source):
+    """In two runs, each from another folder; METIS alone would not give the same partitions twice."""
+    done = run("--input", source, "--output", tmp_path / "table", "--num-parts", 3, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *_, last = done.stdout.splitlines()
+    assert first == "table: 60 entities, 4 relations"
+    assert last == f"the dataset lies in {tmp_path / 'table'}"
+    assert "METIS" not in done.stdout and "peak mem" not in done.stdout
+    assert "peak mem" in (tmp_path / "table" / "partitions" / "partition.log").read_text()
+    assert Dataset.open(tmp_path / "table").num_parts == 3
+
+    options = ["--num-parts", 3, "--name", "ring", "--json", "--progress"]
+    done = run("--input", source, "--output", tmp_path / "json", *options)
+    assert done.returncode == 0, done.stderr
+    assert "reading" in done.stderr and "partitioning into 3 (metis)" in done.stderr
+    figures = json.loads(done.stdout)
+    assert figures == json.loads((tmp_path / "json" / "partitions" / "report.json").read_text())
+    assert figures["name"] == "ring" and len(figures["parts"]) == 3
+    assert 0 < figures["edge_cut"]["fraction"] < 1
+    for name in ("original_ids_entity.npy", "original_ids_relation.npy", "part1/edges.npy"):
+        twice = [np.load(tmp_path / output / "partitions" / name) for output in ("table", "json")]
+        assert np.array_equal(*twice)
+
+
+def test_every_kind_of_input_gives_the_same_dataset(tmp_path, source, build_here, capsys):
+    splits = {
+        name: pd.read_csv(source / f"{name}.tsv", sep="\t", header=None)
+        for name in ("train", "valid", "test")
+    }
+    for kind in ("plain.csv", "head.csv", "gz.txt.gz", "named.parquet", "roles.parquet"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        suffix = kind.partition(".")[2]
+        for name, frame in splits.items():
+            path = folder / f"{name}.{suffix}"
+            frame = frame.set_axis(["head", "relation", "tail"], axis=1)
+            if kind == "named.parquet":
+                frame.set_axis(["s", "p", "o"], axis=1)[["p", "o", "s"]].to_parquet(path)
+            elif suffix == "parquet":
+                frame.to_parquet(path)
+            elif suffix == "txt.gz":
+                path.write_bytes(gzip.compress(frame.to_csv(sep="\t", index=False, header=False).encode()))
+            else:
+                frame.to_csv(path, index=False, header=kind == "head.csv")
+        columns = ["--columns", "head=s,relation=p,tail=o"] if kind == "named.parquet" else []
+        assert (
+            partition.main(["--input", str(folder), "--output", str(tmp_path / f"{kind}.out"), *columns]) == 0
+        )
+    assert partition.main(["--input", str(source), "--output", str(tmp_path / "tsv.out")]) == 0
+    capsys.readouterr()
+    found = {Dataset.open(path).fingerprint for path in tmp_path.glob("*.out")}
+    assert len(list(tmp_path.glob("*.out"))) == 6 and len(found) == 1
+
+
+def test_dgl_ke_form(tmp_path, build_here, capsys):
+    (tmp_path / "train.txt").write_text("0\t1\t0\n1\t2\t0\n2\t0\t1\n")
+    (tmp_path / "entities.tsv").write_text("0\tRome\n2\tItaly\n1\tTiber\n3\tPo\n")
+    (tmp_path / "relations.tsv").write_text("0\tnear\n1\tin\n")
+    maps = ["--entity-map", str(tmp_path / "entities.tsv"), "--relation-map", str(tmp_path / "relations.tsv")]
+    inputs = ["--input", str(tmp_path / "train.txt"), "--columns", "htr", *maps]
+    assert partition.main([*inputs, "--output", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["splits"] == {"train": 3, "valid": 0, "test": 0}
+    triples = named_triples(tmp_path / "out", "train")
+    assert triples == [("Rome", "near", "Tiber"), ("Tiber", "near", "Italy"), ("Italy", "in", "Rome")]
+    assert np.load(tmp_path / "out" / "train.npy").tolist() == [[0, 0, 1], [1, 0, 2], [2, 1, 0]]
+
+
+def write(folder: Path, name: str, content: bytes) -> str:
+    (folder / name).write_bytes(content)
+    return str(folder / name)
+
+
+BAD = [
+    ("cols.tsv", b"a\tb\tc\na\tb\n", [], "cols.tsv:2: got 2 columns separated by tabs, expected 3: 'a\\tb'"),
+    ("wide.tsv", b"a\tb\tc\td\n", [], "wide.tsv:1: got 4 columns"),
+    ("empty.tsv", b"", [], "empty.tsv: the file is empty"),
+    ("latin.tsv", b"a\tb\tc\n\xe9\tb\tc\n", [], "latin.tsv:2: byte 1 of the line is not UTF-8"),
+    (
+        "weights.tsv",
+        b"a\tb\tc\t-2\n",
+        ["--columns", "hrtw"],
+        "weights.tsv:1: the weight is -2, expected a finite",
+    ),
+    (
+        "ids.tsv",
+        b"0\t0\t1\n1\t0\tx\n",
+        ["--ids", "integers"],
+        "ids.tsv:2: the tail is 'x', expected an integer id",
+    ),
+    ("holes.tsv", b"0\t0\t2\n", ["--ids", "integers"], "the entity ids reach 2, more than there are fields"),
+    (
+        "few.tsv",
+        b"a\tb\tc\n",
+        ["--num-parts", "3"],
+        "3 partitions are more than there are entities of type 'entity' (2)",
+    ),
+    (
+        "one.tsv",
+        b"a\tb\tc\nc\tb\ta\n",
+        ["--num-parts", "2"],
+        "2 partitions are more than there are relations (1)",
+    ),
+    ("zero.tsv", b"a\tb\tc\n", ["--num-parts", "0"], "the number of partitions is 0, expected 1 or more"),
+    ("seed.tsv", b"a\tb\tc\n", ["--seed", "-1"], "the seed is -1, expected 0 to"),
+    ("split.tsv", b"a\tb\tc\n", ["--split", "0.5,0.6,0.1"], "the fractions add up to 1.2, not 1"),
+    (
+        "comma.txt",
+        b"a,b,c\n",
+        [],
+        "comma.txt:1: got 1 columns separated by tabs, expected 3: 'a,b,c'; see --delimiter",
+    ),
+    (
+        "columns.csv",
+        b"s,p,o\n",
+        ["--columns", "s,p,q"],
+        "columns.csv:1: no column 'q'; the header has s, p, o",
+    ),
+    ("bad.csv", b"a,b,c\n", ["--columns", "h,r"], "--columns 'h,r' does not give head, relation and tail"),
+    ("delimiter.tsv", b"a\tb\tc\n", ["--delimiter", "::"], "--delimiter '::' is not allowed"),
+    ("map.tsv", b"0\t0\t0\n", ["--entity-map", "nothing.tsv"], "nothing.tsv: there is no such file"),
+    ("names.tsv", b"0\t0\t0\n", ["--entity-map", "x", "--ids", "names"], "--ids names excludes --entity-map"),
+    ("types.tsv", b"a\tb\tc\n", ["--entity-types", "nothing.tsv"], "nothing.tsv: there is no such file"),
+    ("kind.json", b"a\tb\tc\n", [], "kind.json: unknown kind of file"),
+]
+
+
+@pytest.mark.parametrize("name, content, options, message", BAD, ids=[case[0] for case in BAD])
+def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, name, content, options, message):
+    path = write(tmp_path, name, content)
+    status = partition.main(["--input", path, "--output", str(tmp_path / "out"), *options])
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    assert err.startswith("partition.py: ") and err.count("\n") == 1 and message in err
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_missing_input(tmp_path, capsys):
+    assert partition.main(["--input", str(tmp_path / "nothing"), "--output", str(tmp_path / "out")]) == 2
+    assert "nothing: there is no such file or folder" in capsys.readouterr().err
+
+
+def test_entity_without_a_type(tmp_path, capsys):
+    types = write(tmp_path, "types.tsv", b"a\tx\n")
+    path = write(tmp_path, "t.tsv", b"a\tb\tc\n")
+    arguments = ["--input", path, "--entity-types", types, "--output", str(tmp_path / "out")]
+    assert partition.main(arguments) == 2
+    assert "types.tsv: 1 entities of the triples have no type, the first is 'c'" in capsys.readouterr().err
+
+
+def test_existing_output(tmp_path, source, build_here, capsys):
+    arguments = ["--input", str(source), "--output", str(tmp_path / "out")]
+    assert partition.main(arguments) == 0
+    before = (tmp_path / "out" / "dataset.json").stat().st_mtime_ns
+    assert partition.main(arguments) == 2
+    assert "exists; choose another, or give --overwrite" in capsys.readouterr().err
+    assert (tmp_path / "out" / "dataset.json").stat().st_mtime_ns == before
+    assert partition.main([*arguments, "--overwrite", "--num-parts", "2"]) == 0
+    assert Dataset.open(tmp_path / "out").num_parts == 2
+
+
+def test_status_as_a_process(tmp_path):
+    path = write(tmp_path, "t.tsv", b"a\tb\n")
+    done = run("--input", path, "--output", tmp_path / "out")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == f"partition.py: {path}:1: got 2 columns separated by tabs, expected 3: 'a\\tb'\n"
+
+
+def test_failure_of_the_child_is_status_1(tmp_path, source, monkeypatch, capsys):
+    from partition_tools import make_dataset, run_build
+
+    script = tmp_path / "build_graph.py"
+    script.write_text("raise ValueError('DGL is unwell')")
+    monkeypatch.setattr(run_build, "__file__", str(tmp_path / "run_build.py"))
+    assert make_dataset.run_build is run_build.run_build
+    assert partition.main(["--input", str(source), "--output", str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert "partitioning failed: exit status 1" in error and "| ValueError: DGL is unwell" in error
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["build_graph.py", "source"]
+
+
+def test_help_teaches():
+    done = run("--help")
+    assert done.returncode == 0
+    for word in (
+        "--split 0.9,0.05,0.05",
+        "--columns htr",
+        "--entity-types types.tsv",
+        "exit status",
+        "METIS",
+    ):
+        assert word in done.stdout
+    assert run("--input", "x").returncode == 2

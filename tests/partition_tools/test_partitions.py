@@ -1,0 +1,194 @@
+"""Whole datasets in several layouts, partitioned by DGL and read back by the files alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from partition_tools.make_dataset import partition_dataframe, partition_files
+from partition_tools.options import Options
+from tests.partition_tools.reading_back import named_triples, owned_triples
+
+pytestmark = pytest.mark.usefixtures("build_here")
+
+LAYOUTS = [(1, "metis"), (2, "metis"), (3, "metis"), (2, "random"), (3, "random")]
+
+
+def rows(frame: pd.DataFrame) -> list[tuple]:
+    return list(frame[["head", "relation", "tail"]].itertuples(index=False, name=None))
+
+
+@pytest.mark.parametrize("num_parts, method", LAYOUTS)
+def test_every_triple_lies_in_one_partition(tmp_path, ring, num_parts, method):
+    options = Options(num_parts=num_parts, method=method)
+    partition_dataframe(ring[:200], tmp_path / "out", ring[200:220], ring[220:], options=options)
+    assert named_triples(tmp_path / "out", "train") == rows(ring[:200])
+    assert named_triples(tmp_path / "out", "valid") == rows(ring[200:220])
+    assert named_triples(tmp_path / "out", "test") == rows(ring[220:])
+    owned = owned_triples(tmp_path / "out")
+    assert len(owned) == num_parts and all(owned)
+    assert sum(owned, Counter()) == Counter(rows(ring[:200]))
+    dataset = Dataset.open(tmp_path / "out")
+    assert dataset.num_parts == num_parts and dataset.part_method == method
+    assert json.loads(dataset.graph_config_path.read_text())["part_method"] == method
+
+
+@pytest.mark.parametrize("num_parts, method", LAYOUTS)
+def test_typed_graph(tmp_path, typed, num_parts, method):
+    frame, types, path = typed
+    options = Options(num_parts=num_parts, method=method, entity_types=path)
+    partition_dataframe(frame, tmp_path / "out", options=options)
+    assert Counter(named_triples(tmp_path / "out", "train")) == Counter(rows(frame))
+    assert sum(owned_triples(tmp_path / "out"), Counter()) == Counter(rows(frame))
+    dataset = Dataset.open(tmp_path / "out")
+    assert dataset.entity_types == sorted(set(types.values()))
+    for type_ in dataset.entity_types:
+        assert all(types[name] == type_ for name in dataset.vocabulary(type_).names)
+    assert (
+        "near (person → town)" in dataset.relations.labels
+        and "near (town → town)" in dataset.relations.labels
+    )
+    end = 0
+    for lhs, rhs, first, last in dataset.edge_types:
+        assert first == end
+        end = last
+        for relation in np.unique(dataset.split("train")[first:last, 1]).tolist():
+            assert (dataset.relations[relation].lhs, dataset.relations[relation].rhs) == (lhs, rhs)
+    assert end == len(frame)
+
+
+def test_triples_of_a_pair_keep_their_order(tmp_path, typed):
+    frame, types, path = typed
+    partition_dataframe(frame, tmp_path / "out", options=Options(entity_types=path))
+    found: dict[tuple, list] = {}
+    for row in rows(frame):
+        found.setdefault((types[row[0]], types[row[2]]), []).append(row)
+    triples = named_triples(tmp_path / "out", "train")
+    for lhs, rhs, first, end in Dataset.open(tmp_path / "out").edge_types:
+        assert triples[first:end] == found[lhs, rhs]
+
+
+def test_fingerprint_depends_on_the_triples_alone(tmp_path, ring):
+    fingerprints = set()
+    for place, (num_parts, method) in enumerate(LAYOUTS[:3]):
+        output = tmp_path / f"out{place}"
+        partition_dataframe(ring, output, options=Options(num_parts=num_parts, method=method, seed=place))
+        fingerprints.add(Dataset.open(output).fingerprint)
+    assert len(fingerprints) == 1
+    partition_dataframe(ring[:-1], tmp_path / "other")
+    assert Dataset.open(tmp_path / "other").fingerprint not in fingerprints
+
+
+def test_same_seed_same_random_partitions(tmp_path, ring):
+    maps = []
+    for place, seed in enumerate((5, 5, 6)):
+        options = Options(num_parts=3, method="random", seed=seed)
+        partition_dataframe(ring, tmp_path / str(place), options=options)
+        maps.append(np.load(tmp_path / str(place) / "partitions" / "original_ids_entity.npy"))
+    assert np.array_equal(maps[0], maps[1]) and not np.array_equal(maps[0], maps[2])
+
+
+def test_pair_with_fewer_triples_than_partitions(tmp_path):
+    """DGL itself cannot store a partition without an edge of some type."""
+    frame = pd.DataFrame(
+        [(f"a{i}", "r", f"a{(i + 1) % 9}") for i in range(9)] + [("a0", "s", "b0"), ("b1", "t", "b2")],
+        columns=["head", "relation", "tail"],
+    )
+    types = tmp_path / "types.tsv"
+    types.write_text("".join(f"{x}{i}\t{x}\n" for x in "ab" for i in range(9)))
+    frame.loc[len(frame)] = ("b0", "t", "b1")
+    for method in ("metis", "random"):
+        options = Options(num_parts=3, method=method, entity_types=types, overwrite=True)
+        figures = partition_dataframe(frame, tmp_path / "out", options=options)
+        assert sum(owned_triples(tmp_path / "out"), Counter()) == Counter(rows(frame))
+        assert sum(part["num_edges"] for part in figures["parts"]) == len(frame)
+
+
+def test_weights_go_where_their_triples_go(tmp_path, typed):
+    frame, _, path = typed
+    frame["score"] = np.arange(len(frame)) / 8
+    columns = "head=head,relation=relation,tail=tail,weight=score"
+    partition_dataframe(
+        frame, tmp_path / "out", columns=columns, options=Options(num_parts=2, entity_types=path)
+    )
+    weight_of = dict(zip(rows(frame), frame["score"].tolist()))
+    dataset = Dataset.open(tmp_path / "out")
+    assert dataset.has_weights
+    triples = named_triples(tmp_path / "out", "train")
+    assert dataset.train_weights().tolist() == [weight_of[row] for row in triples]
+    for part_id in range(2):
+        table = dataset.layout().edge_table(part_id)
+        assert table.weights.tolist() == [weight_of[triples[i]] for i in table.triple_ids.tolist()]
+
+
+def test_duplicates_and_unseen_are_kept_and_counted(tmp_path):
+    train = pd.DataFrame([("a", "r", "b")] * 3 + [("b", "r", "a")], columns=["head", "relation", "tail"])
+    test = pd.DataFrame([("a", "s", "new"), ("a", "r", "b")], columns=["head", "relation", "tail"])
+    figures = partition_dataframe(train, tmp_path / "out", test=test)
+    assert figures["splits"] == {"train": 4, "valid": 0, "test": 2}
+    assert figures["duplicates"] == {"train": 2, "valid": 0, "test": 0}
+    assert figures["unseen"]["test"] == {"entities": 1, "relations": 1, "triples": 1}
+    assert named_triples(tmp_path / "out", "test") == rows(test)
+    assert sum(owned_triples(tmp_path / "out"), Counter())["a", "r", "b"] == 3
+
+
+def test_loops_and_isolated_entities(tmp_path):
+    train = pd.DataFrame(
+        [("a", "r", "a"), ("b", "r", "a"), ("c", "r", "c")], columns=["head", "relation", "tail"]
+    )
+    test = pd.DataFrame([("lonely", "r", "a")], columns=["head", "relation", "tail"])
+    train.loc[3] = ("a", "s", "b")
+    partition_dataframe(train, tmp_path / "out", test=test, options=Options(num_parts=2))
+    assert sum(owned_triples(tmp_path / "out"), Counter()) == Counter(rows(train))
+    assert "lonely" in Dataset.open(tmp_path / "out").vocabulary("entity")
+
+
+def test_integer_ids_keep_their_numbers(tmp_path):
+    frame = pd.DataFrame({"head": [3, 1, 0, 2], "relation": [1, 0, 1, 0], "tail": [0, 2, 1, 3]})
+    (tmp_path / "r.tsv").write_text("1\tlikes\n0\tknows\n2\tnever used\n")
+    options = Options(num_parts=2, integer_ids=True, relation_map=tmp_path / "r.tsv")
+    partition_dataframe(frame, tmp_path / "out", options=options)
+    dataset = Dataset.open(tmp_path / "out")
+    assert np.array_equal(dataset.split("train"), frame.to_numpy())
+    assert list(dataset.vocabulary("entity").names) == ["0", "1", "2", "3"]
+    assert list(dataset.relations.labels.names) == ["knows", "likes", "never used"]
+    assert dataset.description["ids"] == "integers"
+
+
+def test_one_file_is_split(tmp_path, ring):
+    ring.to_csv(tmp_path / "all.csv", index=False)
+    options = Options(split=(0.6, 0.2, 0.2), num_parts=2)
+    partition_files([tmp_path / "all.csv"], tmp_path / "out", options)
+    found = [row for split in ("train", "valid", "test") for row in named_triples(tmp_path / "out", split)]
+    assert Counter(found) == Counter(rows(ring))
+    assert all(len(Dataset.open(tmp_path / "out").split(split)) > 10 for split in ("train", "valid", "test"))
+
+
+def test_edges_are_balanced_in_a_skewed_graph(tmp_path):
+    rng = np.random.default_rng(0)
+    tails = (400 * rng.random(6000) ** 3).astype(int)
+    frame = pd.DataFrame(
+        {"head": rng.integers(0, 400, 6000), "relation": rng.integers(0, 9, 6000), "tail": tails}
+    )
+    for method in ("metis", "random"):
+        options = Options(num_parts=2, method=method, overwrite=True)
+        figures = partition_dataframe(frame, tmp_path / "out", options=options)
+        assert figures["balance"]["edges"] < 1.15
+
+
+def test_several_sets_and_fractions_are_refused(tmp_path, ring):
+    with pytest.raises(InputError, match="--split needs one set of triples, got train, test"):
+        partition_dataframe(ring, tmp_path / "out", test=ring, options=Options(split=(0.8, 0.1, 0.1)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_bad_row_of_a_frame_is_named(tmp_path, ring):
+    ring.loc[7, "tail"] = None
+    with pytest.raises(InputError, match="train: row 8: the tail is empty"):
+        partition_dataframe(ring, tmp_path / "out")

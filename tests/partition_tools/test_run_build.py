@@ -1,0 +1,103 @@
+"""The child that partitions: its output, its failures, its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+
+from partition_tools import run_build as run_build_module
+from partition_tools.graph_job import GraphJob
+from partition_tools.run_build import LOG, PartitionError, run_build
+
+JOB = GraphJob("g", 1, "metis", 0, {"entity": 3}, [["entity", "entity", 0, 2]], 1, False)
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    np.save(tmp_path / "train.npy", np.array([[0, 0, 1], [1, 0, 2]]))
+    return tmp_path
+
+
+def replace_child(monkeypatch, tmp_path, code: str) -> None:
+    """Put another script in the place of build_graph.py."""
+    script = tmp_path / "build_graph.py"
+    script.write_text(code)
+    monkeypatch.setattr(run_build_module, "__file__", str(tmp_path / "run_build.py"))
+
+
+def test_output_of_dgl_goes_to_the_log(dataset, capfd):
+    run_build(dataset, JOB)
+    assert "Converting to homogeneous graph" in (dataset / "partitions" / LOG).read_text()
+    assert capfd.readouterr() == ("", "")
+    assert (dataset / "partitions" / "g.json").exists()
+
+
+def test_failure_shows_status_and_the_end_of_the_log(dataset, monkeypatch):
+    code = "for i in range(50): print('line', i)\nraise SystemExit(3)"
+    replace_child(monkeypatch, dataset, code)
+    with pytest.raises(PartitionError, match="exit status 3") as caught:
+        run_build(dataset, JOB)
+    assert "| line 49" in str(caught.value) and "line 29\n" not in str(caught.value)
+
+
+def test_child_ended_by_a_signal(dataset, monkeypatch):
+    replace_child(monkeypatch, dataset, "import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(PartitionError, match=r"ended by SIGKILL \(out of memory\?\)"):
+        run_build(dataset, JOB)
+
+
+def test_interrupt_ends_the_child(dataset, monkeypatch):
+    replace_child(monkeypatch, dataset, f"import os, time; os.kill({os.getpid()}, 2); time.sleep(99)")
+    with pytest.raises(KeyboardInterrupt):
+        run_build(dataset, JOB)
+    assert not [c for c in psutil.Process().children() if "build_graph.py" in " ".join(c.cmdline())]
+
+
+PARENT = """
+import sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from partition_tools import run_build
+from partition_tools.graph_job import GraphJob
+run_build.__file__ = {module!r}
+run_build.run_build(Path({dataset!r}), GraphJob("g", 1, "metis", 0, {{}}, [], 1, False))
+"""
+
+CHILD = """
+import sys, time
+sys.path.insert(0, {root!r})
+from partition_tools import build_graph
+build_graph._end_with_parent(int(sys.argv[2]))
+print("ready", flush=True)
+time.sleep(99)
+"""
+
+
+def test_child_ends_with_its_parent(dataset):
+    """Even where the parent is ended by ``kill -9``."""
+    root = os.path.dirname(os.path.dirname(run_build_module.__file__))
+    (dataset / "build_graph.py").write_text(CHILD.format(root=root))
+    code = PARENT.format(root=root, module=str(dataset / "run_build.py"), dataset=str(dataset))
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        log = dataset / "partitions" / LOG
+        child = None
+        for _ in range(1200):
+            if parent.poll() is not None or (log.exists() and "ready" in log.read_text()):
+                break
+            try:
+                parent.wait(0.05)
+            except subprocess.TimeoutExpired:
+                continue
+        children = psutil.Process(parent.pid).children()
+        assert len(children) == 1
+        child = children[0]
+        parent.send_signal(signal.SIGKILL)
+        assert parent.wait(10) == -signal.SIGKILL
+    gone, alive = psutil.wait_procs([child], timeout=10)
+    assert gone and not alive

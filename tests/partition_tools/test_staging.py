@@ -1,0 +1,134 @@
+"""A dataset appears complete or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+
+import pytest
+
+from dglkge.errors import InputError
+from partition_tools.staging import PENDING_DESCRIPTION, staged
+from tests.data.toy_folder import write_toy_folder
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fill(folder, *files):
+    """Write what a block writes: some files and, last, the description."""
+    for name in (*files, PENDING_DESCRIPTION):
+        (folder / name).write_text("{}")
+
+
+def test_folder_appears_at_the_end(tmp_path):
+    output = tmp_path / "deep" / "out"
+    with staged(output, overwrite=False) as folder:
+        fill(folder, "a")
+        assert not output.exists() and folder.parent == output.parent
+    assert names(output) == ["a", "dataset.json"] and names(output.parent) == ["out"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_nothing_stays_after_an_exception(tmp_path, error):
+    with pytest.raises(error), staged(tmp_path / "out", overwrite=False) as folder:
+        (folder / "part0").mkdir()
+        (folder / "part0" / "a").write_text("x")
+        raise error
+    assert names(tmp_path) == []
+
+
+def test_existing_output_stays(tmp_path):
+    output = write_toy_folder(tmp_path / "out")
+    before = names(output)
+    with (
+        pytest.raises(InputError, match="exists; choose another, or give --overwrite"),
+        staged(output, False),
+    ):
+        pytest.fail("the block must not run")
+    assert names(output) == before
+
+
+def test_empty_folder_is_no_obstacle(tmp_path):
+    (tmp_path / "out").mkdir()
+    with staged(tmp_path / "out", overwrite=False) as folder:
+        fill(folder, "a")
+    assert names(tmp_path / "out") == ["a", "dataset.json"]
+
+
+def test_overwrite_replaces_a_dataset(tmp_path):
+    output = write_toy_folder(tmp_path / "out")
+    with staged(output, overwrite=True) as folder:
+        fill(folder, "new")
+        assert (output / "train.npy").exists()
+    assert names(output) == ["dataset.json", "new"] and names(tmp_path) == ["out"]
+
+
+def test_overwrite_that_fails_keeps_the_old_dataset(tmp_path):
+    output = write_toy_folder(tmp_path / "out")
+    before = names(output)
+    with pytest.raises(RuntimeError), staged(output, overwrite=True):
+        raise RuntimeError
+    assert names(output) == before and names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("content", [None, {"name": "somebody else's"}, {"format_version": 99}])
+def test_overwrite_replaces_nothing_else(tmp_path, content):
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "precious.txt").write_text("x")
+    if content:
+        (output / "dataset.json").write_text(json.dumps(content))
+    with (
+        pytest.raises(InputError, match="--overwrite replaces only a dataset"),
+        staged(output, overwrite=True),
+    ):
+        pytest.fail("the block must not run")
+    assert (output / "precious.txt").read_text() == "x"
+
+
+def test_output_that_is_a_file(tmp_path):
+    (tmp_path / "out").write_text("x")
+    with pytest.raises(InputError, match="exists and is no folder"), staged(tmp_path / "out", overwrite=True):
+        pytest.fail("the block must not run")
+    with pytest.raises(InputError, match="cannot be made"), staged(tmp_path / "out" / "in", overwrite=True):
+        pytest.fail("the block must not run")
+
+
+def test_output_that_appeared_meanwhile_stays(tmp_path):
+    output = tmp_path / "out"
+    with pytest.raises(InputError, match="exists"), staged(output, overwrite=False):
+        output.mkdir()
+        (output / "a").touch()
+    assert names(output) == ["a"] and names(tmp_path) == ["out"]
+
+
+def test_remains_of_a_killed_run_are_removed(tmp_path):
+    remains = tmp_path / ".out.partial"
+    (remains / "partitions").mkdir(parents=True)
+    (remains / "train.npy").touch()
+    (remains / ".lock").touch()
+    with staged(tmp_path / "out", overwrite=False) as folder:
+        assert names(folder) == [".lock"]
+        fill(folder)
+    assert names(tmp_path) == ["out"] and names(tmp_path / "out") == ["dataset.json"]
+
+
+def test_two_runs_for_one_output(tmp_path):
+    with staged(tmp_path / "out", overwrite=False) as folder:
+        fill(folder, "a")
+        with (
+            pytest.raises(InputError, match="another run is writing"),
+            staged(tmp_path / "out", overwrite=False),
+        ):
+            pytest.fail("the block must not run")
+        assert (folder / "a").exists()
+    assert names(tmp_path / "out") == ["a", "dataset.json"]
+
+
+def test_lock_is_held_by_the_operating_system(tmp_path):
+    with staged(tmp_path / "out", overwrite=False) as folder, open(folder / ".lock") as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fill(folder)

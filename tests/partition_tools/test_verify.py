@@ -1,0 +1,141 @@
+"""The verification notices whatever is changed after partitioning."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import dgl
+import numpy as np
+import pytest
+
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from partition_tools.make_dataset import partition_dataframe
+from partition_tools.options import Options
+from partition_tools.verify import VerificationError, verify_partitions
+from tests.toy_kg import typed_triples
+
+
+@pytest.fixture
+def partitions(tmp_path, build_here, typed):
+    """A typed graph in two partitions, and a function that verifies it again."""
+    frame, _, path = typed
+    partition_dataframe(
+        frame, tmp_path / "out", options=Options(num_parts=2, method="random", entity_types=path)
+    )
+    return tmp_path / "out" / "partitions"
+
+
+def verify(partitions) -> None:
+    dataset = Dataset.open(partitions.parent)
+    edge_types = [list(edge_type) for edge_type in dataset.edge_types]
+    verify_partitions(partitions, dataset.graph_name, dataset.split("train"), edge_types)
+
+
+def change(path, function) -> None:
+    array = np.load(path)
+    np.save(path, function(array))
+
+
+def test_sound_partitions_pass(partitions):
+    verify(partitions)
+    assert len(typed_triples()[0]) == sum(
+        len(np.load(partitions / f"part{k}" / "triple_ids.npy")) for k in (0, 1)
+    )
+
+
+def swap_first(array: np.ndarray) -> np.ndarray:
+    array[[0, 1]] = array[[1, 0]]
+    return array
+
+
+def test_id_maps_that_are_not_inverse(partitions):
+    change(partitions / "node_ids_person.npy", swap_first)
+    with pytest.raises(VerificationError, match="the id maps of person are not inverse"):
+        verify(partitions)
+
+
+def test_id_map_out_of_range(partitions):
+    change(partitions / "original_ids_town.npy", lambda array: array + 1)
+    with pytest.raises(VerificationError, match="the id maps of town are not inverse"):
+        verify(partitions)
+
+
+def test_edges_with_other_ends(partitions):
+    def turn(edges: np.ndarray) -> np.ndarray:
+        return edges[:, [2, 1, 0]]
+
+    change(partitions / "part0" / "edges.npy", turn)
+    with pytest.raises(VerificationError, match="partition 0: "):
+        verify(partitions)
+
+
+def test_edges_with_another_relation(partitions):
+    def other(edges: np.ndarray) -> np.ndarray:
+        edges[0, 1] = (edges[0, 1] + 1) % edges[:, 1].max()
+        return edges
+
+    change(partitions / "part1" / "edges.npy", other)
+    with pytest.raises(VerificationError, match="partition 1: edges .* are not those of the triples"):
+        verify(partitions)
+
+
+def test_triple_in_no_partition(partitions):
+    for name in ("triple_ids.npy", "edges.npy"):
+        change(partitions / "part1" / name, lambda array: array[1:])
+    with pytest.raises(VerificationError, match="DGL's files hold other edges"):
+        verify(partitions)
+
+
+def test_triple_in_two_partitions(partitions):
+    for name in ("triple_ids.npy", "edges.npy"):
+        first = np.load(partitions / "part0" / name)[-1:]
+        change(partitions / "part1" / name, lambda array, first=first: np.concatenate([array, first]))
+    with pytest.raises(VerificationError, match="partition 1: "):
+        verify(partitions)
+
+
+def test_triple_ids_out_of_order(partitions):
+    change(partitions / "part0" / "triple_ids.npy", swap_first)
+    change(partitions / "part0" / "edges.npy", swap_first)
+    with pytest.raises(VerificationError, match="partition 0: triple ids do not ascend"):
+        verify(partitions)
+
+
+def test_dgl_files_of_the_other_partition(partitions):
+    for name in ("edge_feat.dgl", "graph.dgl", "node_feat.dgl"):
+        shutil.copy(partitions / "part0" / name, partitions / "part1" / name)
+    with pytest.raises((VerificationError, AssertionError)):
+        verify(partitions)
+
+
+def test_dgl_edge_data_of_other_triples(partitions):
+    path = str(partitions / "part0" / "edge_feat.dgl")
+    features = dgl.data.utils.load_tensors(path)
+    name = next(name for name in features if name.endswith("/triple_id") and len(features[name]) > 2)
+    features[name] = features[name].flip(0)
+    dgl.data.utils.save_tensors(path, features)
+    with pytest.raises(VerificationError, match="partition 0: DGL's files hold other edges"):
+        verify(partitions)
+
+
+def test_missing_file_is_named(partitions):
+    (partitions / "part1" / "edges.npy").unlink()
+    with pytest.raises(InputError, match="part1/edges.npy"):
+        verify(partitions)
+
+
+def test_dgl_loads_what_was_written(partitions):
+    dataset = Dataset.open(partitions.parent)
+    config = json.loads(dataset.graph_config_path.read_text())
+    assert set(config["ntypes"]) == {"person", "town", "country", "relation"}
+    book, name, ntypes, etypes = dgl.distributed.load_partition_book(str(dataset.graph_config_path), 0)
+    assert name == dataset.graph_name and set(ntypes) == set(config["ntypes"])
+    assert ("relation", "relation_relation", "relation") in etypes
+    layout = dataset.layout()
+    for ntype in layout.ntypes:
+        for part_id in range(2):
+            start, end = layout.node_range(ntype, part_id)
+            owned = book.partid2nids(part_id, ntype).tolist()
+            assert owned == list(range(start, end))
