@@ -119,6 +119,7 @@ def _settings(
         part_config=None if options.part_config is None else str(workspace / options.part_config),
         log_dir=str(log_dir),
         extra_envs=options.extra_envs,
+        is_watched=sys.stdout.isatty(),
     )
 
 

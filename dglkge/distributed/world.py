@@ -26,6 +26,8 @@ class World:
     launched : bool
         Whether ``dglkge-launch`` (or DGL's launcher) started this process. Without it the process
         trains alone, in DGL's standalone mode.
+    is_watched : bool
+        Whether the launcher shows the output to a person on a terminal.
     """
 
     rank: int = 0
@@ -33,6 +35,7 @@ class World:
     local_rank: int = 0
     trainers_per_machine: int = 1
     launched: bool = False
+    is_watched: bool = False
 
     @property
     def machine(self) -> int:
@@ -81,7 +84,8 @@ class World:
             raise InputError(
                 f"RANK={rank} does not fit LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={per_machine}"
             )
-        return cls(rank, world_size, local_rank, per_machine, launched=True)
+        watched = env.get("DGLKGE_PROGRESS") == "1"
+        return cls(rank, world_size, local_rank, per_machine, launched=True, is_watched=watched)
 
 
 def choose_dgl_backend() -> None:

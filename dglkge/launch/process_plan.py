@@ -63,6 +63,8 @@ class JobSettings:
         Folder of the job's logs.
     extra_envs : mapping of str to str
         Variables for every process; they win over all others.
+    is_watched : bool
+        Whether a person watches on a terminal, so that trainers show progress although they write to a pipe.
     """
 
     command: tuple[str, ...]
@@ -76,6 +78,7 @@ class JobSettings:
     part_config: str | None = None
     log_dir: str = "logs"
     extra_envs: Mapping[str, str] = field(default_factory=dict)
+    is_watched: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,8 @@ def plan_processes(
     servers, trainers = [], []
     for machine, host in enumerate(hosts):
         conveniences = {"PYTHONUNBUFFERED": "1"}
+        if settings.is_watched:
+            conveniences["DGLKGE_PROGRESS"] = "1"
         if host.interface is not None:
             conveniences["GLOO_SOCKET_IFNAME"] = host.interface
         base = {key: value for key, value in conveniences.items() if key not in inherited} | shared

@@ -17,6 +17,7 @@ from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult, ProcessResult, describe_process, describe_status, exit_status
 from dglkge.launch.kept_process import KeptProcess
 from dglkge.launch.local_executor import Executor
+from dglkge.launch.noise import is_noise
 from dglkge.launch.process_output import ProcessOutput
 from dglkge.launch.process_plan import TRAINER, PlannedProcess
 
@@ -254,6 +255,8 @@ class Supervisor:
         if planned.role == TRAINER and planned.number == 0:
             self._console.progress(planned.name, self._outputs[planned.name].progress)
         for line in lines:
+            if is_noise(line):
+                continue
             self._console.line(planned.name, self._processes.index(process), line)
 
     @contextlib.contextmanager

@@ -41,3 +41,8 @@ def test_every_rank_of_a_cluster_knows_its_machine() -> None:
 def test_variables_that_do_not_fit_are_refused(changes: dict[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message.replace("?", r"\?")):
         World.detect(launched(**changes))
+
+
+def test_a_trainer_knows_whether_a_person_watches() -> None:
+    assert not World.detect(launched()).is_watched
+    assert World.detect(launched(DGLKGE_PROGRESS="1")).is_watched

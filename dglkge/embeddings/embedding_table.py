@@ -1,0 +1,110 @@
+"""One embedding table: a ``DistEmbedding`` and the machine's own rows of it in shared memory."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+from dglkge.data.partition_layout import PartitionLayout
+from dglkge.distributed.dgl_compat import dgl
+from dglkge.embeddings.row_shard import TableShard
+from dglkge.typing import TablePart
+
+
+class EmbeddingTable:
+    """The rows of one node type.
+
+    Parameters
+    ----------
+    graph : dgl.distributed.DistGraph
+        The partitioned graph; it must have a node type of the table's name.
+    layout : PartitionLayout
+        Which part holds which node, and the original id of each.
+    name : str
+        An entity type, or ``"relation"``.
+    dim : int
+        Width of a row.
+    part : int
+        The partition on this machine.
+    """
+
+    def __init__(self, graph: Any, layout: PartitionLayout, name: str, dim: int, part: int) -> None:
+        self.name = name
+        self.dim = dim
+        self.part = part
+        self.original_ids = _mapped(layout.original_ids(name))
+        self.node_ids = _mapped(layout.node_ids(name))
+        self.first_node_id, self.end_node_id = layout.node_range(name, part)
+        policy = graph.get_node_partition_policy(name)
+        # Rows start as zeros, so that nothing of ours has to be importable by the servers.
+        self.embedding = dgl.distributed.DistEmbedding(
+            len(self.original_ids), dim, name=f"{name}_rows", part_policy=policy
+        )
+        self.local_rows: torch.Tensor = self.embedding._tensor.local_partition
+
+    def __len__(self) -> int:
+        return len(self.original_ids)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this machine holds every row."""
+        return self.end_node_id - self.first_node_id == len(self)
+
+    def gather(self, node_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Copy rows; the machine's own from shared memory, others through the kvstore.
+
+        Parameters
+        ----------
+        node_ids : (n,) int64 tensor
+            Node ids, in any order, repeated or not.
+        out : (n, D) tensor, optional
+            Where to put them.
+
+        Returns
+        -------
+        (n, D) float32 tensor
+        """
+        if self.is_whole:
+            return torch.index_select(self.local_rows, 0, node_ids, out=out)
+        here = (node_ids >= self.first_node_id) & (node_ids < self.end_node_id)
+        rows = torch.empty(len(node_ids), self.dim) if out is None else out
+        rows[here] = self.local_rows[node_ids[here] - self.first_node_id]
+        if not bool(here.all()):
+            rows[~here] = self.embedding._tensor[node_ids[~here]]
+        return rows
+
+    def shard(self, index: int, count: int) -> TableShard:
+        """Return one of ``count`` nearly equal ranges of this machine's rows."""
+        num_rows = self.local_rows.shape[0]
+        start, end = num_rows * index // count, num_rows * (index + 1) // count
+        first = self.first_node_id + start
+        ids = self.original_ids[first : self.first_node_id + end]
+        return TableShard(first, self.local_rows[start:end], ids, self.node_ids)
+
+    def own_part(self, state: dict[str, Any] | None = None) -> TablePart:
+        """Return this machine's rows, with the optimizer's state of them.
+
+        Parameters
+        ----------
+        state : dict of str to dgl.distributed.DistTensor, optional
+            The optimizer's tensors of this table.
+        """
+        ids = self.original_ids[self.first_node_id : self.end_node_id]
+        local = {name: tensor.local_partition for name, tensor in (state or {}).items()}
+        return TablePart(self.name, self.part, ids, self.local_rows, local)
+
+    def whole(self, state: dict[str, Any] | None = None) -> TablePart:
+        """Return every row in the order of original ids; for tables that fit one machine."""
+        rows = self.gather(self.node_ids)
+        copied = {name: tensor[self.node_ids] for name, tensor in (state or {}).items()}
+        return TablePart(self.name, 0, torch.arange(len(self)), rows, copied)
+
+
+def _mapped(array: np.ndarray) -> torch.Tensor:
+    """View an array that is mapped read-only as a tensor, which torch warns of; nobody writes to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)

@@ -1,0 +1,1 @@
+"""Which edges are trained on next, and against what."""

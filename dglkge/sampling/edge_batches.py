@@ -1,0 +1,156 @@
+"""Batches of a machine's own edges, in the order of the epoch plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.data.partition_layout import EdgeTable
+from dglkge.sampling import epoch_plan
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EdgeGroup:
+    """A run of a batch's edges that join the same pair of entity types and share their negatives.
+
+    Attributes
+    ----------
+    pair : int
+        Number of the edge type.
+    chunk : int
+        Number of the chunk inside the global batch.
+    start, end : int
+        The run: ``batch.heads[start:end]`` and so on.
+    """
+
+    pair: int
+    chunk: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class EdgeBatch:
+    """One trainer's share of a global batch, sorted by chunk and edge type.
+
+    Attributes
+    ----------
+    epoch, index : int
+        The epoch, and the number of the global batch in it.
+    global_size : int
+        Number of triples in the global batch, over all trainers.
+    triple_ids : (B,) int64
+        Rows in ``train.npy``.
+    heads, relations, tails : (B,) int64
+        Node ids.
+    weights : (B,) float32 or None
+    groups : tuple of EdgeGroup
+    """
+
+    epoch: int
+    index: int
+    global_size: int
+    triple_ids: Ids
+    heads: Ids
+    relations: Ids
+    tails: Ids
+    weights: npt.NDArray[np.float32] | None
+    groups: tuple[EdgeGroup, ...]
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+
+class EdgeBatches:
+    """Takes the triples of each global batch that this trainer has to train.
+
+    Parameters
+    ----------
+    edges : EdgeTable
+        The edges of the partition on this machine.
+    pair_of_relation : (R,) int64
+        Edge type of each relation, by the relation's node id.
+    num_triples : int
+        Training triples of the whole graph.
+    batch_size, chunk_size : int
+        Triples of a global batch, and how many of them in a row share negatives.
+    local_rank, trainers_per_machine : int
+        Which of the machine's trainers this is; they share its edges out by position.
+    seed : int
+    """
+
+    def __init__(
+        self,
+        edges: EdgeTable,
+        pair_of_relation: Ids,
+        num_triples: int,
+        batch_size: int,
+        chunk_size: int,
+        local_rank: int,
+        trainers_per_machine: int,
+        seed: int,
+    ) -> None:
+        self._edges = edges
+        self._pair_of_relation = pair_of_relation
+        self._num_triples = num_triples
+        self._batch_size = batch_size
+        self._chunk_size = chunk_size
+        self._local_rank = local_rank
+        self._trainers_per_machine = trainers_per_machine
+        self._seed = seed
+        self._has_all = len(edges.triple_ids) == num_triples
+
+    def __len__(self) -> int:
+        """Return the number of global batches in an epoch."""
+        return epoch_plan.num_batches(self._num_triples, self._batch_size)
+
+    def batch(self, epoch: int, index: int) -> EdgeBatch:
+        """Return this trainer's share of a global batch; it may be empty."""
+        positions = epoch_plan.window(index, self._batch_size, self._num_triples)
+        triple_ids = epoch_plan.inverse_permute(positions, self._num_triples, self._seed, epoch)
+        mine, rows = self._own(triple_ids)
+        turns = slice(self._local_rank, None, self._trainers_per_machine)
+        mine, rows = mine[turns], rows[turns]
+        chunks = mine // self._chunk_size
+        edges = self._edges.edges[rows]
+        pairs = self._pair_of_relation[edges[:, 1]]
+        order = np.lexsort((pairs, chunks))
+        edges = edges[order]
+        weights = None if self._edges.weights is None else self._edges.weights[rows[order]]
+        heads, relations, tails = (np.ascontiguousarray(edges[:, column]) for column in range(3))
+        groups = _groups(chunks[order], pairs[order])
+        ids = triple_ids[mine[order]]
+        return EdgeBatch(epoch, index, len(positions), ids, heads, relations, tails, weights, groups)
+
+    def _own(self, triple_ids: Ids) -> tuple[Ids, Ids]:
+        """Find the triples that this machine's partition owns.
+
+        Returns
+        -------
+        (places, rows) : two (m,) int64
+            Places in ``triple_ids``, ascending, and rows in the edge table.
+        """
+        if self._has_all:
+            return np.arange(len(triple_ids)), triple_ids
+        if not len(self._edges.triple_ids):
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        rows = np.searchsorted(self._edges.triple_ids, triple_ids)
+        rows[rows == len(self._edges.triple_ids)] = 0
+        places = np.flatnonzero(self._edges.triple_ids[rows] == triple_ids)
+        return places, rows[places]
+
+
+def _groups(chunks: Ids, pairs: Ids) -> tuple[EdgeGroup, ...]:
+    """Find the runs of equal (chunk, pair)."""
+    if not len(chunks):
+        return ()
+    changes = np.flatnonzero((np.diff(chunks) != 0) | (np.diff(pairs) != 0)) + 1
+    bounds = [0, *changes.tolist(), len(chunks)]
+    return tuple(
+        EdgeGroup(int(pairs[start]), int(chunks[start]), start, end)
+        for start, end in zip(bounds[:-1], bounds[1:])
+    )

@@ -1,0 +1,96 @@
+"""The order of training as pure functions: it belongs to triples, not to machines.
+
+``position = permute(triple_id; seed, epoch)`` is a keyed bijection on [0, n). Global batch s is the
+window [s·G, (s+1)·G) of positions. Every process computes any part of the order alone, nothing is
+shuffled in memory, and progress is one integer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.sampling.keyed_hash import combine, words
+
+NUM_ROUNDS = 6
+_ORDER_KEY = 0x0EDE  # tells the order's numbers from those of the negatives
+
+
+def num_batches(num_triples: int, batch_size: int) -> int:
+    """Return the number of global batches in an epoch; the last one may be short."""
+    return -(-num_triples // batch_size)
+
+
+def window(batch: int, batch_size: int, num_triples: int) -> npt.NDArray[np.int64]:
+    """Return the positions (B,) of a global batch."""
+    return np.arange(batch * batch_size, min((batch + 1) * batch_size, num_triples), dtype=np.int64)
+
+
+def permute(
+    triple_ids: npt.NDArray[np.int64], num_triples: int, seed: int, epoch: int
+) -> npt.NDArray[np.int64]:
+    """Return the position of each triple in the order of an epoch.
+
+    A generalized Feistel network over mixed radices (Black and Rogaway 2002, "Ciphers with arbitrary
+    finite domains", method 3) on [0, a·b) with a·b just above n; values outside [0, n) walk the cycle.
+
+    Parameters
+    ----------
+    triple_ids : (m,) int64, each in [0, num_triples)
+    num_triples, seed, epoch : int
+
+    Returns
+    -------
+    (m,) int64
+    """
+    return _walk(triple_ids, num_triples, seed, epoch, forward=True)
+
+
+def inverse_permute(
+    positions: npt.NDArray[np.int64], num_triples: int, seed: int, epoch: int
+) -> npt.NDArray[np.int64]:
+    """Return the triple at each position of an epoch: the inverse of :func:`permute`."""
+    return _walk(positions, num_triples, seed, epoch, forward=False)
+
+
+def _walk(
+    values: npt.NDArray[np.int64], num: int, seed: int, epoch: int, forward: bool
+) -> npt.NDArray[np.int64]:
+    """Encrypt (or decrypt) until every value lies in [0, num)."""
+    a = max(1, math.isqrt(num))
+    b = -(-num // a)
+    keys = [combine(_ORDER_KEY, seed, epoch, turn) for turn in range(NUM_ROUNDS)]
+    step = _encrypt if forward else _decrypt
+    result = step(np.asarray(values, dtype=np.int64), a, b, keys)
+    outside = np.flatnonzero(result >= num)
+    while len(outside):
+        result[outside] = step(result[outside], a, b, keys)
+        outside = outside[result[outside] >= num]
+    return result
+
+
+def _encrypt(values: npt.NDArray[np.int64], a: int, b: int, keys: list[int]) -> npt.NDArray[np.int64]:
+    left, right = values % a, values // a
+    for turn, key in enumerate(keys):
+        if turn % 2 == 0:
+            left = (left + _draw(key, right, a)) % a
+        else:
+            right = (right + _draw(key, left, b)) % b
+    return right * a + left
+
+
+def _decrypt(values: npt.NDArray[np.int64], a: int, b: int, keys: list[int]) -> npt.NDArray[np.int64]:
+    left, right = values % a, values // a
+    for turn in reversed(range(len(keys))):
+        if turn % 2 == 0:
+            left = (left - _draw(keys[turn], right, a)) % a
+        else:
+            right = (right - _draw(keys[turn], left, b)) % b
+    return right * a + left
+
+
+def _draw(key: int, values: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:
+    """Return the round function's value in [0, limit) for each value."""
+    return ((words(key, values) >> np.uint64(1)) % np.uint64(limit)).astype(np.int64)

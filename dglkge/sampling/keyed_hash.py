@@ -1,0 +1,56 @@
+"""Pseudo-random numbers that are functions of a key and a counter: any process computes any of them alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.model.counter_random import GOLDEN_GAMMA, split_mix
+
+_MASK = (1 << 64) - 1
+
+
+def combine(*parts: int) -> int:
+    """Hash whole numbers, in their order, into one 64-bit key."""
+    key = 0
+    for part in parts:
+        state = (key + int(GOLDEN_GAMMA) + (part & _MASK)) & _MASK
+        key = int(split_mix(np.array([state], dtype=np.uint64))[0])
+    return key
+
+
+def words(key: int, counters: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Return one 64-bit word for each counter under a key.
+
+    Parameters
+    ----------
+    key : int
+        From :func:`combine`.
+    counters : (n,) int64
+
+    Returns
+    -------
+    (n,) uint64
+    """
+    return split_mix(counters.astype(np.uint64) * GOLDEN_GAMMA + np.uint64(key))
+
+
+def below(key: int, count: int, limit: int) -> npt.NDArray[np.int64]:
+    """Draw whole numbers from [0, limit), uniformly.
+
+    The high half of a 96-bit product (Lemire 2019) maps 32 bits of each word on the range; limits
+    above 2**31 use the remainder of the whole word, whose bias is below 2**-24 there.
+
+    Parameters
+    ----------
+    key : int
+    count, limit : int
+
+    Returns
+    -------
+    (count,) int64
+    """
+    drawn = words(key, np.arange(count, dtype=np.int64))
+    if limit <= 1 << 31:
+        return (((drawn >> np.uint64(32)) * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
+    return (drawn % np.uint64(limit)).astype(np.int64)

@@ -1,0 +1,46 @@
+"""Whom the positives of a chunk are scored against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.sampling.keyed_hash import below, combine
+
+_NEGATIVES_KEY = 0x4E6  # tells the negatives' numbers from those of the order
+
+
+class UniformNegatives:
+    """Uniform entities of one type, the same for every trainer that holds a part of the chunk.
+
+    They are keyed by (seed, epoch, batch, chunk, entity type) and drawn from original ids, so that a
+    result depends neither on the number of trainers nor on how the graph was partitioned. Heads and
+    tails of one type are scored against the same entities: half as many rows to gather and to update.
+
+    Parameters
+    ----------
+    num_negatives : int
+        Negatives of a chunk.
+    node_ids : mapping of str to (n,) int64
+        For each entity type the node id of every original id, in the order of the data set's types.
+    seed : int
+    """
+
+    def __init__(self, num_negatives: int, node_ids: Mapping[str, npt.NDArray[np.int64]], seed: int) -> None:
+        self._num_negatives = num_negatives
+        self._node_ids = node_ids
+        self._number_of_type = {name: number for number, name in enumerate(node_ids)}
+        self._seed = seed
+
+    @property
+    def entity_types(self) -> Sequence[str]:
+        """Entity types that it draws from."""
+        return list(self._node_ids)
+
+    def sample(self, entity_type: str, epoch: int, batch: int, chunk: int) -> npt.NDArray[np.int64]:
+        """Return the node ids (N,) of a chunk's negatives of one entity type."""
+        key = combine(_NEGATIVES_KEY, self._seed, epoch, batch, chunk, self._number_of_type[entity_type])
+        table = self._node_ids[entity_type]
+        return table[below(key, self._num_negatives, len(table))]

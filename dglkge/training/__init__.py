@@ -1,0 +1,1 @@
+"""Training: ``build`` builds, ``trainer`` runs, ``train_step`` computes."""

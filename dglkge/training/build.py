@@ -1,0 +1,200 @@
+"""Builds a trainer from a configuration; every choice of a component by name is made here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dglkge import __version__
+from dglkge.checkpoint.manager import CheckpointManager
+from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.config import Config, save_config
+from dglkge.data.dataset import Dataset
+from dglkge.data.partition_layout import PartitionLayout
+from dglkge.distributed.dgl_compat import dgl
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.runtime import join_cluster as join_graph
+from dglkge.embeddings.table_set import TableSet
+from dglkge.evaluation.protocol import Protocol
+from dglkge.model.kge_model import KgeModel, build_model
+from dglkge.model.losses import build_loss
+from dglkge.model.regularizers import build_regularizer
+from dglkge.optim import RowAdagrad, SparseAdagrad, SparseAdam
+from dglkge.registry import Registry
+from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.training.epochs import JOB
+from dglkge.training.live_evaluator import LiveEvaluator
+from dglkge.training.train_step import TrainStep
+from dglkge.training.trainer import Trainer
+from dglkge.typing import RELATION
+
+OPTIMIZERS: Registry[Any] = Registry("optimizer")
+OPTIMIZERS.register("sparse_adagrad")(SparseAdagrad)
+OPTIMIZERS.register("row_adagrad")(RowAdagrad)
+OPTIMIZERS.register("sparse_adam")(SparseAdam)
+
+LOSS_OPTIONS = {
+    "margin_ranking": ("margin",),
+    "self_adversarial": ("margin", "adversarial_temperature"),
+}
+"""Which fields of the loss's configuration each loss takes."""
+
+
+@contextlib.contextmanager
+def join_cluster(config: Config) -> Iterator[Cluster]:
+    """Join the job that ``dglkge-launch`` started, or train alone where nothing was launched.
+
+    In a server process this serves the graph and the tables, and does not return.
+
+    Raises
+    ------
+    InputError
+        If the data set cannot be read, or has not as many partitions as there are machines.
+    """
+    dataset = Dataset.open(config.dataset)
+    part_config = str(dataset.graph_config_path)
+    with join_graph(dataset.graph_name, part_config, dataset.num_parts) as cluster:
+        yield cluster
+
+
+def build_trainer(config: Config, cluster: Cluster) -> Trainer:
+    """Make everything that training needs; goes on from the newest checkpoint in ``config.output``.
+
+    A collective: every trainer calls it.
+
+    Raises
+    ------
+    InputError
+        For a name that no component has, values that do not fit each other, or a checkpoint that
+        does not fit the configuration.
+    """
+    dataset = Dataset.open(config.dataset)
+    layout = dataset.layout()
+    chosen = config.model
+    model = build_model(chosen.score_function, chosen.dimension, chosen.reciprocal_relations)
+    world = cluster.world
+    tables = TableSet(
+        cluster.graph,
+        layout,
+        dataset.entity_types,
+        config.model.dimension,
+        model.relation_width,
+        world.machine,
+    )
+    _initialize(tables, model, config, cluster)
+    embeddings = [table.embedding for table in tables.values()]
+    optimizer = OPTIMIZERS.get(config.optimizer.name)(embeddings, lr=config.optimizer.lr)
+    pairs = [(lhs, rhs) for lhs, rhs, _, _ in dataset.edge_types]
+    edge_batches = EdgeBatches(
+        layout.edge_table(world.machine),
+        _pair_of_relation(dataset, layout, pairs),
+        len(dataset.split("train")),
+        config.training.batch_size,
+        config.negatives.chunk_size,
+        world.local_rank,
+        world.trainers_per_machine,
+        config.seed,
+    )
+    train_step = _build_train_step(config, dataset, layout, model, tables, optimizer, pairs)
+    output = Path(config.output)
+    if world.rank == 0:
+        output.mkdir(parents=True, exist_ok=True)
+        save_config(config, output / "config.json")
+    names = (
+        {name: dataset.vocabulary(name) for name in dataset.entity_types} if world.is_machine_leader else {}
+    )
+    checkpoints = CheckpointManager(
+        output / "checkpoint", world.rank, world.is_machine_leader, cluster.barrier, names, dataset.num_parts
+    )
+    evaluator = LiveEvaluator(dataset, model, tables, cluster, _protocol(config))
+    meta = _meta(config, dataset)
+    return Trainer(
+        config, cluster, tables, optimizer, edge_batches, train_step, evaluator, checkpoints, meta, JOB
+    )
+
+
+def _build_train_step(
+    config: Config,
+    dataset: Dataset,
+    layout: PartitionLayout,
+    model: KgeModel,
+    tables: TableSet,
+    optimizer: Any,
+    pairs: list[tuple[str, str]],
+) -> TrainStep:
+    options = {name: getattr(config.loss, name) for name in LOSS_OPTIONS.get(config.loss.name, ())}
+    loss = build_loss(config.loss.name, **options)
+    regularizer = None
+    if config.regularizer.name != "none" and config.regularizer.weight > 0:
+        regularizer = build_regularizer(
+            config.regularizer.name,
+            config.regularizer.weight,
+            config.regularizer.p,
+            model.score_function.complex_valued,
+        )
+    node_ids = {name: layout.node_ids(name) for name in dataset.entity_types}
+    negatives = UniformNegatives(config.negatives.num_uniform, node_ids, config.seed)
+    return TrainStep(
+        model, loss, regularizer, tables, optimizer, negatives, pairs, config.negatives.own_entity
+    )
+
+
+def _pair_of_relation(dataset: Dataset, layout: PartitionLayout, pairs: list[tuple[str, str]]) -> np.ndarray:
+    """Return the number of each relation's edge type, by node id; -1 where no training triple has it."""
+    number = {pair: index for index, pair in enumerate(pairs)}
+    by_original = np.array(
+        [number.get((relation.lhs, relation.rhs), -1) for relation in dataset.relations.relations],
+        dtype=np.int64,
+    )
+    return by_original[layout.original_ids(RELATION)]
+
+
+def _initialize(tables: TableSet, model: KgeModel, config: Config, cluster: Cluster) -> None:
+    """Fill the tables, each trainer its share of the machine's rows.
+
+    Rows are keyed by original id, so a table starts the same however it is partitioned.
+    """
+    world = cluster.world
+    for name, table in tables.items():
+        shard = table.shard(world.local_rank, world.trainers_per_machine)
+        scale = config.model.init_scale
+        for start in range(0, shard.rows.shape[0], 65536):
+            ids = shard.original_ids[start : start + 65536]
+            shard.rows[start : start + 65536] = model.initial_rows(name, ids, config.seed, scale)
+    cluster.barrier()
+
+
+def _protocol(config: Config) -> Protocol:
+    chosen = config.evaluation
+    return Protocol(
+        split=chosen.split,
+        filtered=chosen.filtered,
+        num_candidates=chosen.num_candidates or None,
+        ties=chosen.ties,
+        batch_size=chosen.batch_size,
+        seed=config.seed,
+    )
+
+
+def _meta(config: Config, dataset: Dataset) -> CheckpointMeta:
+    return CheckpointMeta(
+        config=config.to_dict(),
+        dataset_name=dataset.name,
+        dataset_path=str(dataset.path.resolve()),
+        dataset_fingerprint=dataset.fingerprint,
+        entity_types={name: dataset.num_entities(name) for name in dataset.entity_types},
+        relations=list(dataset.relations.relations),
+        progress={"finished_epochs": 0, "batches_done": 0, "global_batch_size": config.training.batch_size},
+        seed=config.seed,
+        score_function=config.model.score_function,
+        dim=config.model.dimension,
+        reciprocal=config.model.reciprocal_relations,
+        optimizer={"name": config.optimizer.name, "lr": config.optimizer.lr},
+        versions={"dglkge": __version__, "dgl": dgl.__version__, "torch": torch.__version__},
+    )

@@ -1,0 +1,76 @@
+"""Ranks a split with the live tables: every trainer scores against rows that its machine owns."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tqdm import tqdm
+
+from dglkge.data.dataset import Dataset
+from dglkge.data.known_triples import KnownTriples
+from dglkge.distributed.runtime import Cluster
+from dglkge.embeddings.table_set import TableSet
+from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.ranking_evaluator import RankingEvaluator
+from dglkge.evaluation.ranking_result import RankingResult
+from dglkge.model.kge_model import KgeModel
+
+
+class LiveEvaluator:
+    """The ranking of a running job.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    model : KgeModel
+    tables : TableSet
+    cluster : Cluster
+    protocol : Protocol
+        Its split is replaced by the one that is asked for.
+    """
+
+    def __init__(
+        self, dataset: Dataset, model: KgeModel, tables: TableSet, cluster: Cluster, protocol: Protocol
+    ) -> None:
+        self._dataset = dataset
+        self._model = model
+        self._tables = tables
+        self._cluster = cluster
+        self._protocol = protocol
+        self._known: KnownTriples | None = None
+
+    def evaluate(self, split: str, max_triples: int, bar: bool) -> RankingResult:
+        """Rank a split; a collective.
+
+        Parameters
+        ----------
+        split : str
+        max_triples : int
+            Rank only the first so many triples; 0 for all.
+        bar : bool
+            Whether to show a progress bar on stderr.
+
+        Returns
+        -------
+        RankingResult
+            The same on every trainer.
+        """
+        world = self._cluster.world
+        shards = {
+            name: [self._tables[name].shard(world.local_rank, world.trainers_per_machine)]
+            for name in self._tables.entity_types
+        }
+        triples = self._dataset.split(split)[: max_triples or None]
+        protocol = dataclasses.replace(self._protocol, split=split)
+        evaluator = RankingEvaluator(self._model, self._dataset.relations.relations, protocol)
+        with tqdm(total=2 * len(triples), desc=f"ranking {split}", unit="query", disable=not bar) as shown:
+            return evaluator.evaluate(
+                triples, self._known_triples(), self._tables, shards, self._cluster.sum, shown.update
+            )
+
+    def _known_triples(self) -> KnownTriples | None:
+        """Return what filtered ranking leaves out; made once."""
+        if self._protocol.filtered and self._known is None:
+            everything = [self._dataset.split(name) for name in ("train", "valid", "test")]
+            self._known = KnownTriples(everything, len(self._dataset.relations))
+        return self._known

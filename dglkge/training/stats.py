@@ -1,0 +1,102 @@
+"""What training reports while it runs: a bar for people, JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
+
+REPORTS_PER_EPOCH = 20
+"""Losses are summed over trainers this often; more often would only cost a round of messages."""
+
+
+class EpochReport:
+    """Follows one epoch; a collective, since losses are summed over all trainers.
+
+    Parameters
+    ----------
+    cluster : Cluster
+    path : Path
+        File of JSON lines; rank 0 appends to it.
+    epoch, num_epochs : int
+        This epoch, and how many there will be.
+    first_batch, num_batches : int
+        Where the epoch goes on, and how many global batches it has.
+    bar : bool
+        Whether to show a progress bar on stderr.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        path: Path,
+        epoch: int,
+        num_epochs: int,
+        first_batch: int,
+        num_batches: int,
+        bar: bool,
+    ) -> None:
+        self._cluster = cluster
+        self._path = path
+        self._epoch = epoch
+        self._every = max(1, num_batches // REPORTS_PER_EPOCH)
+        self._num_batches = num_batches
+        self._recent = np.zeros(2)  # summed loss and triples of this trainer since the last report
+        self._epoch_total = np.zeros(2)
+        self._started = self._last = time.monotonic()
+        title = f"epoch {epoch + 1}/{num_epochs}"
+        self._bar = tqdm(total=num_batches, initial=first_batch, desc=title, unit="batch", disable=not bar)
+
+    def count(self, batches_done: int, loss: float, num_triples: int) -> None:
+        """Take note of a trained batch."""
+        self._recent += (loss, num_triples)
+        if batches_done % self._every == 0 or batches_done == self._num_batches:
+            self._report(batches_done)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.close()
+
+    def _report(self, batches_done: int) -> None:
+        """Sum over the trainers, show and write."""
+        total = self._cluster.sum(self._recent)
+        self._recent[:] = 0
+        self._epoch_total += total
+        now = time.monotonic()
+        if self._cluster.world.rank == 0:
+            record: dict[str, Any] = {
+                "epoch": self._epoch,
+                "batches_done": batches_done,
+                "num_batches": self._num_batches,
+                "loss": total[0] / max(total[1], 1),
+                "epoch_loss": self._epoch_total[0] / max(self._epoch_total[1], 1),
+                "edges_per_second": total[1] / max(now - self._last, 1e-9),
+                "epoch_seconds": now - self._started,
+            }
+            with self._path.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(record) + "\n")
+            speed = f"{record['edges_per_second']:,.0f}"
+            self._bar.set_postfix_str(f"loss {record['loss']:.4f}, {speed} edges/s", refresh=False)
+            self._bar.update(batches_done - self._bar.n)
+        self._last = now
+
+
+def wants_bar(setting: str, world: World) -> bool:
+    """Tell whether this trainer shows progress bars: rank 0 does.
+
+    Parameters
+    ----------
+    setting : str
+        ``always``, ``never``, or ``auto``: where a person watches on a terminal.
+    world : World
+    """
+    watched = world.is_watched or sys.stderr.isatty()
+    return world.rank == 0 and (setting == "always" or (setting == "auto" and watched))

@@ -1,0 +1,173 @@
+"""What happens to one batch: pull, score, backward, update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.embeddings.table_set import TableSet
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.losses import Loss
+from dglkge.model.regularizers import Regularizer
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
+from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.training.row_request import RowRequest
+from dglkge.typing import RELATION, Side
+
+NodeIds = npt.NDArray[np.int64]
+
+
+class TrainStep:
+    """Trains one batch at a time; a collective: every trainer must call it equally often.
+
+    Parameters
+    ----------
+    model : KgeModel
+    loss : Loss
+    regularizer : Regularizer or None
+        Of the rows of the positives, once for each side.
+    tables : TableSet
+    optimizer : SparseOptimizer
+        Of ``dglkge.optim``, over the embeddings of all tables.
+    negatives : UniformNegatives
+    pairs : sequence of (str, str)
+        Entity types of the heads and tails of each edge type.
+    own_entity : bool
+        Whether the query's own entity is one negative more. For symmetric and near-symmetric
+        relations (h, r, h) outscores the truth, and uniform sampling almost never shows it to the loss.
+    """
+
+    def __init__(
+        self,
+        model: KgeModel,
+        loss: Loss,
+        regularizer: Regularizer | None,
+        tables: TableSet,
+        optimizer: Any,
+        negatives: UniformNegatives,
+        pairs: Sequence[tuple[str, str]],
+        own_entity: bool,
+    ) -> None:
+        self._model = model
+        self._loss = loss
+        self._regularizer = regularizer
+        self._tables = tables
+        self._optimizer = optimizer
+        self._negatives = negatives
+        self._pairs = pairs
+        self._own_entity = own_entity
+
+    def __call__(self, batch: EdgeBatch) -> float:
+        """Train one batch.
+
+        Returns
+        -------
+        float
+            The sum of the losses of this trainer's triples, both sides, regularizer included. Shares
+            are uneven, so losses are summed over trainers and divided by the global batch, never averaged.
+        """
+        requests = {name: RowRequest(table) for name, table in self._tables.items()}
+        scorers = [
+            _GroupScorer(self, batch, group, requests) for group in self._with_negatives(batch, requests)
+        ]
+        for request in requests.values():
+            request.pull()
+        losses = [scorer.loss(requests) for scorer in scorers]
+        total = 0.0
+        if losses:
+            loss = torch.stack(losses).sum()
+            (loss / batch.global_size).backward()
+            total = loss.item()
+        self._optimizer.step_rows(
+            [(request.table.embedding, request.ids, request.gradients) for request in requests.values()]
+        )
+        return total
+
+    def _with_negatives(self, batch: EdgeBatch, requests: dict[str, RowRequest]) -> list[_NegativeGroup]:
+        """Attach to each group its chunk's negatives; groups of one chunk share them by entity type."""
+        drawn: dict[tuple[int, str], _Negatives] = {}
+        groups = []
+        for group in batch.groups:
+            found = []
+            for entity_type in self._pairs[group.pair]:
+                key = (group.chunk, entity_type)
+                if key not in drawn:
+                    ids = self._negatives.sample(entity_type, batch.epoch, batch.index, group.chunk)
+                    drawn[key] = _Negatives(torch.from_numpy(ids), requests[entity_type].add(ids))
+                found.append(drawn[key])
+            groups.append(_NegativeGroup(group, heads=found[0], tails=found[1]))
+        return groups
+
+
+class _Negatives:
+    """Negatives of a chunk: node ids (N,) and the place of their rows."""
+
+    def __init__(self, ids: torch.Tensor, place: slice) -> None:
+        self.ids = ids
+        self.place = place
+
+
+class _NegativeGroup:
+    """A group of edges with the negatives for each side."""
+
+    def __init__(self, group: EdgeGroup, heads: _Negatives, tails: _Negatives) -> None:
+        self.group = group
+        self.of_side = {Side.HEAD: heads, Side.TAIL: tails}
+
+
+class _GroupScorer:
+    """The loss of one group of edges, in two strokes: ask for rows, then score them."""
+
+    def __init__(
+        self, step: TrainStep, batch: EdgeBatch, chosen: _NegativeGroup, requests: dict[str, RowRequest]
+    ) -> None:
+        group = chosen.group
+        run = slice(group.start, group.end)
+        self._step = step
+        self._negatives = chosen.of_side
+        self._lhs, self._rhs = step._pairs[group.pair]
+        self._head_ids = torch.from_numpy(batch.heads[run])
+        self._tail_ids = torch.from_numpy(batch.tails[run])
+        self._weights = None if batch.weights is None else torch.from_numpy(batch.weights[run])
+        self._heads = requests[self._lhs].add(batch.heads[run])
+        self._tails = requests[self._rhs].add(batch.tails[run])
+        self._relations = requests[RELATION].add(batch.relations[run])
+
+    def loss(self, requests: dict[str, RowRequest]) -> torch.Tensor:
+        """Return the summed loss of the group's triples, a scalar."""
+        heads = requests[self._lhs].rows(self._heads)
+        tails = requests[self._rhs].rows(self._tails)
+        relations = requests[RELATION].rows(self._relations)
+        rows = self._side_loss(Side.TAIL, heads, relations, tails, requests[self._rhs])
+        rows = rows + self._side_loss(Side.HEAD, tails, relations, heads, requests[self._lhs])
+        return rows.sum() if self._weights is None else (rows * self._weights).sum()
+
+    def _side_loss(
+        self,
+        side: Side,
+        anchors: torch.Tensor,
+        relations: torch.Tensor,
+        truths: torch.Tensor,
+        request: RowRequest,
+    ) -> torch.Tensor:
+        """Return the loss (B,) of the queries for one side."""
+        model, negatives = self._step._model, self._negatives[side]
+        anchor_ids, true_ids = (
+            (self._head_ids, self._tail_ids) if side is Side.TAIL else (self._tail_ids, self._head_ids)
+        )
+        query = model.query(anchors, relations, side)
+        positive = model.compare_pairs(query, truths)
+        scores = model.compare(query, request.rows(negatives.place))
+        ignored = true_ids[:, None] == negatives.ids[None, :]
+        if self._step._own_entity and self._lhs == self._rhs:
+            own = model.compare_pairs(query, anchors)
+            scores = torch.cat([scores, own[:, None]], dim=1)
+            ignored = torch.cat([ignored, (anchor_ids == true_ids)[:, None]], dim=1)
+        losses = self._step._loss(positive, scores, ignored)
+        if self._step._regularizer is None:
+            return losses
+        return losses + model.penalty(self._step._regularizer, anchors, relations, truths, side)

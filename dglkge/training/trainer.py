@@ -1,0 +1,195 @@
+"""Runs training: batches in order, commits at batch boundaries, evaluation of the live tables."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dglkge.checkpoint.manager import CheckpointManager
+from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
+from dglkge.config import Config
+from dglkge.distributed.runtime import Cluster
+from dglkge.embeddings.table_set import TableSet
+from dglkge.errors import InputError
+from dglkge.evaluation.ranking_result import RankingResult
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
+from dglkge.training.epochs import ElasticEpochs
+from dglkge.training.live_evaluator import LiveEvaluator
+from dglkge.training.stats import EpochReport, wants_bar
+from dglkge.training.train_step import TrainStep
+from dglkge.typing import RELATION, TablePart
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """One trainer of a job; :func:`dglkge.training.build.build_trainer` makes it.
+
+    Parameters
+    ----------
+    config : Config
+    cluster : Cluster
+    tables : TableSet
+    optimizer : SparseOptimizer
+    edge_batches : EdgeBatches
+    train_step : TrainStep
+    evaluator : LiveEvaluator
+    checkpoints : CheckpointManager
+    meta : CheckpointMeta
+        What every version of the checkpoint says of the run; its progress is updated.
+    epochs : ElasticEpochs
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        cluster: Cluster,
+        tables: TableSet,
+        optimizer: Any,
+        edge_batches: EdgeBatches,
+        train_step: TrainStep,
+        evaluator: LiveEvaluator,
+        checkpoints: CheckpointManager,
+        meta: CheckpointMeta,
+        epochs: ElasticEpochs,
+    ) -> None:
+        self.config = config
+        self.cluster = cluster
+        self.tables = tables
+        self.optimizer = optimizer
+        self.output = Path(config.output)
+        self.bar = wants_bar(config.training.progress, cluster.world)
+        self._edge_batches = edge_batches
+        self._train_step = train_step
+        self._evaluator = evaluator
+        self._checkpoints = checkpoints
+        self._meta = meta
+        self._epochs = epochs
+        self._batches_done = 0
+        self._report: EpochReport | None = None
+        self._committed: tuple[int, int] | None = None
+        self._resume()
+        epochs.when_finished(self._finish_epoch)
+
+    def batches(self) -> Iterator[EdgeBatch]:
+        """Yield this trainer's share of each global batch that the current epoch has left.
+
+        A batch counts as done when the next one is asked for. Must run inside an epoch loop.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of ``for epoch in remaining_epochs_until(n)``.
+        """
+        epoch = self._epochs.current()
+        if epoch is None:
+            raise RuntimeError("batches() must run inside 'for epoch in remaining_epochs_until(n)'")
+        num_batches = len(self._edge_batches)
+        total = self.config.training.num_epochs
+        path = self.output / "stats.jsonl"
+        self._report = EpochReport(
+            self.cluster, path, epoch, total, self._batches_done, num_batches, self.bar
+        )
+        every = self.config.checkpoint.every_batches
+        try:
+            while self._batches_done < num_batches:
+                yield self._edge_batches.batch(epoch, self._batches_done)
+                self._batches_done += 1
+                if every and self._batches_done % every == 0 and self._batches_done < num_batches:
+                    self.commit()
+        finally:
+            self._report.close()
+            self._report = None
+
+    def step(self, batch: EdgeBatch) -> float:
+        """Train one batch; returns the summed loss of this trainer's triples."""
+        loss = self._train_step(batch)
+        if self._report is not None:
+            self._report.count(batch.index + 1, loss, len(batch))
+        return loss
+
+    def commit(self) -> None:
+        """Write a version of the checkpoint, unless the last one already holds this state."""
+        progress = (self._epochs.finished(), self._batches_done)
+        if progress == self._committed:
+            return
+        meta = dataclasses.replace(self._meta, progress=self._progress(*progress))
+        self._checkpoints.save(self._parts(), self._relation_part(), meta)
+        self._committed = progress
+
+    def evaluate(self, split: str) -> RankingResult:
+        """Rank a split with the live tables; rank 0 adds the result to ``metrics.json``. A collective."""
+        result = self._evaluator.evaluate(split, self.config.evaluation.max_triples, self.bar)
+        if self.cluster.world.rank == 0:
+            self._write_metrics(split, result)
+        return result
+
+    def _finish_epoch(self) -> None:
+        """Do what comes after an epoch: the checkpoint and the valid split, at their cadence."""
+        self._batches_done = 0
+        done = self._epochs.finished()
+        every = self.config.checkpoint.every_epochs
+        if (every and done % every == 0) or done >= self.config.training.num_epochs:
+            self.commit()
+        every = self.config.evaluation.valid_every_epochs
+        if every and done % every == 0:
+            result = self.evaluate("valid")
+            if self.cluster.world.rank == 0:
+                logger.info("epoch %d: valid MRR %.4f", done, result.both.mrr)
+
+    def _resume(self) -> None:
+        """Fill the tables from the newest version, if there is one."""
+        meta = self._checkpoints.latest()
+        if meta is None:
+            return
+        check_same_run(meta, self._meta)
+        if self.cluster.world.is_machine_leader:
+            self._checkpoints.restore(self._parts(), self.tables[RELATION].own_part(self._state(RELATION)))
+        self.cluster.barrier()
+        self._epochs.restore(meta.progress["finished_epochs"])
+        self._batches_done = self._resumed_batches(meta)
+        self._committed = (self._epochs.finished(), self._batches_done)
+        if self.cluster.world.rank == 0:
+            logger.info("resumed: %d epochs and %d batches done", *self._committed)
+
+    def _progress(self, finished_epochs: int, batches_done: int) -> dict[str, int]:
+        size = self.config.training.batch_size
+        return {"finished_epochs": finished_epochs, "batches_done": batches_done, "global_batch_size": size}
+
+    def _resumed_batches(self, meta: CheckpointMeta) -> int:
+        """Return the batches done in the open epoch, in batches of this run's size."""
+        done = meta.progress["batches_done"] * meta.progress["global_batch_size"]
+        size = self.config.training.batch_size
+        if done % size:
+            raise InputError(
+                f"training.batch_size is {size}; the checkpoint stands {done} triples into an epoch: "
+                f"allowed are {meta.progress['global_batch_size']} and what else divides {done}"
+            )
+        return done // size
+
+    def _state(self, name: str) -> dict[str, Any]:
+        state: dict[str, Any] = self.optimizer.state_tensors(self.tables[name].embedding)
+        return state
+
+    def _parts(self) -> list[TablePart]:
+        """Return this machine's parts of the entity tables, with the optimizer's state."""
+        return [self.tables[name].own_part(self._state(name)) for name in self.tables.entity_types]
+
+    def _relation_part(self) -> TablePart | None:
+        """Return the whole relation table on rank 0, which writes it."""
+        if self.cluster.world.rank != 0:
+            return None
+        return self.tables[RELATION].whole(self._state(RELATION))
+
+    def _write_metrics(self, split: str, result: RankingResult) -> None:
+        path = self.output / "metrics.json"
+        metrics = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        metrics[split] = result.to_dict()
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)

@@ -1,0 +1,117 @@
+"""Tables on a machine that holds a part of the rows: where rows come from, and who owns them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.data.dataset import Dataset
+from dglkge.data.partition_layout import PartitionLayout
+from dglkge.distributed.dgl_compat import dgl
+from dglkge.embeddings.table_set import TableSet
+from dglkge.typing import RELATION
+from tests.toy_kg import toy_dataset
+
+DIM = 4
+
+
+class Kvstore:
+    """Stands for DGL's: rows of all machines by node id, those of one machine as a view."""
+
+    def __init__(self, rows: torch.Tensor, start: int, end: int) -> None:
+        self.rows = rows
+        self.local_partition = rows[start:end]
+        self.pulled: list[int] = []
+
+    def __getitem__(self, ids: torch.Tensor) -> torch.Tensor:
+        self.pulled += ids.tolist()
+        return self.rows[ids]
+
+
+class Graph:
+    """Stands for a DistGraph: a policy is the name of the node type."""
+
+    def get_node_partition_policy(self, ntype: str) -> str:
+        return ntype
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory: pytest.TempPathFactory) -> PartitionLayout:
+    """The ring data set in two partitions."""
+    return Dataset.open(toy_dataset(tmp_path_factory.mktemp("kg"), num_parts=2)).layout()
+
+
+@pytest.fixture
+def tables(layout: PartitionLayout, monkeypatch: pytest.MonkeyPatch) -> list[TableSet]:
+    """The tables as each of two machines sees them; rows hold their original id."""
+    rows = {}
+    for name in layout.ntypes:
+        ids = torch.from_numpy(layout.original_ids(name).copy())
+        rows[name] = ids[:, None].float() + torch.arange(DIM) / 10
+    machine = 0
+
+    class Embedding:
+        def __init__(self, count: int, dim: int, name: str, part_policy: str) -> None:
+            assert (count, dim) == rows[part_policy].shape and name == f"{part_policy}_rows"
+            self._tensor = Kvstore(rows[part_policy], *layout.node_range(part_policy, machine))
+
+    monkeypatch.setattr(dgl.distributed, "DistEmbedding", Embedding)
+    made = []
+    for machine in range(2):  # noqa: B007 -- the class above reads it
+        made.append(TableSet(Graph(), layout, ["entity"], DIM, DIM, machine))
+    return made
+
+
+def expected(ids: torch.Tensor) -> torch.Tensor:
+    """Rows of original ids."""
+    return ids[:, None].float() + torch.arange(DIM) / 10
+
+
+def test_rows_are_found_by_original_id_wherever_they_live(tables: list[TableSet]) -> None:
+    ids = torch.tensor([5, 0, 59, 5, 31, 12])
+    for machine in tables:
+        torch.testing.assert_close(machine.gather("entity", ids), expected(ids))
+        torch.testing.assert_close(machine.gather(RELATION, torch.tensor([3, 0])), expected(torch.tensor([3, 0])))
+
+
+def test_only_rows_of_other_machines_are_pulled(tables: list[TableSet]) -> None:
+    for table in (machine["entity"] for machine in tables):
+        kvstore: Any = table.embedding._tensor
+        own = range(table.first_node_id, table.end_node_id)
+        table.gather(torch.arange(len(table)))
+        assert sorted(kvstore.pulled) == [node for node in range(len(table)) if node not in own]
+        kvstore.pulled.clear()
+        out = torch.zeros(len(own), DIM)
+        assert table.gather(torch.tensor(own), out=out) is out
+        assert kvstore.pulled == []
+        torch.testing.assert_close(out, table.local_rows)
+
+
+def test_shards_of_all_machines_hold_every_row_once(tables: list[TableSet]) -> None:
+    shards = [machine["entity"].shard(index, 3) for machine in tables for index in range(3)]
+    ids = torch.cat([shard.original_ids for shard in shards])
+    assert sorted(ids.tolist()) == list(range(60))
+    asked = torch.arange(60)
+    places = torch.stack([shard.locate(asked) for shard in shards])
+    assert ((places >= 0).sum(0) == 1).all()
+    for shard, place in zip(shards, places):
+        here = place >= 0
+        torch.testing.assert_close(shard.rows[place[here]], expected(asked[here]))
+        torch.testing.assert_close(shard.rows, expected(shard.original_ids))
+
+
+def test_parts_and_the_whole_are_in_the_order_they_say(tables: list[TableSet]) -> None:
+    for part, machine in enumerate(tables):
+        own = machine["entity"].own_part()
+        assert (own.table, own.part) == ("entity", part)
+        torch.testing.assert_close(own.rows, expected(own.original_ids))
+        assert own.rows.data_ptr() == machine["entity"].local_rows.data_ptr()
+        whole = machine[RELATION].whole()
+        torch.testing.assert_close(whole.rows, expected(torch.arange(4)))
+    assert list(tables[0]) == ["entity", RELATION] and tables[0].entity_types == ["entity"]
+    together = np.concatenate([machine["entity"].own_part().original_ids for machine in tables])
+    assert sorted(together) == list(range(60))

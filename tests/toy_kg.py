@@ -1,0 +1,79 @@
+"""A small knowledge graph that a model can learn: rings of entities that relations turn by fixed steps."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+NUM_ENTITIES = 60
+STEPS = (1, 7, 13, 22)
+
+
+def ring_triples(num_entities: int = NUM_ENTITIES) -> pd.DataFrame:
+    """Return all triples (e_i, turn_k, e_(i+k)); each relation is a rotation of the ring."""
+    rows = [
+        (f"e{i:03d}", f"turn_{step}", f"e{(i + step) % num_entities:03d}")
+        for step in STEPS
+        for i in range(num_entities)
+    ]
+    return pd.DataFrame(rows, columns=["head", "relation", "tail"])
+
+
+def typed_triples() -> tuple[pd.DataFrame, dict[str, str]]:
+    """Return triples of people, towns and countries, and the type of each entity.
+
+    ``near`` joins two pairs of types, and so becomes two relations.
+    """
+    rows = []
+    for i in range(40):
+        rows.append((f"person{i}", "lives_in", f"town{i % 10}"))
+        rows.append((f"person{i}", "knows", f"person{(i + 10) % 40}"))
+        rows.append((f"person{i}", "near", f"town{(i + 1) % 10}"))
+    for j in range(10):
+        rows.append((f"town{j}", "lies_in", f"country{j % 3}"))
+        rows.append((f"town{j}", "near", f"town{(j + 1) % 10}"))
+    frame = pd.DataFrame(rows, columns=["head", "relation", "tail"])
+    names = sorted(set(frame["head"]) | set(frame["tail"]))
+    return frame, {name: name.rstrip("0123456789") for name in names}
+
+
+def write_splits(folder: Path, frame: pd.DataFrame, seed: int = 0) -> Path:
+    """Write train, valid and test files, a tenth of the triples in each of the last two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    order = np.random.default_rng(seed).permutation(len(frame))
+    tenth = len(frame) // 10
+    cuts = {"valid": order[:tenth], "test": order[tenth : 2 * tenth], "train": order[2 * tenth :]}
+    for name, rows in cuts.items():
+        frame.iloc[np.sort(rows)].to_csv(folder / f"{name}.tsv", sep="\t", header=False, index=False)
+    return folder
+
+
+def partition(source: Path, output: Path, *options: str) -> Path:
+    """Run the partitioner's command."""
+    command = [sys.executable, str(REPOSITORY / "partition_tools" / "partition.py")]
+    command += ["--input", str(source), "--output", str(output), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise RuntimeError(f"partition.py ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return output
+
+
+def toy_dataset(folder: Path, num_parts: int = 1, typed: bool = False, method: str = "random") -> Path:
+    """Write, partition and return a toy data set."""
+    source = folder / "source"
+    options = ["--num-parts", str(num_parts), "--method", method]
+    if typed:
+        frame, types = typed_triples()
+        write_splits(source, frame)
+        lines = "".join(f"{name}\t{kind}\n" for name, kind in types.items())
+        (folder / "types.tsv").write_text(lines, encoding="utf-8")
+        options += ["--entity-types", str(folder / "types.tsv")]
+    else:
+        write_splits(source, ring_triples())
+    return partition(source, folder / f"dataset_{num_parts}_{method}", *options)

@@ -1,0 +1,106 @@
+"""Elastic epochs, case by case (the semantics of ``adaptdl.torch.epoch``)."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from dglkge.training import epochs as epochs_module
+from dglkge.training.epochs import ElasticEpochs
+
+
+def test_calling_does_nothing_until_the_first_next() -> None:
+    epochs = ElasticEpochs()
+    loop = epochs.remaining_until(2)
+    assert epochs.current() is None and epochs.finished() == 0
+    assert next(loop) == 0
+    assert epochs.current() == 0 == epochs.finished()
+
+
+def test_inside_current_equals_finished_and_outside_it_is_none() -> None:
+    epochs = ElasticEpochs()
+    for epoch in epochs.remaining_until(3):
+        assert epochs.current() == epochs.finished() == epoch
+    assert epochs.current() is None and epochs.finished() == 3
+
+
+def test_break_counts_the_epoch_as_finished() -> None:
+    epochs = ElasticEpochs()
+    for _ in epochs.remaining_until(5):
+        break
+    assert epochs.finished() == 1 and epochs.current() is None
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
+def test_leaving_the_body_by_an_exception_counts_the_epoch_as_finished(error: type[BaseException]) -> None:
+    epochs = ElasticEpochs()
+
+    def run() -> None:
+        for _ in epochs.remaining_until(5):
+            raise error
+
+    with pytest.raises(error):
+        run()
+    assert epochs.finished() == 1 and epochs.current() is None
+
+
+def test_a_held_generator_keeps_its_epoch_open_until_it_is_closed() -> None:
+    epochs = ElasticEpochs()
+    loop = epochs.remaining_until(5)
+    next(loop)
+    assert epochs.current() == 0
+    loop.close()  # type: ignore[attr-defined]
+    assert epochs.current() is None and epochs.finished() == 1
+    held = epochs.remaining_until(5)
+    next(held)
+    del held
+    assert epochs.current() is None and epochs.finished() == 2
+
+
+def test_a_second_loop_fails_at_its_first_next_and_does_not_harm_the_first() -> None:
+    epochs = ElasticEpochs()
+    for epoch in epochs.remaining_until(2):
+        second = epochs.remaining_until(9)
+        with pytest.raises(RuntimeError, match="overlapping epoch loops detected"):
+            next(second)
+        assert epochs.current() == epoch == epochs.finished()
+    assert epochs.finished() == 2
+
+
+@pytest.mark.parametrize("until", [2, 1, 0, -3])
+def test_a_loop_that_is_done_already_is_empty_and_says_so(
+    until: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert list(ElasticEpochs(2).remaining_until(until)) == []
+    assert f"epochs until {until} are finished already" in caplog.text
+
+
+def test_loops_in_a_row_and_after_a_restart_go_on() -> None:
+    epochs = ElasticEpochs()
+    assert [*epochs.remaining_until(3), *epochs.remaining_until(6)] == [0, 1, 2, 3, 4, 5]
+    restarted = ElasticEpochs(4)
+    assert restarted.current() is None
+    assert [list(restarted.remaining_until(3)), list(restarted.remaining_until(6))] == [[], [4, 5]]
+
+
+def test_listeners_hear_only_of_bodies_that_ran_to_their_end() -> None:
+    epochs = ElasticEpochs()
+    heard: list[int] = []
+    epochs.when_finished(lambda: heard.append(epochs.finished()))
+    for epoch in epochs.remaining_until(4):
+        assert epochs.current() is not None
+        if epoch == 2:
+            break
+    assert heard == [1, 2] and epochs.finished() == 3
+    epochs.restore(1)
+    assert list(epochs.remaining_until(2)) == [1] and heard == [1, 2]
+
+
+def test_the_module_functions_share_the_epochs_of_the_job() -> None:
+    epochs_module.JOB.restore(1)
+    for epoch in epochs_module.remaining_epochs_until(2):
+        assert epochs_module.current_epoch() == epoch == 1
+    assert epochs_module.current_epoch() is None and epochs_module.finished_epochs() == 2
+    epochs_module.JOB.restore(0)

@@ -1,0 +1,72 @@
+"""What training reports: sums over trainers, JSON lines, a bar for whom it is for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
+from dglkge.training.stats import EpochReport, wants_bar
+
+
+class TwoTrainers(Cluster):
+    """A cluster whose other trainer has lost 10 on 5 triples in every interval."""
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return values + np.array([10.0, 5.0])
+
+
+def report(path: Path, rank: int, first_batch: int = 0) -> EpochReport:
+    """Return the report of an epoch of 40 batches."""
+    cluster = TwoTrainers(World(rank, 2, rank, 2, launched=True), graph=None)
+    return EpochReport(cluster, path, 3, 8, first_batch, 40, bar=False)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Read what was written."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_losses_are_means_over_the_triples_of_all_trainers(tmp_path: Path) -> None:
+    path = tmp_path / "stats.jsonl"
+    epoch = report(path, rank=0)
+    for batch in range(40):
+        epoch.count(batch + 1, loss=float(batch), num_triples=10)
+    epoch.close()
+    records = lines(path)
+    assert [record["batches_done"] for record in records] == list(range(2, 41, 2))
+    assert {record["epoch"] for record in records} == {3}
+    for index, record in enumerate(records):
+        assert record["loss"] == pytest.approx((4 * index + 1 + 10) / 25)
+    total = sum(range(40)) + 10 * 20
+    assert records[-1]["epoch_loss"] == pytest.approx(total / (20 * 25))
+    assert all(record["edges_per_second"] > 0 for record in records)
+
+
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "stats.jsonl"
+    epoch = report(path, rank=1, first_batch=38)
+    epoch.count(39, 1.0, 10)
+    epoch.count(40, 1.0, 10)
+    assert not path.exists()
+
+
+def test_one_process_alone_reports_its_own_sums(tmp_path: Path) -> None:
+    path = tmp_path / "stats.jsonl"
+    epoch = EpochReport(Cluster(World(), graph=None), path, 0, 1, 0, 2, bar=False)
+    epoch.count(1, 6.0, 3)
+    epoch.count(2, 2.0, 1)
+    assert [record["loss"] for record in lines(path)] == [2.0, 2.0]
+
+
+def test_rank_0_shows_a_bar_where_a_person_watches() -> None:
+    alone, watched = World(), World(0, 2, 0, 2, launched=True, is_watched=True)
+    other = World(1, 2, 1, 2, launched=True, is_watched=True)
+    assert wants_bar("always", alone) and wants_bar("auto", watched)
+    assert not wants_bar("never", watched) and not wants_bar("always", other) and not wants_bar("auto", other)
+    assert not wants_bar("auto", alone)

@@ -1,0 +1,167 @@
+"""Training steps against a dense float64 loop written out by hand, with torch's own Adagrad."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dglkge
+from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
+from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.training.epochs import JOB
+from dglkge.typing import RELATION
+from tests.toy_kg import toy_dataset
+
+DIM, NUM_NEGATIVES, CHUNK, BATCH, WEIGHT = 8, 12, 20, 50, 0.01
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["one type", "three types"])
+def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy data set, in one partition."""
+    return toy_dataset(tmp_path_factory.mktemp("kg"), typed=request.param)
+
+
+def settings(dataset: Path, run: Path, *more: str) -> list[str]:
+    """Return the settings of the run."""
+    return [
+        f"dataset={dataset}",
+        f"output={run}",
+        f"model.dimension={DIM}",
+        "model.init_scale=0.3",
+        f"negatives.num_uniform={NUM_NEGATIVES}",
+        f"negatives.chunk_size={CHUNK}",
+        f"training.batch_size={BATCH}",
+        "training.num_epochs=3",
+        "checkpoint.every_epochs=0",
+        *more,
+    ]
+
+
+def complex_score(query: torch.Tensor, relation: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
+    """Re(<query * relation, conj(candidate)>) of one triple, with complex numbers (Trouillon et al. 2016)."""
+    half = DIM // 2
+    q, r, c = (torch.complex(row[:half], row[half:]) for row in (query, relation, candidate))
+    return (q * r * c.conj()).sum().real
+
+
+def cube_of_moduli(row: torch.Tensor) -> torch.Tensor:
+    """N3 of one row."""
+    half = DIM // 2
+    return (row[:half] ** 2 + row[half:] ** 2).pow(1.5).sum()
+
+
+def oracle_batch(
+    data: Dataset,
+    rows: dict[str, torch.Tensor],
+    ids: np.ndarray,
+    positions: np.ndarray,
+    batch: int,
+    epoch: int,
+) -> torch.Tensor:
+    """Return the summed loss of a global batch: each truth among its chunk's negatives and its own entity."""
+    original = {name: np.arange(data.num_entities(name)) for name in data.entity_types}
+    sampler = UniformNegatives(NUM_NEGATIVES, original, seed=0)
+    total = torch.zeros((), dtype=torch.float64)
+    for triple_id, position in zip(ids, positions):
+        h, r, t = (int(x) for x in data.split("train")[triple_id])
+        relation = data.relations.relations[r]
+        both = rows[RELATION][r]
+        for anchor, truth, row, anchor_type, truth_type in (
+            (h, t, both[:DIM], relation.lhs, relation.rhs),
+            (t, h, both[DIM:], relation.rhs, relation.lhs),
+        ):
+            query = rows[anchor_type][anchor]
+            candidates = [int(c) for c in sampler.sample(truth_type, epoch, batch, int(position) // CHUNK)]
+            if anchor_type == truth_type:
+                candidates.append(anchor)
+            others = [rows[truth_type][c] for c in candidates if c != truth]
+            scores = torch.stack([complex_score(query, row, c) for c in [rows[truth_type][truth], *others]])
+            total = total - torch.log_softmax(scores, 0)[0]
+            total = total + WEIGHT * sum(cube_of_moduli(x) for x in (query, row, rows[truth_type][truth]))
+    return total
+
+
+def test_three_epochs_equal_a_dense_float64_loop(dataset: Path, tmp_path: Path) -> None:
+    config = load_config(
+        None, settings(dataset, tmp_path / "run", "regularizer.name=n3", f"regularizer.weight={WEIGHT}")
+    )
+    data = Dataset.open(dataset)
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        rows = {
+            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
+            for name, table in trainer.tables.items()
+        }
+        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
+        for epoch in dglkge.remaining_epochs_until(3):
+            for batch in trainer.batches():
+                optimizer.zero_grad()
+                # The order of the batch says which position each triple has; groups are sorted by chunk.
+                positions = np.empty(len(batch), np.int64)
+                for group in batch.groups:
+                    positions[group.start : group.end] = group.chunk * CHUNK
+                loss = oracle_batch(data, rows, batch.triple_ids, positions, batch.index, epoch)
+                (loss / batch.global_size).backward()
+                optimizer.step()
+                assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-4)
+        for name, expected in rows.items():
+            got = trainer.tables.gather(name, torch.arange(len(expected)))
+            np.testing.assert_allclose(got, expected.detach(), rtol=1e-3, atol=1e-4, err_msg=name)
+    JOB.restore(0)
+
+
+@pytest.mark.parametrize("score_function", ["transe_l1", "transe_l2", "distmult", "rotate"])
+@pytest.mark.parametrize("loss", ["logistic", "margin_ranking", "self_adversarial"])
+def test_every_score_function_learns_with_every_loss(
+    dataset: Path, tmp_path: Path, score_function: str, loss: str
+) -> None:
+    optimizer = "sparse_adam" if loss == "logistic" else "row_adagrad"
+    more = (
+        f"model.score_function={score_function}",
+        f"loss.name={loss}",
+        "loss.margin=2",
+        "optimizer.lr=0.05",
+    )
+    config = load_config(None, settings(dataset, tmp_path / "run", *more, f"optimizer.name={optimizer}"))
+    totals = []
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        for _ in dglkge.remaining_epochs_until(3):
+            totals.append(sum(trainer.step(batch) for batch in trainer.batches()))
+    JOB.restore(0)
+    assert totals[-1] < totals[0]
+
+
+def test_weights_multiply_losses(dataset: Path, tmp_path: Path) -> None:
+    config = load_config(None, settings(dataset, tmp_path / "run"))
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        for _ in dglkge.remaining_epochs_until(1):
+            batch = next(iter(trainer.batches()))
+            before = {name: trainer.tables[name].local_rows.clone() for name in trainer.tables}
+            heavy = type(batch)(**{**vars(batch), "weights": np.zeros(len(batch), np.float32)})
+            assert trainer.step(heavy) == 0.0
+            for name, rows in before.items():
+                assert torch.equal(rows, trainer.tables[name].local_rows)
+            half = type(batch)(**{**vars(batch), "weights": np.full(len(batch), 0.5, np.float32)})
+            whole = type(batch)(**{**vars(batch), "weights": np.ones(len(batch), np.float32)})
+            losses = []
+            for weighted in (half, whole):
+                for name, rows in before.items():
+                    trainer.tables[name].local_rows.copy_(rows)
+                losses.append(trainer.step(weighted))
+            assert losses[1] == pytest.approx(2 * losses[0], rel=1e-5)
+    JOB.restore(0)
+
+
+def test_batches_outside_an_epoch_are_refused(dataset: Path, tmp_path: Path) -> None:
+    config = load_config(None, settings(dataset, tmp_path / "run"))
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        with pytest.raises(RuntimeError, match="must run inside 'for epoch in remaining_epochs_until"):
+            next(iter(trainer.batches()))
+    JOB.restore(0)
