@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# `make demo`: Python's own standard library, from its source files to an answered question.
+# Every command below is one that you would use for your own data. Everything is written to demo/.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+demo=demo
+run=$demo/run
+step() { printf '\n== %s\n' "$*"; }
+
+step "1. read the standard library's source: triples (head, relation, tail)"
+rm -rf "$run"
+python examples/stdlib_kg.py --output $demo/stdlib-triples
+
+step "2. triples to a dataset with DGL partitions"
+python partition_tools/partition.py --input $demo/stdlib-triples \
+    --entity-types $demo/stdlib-triples/entity_types.tsv --output $demo/stdlib --num-parts 1 --overwrite
+
+step "3. train and evaluate: one server and two trainers on this machine"
+dglkge-launch --ip_config ip_config.txt --num_servers 1 --num_trainers 2 --log_dir $run/logs \
+    examples/train.py --config examples/stdlib/complex.yaml
+
+# A class whose base class stands in the test split alone, so that no trainer ever saw the answer.
+read -r class relation base < <(grep -P '\tinherits_from\t' $demo/stdlib-triples/test.tsv | head -n 1)
+step "4. what does $class inherit from? (in truth $base, which was held out)"
+dglkge predict $run --head "$class" --relation "$relation" --topk 5
+
+step "where everything lies"
+cat <<END
+  triples       $demo/stdlib-triples/   train, valid and test; entity types; summary.json
+  dataset       $demo/stdlib/           ids, vocabularies and the DGL partition
+  run           $run/               config.json, stats.jsonl, metrics.json, logs/
+  checkpoint    $run/checkpoint/    HDF5 in PyTorch-BigGraph's layout
+  next          dglkge inspect $run
+END

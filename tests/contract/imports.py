@@ -1,0 +1,114 @@
+"""Who may import whom: the table of the house, and what breaks it.
+
+The rooms are the folders and files of ``dglkge/``, and ``partition_tools/``. A room imports rooms of lower
+floors; inside a room everything goes that is no circle.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+FLOORS = {
+    5: {"cli"},
+    4: {"training", "inference"},
+    3: {"sampling", "embeddings", "checkpoint", "evaluation", "launch", "partition_tools"},
+    2: {"data", "model", "distributed", "config"},
+    1: {"typing", "registry", "errors", "optim"},
+}
+FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
+
+FILES_ALONE = ["dgl", "torch.distributed"]
+NEVER = {
+    "dglkge": ["partition_tools", "tests", "examples"],
+    "dglkge.optim": ["dglkge"],
+    "dglkge.model": ["dgl", "h5py"],
+    "dglkge.data": ["dgl"],
+    "dglkge.checkpoint.layout": FILES_ALONE,
+    "dglkge.checkpoint.hdf5_format": FILES_ALONE,
+    "dglkge.checkpoint.storage": FILES_ALONE,
+    "dglkge.checkpoint.reader": FILES_ALONE,
+    "dglkge.evaluation": ["dgl"],
+    "dglkge.inference": ["dgl"],
+    "dglkge.launch": ["dglkge.training"],
+}
+"""What a room or file never imports, whatever the floors say."""
+
+CONFIG_MAY_IMPORT = {"typing", "registry", "errors", "config"}
+"""The configuration knows no component: components read it."""
+
+
+def imported(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:
+    """Yield (line, dotted name) of each import, wherever in a file; ``from a import b`` is ``a.b``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            source = node.module or ""
+            if node.level:
+                up = node.level - 1 if is_package else node.level
+                base = module.split(".")
+                source = ".".join([*base[: len(base) - up], *([source] if source else [])])
+            for alias in node.names:
+                yield node.lineno, f"{source}.{alias.name}"
+
+
+def room(module: str) -> str:
+    """Return the room of a module: ``data`` for ``dglkge.data.triples``, empty for the front door."""
+    package, _, rest = module.partition(".")
+    return package if package == "partition_tools" else rest.partition(".")[0]
+
+
+def inside(name: str, stem: str) -> bool:
+    """Tell whether a dotted name is a package or module, or lies in it."""
+    return name == stem or name.startswith(stem + ".")
+
+
+def breaks(module: str, target: str) -> str:
+    """Say why a module may not import a name; an empty string where it may."""
+    for importer, forbidden in NEVER.items():
+        for stem in forbidden if inside(module, importer) else []:
+            if inside(target, stem) and not inside(target, importer):
+                return f"{importer} never imports {stem}"
+    if not inside(target, "dglkge") and not inside(target, "partition_tools"):
+        return ""
+    if module == "dglkge" or target == "dglkge.__version__":
+        return ""
+    if target == "dglkge":
+        return "the front door leads everywhere: import the module meant, or dglkge.__version__ by name"
+    mine, other = room(module), room(target)
+    for name in (mine, other):
+        if name not in FLOOR:
+            return f"the table has no room {name!r}"
+    if mine == other:
+        return ""
+    if mine == "config" and other not in CONFIG_MAY_IMPORT:
+        return "config imports no component"
+    ground = FLOOR[mine] == FLOOR[other] == 1 and "optim" not in (mine, other)
+    if FLOOR[other] >= FLOOR[mine] and not ground:
+        return f"{other} (floor {FLOOR[other]}) is not below {mine} (floor {FLOOR[mine]})"
+    return ""
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return the modules of one circle of imports, an empty list where there is none."""
+    done: set[str] = set()
+
+    def follow(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return []
+        for target in sorted(graph.get(module, ())):
+            found = follow(target, [*path, module])
+            if found:
+                return found
+        done.add(module)
+        return []
+
+    for module in sorted(graph):
+        found = follow(module, [])
+        if found:
+            return found
+    return []

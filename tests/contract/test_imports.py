@@ -1,0 +1,146 @@
+"""The import table holds: for every import of every file, and the checker finds what would break it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+
+import pytest
+
+from tests.contract.imports import FLOOR, breaks, circle, imported, inside, room
+from tests.contract.source_tree import ROOT, SourceFile, sources
+
+HOUSE = sources("dglkge", "partition_tools")
+OPTIM_MAY_IMPORT = {"torch", "dgl", "numba", "numpy"}
+ONLY_FOR_PEOPLE = {"rich": ("dglkge.cli", "partition_tools"), "psutil": ("dglkge.launch",)}
+DISTRIBUTION = {"yaml": "pyyaml"}
+
+
+def imports_of(source: SourceFile) -> list[tuple[int, str]]:
+    """All imports of one file."""
+    return list(imported(source.tree, source.module, source.path.name == "__init__.py"))
+
+
+def third_party(target: str) -> str:
+    """The outside package of an imported name, empty for the standard library's and our own."""
+    package = target.partition(".")[0]
+    known = getattr(sys, "stdlib_module_names", sys.builtin_module_names)
+    return "" if package in known or package in ("dglkge", "partition_tools") else package
+
+
+def test_imports_go_down():
+    assert not [
+        f"{source.name}:{line} imports {target}: {breaks(source.module, target)}"
+        for source in HOUSE
+        for line, target in imports_of(source)
+        if breaks(source.module, target)
+    ]
+
+
+def test_every_room_is_in_the_table():
+    rooms = {room(source.module) for source in HOUSE} - {""}
+    assert rooms <= set(FLOOR), f"the table has no floor for {sorted(rooms - set(FLOOR))}"
+
+
+def test_no_circles():
+    modules = {source.module for source in HOUSE}
+    graph: dict[str, set[str]] = {}
+    for source in HOUSE:
+        if source.module == "dglkge":
+            continue  # the front door imports on first use, when its rooms are complete
+        targets = set()
+        for _, target in imports_of(source):
+            targets.add(target if target in modules else target.rpartition(".")[0])
+        graph[source.module] = targets & modules - {source.module, "dglkge"}
+    assert circle(graph) == []
+
+
+def test_front_door_imports_on_first_use_only():
+    """``import dglkge`` must stay free: other projects import dglkge.optim alone."""
+    (front,) = [source for source in HOUSE if source.module == "dglkge"]
+    at_import = [node for node in front.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {target for node in at_import for _, target in imported(node, "dglkge", True)}
+    assert not {name for name in names if third_party(name) or name.startswith("dglkge")}
+
+
+def test_optim_imports_outside_packages_of_its_own_only():
+    for source in sources("dglkge/optim"):
+        outside = {third_party(target) for _, target in imports_of(source)} - {""}
+        assert outside <= OPTIM_MAY_IMPORT, f"{source.name} imports {outside - OPTIM_MAY_IMPORT}"
+
+
+def test_outside_packages_are_required_by_setup_py():
+    required = set(re.findall(r'"([A-Za-z0-9_-]+)[^"]*"', (ROOT / "setup.py").read_text(encoding="utf-8")))
+    for source in HOUSE:
+        for line, target in imports_of(source):
+            package = DISTRIBUTION.get(third_party(target), third_party(target))
+            assert package in required | {""}, f"{source.name}:{line}"
+
+
+@pytest.mark.parametrize("package", ONLY_FOR_PEOPLE)
+def test_packages_that_few_rooms_need(package):
+    rooms = ONLY_FOR_PEOPLE[package]
+    elsewhere = [source for source in HOUSE if not source.module.startswith(rooms)]
+    users = {source.name for source in elsewhere for _, name in imports_of(source) if inside(name, package)}
+    assert not users
+
+
+@pytest.mark.parametrize(
+    "module, target, reason",
+    [
+        ("dglkge.optim.alltoall", "dglkge.errors.InputError", "never"),
+        ("dglkge.optim.alltoall", "dglkge", "never"),
+        ("dglkge.model.losses", "dgl", "never"),
+        ("dglkge.model.losses", "h5py", "never"),
+        ("dglkge.data.triples", "dgl.distributed.DistGraph", "never"),
+        ("dglkge.checkpoint.reader", "torch.distributed.barrier", "never"),
+        ("dglkge.inference.export", "dgl", "never"),
+        ("dglkge.launch.supervisor", "dglkge.training.trainer", "never"),
+        ("dglkge.cli.main", "partition_tools.ingest", "never"),
+        ("dglkge.config.schema", "dglkge.optim.SparseAdam", "no component"),
+        ("dglkge.config.schema", "dglkge.model.losses", "no component"),
+        ("dglkge.data.dataset", "dglkge.config.schema", "not below"),
+        ("dglkge.sampling.epoch_plan", "dglkge.embeddings.TableSet", "not below"),
+        ("dglkge.errors", "dglkge.optim", "not below"),
+        ("dglkge.training.trainer", "dglkge.cli.main", "not below"),
+        ("partition_tools.ingest", "dglkge.training.build", "not below"),
+        ("dglkge.cli.main", "dglkge.attic.old", "no room 'attic'"),
+        ("dglkge.inference.export", "dglkge", "front door"),
+        ("dglkge.evaluation.ranks", "dgl.function", "never"),
+    ],
+)
+def test_checker_finds_a_broken_rule(module, target, reason):
+    assert reason in breaks(module, target)
+
+
+@pytest.mark.parametrize(
+    "module, target",
+    [
+        ("dglkge.registry", "dglkge.errors.InputError"),
+        ("dglkge.optim.sparse_adam", "dglkge.optim.update_rules"),
+        ("dglkge.optim.sparse_adam", "dgl.distributed"),
+        ("dglkge.checkpoint.manager", "torch.distributed.barrier"),
+        ("dglkge.checkpoint.reader", "torch.from_numpy"),
+        ("dglkge.embeddings.table_set", "dglkge.optim.SparseAdam"),
+        ("dglkge.cli.main", "dglkge.inference.export"),
+        ("partition_tools.ingest", "dglkge.data.triples"),
+        ("partition_tools.partition", "dglkge.__version__"),
+        ("dglkge.model.losses", "dglkge.model.options"),
+    ],
+)
+def test_checker_lets_pass_what_the_table_allows(module, target):
+    assert breaks(module, target) == ""
+
+
+def test_checker_reads_every_form_of_import():
+    text = "import a.b\nfrom .c import d\ndef f():\n    from .. import e\n    import g as h\n"
+    names = sorted(name for _, name in imported(ast.parse(text), "p.q.r", is_package=False))
+    assert names == ["a.b", "g", "p.e", "p.q.c.d"]
+    assert [name for _, name in imported(ast.parse("from . import x"), "p.q", is_package=True)] == ["p.q.x"]
+    assert inside("dgl", "dgl") and inside("dgl.x", "dgl") and not inside("dglkge.x", "dgl")
+
+
+def test_checker_finds_a_circle():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

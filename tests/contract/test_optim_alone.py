@@ -1,0 +1,41 @@
+"""dglkge.optim works where nothing else of dglkge can be imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.contract.source_tree import ROOT, sources
+
+PROGRAM = """
+import importlib, sys
+
+class Wall:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(("dglkge.", "partition_tools")) and not (name + ".").startswith("dglkge.optim."):
+            raise ImportError("behind the wall: " + name)
+
+sys.meta_path.insert(0, Wall())
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(*sorted(name for name in sys.modules if name.split(".")[0] == "dglkge"))
+"""
+
+
+def import_behind_wall(*modules: str) -> subprocess.CompletedProcess[str]:
+    """Import modules in a process that can import nothing of dglkge but its optimizers."""
+    command = [sys.executable, "-c", PROGRAM, *modules]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_optim_is_imported_alone():
+    modules = [source.module for source in sources("dglkge/optim")]
+    done = import_behind_wall("dglkge.optim", *modules)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == sorted({"dglkge", "dglkge.optim", *modules})
+
+
+def test_the_wall_stands():
+    done = import_behind_wall("dglkge.errors")
+    assert done.returncode != 0
+    assert "behind the wall: dglkge.errors" in done.stderr

@@ -1,0 +1,129 @@
+"""The commands that README and the demo show exist: make targets, scripts, subcommands and every option."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+
+from tests.contract.source_tree import ROOT
+
+README = ROOT / "README.md"
+DEMO = ROOT / "examples" / "stdlib" / "run.sh"
+PROGRAMS = ("make", "python", "dglkge", "dglkge-launch")
+MODULES = {"dglkge": "dglkge.cli.main", "dglkge-launch": "dglkge.cli.launch"}
+MADE_LATER = ("demo/", "runs/", "datasets/", "data/", "my")
+"""Beginnings of paths that a reader has only after an earlier command."""
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands in a Markdown text's code, as words; continued lines are one command."""
+    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks += re.findall(r"(?:^ {4}.*\S.*\n)+", text, re.MULTILINE)
+    blocks += re.findall(r"`([^`\n]+)`", text)
+    return commands_of_shell("\n".join(blocks))
+
+
+def commands_of_shell(text: str) -> list[list[str]]:
+    """The lines of a shell script that call one of our programs, as words."""
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        line = line.strip()
+        line = line[2:] if line.startswith("$ ") else line
+        if line.partition(" ")[0] in PROGRAMS and " " in line and "…" not in line:
+            found.append(shlex.split(line, comments=True))
+    return found
+
+
+def readme_commands() -> list[list[str]]:
+    """README's commands."""
+    return commands(README.read_text(encoding="utf-8")) if README.is_file() else []
+
+
+def demo_commands() -> list[list[str]]:
+    """The demo's commands, its two variables filled in."""
+    text = DEMO.read_text(encoding="utf-8")
+    return commands_of_shell(text.replace("$demo", "demo").replace("$run", "demo/run"))
+
+
+@cache
+def help_of(*words: str) -> str:
+    """What a command prints when asked for help."""
+    program = ["-m", MODULES[words[0]]] if words[0] in MODULES else [words[0]]
+    command = [sys.executable, *program, *words[1:], "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{' '.join(words)} --help: {done.stderr}"
+    return done.stdout
+
+
+def check_options(helped: str, words: list[str]) -> None:
+    """Hold that a help text knows each option among some words, hyphens and underscores being the same."""
+    known = helped.replace("-", "_")
+    for word in words:
+        if word.startswith("--"):
+            option = word.partition("=")[0].replace("-", "_")
+            assert re.search(rf"{option}\b", known), f"{word} is no option of this command:\n{helped}"
+
+
+def check_script(words: list[str]) -> None:
+    """Hold that a script of the repository exists and knows its options, and that files it is given exist."""
+    assert (ROOT / words[0]).is_file(), f"no script {words[0]}"
+    check_options(help_of(words[0]), words[1:])
+    check_paths(words[1:])
+
+
+def check_paths(words: list[str]) -> None:
+    """Hold that what looks like a file of the repository is one."""
+    for word in words:
+        ours = word.startswith("examples/") or word.endswith((".txt", ".yaml"))
+        if ours and not word.startswith(MADE_LATER):
+            assert (ROOT / word).exists(), f"no file {word}"
+
+
+def test_readme_names_commands():
+    assert README.is_file(), "README.md is missing"
+    assert {"make", "dglkge", "dglkge-launch"} <= {words[0] for words in readme_commands()}
+    assert [words[0] for words in demo_commands()] == ["python", "python", "dglkge-launch", "dglkge"]
+
+
+@pytest.mark.parametrize("words", [*demo_commands(), *readme_commands()], ids=" ".join)
+def test_command_exists(words):
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+        assert not [word for word in words[1:] if "=" not in word and word not in targets]
+    elif words[:2] == ["python", "-c"]:
+        subprocess.run([sys.executable, *words[1:]], cwd=ROOT, capture_output=True, check=True, timeout=120)
+    elif words[0] == "python":
+        check_script(words[1:])
+    elif words[0] == "dglkge-launch":
+        script = next(place for place, word in enumerate(words) if word.endswith(".py"))
+        check_options(help_of(words[0]), words[1:script])
+        check_paths(words[1:script])
+        check_script(words[script:])
+    else:
+        check_options(help_of(*words[:2]), words[2:])
+
+
+def test_reader_finds_commands():
+    indented = "text\n\n    make demo   # all\n    python a.py \\\n      --b c\n\n"
+    fenced = "```sh\n$ dglkge predict x --head 'a b'\nls\n```\n"
+    assert sorted(commands(indented + fenced + "a `make` and `dglkge inspect RUN`\n")) == [
+        ["dglkge", "inspect", "RUN"],
+        ["dglkge", "predict", "x", "--head", "a b"],
+        ["make", "demo"],
+        ["python", "a.py", "--b", "c"],
+    ]
+
+
+def test_checkers_find_what_does_not_exist():
+    check_options("--num_trainers N", ["--num-trainers", "2"])
+    with pytest.raises(AssertionError, match="--num_trainer is no option"):
+        check_options("--num_trainers N", ["--num_trainer", "2"])
+    with pytest.raises(AssertionError, match="no file examples/nowhere.yaml"):
+        check_paths(["examples/nowhere.yaml"])
+    with pytest.raises(AssertionError, match="no script nowhere.py"):
+        check_script(["nowhere.py"])

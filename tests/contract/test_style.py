@@ -1,0 +1,171 @@
+"""The measures of the house, as far as a program can see them."""
+
+from __future__ import annotations
+
+import ast
+import statistics
+
+import pytest
+
+from tests.contract.source_tree import SourceFile, calls, functions, sources
+
+LIBRARY = sources("dglkge")
+CODE = sources("dglkge", "partition_tools", "examples")
+ALL_FUNCTIONS = [(source, function) for source in CODE for function in functions(source.tree)]
+MAY_READ_ENVIRONMENT = ("dglkge.distributed.world", "dglkge.distributed.runtime", "dglkge.launch")
+LONGEST_FILE = 300
+LONGEST_BODY = 60
+
+
+def documented(tree: ast.AST) -> list[ast.AST]:
+    """The module, and every public class and function that a reader can reach: none inside a function."""
+    found = [tree]
+    pending = list(ast.iter_child_nodes(tree))
+    while pending:
+        node = pending.pop()
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if (is_function or isinstance(node, ast.ClassDef)) and not node.name.startswith("_"):
+            found.append(node)
+        if not is_function and not (isinstance(node, ast.ClassDef) and node.name.startswith("_")):
+            pending.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def environment_reads(source: SourceFile) -> list[str]:
+    """Places where a file touches the process's environment."""
+    found = []
+    for node in ast.walk(source.tree):
+        name = ""
+        if isinstance(node, ast.Attribute):
+            name = ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            name = " ".join(f"os.{alias.name}" for alias in node.names)
+        if any(word in name.split() for word in ("os.environ", "os.environb", "os.getenv", "os.putenv")):
+            found.append(f"{source.name}:{node.lineno}")
+    return found
+
+
+def pickle_reads(source: SourceFile) -> list[str]:
+    """Places where a file may run a pickle that somebody else wrote."""
+    found = []
+    for name, call in calls(source.tree):
+        constants = {word.arg: getattr(word.value, "value", None) for word in call.keywords}
+        safe = {
+            "torch.load": constants.get("weights_only") is True,
+            "np.load": constants.get("allow_pickle", False) is False,
+            "pickle.load": False,
+            "pickle.loads": False,
+            "pickle.Unpickler": False,
+            "pd.read_pickle": False,
+        }
+        if not safe.get(name, True):
+            found.append(f"{source.name}:{call.lineno} {name}")
+    return found
+
+
+def test_everything_public_has_a_docstring():
+    assert not [
+        f"{source.name}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', 'the module')}"
+        for source in CODE
+        for node in documented(source.tree)
+        if not ast.get_docstring(node)
+    ]
+
+
+def test_every_function_has_types():
+    """Of what comes in as well as of what goes out; mypy holds them to be right."""
+    untyped = []
+    for source, function in ALL_FUNCTIONS:
+        arguments = function.args
+        named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+        missing = [item.arg for item in named if item.annotation is None and item.arg not in ("self", "cls")]
+        if function.returns is None and function.name != "__init__":
+            missing.append("return")
+        if missing:
+            untyped.append(f"{source.name}:{function.lineno} {function.name}: {', '.join(missing)}")
+    assert not untyped
+
+
+def test_annotations_are_not_evaluated():
+    """Newer annotations then run on Python 3.9 too."""
+    evaluated = []
+    for source in CODE:
+        from_future = [node for node in source.tree.body if getattr(node, "module", "") == "__future__"]
+        if len(source.tree.body) > 1 and not from_future:
+            evaluated.append(source.name)
+    assert not evaluated
+
+
+def test_library_does_not_print():
+    assert not [
+        f"{source.name}:{node.lineno}"
+        for source in LIBRARY
+        for name, node in calls(source.tree)
+        if name == "print" and not source.module.startswith("dglkge.cli")
+    ]
+
+
+def test_no_assert():
+    """``python -O`` drops them: a check of input is an InputError."""
+    assert not [
+        f"{source.name}:{node.lineno}"
+        for source in CODE
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Assert)
+    ]
+
+
+def test_function_bodies_are_short():
+    lengths = {
+        f"{source.name}: {function.name}": function.end_lineno - function.body[0].lineno + 1
+        for source, function in ALL_FUNCTIONS
+    }
+    assert not {name: lines for name, lines in lengths.items() if lines > LONGEST_BODY}
+
+
+def test_files_are_short():
+    assert not {source.name: source.num_lines for source in CODE if source.num_lines > LONGEST_FILE}
+    assert statistics.median(source.num_lines for source in LIBRARY) <= 120
+
+
+def test_environment_is_read_in_few_places():
+    elsewhere = [source for source in LIBRARY if not source.module.startswith(MAY_READ_ENVIRONMENT)]
+    assert not [place for source in elsewhere for place in environment_reads(source)]
+
+
+def test_no_pickle_is_trusted():
+    assert not [place for source in CODE for place in pickle_reads(source)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["os.environ['A']", "os.getenv('A')", "from os import environ", "f(os.environ)", "os.environ.get('A')"],
+)
+def test_checker_finds_reads_of_the_environment(text):
+    some = LIBRARY[0]
+    assert environment_reads(SourceFile(some.path, text, ast.parse(text)))
+    innocent = "os.getpid(); os.path.join('environ')"
+    assert not environment_reads(SourceFile(some.path, innocent, ast.parse(innocent)))
+
+
+def test_checker_knows_what_is_public():
+    text = "class A:\n  def b(): ...\n  def _c(): ...\ndef d():\n  def e(): ...\nclass _F:\n  def g(): ..."
+    names = {getattr(node, "name", "module") for node in documented(ast.parse(text))}
+    assert names == {"module", "A", "b", "d"}
+
+
+@pytest.mark.parametrize(
+    "text, is_safe",
+    [
+        ("torch.load(f)", False),
+        ("torch.load(f, weights_only=False)", False),
+        ("torch.load(f, weights_only=True)", True),
+        ("np.load(f, allow_pickle=True)", False),
+        ("np.load(f, allow_pickle=False)", True),
+        ("np.load(f)", True),
+        ("pickle.loads(b)", False),
+    ],
+)
+def test_checker_finds_pickles(text, is_safe):
+    found = pickle_reads(SourceFile(LIBRARY[0].path, text, ast.parse(text)))
+    assert len(found) == (0 if is_safe else 1)

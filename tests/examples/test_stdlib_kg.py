@@ -1,0 +1,235 @@
+"""The standard library as a graph: exact on a small library, and sound on the running interpreter's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+SMALL_LIBRARY = {
+    "shapes/__init__.py": "from .base import *\nfrom .round import Circle as Disc, area\n",
+    "shapes/base.py": """
+import sys
+from contextlib import contextmanager as managed
+
+class Shape(object):
+    def area(self, unit): raise NotImplementedError
+    @property
+    def name(self): return self.area("m")
+    class Corner: ...
+
+class ShapeError(ValueError): ...
+
+@managed
+def pen(colour, *rest, width=1, **options):
+    try:
+        import json
+        yield json.dumps(colour)
+    finally:
+        rest.append(width)
+""",
+    "shapes/round.py": """
+import shapes
+from . import base as b
+from shapes.base import ShapeError as Bad
+Alias = b.Shape
+
+class Circle(Alias, nowhere.Unknown):
+    def grow(self, factor, /):
+        if factor < 0:
+            raise Bad("negative")
+        return shapes.pen(Circle())
+
+def area(circle):
+    raise
+""",
+    "contextlib.py": "def contextmanager(func): return func\n",
+    "looped.py": "from looped import gone\nfrom looped import *\nclass Lost(gone): ...\n",
+    "broken.py": "def (:\n",
+    "test/helper.py": "class Helper: ...\n",
+    "site-packages/other.py": "class Other: ...\n",
+}
+
+EXPECTED = {
+    ("shapes.base", "submodule_of", "shapes"),
+    ("shapes.round", "submodule_of", "shapes"),
+    ("shapes", "imports", "shapes.base"),
+    ("shapes", "imports", "shapes.round"),
+    ("shapes.base", "imports", "sys"),
+    ("shapes.base", "imports", "contextlib"),
+    ("shapes.base", "imports", "json"),
+    ("shapes.round", "imports", "shapes"),
+    ("shapes.round", "imports", "shapes.base"),
+    ("shapes.base.Shape", "defined_in", "shapes.base"),
+    ("shapes.base.Shape.Corner", "defined_in", "shapes.base"),
+    ("shapes.base.ShapeError", "defined_in", "shapes.base"),
+    ("shapes.base.pen", "defined_in", "shapes.base"),
+    ("shapes.round.Circle", "defined_in", "shapes.round"),
+    ("shapes.round.area", "defined_in", "shapes.round"),
+    ("contextlib.contextmanager", "defined_in", "contextlib"),
+    ("looped.Lost", "defined_in", "looped"),
+    ("shapes.base.Shape", "inherits_from", "object"),
+    ("shapes.base.ShapeError", "inherits_from", "ValueError"),
+    ("shapes.round.Circle", "inherits_from", "shapes.base.Shape"),
+    ("shapes.base.Shape", "has_method", "method:area"),
+    ("shapes.base.Shape", "has_method", "method:name"),
+    ("shapes.round.Circle", "has_method", "method:grow"),
+    ("method:area", "takes_argument", "argument:unit"),
+    ("method:grow", "takes_argument", "argument:factor"),
+    ("shapes.base.pen", "takes_argument", "argument:colour"),
+    ("shapes.base.pen", "takes_argument", "argument:width"),
+    ("shapes.round.area", "takes_argument", "argument:circle"),
+    ("contextlib.contextmanager", "takes_argument", "argument:func"),
+    ("shapes.base.Shape", "raises", "NotImplementedError"),
+    ("shapes.round.Circle", "raises", "shapes.base.ShapeError"),
+    ("shapes.base.Shape", "calls", "method:area"),
+    ("shapes.round.Circle", "calls", "shapes.base.pen"),
+    ("shapes.base.pen", "calls", "method:append"),
+    ("method:name", "uses_decorator", "property"),
+    ("shapes.base.pen", "uses_decorator", "contextlib.contextmanager"),
+}
+
+
+@pytest.fixture(scope="module")
+def stdlib_kg():
+    """The example as a module; it imports its other half from its own folder, as a script does."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        import stdlib_kg as module
+    finally:
+        sys.path.remove(str(EXAMPLES))
+    return module
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder that the command wrote of this interpreter's library, and what it printed."""
+    output = tmp_path_factory.mktemp("stdlib")
+    command = [sys.executable, str(EXAMPLES / "stdlib_kg.py"), "--output", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        pytest.fail(done.stderr)
+    return output, done.stdout
+
+
+def rows(path: Path) -> list[tuple[str, ...]]:
+    """The rows of a TSV file."""
+    return [tuple(line.split("\t")) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_small_library_exactly(stdlib_kg, tmp_path):
+    for name, text in SMALL_LIBRARY.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    triples, types = stdlib_kg.extract_triples(tmp_path)
+    of_builtins = {name for name, kind in types.items() if "." not in name and kind in ("class", "function")}
+    of_files = {triple for triple in triples if triple[0] not in of_builtins}
+    assert of_files == EXPECTED
+    assert triples == sorted(set(triples))
+    assert types["shapes.base.Shape"] == "class" and types["shapes.base.pen"] == "function"
+    assert types["shapes"] == "module" and types["argument:colour"] == "argument"
+    assert "Other" not in str(types) and "Helper" not in str(types) and "broken" not in types
+
+
+def test_builtins_are_known_without_source(stdlib_kg, tmp_path):
+    triples, types = stdlib_kg.extract_triples(tmp_path)
+    assert ("FileNotFoundError", "inherits_from", "OSError") in triples
+    assert ("list", "has_method", "method:append") in triples
+    assert types["len"] == "function" and types["len"] != types["ValueError"] == "class"
+    assert not [triple for triple in triples if triple[0] == triple[2]]
+
+
+def test_every_triple_fits_the_schema(stdlib_kg, written):
+    output, _ = written
+    types = dict(rows(output / "entity_types.tsv"))
+    pairs = set()
+    for split in ("train", "valid", "test"):
+        for head, relation, tail in rows(output / f"{split}.tsv"):
+            assert (types[head], types[tail]) in stdlib_kg.SCHEMA[relation]
+            pairs.add((relation, types[head], types[tail]))
+    assert pairs == {(name, *pair) for name, all_pairs in stdlib_kg.SCHEMA.items() for pair in all_pairs}
+    assert len(pairs) < 20
+
+
+def test_nothing_is_asked_that_was_not_learned(written):
+    output, _ = written
+    types = dict(rows(output / "entity_types.tsv"))
+    train = rows(output / "train.tsv")
+    entities = {end for head, _, tail in train for end in (head, tail)}
+    relations = {(relation, types[head], types[tail]) for head, relation, tail in train}
+    assert entities == set(types)
+    held_out = rows(output / "valid.tsv") + rows(output / "test.tsv")
+    assert all({head, tail} <= entities for head, _, tail in held_out)
+    assert {(relation, types[head], types[tail]) for head, relation, tail in held_out} <= relations
+    assert len({*train, *held_out}) == len(train) + len(held_out)
+
+
+def test_shares_of_the_splits(written):
+    output, _ = written
+    sizes = {split: len(rows(output / f"{split}.tsv")) for split in ("train", "valid", "test")}
+    for split in ("valid", "test"):
+        assert 0.03 < sizes[split] / sum(sizes.values()) < 0.06
+
+
+def test_summary_counts_what_was_written(written):
+    output, printed = written
+    summary = json.loads((output / "summary.json").read_text(encoding="utf-8"))
+    types = dict(rows(output / "entity_types.tsv"))
+    assert summary["entities"] == Counter(types.values())
+    for split, count in summary["splits"].items():
+        assert count == len(rows(output / f"{split}.tsv"))
+    assert sum(summary["relations"].values()) == sum(summary["splits"].values())
+    assert f"{sum(summary['entities'].values()):,}" in printed
+    assert "inherits_from (class → class)" in printed and summary["python"] in printed
+
+
+def test_split_depends_on_the_triple_alone(stdlib_kg):
+    """One more triple moves no other: the split is no shuffle."""
+    types = {f"e{i}": "class" for i in range(40)}
+    triples = [(f"e{i}", "inherits_from", f"e{j}") for i in range(40) for j in range(40) if i != j]
+    whole = stdlib_kg.split_triples(triples, types)
+    fewer = stdlib_kg.split_triples(triples[1:], types)
+    for split, members in fewer.items():
+        assert set(members) == set(whole[split]) - {triples[0]}
+    assert min(len(members) for members in whole.values()) > 40
+
+
+def test_unseen_triples_move_to_training(stdlib_kg):
+    types = {f"e{i}": "class" for i in range(2000)}
+    lonely = [(f"e{2 * i}", "inherits_from", f"e{2 * i + 1}") for i in range(1000)]
+    splits = stdlib_kg.split_triples(lonely, types)
+    assert sorted(splits["train"]) == sorted(lonely) and not splits["valid"] and not splits["test"]
+
+
+def test_relation_unseen_between_two_types_moves_to_training(stdlib_kg):
+    """The relation is learned for classes; the one triple between methods would be asked unlearned."""
+    types = {**{f"e{i}": "class" for i in range(30)}, **{f"m{i}": "method" for i in range(200)}}
+    triples = [(f"e{i}", "calls", f"e{j}") for i in range(30) for j in range(30)]
+    triples += [(f"m{i}", "has", f"m{(i + 1) % 200}") for i in range(200)]
+    alone = stdlib_kg.split_triples(triples, types)
+    held_out = next(triple for triple in alone["test"] if triple[1] == "has")
+    others = [triple for triple in triples if triple[1] != "has"]
+    others += [(end, "is", end) for end in (held_out[0], held_out[2])]
+    assert held_out in stdlib_kg.split_triples([*others, held_out], types)["train"]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "the following arguments are required: --output"),
+        (["--output", "x", "--source", "/no/where"], "no such folder: /no/where"),
+    ],
+)
+def test_bad_arguments(arguments, message, tmp_path):
+    command = [sys.executable, str(EXAMPLES / "stdlib_kg.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,124 @@
+"""Runs the real commands, with time limits, and takes down what they started if a test fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from tests.toy_kg import REPOSITORY
+
+TIME_LIMIT_SECONDS = 240
+TRAIN = str(REPOSITORY / "examples" / "train.py")
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment with the repository importable and one thread a process."""
+    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ip_config(folder: Path) -> Path:
+    """Write an ip_config.txt of one machine on a free port."""
+    path = folder / "ip_config.txt"
+    path.write_text(f"127.0.0.1 {free_port()}\n", encoding="utf-8")
+    return path
+
+
+def dglkge(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the ``dglkge`` command."""
+    command = [sys.executable, "-m", "dglkge.cli.main", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
+    )
+
+
+def train_alone(*settings: str) -> subprocess.CompletedProcess[str]:
+    """Run the training script with plain python: one process, DGL's standalone mode."""
+    command = [sys.executable, TRAIN, *_sets(settings)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
+    )
+
+
+def launch_command(
+    folder: Path, num_trainers: int, settings: tuple[str, ...], num_servers: int = 1
+) -> list[str]:
+    """Return the command line of a launched training job."""
+    return [
+        *(sys.executable, "-m", "dglkge.cli.launch", "--ip_config", str(ip_config(folder))),
+        *("--num_trainers", str(num_trainers), "--num_servers", str(num_servers)),
+        *("--num_omp_threads", "1", "--log_dir", str(folder / f"logs{time.monotonic_ns()}")),
+        *(TRAIN, *_sets(settings)),
+    ]
+
+
+def train(
+    folder: Path, num_trainers: int, *settings: str, num_servers: int = 1
+) -> subprocess.CompletedProcess[str]:
+    """Run the training script under the launcher."""
+    command = launch_command(folder, num_trainers, settings, num_servers)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
+    )
+
+
+@contextlib.contextmanager
+def training_job(folder: Path, num_trainers: int, *settings: str) -> Iterator[subprocess.Popen[str]]:
+    """Start the training script under the launcher and yield while it runs."""
+    command = launch_command(folder, num_trainers, settings)
+    job = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
+    )
+    try:
+        yield job
+    finally:
+        if job.poll() is None:
+            job.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(30)
+        job.kill()
+        job.communicate()
+
+
+def processes_of(job: subprocess.Popen[str], role: str) -> list[psutil.Process]:
+    """Return a job's processes of a role (``server`` or ``client``), by rank or server number."""
+    found = []
+    for process in psutil.Process(job.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            env = process.environ()
+            if env.get("DGL_ROLE") == role and "train.py" in " ".join(process.cmdline()):
+                found.append((int(env.get("RANK", env.get("DGL_SERVER_ID", "0"))), process))
+    return [process for _, process in sorted(found, key=lambda pair: pair[0])]
+
+
+def wait_for_line(path: Path, job: subprocess.Popen[str], num_lines: int = 1) -> None:
+    """Wait until a file has so many lines; fail if the job ends or the limit passes."""
+    limit = time.monotonic() + TIME_LIMIT_SECONDS
+    while not path.exists() or len(path.read_text(encoding="utf-8").splitlines()) < num_lines:
+        if job.poll() is not None:
+            raise RuntimeError(
+                f"the job ended with {job.returncode}:\n{job.stdout.read() if job.stdout else ''}"
+            )
+        if time.monotonic() > limit:
+            raise TimeoutError(f"{path} had no {num_lines} lines after {TIME_LIMIT_SECONDS} s")
+        time.sleep(0.05)
+
+
+def _sets(settings: tuple[str, ...]) -> list[str]:
+    return [word for setting in settings for word in ("--set", setting)]
