@@ -11,6 +11,8 @@ _NOISE = re.compile(
     r"|Start to create specified graph formats which may take non-trivial time\.$"
     r"|Finished creating specified graph formats\.$"
     r"|start graph service on server \d+ for part \d+$"
+    r"|Client \[\d+\] waits on [\d.:]+$"
+    r"|Machine \(\d+\) group \(\d+\) client \(\d+\) connect to server successfuly!$"
     r"|Server is waiting for connections (non-blockingly )?on \[.*\]\.\.\.$"
     r"|Client ?\[\d+\] in group ?\[\d+\] is exiting\.\.\.$"
     r"|Server ?\(\d+\) shutdown\.$"

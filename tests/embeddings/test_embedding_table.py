@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,7 +60,7 @@ def tables(layout: PartitionLayout, monkeypatch: pytest.MonkeyPatch) -> list[Tab
 
     monkeypatch.setattr(dgl.distributed, "DistEmbedding", Embedding)
     made = []
-    for machine in range(2):  # noqa: B007 -- the class above reads it
+    for machine in range(2):  # the class above reads it
         made.append(TableSet(Graph(), layout, ["entity"], DIM, DIM, machine))
     return made
 
@@ -75,7 +74,9 @@ def test_rows_are_found_by_original_id_wherever_they_live(tables: list[TableSet]
     ids = torch.tensor([5, 0, 59, 5, 31, 12])
     for machine in tables:
         torch.testing.assert_close(machine.gather("entity", ids), expected(ids))
-        torch.testing.assert_close(machine.gather(RELATION, torch.tensor([3, 0])), expected(torch.tensor([3, 0])))
+        torch.testing.assert_close(
+            machine.gather(RELATION, torch.tensor([3, 0])), expected(torch.tensor([3, 0]))
+        )
 
 
 def test_only_rows_of_other_machines_are_pulled(tables: list[TableSet]) -> None:
