@@ -103,6 +103,11 @@ class TrainingConfig:
 
     num_epochs: int = setting(10, "passes over the training triples", at_least(0))
     batch_size: int = setting(1000, "triples in a global batch, over all trainers", at_least(1))
+    products: str = setting(
+        "float32",
+        "matrix products of softmax over inner products: float32, or bfloat16 (faster on newer processors)",
+        one_of("float32", "bfloat16"),
+    )
     progress: str = setting(
         "auto", "progress bar: auto (on a terminal), always or never", one_of("auto", "always", "never")
     )

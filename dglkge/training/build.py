@@ -140,9 +140,9 @@ def _build_train_step(
         )
     node_ids = {name: layout.node_ids(name) for name in dataset.entity_types}
     negatives = UniformNegatives(config.negatives.num_uniform, node_ids, config.seed)
-    return TrainStep(
-        model, loss, regularizer, tables, optimizer, negatives, pairs, config.negatives.own_entity
-    )
+    own_entity = config.negatives.own_entity
+    products = getattr(torch, config.training.products)
+    return TrainStep(model, loss, regularizer, tables, optimizer, negatives, pairs, own_entity, products)
 
 
 def _pair_of_relation(dataset: Dataset, layout: PartitionLayout, pairs: list[tuple[str, str]]) -> np.ndarray:

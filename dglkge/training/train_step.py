@@ -10,9 +10,11 @@ import numpy.typing as npt
 import torch
 
 from dglkge.embeddings.table_set import TableSet
+from dglkge.model.comparators import Dot
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.losses import Loss
+from dglkge.model.losses import Loss, Softmax
 from dglkge.model.regularizers import Regularizer
+from dglkge.model.softmax_of_products import SoftmaxOfProducts
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
 from dglkge.sampling.negative_samplers import UniformNegatives
 from dglkge.training.row_request import RowRequest
@@ -39,6 +41,8 @@ class TrainStep:
     own_entity : bool
         Whether the query's own entity is one negative more. For symmetric and near-symmetric
         relations (h, r, h) outscores the truth, and uniform sampling almost never shows it to the loss.
+    products : torch.dtype
+        Type in which softmax over inner products takes its matrix products; rows stay float32.
     """
 
     def __init__(
@@ -51,7 +55,10 @@ class TrainStep:
         negatives: UniformNegatives,
         pairs: Sequence[tuple[str, str]],
         own_entity: bool,
+        products: torch.dtype,
     ) -> None:
+        self._is_fused = isinstance(model.score_function, Dot) and isinstance(loss, Softmax)
+        self._products = products
         self._model = model
         self._loss = loss
         self._regularizer = regularizer
@@ -86,6 +93,28 @@ class TrainStep:
             [(request.table.embedding, request.ids, request.gradients) for request in requests.values()]
         )
         return total
+
+    def _compare(
+        self,
+        query: torch.Tensor,
+        truths: torch.Tensor,
+        negatives: torch.Tensor,
+        own: torch.Tensor | None,
+        ignored: torch.Tensor,
+        own_ignored: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the loss (B,) of queries against their true answers and their negatives."""
+        if self._is_fused:
+            places = torch.nonzero(ignored, as_tuple=True)
+            arguments = (query, truths, negatives, own, places, own_ignored, self._products)
+            losses: torch.Tensor = SoftmaxOfProducts.apply(*arguments)
+            return losses
+        positive = self._model.compare_pairs(query, truths)
+        scores = self._model.compare(query, negatives)
+        if own is not None and own_ignored is not None:
+            scores = torch.cat([scores, self._model.compare_pairs(query, own)[:, None]], dim=1)
+            ignored = torch.cat([ignored, own_ignored[:, None]], dim=1)
+        return self._loss(positive, scores, ignored)
 
     def _with_negatives(self, batch: EdgeBatch, requests: dict[str, RowRequest]) -> list[_NegativeGroup]:
         """Attach to each group its chunk's negatives; groups of one chunk share them by entity type."""
@@ -155,19 +184,15 @@ class _GroupScorer:
         request: RowRequest,
     ) -> torch.Tensor:
         """Return the loss (B,) of the queries for one side."""
-        model, negatives = self._step._model, self._negatives[side]
+        step, negatives = self._step, self._negatives[side]
         anchor_ids, true_ids = (
             (self._head_ids, self._tail_ids) if side is Side.TAIL else (self._tail_ids, self._head_ids)
         )
-        query = model.query(anchors, relations, side)
-        positive = model.compare_pairs(query, truths)
-        scores = model.compare(query, request.rows(negatives.place))
+        query = step._model.query(anchors, relations, side)
+        own = anchors if step._own_entity and self._lhs == self._rhs else None
+        own_ignored = None if own is None else anchor_ids == true_ids
         ignored = true_ids[:, None] == negatives.ids[None, :]
-        if self._step._own_entity and self._lhs == self._rhs:
-            own = model.compare_pairs(query, anchors)
-            scores = torch.cat([scores, own[:, None]], dim=1)
-            ignored = torch.cat([ignored, (anchor_ids == true_ids)[:, None]], dim=1)
-        losses = self._step._loss(positive, scores, ignored)
-        if self._step._regularizer is None:
+        losses = step._compare(query, truths, request.rows(negatives.place), own, ignored, own_ignored)
+        if step._regularizer is None:
             return losses
-        return losses + model.penalty(self._step._regularizer, anchors, relations, truths, side)
+        return losses + step._model.penalty(step._regularizer, anchors, relations, truths, side)
