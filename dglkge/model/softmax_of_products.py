@@ -24,7 +24,7 @@ class SoftmaxOfProducts(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         query: torch.Tensor,
         truths: torch.Tensor,
@@ -59,7 +59,7 @@ class SoftmaxOfProducts(torch.autograd.Function):
         positive = (query * truths).sum(1)
         greatest = torch.maximum(scores.amax(1), positive)
         own_scores = None
-        if own is not None:
+        if own is not None and own_ignored is not None:
             own_scores = (query * own).sum(1).masked_fill_(own_ignored, IGNORED_SCORE)
             greatest = torch.maximum(greatest, own_scores)
         powers = scores.sub_(greatest[:, None]).exp_()
@@ -83,7 +83,7 @@ class SoftmaxOfProducts(torch.autograd.Function):
             ctx.saved_tensors
         )
         factor = gradients[0] / ctx.total
-        shares = (powers * factor[:, None]).to(ctx.products)
+        shares = powers.mul_(factor[:, None]).to(ctx.products)
         of_query = (shares @ narrow_negatives).float()
         of_negatives = (shares.T @ narrow_query).float()
         missing = (positive_power * factor - gradients[0])[:, None]

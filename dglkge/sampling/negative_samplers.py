@@ -44,3 +44,27 @@ class UniformNegatives:
         key = combine(_NEGATIVES_KEY, self._seed, epoch, batch, chunk, self._number_of_type[entity_type])
         table = self._node_ids[entity_type]
         return table[below(key, self._num_negatives, len(table))]
+
+
+def find_equal(
+    ids: npt.NDArray[np.int64], negative_ids: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Find the negatives that are the true answer itself, without looking at every pair.
+
+    Parameters
+    ----------
+    ids : (B,) int64
+    negative_ids : (N,) int64
+
+    Returns
+    -------
+    (rows, columns) : two (M,) int64
+        All places where ``ids[row] == negative_ids[column]``.
+    """
+    order = np.argsort(negative_ids)
+    ordered = negative_ids[order]
+    first = np.searchsorted(ordered, ids, side="left")
+    counts = np.searchsorted(ordered, ids, side="right") - first
+    rows = np.repeat(np.arange(len(ids)), counts)
+    turn = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return rows, order[first[rows] + turn]

@@ -16,7 +16,7 @@ from dglkge.model.losses import Loss, Softmax
 from dglkge.model.regularizers import Regularizer
 from dglkge.model.softmax_of_products import SoftmaxOfProducts
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
-from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.sampling.negative_samplers import UniformNegatives, find_equal
 from dglkge.training.row_request import RowRequest
 from dglkge.typing import RELATION, Side
 
@@ -100,17 +100,21 @@ class TrainStep:
         truths: torch.Tensor,
         negatives: torch.Tensor,
         own: torch.Tensor | None,
-        ignored: torch.Tensor,
+        places: tuple[torch.Tensor, torch.Tensor],
         own_ignored: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the loss (B,) of queries against their true answers and their negatives."""
+        """Return the loss (B,) of queries against their true answers and their negatives.
+
+        ``places`` are rows and columns of the scores that do not count.
+        """
         if self._is_fused:
-            places = torch.nonzero(ignored, as_tuple=True)
             arguments = (query, truths, negatives, own, places, own_ignored, self._products)
             losses: torch.Tensor = SoftmaxOfProducts.apply(*arguments)
             return losses
         positive = self._model.compare_pairs(query, truths)
         scores = self._model.compare(query, negatives)
+        ignored = torch.zeros(scores.shape, dtype=torch.bool)
+        ignored[places] = True
         if own is not None and own_ignored is not None:
             scores = torch.cat([scores, self._model.compare_pairs(query, own)[:, None]], dim=1)
             ignored = torch.cat([ignored, own_ignored[:, None]], dim=1)
@@ -126,7 +130,7 @@ class TrainStep:
                 key = (group.chunk, entity_type)
                 if key not in drawn:
                     ids = self._negatives.sample(entity_type, batch.epoch, batch.index, group.chunk)
-                    drawn[key] = _Negatives(torch.from_numpy(ids), requests[entity_type].add(ids))
+                    drawn[key] = _Negatives(ids, requests[entity_type].add(ids))
                 found.append(drawn[key])
             groups.append(_NegativeGroup(group, heads=found[0], tails=found[1]))
         return groups
@@ -135,7 +139,7 @@ class TrainStep:
 class _Negatives:
     """Negatives of a chunk: node ids (N,) and the place of their rows."""
 
-    def __init__(self, ids: torch.Tensor, place: slice) -> None:
+    def __init__(self, ids: NodeIds, place: slice) -> None:
         self.ids = ids
         self.place = place
 
@@ -159,8 +163,8 @@ class _GroupScorer:
         self._step = step
         self._negatives = chosen.of_side
         self._lhs, self._rhs = step._pairs[group.pair]
-        self._head_ids = torch.from_numpy(batch.heads[run])
-        self._tail_ids = torch.from_numpy(batch.tails[run])
+        self._head_ids = batch.heads[run]
+        self._tail_ids = batch.tails[run]
         self._weights = None if batch.weights is None else torch.from_numpy(batch.weights[run])
         self._heads = requests[self._lhs].add(batch.heads[run])
         self._tails = requests[self._rhs].add(batch.tails[run])
@@ -190,9 +194,10 @@ class _GroupScorer:
         )
         query = step._model.query(anchors, relations, side)
         own = anchors if step._own_entity and self._lhs == self._rhs else None
-        own_ignored = None if own is None else anchor_ids == true_ids
-        ignored = true_ids[:, None] == negatives.ids[None, :]
-        losses = step._compare(query, truths, request.rows(negatives.place), own, ignored, own_ignored)
+        own_ignored = None if own is None else torch.from_numpy(anchor_ids == true_ids)
+        rows, columns = find_equal(true_ids, negatives.ids)
+        places = (torch.from_numpy(rows), torch.from_numpy(columns))
+        losses = step._compare(query, truths, request.rows(negatives.place), own, places, own_ignored)
         if step._regularizer is None:
             return losses
         return losses + step._model.penalty(step._regularizer, anchors, relations, truths, side)

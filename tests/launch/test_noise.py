@@ -12,7 +12,7 @@ from dglkge.launch.noise import is_noise
     [
         "[00:11:44] /opt/dgl/src/rpc/rpc.cc:141: Sender with NetType~socket is created.",
         "[00:11:44] /opt/dgl/src/rpc/rpc.cc:161: Receiver with NetType~socket is created.",
-        "[W1121 00:11:44.6 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
+        "[W1121 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
         "start graph service on server 0 for part 0",
         "Server is waiting for connections on [127.0.0.1:30050]...",
         "Server is waiting for connections non-blockingly on [127.0.0.1:30050]...",
@@ -36,7 +36,7 @@ def test_what_dgl_always_writes_is_noise(line: str) -> None:
         "Server is on fire",
         "[00:11:44] /opt/dgl/src/rpc/rpc.cc:390: cannot reach 10.0.0.1",
         "  Server (0) shutdown. Check failed",
-        "[W1121 00:11:44.6 socket.cpp:207] [c10d] The client socket has timed out",
+        "[W1121 socket.cpp:207] [c10d] The client socket has timed out",
     ],
 )
 def test_everything_else_is_shown(line: str) -> None:

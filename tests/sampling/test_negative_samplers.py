@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.sampling.negative_samplers import UniformNegatives, find_equal
 
 random = np.random.default_rng(1)
 NODE_IDS = {"person": random.permutation(500), "place": random.permutation(30)}
@@ -35,3 +37,14 @@ def test_every_entity_is_drawn_equally_often() -> None:
     counts = np.bincount(drawn, minlength=30)
     assert len(counts) == 30
     assert ((counts - 2000) ** 2 / 2000).sum() < 29 + 5 * np.sqrt(2 * 29)
+
+
+@given(
+    ids=st.lists(st.integers(0, 12), max_size=20),
+    negatives=st.lists(st.integers(0, 12), min_size=1, max_size=20),
+)
+def test_find_equal_finds_what_looking_at_every_pair_finds(ids: list[int], negatives: list[int]) -> None:
+    rows, columns = find_equal(np.array(ids, np.int64), np.array(negatives, np.int64))
+    expected = {(i, j) for i, a in enumerate(ids) for j, b in enumerate(negatives) if a == b}
+    assert len(rows) == len(expected)
+    assert set(zip(rows.tolist(), columns.tolist())) == expected

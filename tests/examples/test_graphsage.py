@@ -1,0 +1,27 @@
+"""The GraphSAGE example: the same script with DGL's optimizer and with ours, two trainers each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.functional.job import environment, ip_config
+from tests.toy_kg import REPOSITORY
+
+COMPARE = REPOSITORY / "examples" / "dgl_graphsage" / "compare.py"
+
+
+def test_both_optimizers_train_the_same_script_and_ours_learns(tmp_path: Path) -> None:
+    command = [sys.executable, str(COMPARE), "--output", str(tmp_path / "graph"), "--ip_config"]
+    done = subprocess.run(
+        [*command, str(ip_config(tmp_path))], capture_output=True, text=True, timeout=280, env=environment()
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    curves = json.loads((tmp_path / "graph" / "curves.json").read_text(encoding="utf-8"))
+    ours, theirs = curves["dglkge"], curves["dgl"]
+    assert len(ours["losses"]) == len(theirs["losses"]) == 10
+    assert ours["losses"][-1] < 0.1 * ours["losses"][0] and ours["accuracy"] > 0.95
+    for epoch, (mine, other) in enumerate(zip(ours["losses"], theirs["losses"]), start=1):
+        assert f"{epoch:>8}  {mine:>14.4f}  {other:>22.4f}" in done.stdout
