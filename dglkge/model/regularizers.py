@@ -67,7 +67,7 @@ class _CubedModuli(torch.autograd.Function):
     """Sum of |z|^3 over complex rows; its gradient 3 |z| z is 0 at 0, where autograd's would be NaN."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
         real, imaginary = rows.chunk(2, dim=-1)
         squares = real.square().addcmul_(imaginary, imaginary)
         moduli = squares.sqrt()
@@ -75,7 +75,7 @@ class _CubedModuli(torch.autograd.Function):
         return squares.mul_(moduli).sum(-1)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         rows, moduli = ctx.saved_tensors
         factors = moduli * (3 * gradients[0]).unsqueeze(-1)
         return rows * torch.cat([factors, factors], dim=-1)
