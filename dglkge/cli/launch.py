@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dglkge.distributed.ip_config import Machine, read_ip_config
+from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import InputError
 from dglkge.launch.arguments import parse_arguments
 from dglkge.launch.console import Console
@@ -26,10 +27,9 @@ from dglkge.launch.local_job import (
 )
 from dglkge.launch.part_config import check_part_config
 from dglkge.launch.ports import check_server_ports
-from dglkge.launch.process_plan import Host, JobSettings, default_num_trainers, describe_plan
+from dglkge.launch.process_plan import Host, JobSettings, choose_num_trainers, describe_plan
+from dglkge.launch.restarts import INPUT_ERROR_STATUS, attempt_log_dir, run_with_restarts
 from dglkge.launch.supervisor import Limits, Supervisor
-
-INPUT_ERROR_STATUS = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,33 +55,58 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _launch(argv: Sequence[str]) -> int:
-    """Plan the job, check that it can run, run it."""
+    """Check that the job can run, run it, and again as often as it may be."""
     options, command = parse_arguments(argv)
     workspace = Path(options.workspace).resolve()
     _check_script(command, workspace)
-    ip_config = workspace / options.ip_config
-    machines = read_ip_config(ip_config)
+    log_dir = Path(options.log_dir or f"logs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").resolve()
+    if options.dry_run:
+        logs = attempt_log_dir(log_dir, 0, options.max_restarts)
+        hosts, settings = _prepare(options, command, logs, workspace)
+        print(describe_plan(plan_local_job(hosts, settings)), end="")
+        return 0
+    console = Console.of(sys.stdout, sys.stderr)
+
+    def run(attempt: int) -> JobResult:
+        logs = attempt_log_dir(log_dir, attempt, options.max_restarts)
+        return _run_once(options, command, logs, workspace, console)
+
+    with hold_machine():
+        result = run_with_restarts(run, options.max_restarts, console.message)
+    _conclude(result, console, options.json)
+    return result.status
+
+
+def _prepare(
+    options: argparse.Namespace, command: tuple[str, ...], log_dir: Path, workspace: Path
+) -> tuple[list[Host], JobSettings]:
+    """Read what an attempt depends on as it is now: the machines, their cores, the partition file."""
+    machines = read_ip_config(workspace / options.ip_config)
     hosts = locate_hosts(machines, local_interfaces(), usable_cores())
     if options.part_config is not None:
         check_part_config(workspace / options.part_config, len(hosts))
-    log_dir = Path(options.log_dir or f"logs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").resolve()
-    settings = _settings(options, command, hosts, machines, log_dir, workspace)
-    if options.dry_run:
-        print(describe_plan(plan_local_job(hosts, settings)), end="")
-        return 0
-    with hold_machine():
-        for host in hosts:
-            check_server_ports(host.address, host.port, settings.num_servers)
-        plan = plan_local_job(hosts, settings)
-        console = Console.of(sys.stdout, sys.stderr)
-        for warning in [*find_leftovers(), *find_unreadable_arguments(ip_config, command, workspace)]:
-            console.message(f"warning: {warning}")
-        write_job_files(log_dir, hosts)
-        console.message(_announce(settings, hosts, log_dir))
-        limits = Limits(stop_seconds=options.stop_seconds, exit_seconds=options.exit_seconds)
-        result = Supervisor(LocalExecutor(str(workspace)), console, log_dir, limits).run(plan)
-    _conclude(result, console, options.json)
-    return result.status
+    return hosts, _settings(options, command, hosts, machines, log_dir, workspace)
+
+
+def _run_once(
+    options: argparse.Namespace,
+    command: tuple[str, ...],
+    log_dir: Path,
+    workspace: Path,
+    console: Console,
+) -> JobResult:
+    """Run one attempt to its end."""
+    hosts, settings = _prepare(options, command, log_dir, workspace)
+    for host in hosts:
+        check_server_ports(host.address, host.port, settings.num_servers)
+    plan = plan_local_job(hosts, settings)
+    unreadable = find_unreadable_arguments(workspace / options.ip_config, command, workspace)
+    for warning in [*find_leftovers(), *unreadable]:
+        console.message(f"warning: {warning}")
+    write_job_files(log_dir, hosts)
+    console.message(_announce(settings, hosts, log_dir))
+    limits = Limits(stop_seconds=options.stop_seconds, exit_seconds=options.exit_seconds)
+    return Supervisor(LocalExecutor(str(workspace)), console, log_dir, limits).run(plan)
 
 
 def _check_script(command: Sequence[str], workspace: Path) -> None:
@@ -110,7 +135,7 @@ def _settings(
     return JobSettings(
         command=command,
         ip_config=str(log_dir / "ip_config.txt"),
-        num_trainers=options.num_trainers or default_num_trainers(hosts),
+        num_trainers=choose_num_trainers(hosts, *(options.num_trainers or ())),
         num_servers=options.num_servers or machines[0].num_servers or 1,
         num_samplers=options.num_samplers,
         num_omp_threads=options.num_omp_threads,
@@ -135,7 +160,8 @@ def _conclude(result: JobResult, console: Console, as_json: bool) -> None:
     if result.reason is None:
         console.message(f"all processes ended well after {result.seconds:.1f} s")
     else:
-        console.message(f"failed after {result.seconds:.1f} s: {result.reason}; logs in {result.log_dir}")
+        how = "stopped" if result.status == RESTART_STATUS or result.is_interrupted else "failed"
+        console.message(f"{how} after {result.seconds:.1f} s: {result.reason}; logs in {result.log_dir}")
     if as_json:
         print(json.dumps(result.to_dict()), flush=True)
 

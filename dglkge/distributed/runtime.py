@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dglkge.distributed import dgl_compat
+from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 
@@ -36,10 +37,13 @@ class Cluster:
         Who this trainer is.
     graph : dgl.distributed.DistGraph
         The partitioned graph, held by the servers.
+    stop : StopRequest
+        Whether this trainer was asked to stop.
     """
 
     world: World
     graph: Any
+    stop: StopRequest = field(default_factory=StopRequest)
 
     def barrier(self) -> None:
         """Wait until every trainer has come here."""
@@ -53,6 +57,10 @@ class Cluster:
             dist.all_reduce(torch.from_numpy(total))
         return total
 
+    def must_stop(self) -> bool:
+        """Tell whether any trainer was asked to stop: the same answer on all of them, which all call it."""
+        return bool(self.sum(np.array([self.stop.is_noted], dtype=np.int64))[0])
+
 
 @contextlib.contextmanager
 def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[Cluster]:
@@ -60,6 +68,7 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
 
     In a server process this serves until the trainers have left and then ends the process. A trainer
     that fails inside the block ends at once: DGL would wait for ever for the others to leave with it.
+    Inside the block SIGTERM and SIGINT are only noted, see :meth:`Cluster.must_stop`.
 
     Parameters
     ----------
@@ -86,7 +95,9 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
     world = World.detect()
     _check_parts(num_parts, world)
     try:
-        yield _start(world, ip_config, graph_name, part_config)
+        cluster = _start(world, ip_config, graph_name, part_config)
+        with cluster.stop.listening():  # after DGL, which takes SIGINT for itself
+            yield cluster
     except BaseException as error:
         if not world.launched:
             raise

@@ -26,9 +26,10 @@ examples:
   dglkge-launch --ip_config ip_config.txt --num_trainers 4 --num_servers 2 -m my_package.train
   dglkge-launch --ip_config ip_config.txt --part_config data/ring.json --dry_run train.py
 
-exit status: 0 if every process ended well; the status of the process that failed first, or 128 + the number
-of the signal that killed it; 128 + the signal's number after Ctrl-C, SIGTERM or SIGHUP; 2 for bad input, with
-nothing started.
+exit status: 0 if every process ended well; 143 if the trainers were asked to stop, have committed their state
+and can be started again; the status of the process that failed first, or 128 + the number of the signal that
+killed it; 128 + the signal's number after Ctrl-C, SIGTERM or SIGHUP; 2 for bad input, with nothing started.
+With --max_restarts, that of the last attempt; bad input and signals to the launcher itself restart nothing.
 """
 
 
@@ -54,8 +55,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--ip_config", default="ip_config.txt", metavar="FILE",
         help="the machines, a line 'ip [port [servers]]' each (default: ip_config.txt)")  # fmt: skip
     add("--part_config", metavar="FILE", help="DGL's partition file; not needed where the script names it")
-    add("--num_trainers", type=_count(1), metavar="N",
-        help="trainers on each machine (default: one for each core, at most 8)")  # fmt: skip
+    add("--num_trainers", type=_range, metavar="N[:M]",
+        help="trainers on each machine; N:M: one for each core, at least N and at most M, counted anew at "
+             "every restart (default: one for each core, at most 8)")  # fmt: skip
     add("--num_servers", type=_count(1), metavar="N",
         help="servers on each machine (default: the third column of ip_config, else 1)")  # fmt: skip
     add("--num_samplers", type=_count(0), default=0, metavar="N",
@@ -71,8 +73,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("--workspace", default=".", metavar="FOLDER",
         help="where the processes run; relative paths above are sought there (default: here)")  # fmt: skip
     add("--log_dir", metavar="FOLDER", help="folder for the logs (default: logs/<time>-<pid>)")
-    add("--stop_seconds", type=_seconds, default=5.0, metavar="S",
-        help="time for trainers to save their state after Ctrl-C or SIGTERM (default: 5)")  # fmt: skip
+    add("--max_restarts", type=_count(0), default=0, metavar="K",
+        help="start the job again up to K times after a failure, or when a signal to a trainer has stopped "
+             "it (status 143); ip_config is read again (default: 0)")  # fmt: skip
+    add("--stop_seconds", type=_seconds, default=120.0, metavar="S",
+        help="time for trainers to save their state after Ctrl-C or SIGTERM; a second signal ends them now "
+             "(default: 120)")  # fmt: skip
     add("--exit_seconds", type=_seconds, default=30.0, metavar="S",
         help="time for servers to leave after the trainers, or the reverse (default: 30)")  # fmt: skip
     add("--json", action="store_true", help="print a summary as the last line of stdout")
@@ -151,6 +157,17 @@ def _count(lowest: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def _range(text: str) -> tuple[int, int]:
+    """Read ``N`` or ``N:M``."""
+    low, colon, high = text.partition(":")
+    read = _count(1)
+    if not colon:
+        return read(low), read(low)
+    if read(low) > read(high):
+        raise argparse.ArgumentTypeError(f"{text!r}: the first number is above the second")
+    return read(low), read(high)
 
 
 def _variable(text: str) -> tuple[str, str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from dataclasses import asdict, dataclass
 
+from dglkge.distributed.preemption import RESTART_STATUS
+
 LIKELY_CAUSES = {
     signal.SIGKILL: "kill -9, or the kernel was out of memory: see dmesg",
     signal.SIGBUS: "often /dev/shm is full: see df -h /dev/shm",
@@ -47,6 +49,8 @@ class JobResult:
     log_dir : str
         Folder of the logs.
     processes : tuple of ProcessResult
+    is_interrupted : bool
+        Whether the launcher itself was told to stop.
     """
 
     status: int
@@ -54,6 +58,7 @@ class JobResult:
     seconds: float
     log_dir: str
     processes: tuple[ProcessResult, ...]
+    is_interrupted: bool = False
 
     def to_dict(self) -> dict[str, object]:
         """Return the summary that ``--json`` prints."""
@@ -67,6 +72,8 @@ def exit_status(status: int) -> int:
 
 def describe_status(status: int) -> str:
     """Say how a process ended, e.g. ``was killed by signal 9 (SIGKILL)``."""
+    if status == RESTART_STATUS:
+        return f"ended with status {status}, which says: stopped on request, start me again"
     if status >= 0:
         return f"ended with status {status}"
     number = -status

@@ -116,9 +116,9 @@ class PlannedProcess:
         return f"{self.role}-{self.number}.log"
 
 
-def default_num_trainers(hosts: Sequence[Host]) -> int:
-    """One trainer for each core of the smallest machine, at most 8."""
-    return max(1, min(MOST_DEFAULT_TRAINERS, *(host.num_cores for host in hosts)))
+def choose_num_trainers(hosts: Sequence[Host], lowest: int = 1, highest: int = MOST_DEFAULT_TRAINERS) -> int:
+    """One trainer for each core of the smallest machine, within limits."""
+    return max(lowest, min(highest, *(host.num_cores for host in hosts)))
 
 
 def plan_processes(

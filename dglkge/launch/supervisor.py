@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult, ProcessResult, describe_process, describe_status, exit_status
 from dglkge.launch.kept_process import KeptProcess
@@ -36,7 +37,8 @@ class Limits:
     failure_seconds : float
         From SIGTERM to SIGKILL once a process has failed.
     stop_seconds : float
-        The same for trainers after Ctrl-C, SIGTERM or SIGHUP; they may need it to save their state.
+        The same for trainers after Ctrl-C, SIGTERM or SIGHUP, or once one of them has left with status 143;
+        they may need it to save their state.
     exit_seconds : float
         How long servers may outlast the trainers, or trainers a server that has left in good order.
     kill_seconds : float
@@ -44,7 +46,7 @@ class Limits:
     """
 
     failure_seconds: float = 3.0
-    stop_seconds: float = 5.0
+    stop_seconds: float = 120.0
     exit_seconds: float = 30.0
     kill_seconds: float = 10.0
 
@@ -107,7 +109,8 @@ class Supervisor:
             for process in self._processes
         )
         seconds = round(time.monotonic() - start, 3)
-        return JobResult(self._status, self._reason, seconds, str(self._log_dir), processes)
+        interrupted = bool(self._signals)
+        return JobResult(self._status, self._reason, seconds, str(self._log_dir), processes, interrupted)
 
     def _start(self, plan: Sequence[PlannedProcess]) -> None:
         """Start all processes, or none after the first signal."""
@@ -134,6 +137,9 @@ class Supervisor:
             status = process.status or 0
             is_server = process.planned.role != TRAINER
             seconds = time.monotonic() - process.noticed_at
+            if status == RESTART_STATUS and not is_server:
+                self._let_go(process, trainers)
+                return True
             if status != 0:
                 self._fail(process, describe_status(status), status)
                 return True
@@ -143,6 +149,15 @@ class Supervisor:
                 self._fail(process, f"ended with status 0, and {names} still ran {limit} later", 1)
                 return True
         return False
+
+    def _let_go(self, process: KeptProcess, trainers: Sequence[KeptProcess]) -> None:
+        """A trainer has committed and left, and so do the others, each in its own time."""
+        planned = process.planned
+        self._status = RESTART_STATUS
+        who = describe_process(planned.name, process.pid, planned.address)
+        self._reason = f"{who} {describe_status(RESTART_STATUS)}"
+        self._console.message(self._reason)
+        self._await_exits(trainers, self._limits.stop_seconds)
 
     def _fail(self, process: KeptProcess, what: str, status: int) -> None:
         """Note the failure of the job and show the end of the culprit's log."""
@@ -193,10 +208,14 @@ class Supervisor:
         number = self._signals[0]
         self._status = 128 + number
         self._reason = f"stopped by {signal.Signals(number).name}"
-        self._console.message(f"{self._reason}: ending all processes")
+        limit = f"{self._limits.stop_seconds:g} s"
+        self._console.message(f"{self._reason}: trainers have {limit} to commit; a second signal ends them")
         trainers = [process for process in self._processes if process.planned.role == TRAINER]
         self._send(trainers, number)
         self._await_exits(trainers, self._limits.stop_seconds)
+        if trainers and all(process.status == RESTART_STATUS for process in trainers):
+            self._status = RESTART_STATUS
+            self._reason += "; all trainers have committed and left"
 
     def _end(self) -> None:
         """Kill what is left, wait until all keepers are gone, remove the job's shared memory."""

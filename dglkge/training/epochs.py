@@ -72,7 +72,7 @@ class ElasticEpochs:
 
 
 JOB = ElasticEpochs()
-"""The epochs of this process's job; :func:`dglkge.training.build.build_trainer` restores it."""
+"""This process's job; :func:`dglkge.training.build.build_trainer` sets it to what the checkpoint says."""
 
 
 def remaining_epochs_until(num_epochs: int) -> Iterator[int]:

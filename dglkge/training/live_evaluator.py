@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Callable
 
 from tqdm import tqdm
 
@@ -39,7 +40,7 @@ class LiveEvaluator:
         self._protocol = protocol
         self._known: KnownTriples | None = None
 
-    def evaluate(self, split: str, max_triples: int, bar: bool) -> RankingResult:
+    def evaluate(self, split: str, max_triples: int, bar: bool, between: Callable[[], None]) -> RankingResult:
         """Rank a split; a collective.
 
         Parameters
@@ -49,6 +50,9 @@ class LiveEvaluator:
             Rank only the first so many triples; 0 for all.
         bar : bool
             Whether to show a progress bar on stderr.
+        between : callable
+            Called after each batch of queries; these are the same on every trainer. What it raises ends
+            the ranking.
 
         Returns
         -------
@@ -64,8 +68,13 @@ class LiveEvaluator:
         protocol = dataclasses.replace(self._protocol, split=split)
         evaluator = RankingEvaluator(self._model, self._dataset.relations.relations, protocol)
         with tqdm(total=2 * len(triples), desc=f"ranking {split}", unit="query", disable=not bar) as shown:
+
+            def progress(num_queries: int) -> None:
+                shown.update(num_queries)
+                between()
+
             return evaluator.evaluate(
-                triples, self._known_triples(), self._tables, shards, self._cluster.sum, shown.update
+                triples, self._known_triples(), self._tables, shards, self._cluster.sum, progress
             )
 
     def _known_triples(self) -> KnownTriples | None:

@@ -13,6 +13,7 @@ from typing import Any
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.config import Config
+from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
@@ -70,7 +71,7 @@ class Trainer:
         self._checkpoints = checkpoints
         self._meta = meta
         self._epochs = epochs
-        self._batches_done = 0
+        self._position = (0, 0)  # an epoch, and its batches that are done
         self._report: EpochReport | None = None
         self._committed: tuple[int, int] | None = None
         self._resume()
@@ -85,6 +86,8 @@ class Trainer:
         ------
         RuntimeError
             Outside of ``for epoch in remaining_epochs_until(n)``.
+        Preempted
+            At a batch boundary, on all trainers, if one of them was asked to stop.
         """
         epoch = self._epochs.current()
         if epoch is None:
@@ -92,15 +95,17 @@ class Trainer:
         num_batches = len(self._edge_batches)
         total = self.config.training.num_epochs
         path = self.output / "stats.jsonl"
-        self._report = EpochReport(
-            self.cluster, path, epoch, total, self._batches_done, num_batches, self.bar
-        )
+        done = self._batches_done
+        self._report = EpochReport(self.cluster, path, epoch, total, done, num_batches, self.bar)
         every = self.config.checkpoint.every_batches
         try:
-            while self._batches_done < num_batches:
-                yield self._edge_batches.batch(epoch, self._batches_done)
-                self._batches_done += 1
-                if every and self._batches_done % every == 0 and self._batches_done < num_batches:
+            self.stop_if_asked()
+            while done < num_batches:
+                yield self._edge_batches.batch(epoch, done)
+                done += 1
+                self._position = (epoch, done)
+                self.stop_if_asked()
+                if every and done % every == 0 and done < num_batches:
                     self.commit()
         finally:
             self._report.close()
@@ -122,16 +127,41 @@ class Trainer:
         self._checkpoints.save(self._parts(), self._relation_part(), meta)
         self._committed = progress
 
+    def stop_if_asked(self) -> None:
+        """Leave, if one of the trainers got SIGTERM or SIGINT: a collective, for places where all can stop.
+
+        ``batches`` and ``evaluate`` call it between batches; call it in long code of your own.
+
+        Raises
+        ------
+        Preempted
+            On every trainer, after the commit.
+        """
+        if not self.cluster.must_stop():
+            return
+        self.commit()
+        self.cluster.barrier()  # the end of one must not disturb what another still writes
+        if self.cluster.world.rank == 0:
+            position = (self._epochs.finished(), self._batches_done)
+            logger.info("stopped as asked: %d epochs and %d batches done, committed", *position)
+        raise Preempted
+
     def evaluate(self, split: str) -> RankingResult:
         """Rank a split with the live tables; rank 0 adds the result to ``metrics.json``. A collective."""
-        result = self._evaluator.evaluate(split, self.config.evaluation.max_triples, self.bar)
+        most = self.config.evaluation.max_triples
+        result = self._evaluator.evaluate(split, most, self.bar, self.stop_if_asked)
         if self.cluster.world.rank == 0:
             self._write_metrics(split, result)
         return result
 
+    @property
+    def _batches_done(self) -> int:
+        """Batches done of the epoch that is open or comes next; an epoch may be left at any place."""
+        epoch, done = self._position
+        return done if epoch == self._epochs.finished() else 0
+
     def _finish_epoch(self) -> None:
         """Do what comes after an epoch: the checkpoint and the valid split, at their cadence."""
-        self._batches_done = 0
         done = self._epochs.finished()
         every = self.config.checkpoint.every_epochs
         if (every and done % every == 0) or done >= self.config.training.num_epochs:
@@ -144,6 +174,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Fill the tables from the newest version, if there is one."""
+        self._epochs.restore(0)  # whatever an earlier trainer of this process has left there
         meta = self._checkpoints.latest()
         if meta is None:
             return
@@ -152,7 +183,7 @@ class Trainer:
             self._checkpoints.restore(self._parts(), self.tables[RELATION].own_part(self._state(RELATION)))
         self.cluster.barrier()
         self._epochs.restore(meta.progress["finished_epochs"])
-        self._batches_done = self._resumed_batches(meta)
+        self._position = (self._epochs.finished(), self._resumed_batches(meta))
         self._committed = (self._epochs.finished(), self._batches_done)
         if self.cluster.world.rank == 0:
             logger.info("resumed: %d epochs and %d batches done", *self._committed)

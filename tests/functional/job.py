@@ -96,13 +96,13 @@ def training_job(folder: Path, num_trainers: int, *settings: str) -> Iterator[su
         job.communicate()
 
 
-def processes_of(job: subprocess.Popen[str], role: str) -> list[psutil.Process]:
+def processes_of(job: subprocess.Popen[str], role: str, script: str = "train.py") -> list[psutil.Process]:
     """Return a job's processes of a role (``server`` or ``client``), by rank or server number."""
     found = []
     for process in psutil.Process(job.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             env = process.environ()
-            if env.get("DGL_ROLE") == role and "train.py" in " ".join(process.cmdline()):
+            if env.get("DGL_ROLE") == role and script in " ".join(process.cmdline()):
                 found.append((int(env.get("RANK", env.get("DGL_SERVER_ID", "0"))), process))
     return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 

@@ -24,6 +24,7 @@ def test_exit_status(status: int, expected: int) -> None:
         (-15, "was killed by signal 15 (SIGTERM)"),
         (-9, "was killed by signal 9 (SIGKILL) [kill -9, or the kernel was out of memory: see dmesg]"),
         (-7, "was killed by signal 7 (SIGBUS) [often /dev/shm is full: see df -h /dev/shm]"),
+        (143, "ended with status 143, which says: stopped on request, start me again"),
         (-40, "was killed by signal 40"),
     ],
 )
@@ -43,6 +44,7 @@ def test_summary_is_json() -> None:
     process = ProcessResult("trainer 0", "127.0.0.1", 12, 0, "/logs/trainer-0.log")
     result = JobResult(0, None, 1.5, "/logs", (process,))
     assert json.loads(json.dumps(result.to_dict())) == {
+        "is_interrupted": False,
         "status": 0,
         "reason": None,
         "seconds": 1.5,

@@ -32,7 +32,7 @@ def test_hyphens_and_underscores() -> None:
     """Both spellings of a name mean the same; values keep theirs."""
     for name in ("--num_trainers", "--num-trainers"):
         for spelling in ([name, "3"], [f"{name}=3"]):
-            assert parse_arguments([*spelling, "train.py"])[0].num_trainers == 3
+            assert parse_arguments([*spelling, "train.py"])[0].num_trainers == (3, 3)
     assert parse_arguments(["--ip-config=my-file.txt", "train.py"])[0].ip_config == "my-file.txt"
 
 
@@ -45,11 +45,18 @@ def test_defaults() -> None:
     )
     assert (options.graph_format, options.extra_envs, options.workspace) == ("csc", {}, ".")
     assert (options.stop_seconds, options.exit_seconds, options.json, options.dry_run) == (
-        5,
+        120,
         30,
         False,
         False,
     )
+    assert options.max_restarts == 0
+
+
+def test_range_of_trainers() -> None:
+    """A lowest and a highest number; one number is both."""
+    for text, expected in (("2:5", (2, 5)), ("4:4", (4, 4)), ("3", (3, 3))):
+        assert parse_arguments(["--num_trainers", text, "train.py"])[0].num_trainers == expected
 
 
 def test_extra_variables() -> None:
@@ -72,6 +79,10 @@ def test_extra_variables() -> None:
         (["--num_trainers", "0", "train.py"], "--num_trainers: '0' is no whole number of 1 to 4096"),
         (["--num_trainers", "two", "train.py"], "'two' is no whole number"),
         (["--num_trainers", "99999", "train.py"], "'99999' is no whole number"),
+        (["--num_trainers", "3:2", "train.py"], "'3:2': the first number is above the second"),
+        (["--num_trainers", "0:2", "train.py"], "'0' is no whole number of 1 to 4096"),
+        (["--num_trainers", "2:", "train.py"], "'' is no whole number of 1 to 4096"),
+        (["--max_restarts", "-1", "train.py"], "--max_restarts: '-1' is no whole number of 0 to 4096"),
         (["--num_samplers", "-1", "train.py"], "--num_samplers"),
         (["--stop_seconds", "nan", "train.py"], "'nan' is no number of seconds from 0 to 86400"),
         (["--stop_seconds", "soon", "train.py"], "'soon' is no number of seconds"),

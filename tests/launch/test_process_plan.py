@@ -13,7 +13,7 @@ from dglkge.launch.process_plan import (
     TRAINER,
     Host,
     JobSettings,
-    default_num_trainers,
+    choose_num_trainers,
     describe_plan,
     plan_processes,
 )
@@ -126,7 +126,14 @@ def test_conveniences_yield_to_the_users_environment() -> None:
 @pytest.mark.parametrize(("cores", "expected"), [([1], 1), ([2], 2), ([8], 8), ([64], 8), ([64, 3], 3)])
 def test_default_number_of_trainers(cores: list[int], expected: int) -> None:
     """One for each core of the smallest machine, at most 8."""
-    assert default_num_trainers([Host(f"10.0.0.{i}", 1, count) for i, count in enumerate(cores)]) == expected
+    assert choose_num_trainers([Host(f"10.0.0.{i}", 1, count) for i, count in enumerate(cores)]) == expected
+
+
+@pytest.mark.parametrize(("cores", "expected"), [([1], 2), ([3], 3), ([9], 5), ([9, 4], 4)])
+def test_number_of_trainers_within_limits(cores: list[int], expected: int) -> None:
+    """One for each core, at least 2 and at most 5."""
+    hosts = [Host(f"10.0.0.{i}", 1, count) for i, count in enumerate(cores)]
+    assert choose_num_trainers(hosts, 2, 5) == expected
 
 
 def test_description_can_be_pasted_into_a_shell() -> None:

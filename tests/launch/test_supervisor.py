@@ -209,7 +209,7 @@ def test_signals_end_the_job(tmp_path: Path, number: int, code: str) -> None:
     thread.join()
     name = signal.Signals(number).name
     assert (result.status, result.reason) == (128 + number, f"stopped by {name}")
-    assert f"[launcher] stopped by {name}: ending all processes\n" in err.getvalue()
+    assert f"[launcher] stopped by {name}: trainers have 0.5 s to commit; a second signal" in err.getvalue()
     assert psutil.Process().children(recursive=True) == []
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
 
@@ -234,10 +234,25 @@ def test_trainers_may_save_while_servers_still_serve(tmp_path: Path) -> None:
     limits = Limits(stop_seconds=20)
     result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, limits).run(plan)
     thread.join()
+    assert (result.is_interrupted, result.reason) == (
+        True,
+        "stopped by SIGTERM; all trainers have committed and left",
+    )
     lines = [line for line in out.getvalue().splitlines() if "saved" in line]
     assert lines == ["[trainer 0] saved at SIGTERM", "[server 0] saved at SIGTERM"]
     assert [process.status for process in result.processes] == [143, 143]
     assert result.status == 143
+
+
+def test_a_trainer_that_leaves_with_143_lets_the_others_finish(run) -> None:
+    """They have agreed to leave and each does it in its own time; the servers are ended after them."""
+    later = "import sys, time; time.sleep(1); print('written', flush=True); sys.exit(143)"
+    job = run([STUBBORN], [later, "raise SystemExit(143)"], Limits(failure_seconds=0.2, stop_seconds=20))
+    assert job.statuses == {"server 0": -9, "trainer 0": 143, "trainer 1": 143}
+    assert "[trainer 0] written\n" in job.out.getvalue()
+    assert (job.result.status, job.result.is_interrupted) == (143, False)
+    assert job.result.reason.startswith("trainer 1 (pid ")
+    assert "the end of its log" not in job.err.getvalue()
 
 
 def test_second_signal_cuts_the_wait_short(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from dglkge.training.epochs import ElasticEpochs
 
 
 def test_calling_does_nothing_until_the_first_next() -> None:
+    """Row 2."""
     epochs = ElasticEpochs()
     loop = epochs.remaining_until(2)
     assert epochs.current() is None and epochs.finished() == 0
@@ -19,6 +20,7 @@ def test_calling_does_nothing_until_the_first_next() -> None:
 
 
 def test_inside_current_equals_finished_and_outside_it_is_none() -> None:
+    """Rows 1 and 3: the state is one integer."""
     epochs = ElasticEpochs()
     for epoch in epochs.remaining_until(3):
         assert epochs.current() == epochs.finished() == epoch
@@ -26,39 +28,58 @@ def test_inside_current_equals_finished_and_outside_it_is_none() -> None:
 
 
 def test_break_counts_the_epoch_as_finished() -> None:
+    """Row 4."""
     epochs = ElasticEpochs()
     for _ in epochs.remaining_until(5):
         break
     assert epochs.finished() == 1 and epochs.current() is None
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
-def test_leaving_the_body_by_an_exception_counts_the_epoch_as_finished(error: type[BaseException]) -> None:
+@pytest.mark.parametrize("error", [ValueError(), SystemExit(143), KeyboardInterrupt()])
+def test_leaving_the_body_by_an_exception_counts_the_epoch_as_finished(error: BaseException) -> None:
+    """Row 5."""
     epochs = ElasticEpochs()
 
     def run() -> None:
         for _ in epochs.remaining_until(5):
             raise error
 
-    with pytest.raises(error):
+    with pytest.raises(type(error)):
         run()
     assert epochs.finished() == 1 and epochs.current() is None
 
 
+def test_returning_from_the_body_counts_the_epoch_as_finished() -> None:
+    """Row 5."""
+    epochs = ElasticEpochs()
+
+    def run() -> int | None:
+        for epoch in epochs.remaining_until(5):
+            return epoch
+        return None
+
+    assert run() == 0
+    assert epochs.finished() == 1 and epochs.current() is None
+
+
 def test_a_held_generator_keeps_its_epoch_open_until_it_is_closed() -> None:
+    """Row 7: ``next()``, ``close()`` and collection each end the epoch."""
     epochs = ElasticEpochs()
     loop = epochs.remaining_until(5)
     next(loop)
-    assert epochs.current() == 0
+    assert epochs.current() == 0 == epochs.finished()
+    next(loop)
+    assert epochs.current() == 1 == epochs.finished()
     loop.close()  # type: ignore[attr-defined]
-    assert epochs.current() is None and epochs.finished() == 1
+    assert epochs.current() is None and epochs.finished() == 2
     held = epochs.remaining_until(5)
     next(held)
     del held
-    assert epochs.current() is None and epochs.finished() == 2
+    assert epochs.current() is None and epochs.finished() == 3
 
 
 def test_a_second_loop_fails_at_its_first_next_and_does_not_harm_the_first() -> None:
+    """Row 8."""
     epochs = ElasticEpochs()
     for epoch in epochs.remaining_until(2):
         second = epochs.remaining_until(9)
@@ -72,12 +93,14 @@ def test_a_second_loop_fails_at_its_first_next_and_does_not_harm_the_first() -> 
 def test_a_loop_that_is_done_already_is_empty_and_says_so(
     until: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Row 9."""
     caplog.set_level(logging.INFO)
     assert list(ElasticEpochs(2).remaining_until(until)) == []
     assert f"epochs until {until} are finished already" in caplog.text
 
 
 def test_loops_in_a_row_and_after_a_restart_go_on() -> None:
+    """Rows 10 and 11; row 6 and row 11 with real checkpoints are in test_trainer.py."""
     epochs = ElasticEpochs()
     assert [*epochs.remaining_until(3), *epochs.remaining_until(6)] == [0, 1, 2, 3, 4, 5]
     restarted = ElasticEpochs(4)

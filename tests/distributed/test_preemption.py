@@ -1,0 +1,82 @@
+"""Signals are noted, once; a second one ends the process; nothing stays changed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from dglkge.distributed import preemption
+from dglkge.distributed.preemption import STOP_SIGNALS, Preempted, StopRequest
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_is_noted_and_the_handlers_come_back(number: int) -> None:
+    before = [signal.getsignal(one) for one in STOP_SIGNALS]
+    stop = StopRequest()
+    with stop.listening():
+        assert not stop.is_noted
+        signal.raise_signal(number)
+        assert stop.is_noted
+        signal.raise_signal(number)  # the launcher's, on top of the scheduler's
+    assert [signal.getsignal(one) for one in STOP_SIGNALS] == before
+    assert stop.is_noted
+
+
+def test_the_handlers_come_back_after_an_exception() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Preempted) as caught, StopRequest().listening():
+        raise Preempted
+    assert caught.value.code == 143 and signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_request_goes_to_whoever_listened_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preemption, "SAME_REQUEST_SECONDS", -1.0)
+    stop = StopRequest()
+    with stop.listening():
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_second_request_ends_a_process(number: int) -> None:
+    code = (
+        "import signal, sys; from dglkge.distributed import preemption\n"
+        "preemption.SAME_REQUEST_SECONDS = -1.0\n"
+        "with preemption.StopRequest().listening():\n"
+        f"    signal.raise_signal({int(number)}); print('noted', flush=True)\n"
+        f"    signal.raise_signal({int(number)})\n"
+        "    print('goes on')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-number, "noted\n"), done.stderr
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        stop = StopRequest()
+        with stop.listening():
+            signal.raise_signal(signal.SIGINT)
+        assert not stop.is_noted and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_another_thread_than_the_main_one_changes_nothing() -> None:
+    found = []
+
+    def listen() -> None:
+        with StopRequest().listening():
+            found.append([signal.getsignal(number) for number in STOP_SIGNALS])
+
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+    assert found == [before]

@@ -1,0 +1,279 @@
+"""Jobs that are stopped, killed and resized: every triple counts once, every loss is the same."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from dglkge.checkpoint.reader import open_checkpoint
+from dglkge.data.dataset import Dataset
+from tests.functional import job as commands
+from tests.functional.test_training_job import tables
+from tests.toy_kg import toy_dataset
+
+SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
+NUM_EPOCHS, BATCHES_PER_EPOCH = 4, 6
+SETTINGS = (
+    "model.dimension=16",
+    "negatives.num_uniform=20",
+    "negatives.chunk_size=16",
+    "training.batch_size=32",
+    f"training.num_epochs={NUM_EPOCHS}",
+    "checkpoint.every_epochs=0",
+    "checkpoint.every_batches=4",
+    "evaluation.split=none",
+)
+Place = tuple[int, int]
+"""An epoch and its batches that are done."""
+
+Trained = tuple[int, int, list[int]]
+"""Epoch, batch, and the ids of the triples that one trainer trained in it."""
+
+LOSS_TOLERANCE = 1e-4
+"""Relative. Sums in another order differ by about 1e-7; 24 steps of training make 1.3e-5 of that."""
+
+TABLE_TOLERANCE = 5e-4
+"""Absolute, for numbers of about 1: Adagrad's first steps are as long for tiny gradients as for large."""
+
+LAUNCH = """
+import sys
+from dglkge.cli import launch
+launch.usable_cores = lambda: int(open(sys.argv[1]).read())
+sys.exit(launch.main(sys.argv[2:]))
+"""
+"""The launcher on a machine whose number of cores stands in a file."""
+
+
+@pytest.fixture(scope="module")
+def ring(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ring data set in one partition."""
+    return toy_dataset(tmp_path_factory.mktemp("ring"))
+
+
+def script(ring: Path, folder: Path, *words: str, **changes: str) -> list[str]:
+    """Return the script with its settings."""
+    fields = dict(setting.split("=") for setting in SETTINGS)
+    fields |= {"dataset": str(ring), "output": str(folder / "run")} | changes
+    sets = [word for key, value in fields.items() for word in ("--set", f"{key}={value}")]
+    return [SCRIPT, "--folder", str(folder), *words, *sets]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ring: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process from the first to the last batch."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    command = [sys.executable, *script(ring, folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=commands.environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run"
+
+
+class Job:
+    """A launched job of the script, in a folder of its own."""
+
+    def __init__(self, folder: Path, trainers: str, command: list[str], *options: str) -> None:
+        self.folder = folder
+        self.ip_config = commands.ip_config(folder)
+        self.log = folder / f"launcher-{time.monotonic_ns()}.log"
+        if not (folder / "cores").exists():
+            (folder / "cores").write_text("2")
+        words = [sys.executable, "-c", LAUNCH, str(folder / "cores"), "--ip_config", str(self.ip_config)]
+        words += ["--num_trainers", trainers, "--num_omp_threads", "1", "--log_dir", str(folder / "logs")]
+        with self.log.open("w") as log:
+            self.launcher = subprocess.Popen(
+                [*words, *options, *command], stdout=log, stderr=subprocess.STDOUT, env=commands.environment()
+            )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.launcher.poll() is None:
+            self.launcher.terminate()
+            try:
+                self.launcher.wait(20)
+            except subprocess.TimeoutExpired:
+                self.launcher.kill()
+        self.launcher.wait(20)
+
+    def wait_until_held(self) -> None:
+        """Wait until a trainer waits where it was told to."""
+        limit = time.monotonic() + commands.TIME_LIMIT_SECONDS
+        while not (self.folder / "held").exists():
+            assert self.launcher.poll() is None and time.monotonic() < limit, self.log.read_text()
+            time.sleep(0.05)
+
+    def process(self, role: str, number: int) -> psutil.Process:
+        """Return a trainer (``client``) or a server."""
+        return commands.processes_of(self.launcher, role, "elastic_train.py")[number]
+
+    def finish(self) -> tuple[int, str]:
+        """Wait for the end; return the status and what was said."""
+        status = self.launcher.wait(commands.TIME_LIMIT_SECONDS)
+        return status, self.log.read_text()
+
+
+def hold(folder: Path, place: str, cores: int) -> None:
+    """Order where the next attempt waits, and how many cores it finds."""
+    (folder / "cores").write_text(str(cores))
+    (folder / "hold").write_text(place)
+    (folder / "held").unlink(missing_ok=True)
+
+
+def starts_and_triples(attempts: list[Path]) -> tuple[list[Place], list[Trained]]:
+    """Return where each attempt began, and what was trained that counts: up to where the next one began."""
+    starts, lines = [], []
+    for attempt in attempts:
+        logs = [path.read_text().splitlines() for path in sorted(attempt.glob("trained-*.jsonl"))]
+        (start,) = {tuple(json.loads(log[0])) for log in logs}
+        starts.append(start)
+        lines.append([json.loads(line) for log in logs for line in log[1:]])
+    ends = [*starts[1:], (NUM_EPOCHS, 0)]
+    counted = [
+        (epoch, index, ids)
+        for of_attempt, end in zip(lines, ends)
+        for epoch, index, ids in of_attempt
+        if (epoch, index) < end
+    ]
+    return starts, counted
+
+
+def assert_each_triple_once(ring: Path, counted: list[Trained]) -> None:
+    """Hold that in each epoch each training triple was trained once, in batches of the right sizes."""
+    num_triples = len(Dataset.open(ring).split("train"))
+    assert num_triples == 32 * BATCHES_PER_EPOCH
+    for epoch in range(NUM_EPOCHS):
+        ids = [id_ for of_epoch, _, ids in counted if of_epoch == epoch for id_ in ids]
+        assert np.bincount(ids, minlength=num_triples).tolist() == [1] * num_triples, epoch
+        for index in range(BATCHES_PER_EPOCH):
+            assert sum(len(ids) for *place, ids in counted if place == [epoch, index]) == 32
+
+
+def loss_curve(run: Path) -> list[tuple[tuple[int, int], float]]:
+    """Return every report of a run: (epoch, batches done) and loss; batches trained again have several."""
+    lines = [json.loads(line) for line in (run / "stats.jsonl").read_text().splitlines()]
+    return [((line["epoch"], line["batches_done"]), line["loss"]) for line in lines]
+
+
+def assert_same_training(run: Path, undisturbed: Path) -> None:
+    """Hold that losses and tables are those of a run that nobody disturbed."""
+    expected = dict(loss_curve(undisturbed))
+    assert len(expected) == NUM_EPOCHS * BATCHES_PER_EPOCH
+    curve = loss_curve(run)
+    assert dict(curve).keys() == expected.keys()
+    for place, loss in curve:
+        assert loss == pytest.approx(expected[place], rel=LOSS_TOLERANCE), place
+    ours, theirs = tables(run), tables(undisturbed)
+    assert ours.keys() == theirs.keys()
+    for name, rows in ours.items():
+        np.testing.assert_allclose(rows, theirs[name], rtol=0, atol=TABLE_TOLERANCE, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("mode", "victims", "starts"),
+    [
+        ("stop", [("client", 1), ("client", 2)], [(0, 0), (1, 3), (2, 4)]),
+        ("kill", [("client", 1), ("server", 0)], [(0, 0), (0, 4), (1, 4)]),
+    ],
+)
+def test_two_then_three_then_one_trainers_train_each_triple_once(
+    ring: Path,
+    undisturbed: Path,
+    tmp_path: Path,
+    mode: str,
+    victims: list[tuple[str, int]],
+    starts: list[tuple[int, int]],
+) -> None:
+    hold(tmp_path, f"1 2 1 {mode}", cores=2)
+    number = signal.SIGTERM if mode == "stop" else signal.SIGKILL
+    with Job(tmp_path, "1:3", script(ring, tmp_path), "--max_restarts", "2") as job:
+        job.wait_until_held()
+        hold(tmp_path, f"2 3 2 {mode}", cores=3)
+        job.process(*victims[0]).send_signal(number)
+        job.wait_until_held()
+        hold(tmp_path, "never 0 0 stop", cores=1)
+        job.ip_config.write_text(f"127.0.0.1 {commands.free_port()} 2\n")
+        job.process(*victims[1]).send_signal(number)
+        status, said = job.finish()
+    assert status == 0, said
+    attempts = [tmp_path / "logs" / f"attempt-{number}" for number in (1, 2, 3)]
+    logs = [sorted(path.name for path in attempt.glob("*-?.log")) for attempt in attempts]
+    assert [len([name for name in names if name.startswith("trainer")]) for names in logs] == [2, 3, 1]
+    assert [len([name for name in names if name.startswith("server")]) for names in logs] == [1, 1, 2]
+    assert "restart 1 of 2 in 1 s" in said and "restart 2 of 2 in " in said
+    found, counted = starts_and_triples(attempts)
+    assert found == starts
+    assert_each_triple_once(ring, counted)
+    assert_same_training(tmp_path / "run", undisturbed)
+
+
+def test_a_launcher_that_is_told_to_stop_commits_and_restarts_nothing(
+    ring: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    hold(tmp_path, "0 2 1 stop", cores=2)
+    with Job(tmp_path, "2", script(ring, tmp_path), "--max_restarts", "3") as job:
+        job.wait_until_held()
+        job.launcher.send_signal(signal.SIGINT)
+        status, said = job.finish()
+    assert status == 143, said
+    assert "stopped by SIGINT; all trainers have committed and left" in said
+    assert "stopped as asked: 0 epochs and 3 batches done, committed" in (
+        (tmp_path / "logs" / "attempt-1" / "trainer-0.log").read_text()
+    )
+    assert not (tmp_path / "logs" / "attempt-2").exists()
+    progress = open_checkpoint(tmp_path / "run").meta.progress
+    assert (progress["finished_epochs"], progress["batches_done"]) == (0, 3)
+
+
+def test_a_signal_in_the_evaluation_stops_every_trainer(ring: Path, tmp_path: Path) -> None:
+    command = script(ring, tmp_path, "--signal-in-evaluation", **EVALUATED)
+    with Job(tmp_path, "2", command) as job:
+        status, said = job.finish()
+    assert status == 143, said
+    assert "ended with status 143, which says: stopped on request, start me again" in said
+    assert_stopped_in_evaluation(tmp_path / "run")
+
+
+EVALUATED = {"evaluation.split": "test", "evaluation.batch_size": "8", "training.num_epochs": "1"}
+
+
+def assert_stopped_in_evaluation(run: Path) -> None:
+    """Hold that training is committed and nothing is said of a ranking that was not finished."""
+    assert not (run / "metrics.json").exists()
+    progress = open_checkpoint(run).meta.progress
+    assert (progress["finished_epochs"], progress["batches_done"]) == (1, 0)
+
+
+def test_plain_python_stops_and_goes_on_like_a_launched_job(
+    ring: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    def start(*words: str, **changes: str) -> subprocess.Popen[str]:
+        command = [sys.executable, *script(ring, tmp_path, *words, **changes)]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=commands.environment())
+
+    hold(tmp_path, "2 3 0 stop", cores=1)
+    with start() as first:
+        limit = time.monotonic() + commands.TIME_LIMIT_SECONDS
+        while not (tmp_path / "held").exists():
+            assert first.poll() is None and time.monotonic() < limit
+            time.sleep(0.05)
+        first.send_signal(signal.SIGTERM)
+        _, said = first.communicate(timeout=60)
+    assert first.returncode == 143, said
+    assert "Preempted" not in said
+    progress = open_checkpoint(tmp_path / "run").meta.progress
+    assert (progress["finished_epochs"], progress["batches_done"]) == (2, 4)
+    for words, status in ((["--signal-in-evaluation"], 143), ([], 0)):
+        with start(*words, **{"evaluation.split": "test", "evaluation.batch_size": "8"}) as again:
+            _, said = again.communicate(timeout=120)
+        assert again.returncode == status, said
+        assert (tmp_path / "run" / "metrics.json").exists() == (status == 0)
+    assert_same_training(tmp_path / "run", undisturbed)

@@ -1,0 +1,145 @@
+"""When a job is started again: the rule, the pauses, and the launcher with small scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dglkge.launch.job_result import JobResult
+from dglkge.launch.restarts import attempt_log_dir, is_restartable, pause_seconds, run_with_restarts
+
+
+def result(status: int, is_interrupted: bool = False) -> JobResult:
+    """An attempt that ended so."""
+    return JobResult(status, None if status == 0 else "because", 1.0, "/logs", (), is_interrupted)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "max_restarts", "num_attempts", "status"),
+    [
+        ([0], 5, 1, 0),
+        ([1], 0, 1, 1),
+        ([1, 0], 1, 2, 0),
+        ([143, 137, 143, 0], 3, 4, 0),
+        ([1, 143, 9], 2, 3, 9),
+        ([143, 2, 0], 5, 2, 2),
+        ([2, 0], 5, 1, 2),
+    ],
+)
+def test_who_is_started_again(statuses: list[int], max_restarts: int, num_attempts: int, status: int) -> None:
+    """After 143 and failures, not after success and bad input; the status is that of the last attempt."""
+    attempts: list[int] = []
+    said: list[str] = []
+
+    def run(attempt: int) -> JobResult:
+        attempts.append(attempt)
+        return result(statuses[attempt])
+
+    pauses: list[float] = []
+    last = run_with_restarts(run, max_restarts, said.append, pauses.append)
+    assert (last.status, attempts) == (status, list(range(num_attempts)))
+    assert len(pauses) == num_attempts - 1
+    assert [line for line in said if line.startswith("restart")] == [
+        f"restart {number} of {max_restarts} in {pause:g} s" for number, pause in enumerate(pauses, start=1)
+    ]
+    assert sum("because; logs in /logs" in line for line in said) == num_attempts - 1
+
+
+def test_a_launcher_that_was_told_to_stop_restarts_nothing() -> None:
+    assert is_restartable(result(143)) and is_restartable(result(137))
+    assert not is_restartable(result(143, is_interrupted=True))
+
+
+def test_pauses_are_small_and_bounded() -> None:
+    """Failures in a row double them; a stop that was asked for starts anew."""
+    assert [pause_seconds(count) for count in (0, 1, 2, 3, 4, 5, 6, 99)] == [1, 1, 2, 4, 8, 16, 30, 30]
+    pauses: list[float] = []
+    statuses = [1, 1, 1, 143, 1, 1]
+    run_with_restarts(lambda attempt: result(statuses[attempt]), 5, lambda text: None, pauses.append)
+    assert pauses == [1, 2, 4, 1, 1]
+
+
+def test_logs_of_attempts_are_kept_apart() -> None:
+    assert attempt_log_dir(Path("logs"), 0, max_restarts=0) == Path("logs")
+    assert [attempt_log_dir(Path("logs"), n, 2).name for n in range(2)] == ["attempt-1", "attempt-2"]
+
+
+BEGIN = """
+import os, signal, sys, time
+attempt = int(os.environ["DGLKGE_LOG_DIR"][-1])
+trainers = int(os.environ["WORLD_SIZE"]) if os.environ["DGL_ROLE"] == "client" else 0
+if not trainers:
+    sys.exit() if attempt > int(sys.argv[1]) else signal.pause()
+print("attempt", attempt, "of", trainers, "by", open(os.environ["DGL_IP_CONFIG"]).read().split(), flush=True)
+"""
+
+
+def test_the_launcher_restarts_with_what_is_there_then(launch, tmp_path: Path, ip_config: Path) -> None:
+    """Trainers by cores, ip_config read again, a log folder for each attempt, one summary."""
+    script = BEGIN + (
+        "if attempt == 1:\n"
+        "    while not os.path.exists('go') or os.environ['RANK'] != '0': time.sleep(0.02)\n"
+        "    sys.exit(3)\n"
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.2", 0))
+        port = probe.getsockname()[1]
+    cores = min(2, len(os.sched_getaffinity(0)))
+    options = ["--num_trainers", "1:2", "--max_restarts", "2", "--log_dir", "logs", "--json"]
+    job = launch(options, script, "1")
+    job.wait_for("attempt 1 of")
+    psutil.Process(job.launcher.pid).cpu_affinity([min(os.sched_getaffinity(0))])
+    ip_config.write_text(f"127.0.0.2 {port}\n")
+    (tmp_path / "go").touch()
+    output = job.finish()
+    assert job.launcher.returncode == 0, output
+    assert f"[trainer 0] attempt 1 of {cores} by ['127.0.0.1', " in output
+    assert f"[trainer 0] attempt 2 of 1 by ['127.0.0.2', '{port}']" in output
+    assert "[launcher] attempt 1: trainer 0 (pid " in output and "ended with status 3; logs in " in output
+    assert "[launcher] restart 1 of 2 in 1 s" in output
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["attempt-1", "attempt-2"]
+    summary = json.loads(output.splitlines()[-1])
+    assert (summary["status"], summary["log_dir"]) == (0, str(tmp_path / "logs" / "attempt-2"))
+    job.await_none_left()
+
+
+def test_restarts_are_used_up(launch) -> None:
+    """The status of the last attempt is the launcher's."""
+    job = launch(["--num_trainers", "1", "--max_restarts", "1"], BEGIN + "sys.exit(142 + attempt)", "9")
+    output = job.finish()
+    assert job.launcher.returncode == 144
+    assert "ended with status 143, which says: stopped on request, start me again" in output
+    assert "[launcher] failed after " in output and "attempt 3" not in output
+
+
+def test_bad_input_is_not_tried_again(launch, ip_config: Path) -> None:
+    """Status 2 of a trainer, and an ip_config that became wrong, end the job with status 2."""
+    job = launch(["--num_trainers", "1", "--max_restarts", "3"], BEGIN + "sys.exit(2)", "9")
+    output = job.finish()
+    assert job.launcher.returncode == 2 and "restart" not in output
+    script = BEGIN + "open('ip_config.txt', 'w').write('127.0.0.1 x'); sys.exit(1)"
+    job = launch(["--num_trainers", "1", "--max_restarts", "3"], script, "9")
+    output = job.finish()
+    assert job.launcher.returncode == 2
+    assert "restart 1 of 3" in output and "ip_config.txt:1: 'x' is no port" in output
+
+
+def test_a_signal_to_the_launcher_is_no_reason_to_restart(launch) -> None:
+    """Trainers commit, the launcher passes 143 on, and that is all; also for SIGINT."""
+    script = BEGIN + (
+        "signal.signal(signal.SIGINT, lambda *_: sys.exit(143)); print('ready', flush=True)\n"
+        "while True: signal.pause()"
+    )
+    job = launch(["--num_trainers", "1", "--max_restarts", "3"], script, "9")
+    job.wait_for("ready")
+    job.launcher.send_signal(signal.SIGINT)
+    output = job.finish()
+    assert job.launcher.returncode == 143 and "restart" not in output
+    assert "[launcher] stopped after " in output and "all trainers have committed and left" in output
+    assert job.left() == []

@@ -1,0 +1,183 @@
+"""Elastic epochs against real checkpoints: where a run stops, what is committed, where the next goes on."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from dglkge.distributed.preemption import Preempted
+from tests.training.toy_trainer import BATCH_SIZE, NUM_BATCHES, NUM_QUERY_BATCHES, NUM_TRIPLES, ToyRun
+
+
+def each_triple_once(*lives: ToyRun, epoch: int) -> bool:
+    """Tell whether some lives of a run together trained each triple of an epoch once."""
+    ids = [id_ for life in lives for of_epoch, ids in life.trained if of_epoch == epoch for id_ in ids]
+    return sorted(ids) == list(range(NUM_TRIPLES))
+
+
+def train_until(life: ToyRun, epoch: int, index: int, number: int = signal.SIGTERM) -> None:
+    """Train; in one batch a signal comes."""
+    with life.cluster.stop.listening():
+        for current in life.epochs.remaining_until(3):
+            for batch in life.trainer.batches():
+                if (current, batch.index) == (epoch, index):
+                    signal.raise_signal(number)
+                life.trainer.step(batch)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("index", [0, 2, NUM_BATCHES - 1])
+def test_a_signal_commits_after_the_batch_and_the_next_life_goes_on_there(
+    tmp_path: Path, index: int, number: int
+) -> None:
+    first = ToyRun(tmp_path)
+    with pytest.raises(Preempted) as caught:
+        train_until(first, 1, index, number)
+    assert caught.value.code == 143
+    assert first.committed() == (1, index + 1)
+    second = ToyRun(tmp_path)
+    assert (second.epochs.finished(), second.epochs.current()) == (1, None)
+    assert (
+        second.num_trained == first.num_trained == NUM_TRIPLES + sum(len(ids) for _, ids in first.trained[5:])
+    )
+    second.train(3)
+    assert len(first.trained) + len(second.trained) == 3 * NUM_BATCHES
+    assert all(each_triple_once(first, second, epoch=epoch) for epoch in range(3))
+    assert second.committed() == (3, 0) and second.num_trained == 3 * NUM_TRIPLES
+
+
+def test_a_signal_before_the_first_batch_trains_nothing(tmp_path: Path) -> None:
+    life = ToyRun(tmp_path)
+    with life.cluster.stop.listening():
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Preempted):
+            life.train(2)
+    assert (life.trained, life.committed()) == ([], (0, 0))
+
+
+def test_a_signal_in_the_evaluation_stops_between_two_batches_of_queries(tmp_path: Path) -> None:
+    life = ToyRun(tmp_path)
+    life.train(2)
+    asked: list[int] = []
+
+    def before(number: int) -> None:
+        asked.append(number)
+        if number == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    life.evaluator.before = before
+    with life.cluster.stop.listening(), pytest.raises(Preempted):
+        life.trainer.evaluate("test")
+    assert asked == [0, 1] and NUM_QUERY_BATCHES > 2
+    assert life.committed() == (2, 0) and not (tmp_path / "metrics.json").exists()
+
+
+def test_stop_if_asked_does_nothing_without_a_signal(tmp_path: Path) -> None:
+    life = ToyRun(tmp_path)
+    life.trainer.stop_if_asked()
+    assert life.committed() is None
+
+
+def test_a_checkpoint_inside_the_body_holds_the_epoch_as_open(tmp_path: Path) -> None:
+    """Row 6: a restart repeats the epoch from where its batches stood."""
+    first = ToyRun(tmp_path)
+    for epoch in first.epochs.remaining_until(2):
+        for batch in first.trainer.batches():
+            first.trainer.step(batch)
+            if (epoch, batch.index) == (1, 3):
+                first.trainer.commit()  # the batch that is open is not done
+        assert first.epochs.finished() == epoch
+        if epoch == 1:
+            assert first.committed() == (1, 3)
+            first.trainer.commit()
+            assert first.committed() == (1, NUM_BATCHES)
+    second = ToyRun(tmp_path)
+    assert second.committed() == (2, 0)  # the loop came to its end, and the last commit follows it
+    assert list(second.epochs.remaining_until(2)) == []
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_what_is_left_by_an_exception_counts_in_memory_and_not_in_the_checkpoint(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    """Rows 5 and 11: after a restart finished is what was stored, and loops that were done are skipped."""
+    first = ToyRun(tmp_path, "checkpoint.every_batches=2")
+    with pytest.raises(error):
+        for epoch in first.epochs.remaining_until(2):
+            for batch in first.trainer.batches():
+                first.trainer.step(batch)
+                if (epoch, batch.index) == (1, 3):
+                    raise error
+    assert (first.epochs.finished(), first.epochs.current()) == (2, None)
+    assert first.committed() == (1, 2)
+    second = ToyRun(tmp_path)
+    assert (second.epochs.finished(), second.epochs.current()) == (1, None)
+    assert second.num_trained == NUM_TRIPLES + 2 * BATCH_SIZE
+    assert list(second.epochs.remaining_until(1)) == []
+    second.train(2)
+    assert [ids for _, ids in second.trained[:2]] == [ids for _, ids in first.trained[-2:]]
+    first.trained = first.trained[:-2]  # what came after the commit does not count
+    assert each_triple_once(first, second, epoch=1) and second.committed() == (2, 0)
+
+
+def test_code_between_the_batch_loops_runs_again_and_code_after_them_does_not(tmp_path: Path) -> None:
+    """The contract with the script, stopped at the very end of an epoch's batches."""
+    ran: list[str] = []
+
+    def script(life: ToyRun) -> None:
+        for epoch in life.epochs.remaining_until(2):
+            ran.append(f"before {epoch}")
+            for batch in life.trainer.batches():
+                life.trainer.step(batch)
+                if (epoch, batch.index) == (0, NUM_BATCHES - 1) and "before 1" not in ran and stop:
+                    signal.raise_signal(signal.SIGTERM)
+            ran.append(f"after {epoch}")
+
+    stop = True
+    first = ToyRun(tmp_path)
+    with first.cluster.stop.listening(), pytest.raises(Preempted):
+        script(first)
+    stop = False
+    second = ToyRun(tmp_path)
+    script(second)
+    assert ran == ["before 0", "before 0", "after 0", "before 1", "after 1"]
+    assert [epoch for epoch, _ in first.trained + second.trained] == [0] * NUM_BATCHES + [1] * NUM_BATCHES
+
+
+def test_an_epoch_that_is_left_by_break_is_done_and_the_next_has_all_its_batches(tmp_path: Path) -> None:
+    """Row 4, and row 7 with ``close()``: wherever an epoch is left, the next begins at its first batch."""
+    life = ToyRun(tmp_path)
+    for _ in life.epochs.remaining_until(9):
+        for batch in life.trainer.batches():
+            life.trainer.step(batch)
+            if batch.index == 2:
+                break
+        break
+    life.trainer.commit()
+    assert life.committed() == (1, 0)
+    held = life.epochs.remaining_until(9)
+    next(held)
+    next(iter(life.trainer.batches()))
+    held.close()  # type: ignore[attr-defined]
+    life.train(4)
+    assert [epoch for epoch, _ in life.trained[3:]] == [2] * NUM_BATCHES + [3] * NUM_BATCHES
+    assert each_triple_once(life, epoch=2) and each_triple_once(life, epoch=3)
+
+
+def test_two_runs_in_one_process_do_not_share_their_epochs(tmp_path: Path) -> None:
+    """Row 1: the state is what the checkpoint says, nothing where there is none."""
+    one = ToyRun(tmp_path / "one")
+    one.train(2)
+    other = ToyRun(tmp_path / "other", epochs=one.epochs)
+    assert other.epochs.finished() == 0
+    other.train(1)
+    assert (one.committed(), other.committed(), len(one.trained)) == ((2, 0), (1, 0), 2 * NUM_BATCHES)
+    again = ToyRun(tmp_path / "one", epochs=one.epochs)
+    assert again.epochs.finished() == 2
+
+
+def test_batches_outside_of_an_epoch_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="must run inside 'for epoch in remaining_epochs_until"):
+        next(ToyRun(tmp_path).trainer.batches())

@@ -1,0 +1,112 @@
+"""A trainer with real epochs, order, checkpoints and cluster of one, whose tables and steps are toys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from dglkge.checkpoint import CheckpointManager
+from dglkge.config import load_config
+from dglkge.data.partition_layout import EdgeTable
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
+from dglkge.training.epochs import ElasticEpochs
+from dglkge.training.trainer import Trainer
+from dglkge.typing import TablePart
+from tests.checkpoint.toy_checkpoint import toy_meta
+
+NUM_TRIPLES, BATCH_SIZE, NUM_BATCHES = 23, 5, 5
+NUM_QUERY_BATCHES = 4
+
+
+class ToyTable:
+    """A table whose every number says how many triples were trained."""
+
+    def __init__(self, name: str, num_rows: int) -> None:
+        self.name, self.embedding = name, name
+        self.rows = torch.zeros(num_rows, 6 if name == "person" else 12)
+
+    def own_part(self, state: dict[str, torch.Tensor]) -> TablePart:
+        """Return all rows."""
+        return TablePart(self.name, 0, torch.arange(len(self.rows)), self.rows, state)
+
+    whole = own_part
+
+
+class ToyTables(dict):
+    """The tables of the toy run."""
+
+    entity_types = ("person",)
+
+
+class ToyEvaluator:
+    """Asks a few batches of queries; ``before`` is called with the number of each."""
+
+    def __init__(self) -> None:
+        self.before = lambda number: None
+
+    def evaluate(self, split, max_triples, bar, between):
+        """Rank nothing, and let others in between."""
+        for number in range(NUM_QUERY_BATCHES):
+            self.before(number)
+            between()
+        return SimpleNamespace(to_dict=lambda: {"queries": NUM_QUERY_BATCHES}, both=SimpleNamespace(mrr=0.5))
+
+
+class ToyRun:
+    """One life of a run in a folder, and the triples that it has ``trained``."""
+
+    def __init__(self, folder: Path, *settings: str, epochs: ElasticEpochs | None = None) -> None:
+        sets = ["dataset=toy", f"output={folder}", f"training.batch_size={BATCH_SIZE}", *settings]
+        config = load_config(None, ["training.progress=never", *sets])
+        self.tables = ToyTables(person=ToyTable("person", 23), relation=ToyTable("relation", 2))
+        self.epochs = ElasticEpochs() if epochs is None else epochs
+        self.cluster = Cluster(World(), None)
+        self.evaluator = ToyEvaluator()
+        self.trained: list[tuple[int, list[int]]] = []
+        ids = np.arange(NUM_TRIPLES)
+        edges = EdgeTable(ids, np.stack([ids, ids % 2, ids], axis=1), None)
+        pair_of_relation = np.zeros(2, np.int64)
+        order = EdgeBatches(edges, pair_of_relation, NUM_TRIPLES, BATCH_SIZE, BATCH_SIZE, 0, 1, seed=1)
+        self.checkpoints = CheckpointManager(
+            folder / "checkpoint", 0, True, self.cluster.barrier, num_parts=1
+        )
+        folder.mkdir(exist_ok=True)
+        self.trainer = Trainer(
+            config,
+            self.cluster,
+            self.tables,
+            SimpleNamespace(state_tensors=lambda name: {"sum": self.tables[name].rows + 0.5}),
+            order,
+            self._step,
+            self.evaluator,
+            self.checkpoints,
+            toy_meta(progress={"finished_epochs": 0, "batches_done": 0, "global_batch_size": BATCH_SIZE}),
+            self.epochs,
+        )
+
+    def _step(self, batch: EdgeBatch) -> float:
+        self.trained.append((batch.epoch, batch.triple_ids.tolist()))
+        for table in self.tables.values():
+            table.rows += len(batch)
+        return 0.0
+
+    def train(self, until: int) -> None:
+        """Run the usual loops."""
+        for _ in self.epochs.remaining_until(until):
+            for batch in self.trainer.batches():
+                self.trainer.step(batch)
+
+    @property
+    def num_trained(self) -> int:
+        """What the tables say."""
+        return int(self.tables["person"].rows[0, 0])
+
+    def committed(self) -> tuple[int, int] | None:
+        """Return epochs and batches of the newest version."""
+        meta = self.checkpoints.latest()
+        return None if meta is None else (meta.progress["finished_epochs"], meta.progress["batches_done"])
