@@ -1,0 +1,14 @@
+"""Distributed sparse optimizers for ``dgl.distributed.DistEmbedding``; needs torch, dgl, numpy and numba
+only.
+
+Change ``from dgl.distributed.optim import SparseAdagrad, SparseAdam`` to
+``from dglkge.optim import SparseAdagrad, SparseAdam``: the same constructors and methods.
+"""
+
+from __future__ import annotations
+
+from .row_adagrad import RowAdagrad
+from .sparse_adagrad import SparseAdagrad
+from .sparse_adam import SparseAdam
+
+__all__ = ["RowAdagrad", "SparseAdagrad", "SparseAdam"]

@@ -1,0 +1,155 @@
+"""Collectives of a step over torch.distributed, gloo or nccl; without a process group every call is the
+identity.
+
+Every wait has a limit, and the error names the trainers that did not come.
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+#: A wait longer than this is announced in the group's store, so that others can tell who is there.
+_ANNOUNCE_AFTER_SECONDS = 2.0
+#: Time for the others to notice a broken connection.
+_GRACE_SECONDS = 1.0
+
+
+class Alltoall:
+    """The process group of an optimizer, or one process alone.
+
+    ========================  ====  ====  ==========================
+    torch.distributed         rank  size  collectives
+    ========================  ====  ====  ==========================
+    not initialised           0     1     identity
+    one process               0     1     identity
+    gloo                      r     n     on host memory
+    nccl                      r     n     through the current device
+    ========================  ====  ====  ==========================
+
+    Parameters
+    ----------
+    timeout_seconds : float
+        Limit of every wait.
+    own_group : bool
+        Open a new process group instead of using the default one (a collective call): needed where a
+        background thread communicates while the caller does.
+    """
+
+    _num_groups = 0
+
+    def __init__(self, timeout_seconds: float, own_group: bool = False) -> None:
+        self.timeout_seconds = timeout_seconds
+        self.rank, self.size = 0, 1
+        self.device = torch.device("cpu")
+        self._group: Any = None
+        self._sequence = 0
+        Alltoall._num_groups += 1
+        self._name = f"dglkge_optim_{Alltoall._num_groups}"
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            if own_group and self.size > 1:
+                self._group = dist.new_group()
+            if "nccl" in dist.get_backend():
+                self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def gather(self, value: Any) -> list:
+        """The value of every rank, in the order of ranks (for the few calls at the start; pickles)."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def counts(self, counts: np.ndarray) -> np.ndarray:
+        """Send row r of "(size, k) int64" to rank r; row r of the answer came from rank r."""
+        if self.size == 1:
+            return counts
+        sent = torch.from_numpy(counts).to(self.device)
+        received = torch.empty_like(sent)
+        self._wait(dist.all_to_all_single(received, sent, group=self._group, async_op=True))
+        return received.cpu().numpy()
+
+    def messages(
+        self, sent: np.ndarray, sent_bytes: list[int], received: np.ndarray, received_bytes: list[int]
+    ) -> None:
+        """Send consecutive pieces of ``sent`` "(sum(sent_bytes),) uint8" to ranks 0, 1, ...; fill
+        ``received`` alike."""
+        if self.size == 1:
+            received[:] = sent
+            return
+        outgoing = torch.from_numpy(sent).to(self.device)
+        incoming = torch.from_numpy(received)
+        landing = incoming.to(self.device)
+        self._wait(
+            dist.all_to_all_single(
+                landing, outgoing, received_bytes, sent_bytes, group=self._group, async_op=True
+            )
+        )
+        if landing is not incoming:
+            incoming.copy_(landing)
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Sum of "(k,) int64" over all ranks; as no rank has it before all have come, this is a barrier
+        too."""
+        if self.size == 1:
+            return values
+        total = torch.from_numpy(values.copy()).to(self.device)
+        self._wait(dist.all_reduce(total, group=self._group, async_op=True))
+        return total.cpu().numpy()
+
+    def _wait(self, work: Any) -> None:
+        """Wait for a collective, at most ``timeout_seconds``."""
+        self._sequence += 1
+        deadline = time.monotonic() + self.timeout_seconds
+        patience = min(_ANNOUNCE_AFTER_SECONDS, self.timeout_seconds / 2)
+        announced = False
+        while True:
+            started = time.monotonic()
+            try:
+                work.wait(datetime.timedelta(seconds=max(0.001, patience)))
+                if self.device.type == "cuda":
+                    torch.cuda.current_stream().synchronize()
+                return
+            except RuntimeError as error:
+                if not announced:
+                    self._announce()
+                    announced = True
+                ended_early = time.monotonic() - started < 0.9 * patience
+                patience = deadline - time.monotonic()
+                if ended_early:
+                    time.sleep(_GRACE_SECONDS)  # all others hear of it too, and announce themselves
+                if ended_early or patience <= 0:
+                    raise self._failure(error) from error
+
+    def _num_announced(self, rank: int, add: int = 0) -> int:
+        """How often a rank has left word that it came to the current collective."""
+        store = dist.distributed_c10d._get_default_store()
+        return store.add(f"{self._name}/{self._sequence}/{rank}", add)
+
+    def _announce(self) -> None:
+        """Leave word that this rank has come to the current collective."""
+        try:
+            self._num_announced(self.rank, add=1)
+        except RuntimeError:  # the store went away with rank 0
+            pass
+
+    def _failure(self, error: RuntimeError) -> Exception:
+        """The exception for a collective that did not end, naming the ranks that are not known to wait in
+        it."""
+        try:
+            missing = [rank for rank in range(self.size) if self._num_announced(rank) == 0]
+        except RuntimeError:
+            missing = []
+        who = f"trainers {missing} did not come" if missing else "a trainer is gone"
+        reason = str(error).splitlines()[0]
+        if "timed out" in reason.lower():
+            return TimeoutError(
+                f"optimizer step: {who} within {self.timeout_seconds:g} s: every trainer must call "
+                f"step() equally often, also without gradients"
+            )
+        return ConnectionError(f"optimizer step: the exchange broke, {who} ({reason})")

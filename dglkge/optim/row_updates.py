@@ -1,0 +1,138 @@
+"""Compiled loops of the owner: for each touched row, finish its gradient and apply the update rule in place.
+
+All loops share these arguments: ``rows`` and state arrays "(N, D)" or "(N, 1)" in place, ``targets`` "(n,)
+int64" row of each update in those arrays, ``selected`` "(n,) int64" its position among the chains, ``chain``
+= (heads, links, addresses, counts) of :class:`RowChains`, ``options`` = (mean, max_norm, weight_decay) as in
+:func:`kernels.prepare_gradient`. All return the number of rows left alone because their gradient was not
+finite.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .kernels import LOOKAHEAD, compiled, prefetch_bytes, prefetch_row, prepare_gradient
+from .update_rules import adagrad, adam, row_adagrad
+
+
+@compiled
+def update_adagrad(
+    rows: np.ndarray,
+    total: np.ndarray,
+    targets: np.ndarray,
+    selected: np.ndarray,
+    chain: tuple,
+    options: tuple,
+    lr: float,
+    eps: float,
+) -> int:
+    """Apply :func:`update_rules.adagrad` to the target rows."""
+    heads, links, addresses, counts = chain
+    mean, max_norm, weight_decay = options
+    gradient = np.empty(rows.shape[1], rows.dtype)
+    num_bad = 0
+    for i in range(targets.shape[0]):
+        ahead = i + LOOKAHEAD
+        if ahead < targets.shape[0]:
+            prefetch_bytes(addresses[heads[selected[ahead]]], rows.strides[0])
+            prefetch_row(rows, targets[ahead])
+            prefetch_row(total, targets[ahead])
+        target = targets[i]
+        if not prepare_gradient(
+            heads[selected[i]], links, addresses, counts, mean, max_norm, weight_decay, rows[target], gradient
+        ):
+            num_bad += 1
+            continue
+        adagrad(rows[target], gradient, total[target], lr, eps)
+    return num_bad
+
+
+@compiled
+def update_row_adagrad(
+    rows: np.ndarray,
+    total: np.ndarray,
+    targets: np.ndarray,
+    selected: np.ndarray,
+    chain: tuple,
+    options: tuple,
+    lr: float,
+    eps: float,
+) -> int:
+    """Apply :func:`update_rules.row_adagrad` to the target rows."""
+    heads, links, addresses, counts = chain
+    mean, max_norm, weight_decay = options
+    gradient = np.empty(rows.shape[1], rows.dtype)
+    num_bad = 0
+    for i in range(targets.shape[0]):
+        ahead = i + LOOKAHEAD
+        if ahead < targets.shape[0]:
+            prefetch_bytes(addresses[heads[selected[ahead]]], rows.strides[0])
+            prefetch_row(rows, targets[ahead])
+            prefetch_row(total, targets[ahead])
+        target = targets[i]
+        if not prepare_gradient(
+            heads[selected[i]], links, addresses, counts, mean, max_norm, weight_decay, rows[target], gradient
+        ):
+            num_bad += 1
+            continue
+        row_adagrad(rows[target], gradient, total[target], lr, eps)
+    return num_bad
+
+
+@compiled
+def update_adam(
+    rows: np.ndarray,
+    step: np.ndarray,
+    mem: np.ndarray,
+    power: np.ndarray,
+    targets: np.ndarray,
+    selected: np.ndarray,
+    chain: tuple,
+    options: tuple,
+    lr: float,
+    eps: float,
+    betas: tuple,
+    global_step: int,
+) -> int:
+    """Apply :func:`update_rules.adam` to the target rows.
+
+    ``step`` "(N,)" counts the updates of each row; bias is corrected by it (DGL's rule) or, where
+    ``global_step`` is not 0, by that number, epsilon then standing inside the correction as in
+    ``torch.optim.SparseAdam``. ``betas`` are float64: their powers are taken in double precision.
+    """
+    heads, links, addresses, counts = chain
+    mean, max_norm, weight_decay = options
+    beta1, beta2 = betas
+    kind = rows.dtype.type
+    gradient = np.empty(rows.shape[1], rows.dtype)
+    num_bad = 0
+    for i in range(targets.shape[0]):
+        ahead = i + LOOKAHEAD
+        if ahead < targets.shape[0]:
+            prefetch_bytes(addresses[heads[selected[ahead]]], rows.strides[0])
+            prefetch_row(rows, targets[ahead])
+            prefetch_row(mem, targets[ahead])
+            prefetch_row(power, targets[ahead])
+        target = targets[i]
+        if not prepare_gradient(
+            heads[selected[i]], links, addresses, counts, mean, max_norm, weight_decay, rows[target], gradient
+        ):
+            num_bad += 1
+            continue
+        time = float(global_step) if global_step > 0 else step[target] + 1.0
+        step[target] = time
+        step_size = kind(lr / (1.0 - beta1**time))
+        root_scale = kind(1.0 / np.sqrt(1.0 - beta2**time))
+        row_eps = kind(eps) * root_scale if global_step > 0 else kind(eps)
+        adam(
+            rows[target],
+            gradient,
+            mem[target],
+            power[target],
+            kind(beta1),
+            kind(beta2),
+            step_size,
+            root_scale,
+            row_eps,
+        )
+    return num_bad

@@ -1,0 +1,269 @@
+"""Exchange between the trainers of one machine, through shared memory instead of the loopback network.
+
+1. Every trainer publishes the ids of the rows that it has gradients for.
+2. A row that only one trainer has is updated by that trainer: its gradient goes nowhere. For a row that
+several
+   have, one of them, chosen by the id, becomes the owner; the others write their merged gradients to their
+   outboxes.
+3. Once these are there, each owner adds them to its own and updates the rows.
+
+While a trainer waits for the others' rows it updates those that nobody else has.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import kernels
+from .buffers import Buffer, padded
+from .row_chains import RowChains
+from .shared_outbox import NeighbourOutbox, Outbox, is_alive
+from .wire_format import WireFormat
+
+_PUBLISHED, _DELIVERED, _FINISHED, _FIRST_COUNT = range(4)
+_SPIN_SECONDS = 0.001
+_SHORTEST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 2e-5, 1e-3
+_LIVENESS_SECONDS = 0.5
+
+
+#: Header fields of each table: keys, gradients, offsets of ids, slots, counts and rows in the body, bad rows.
+_FIELDS_A_TABLE = 7
+
+
+def num_fields(num_tables: int) -> int:
+    """Header fields that an outbox needs for so many tables."""
+    return _fields_of(num_tables).start
+
+
+def _fields_of(table: int) -> slice:
+    """Header fields of a table."""
+    return slice(_FIRST_COUNT + _FIELDS_A_TABLE * table, _FIRST_COUNT + _FIELDS_A_TABLE * (table + 1))
+
+
+class SharedExchange:
+    """The trainers of this machine.
+
+    Parameters
+    ----------
+    outbox : Outbox
+        This trainer's memory.
+    neighbours : sequence of NeighbourOutbox
+        Those of the others.
+    place, places : int, sequence of int
+        Number of this trainer and of each neighbour among the machine's trainers.
+    chains : sequence of RowChains
+        The gradients of each table.
+    wire : WireFormat
+        Types in which ids and rows travel.
+    timeout_seconds : float
+        Limit of every wait.
+
+    Attributes
+    ----------
+    sent_bytes : int
+        Bytes written for the others since the start.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        neighbours: Sequence[NeighbourOutbox],
+        place: int,
+        places: Sequence[int],
+        chains: Sequence[RowChains],
+        wire: WireFormat,
+        timeout_seconds: float,
+    ) -> None:
+        self._outbox, self._neighbours = outbox, neighbours
+        self._place, self._places = place, places
+        self._chains, self._wire = chains, wire
+        self._timeout_seconds = timeout_seconds
+        self._step = 0
+        self.sent_bytes = 0
+        self._merged = Buffer()
+        self._decoded = [[Buffer() for _ in neighbours] for _ in chains]
+        self._fields = [_fields_of(table) for table in range(len(chains))]
+
+    def run(self, owned: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+        """Exchange, yielding twice: the keys that only this trainer has, then those that it owns among
+        several.
+
+        The caller updates the rows of the yielded keys before it asks for more.
+
+        Parameters
+        ----------
+        owned : sequence of np.ndarray
+            For each table "(n,) int64": positions of the keys whose rows this machine holds.
+        """
+        self._step += 1
+        self._publish(owned)
+        self._wait(_PUBLISHED)
+        owners, found = self._choose(owned)
+        mine = [chosen[keys] == self._place for chosen, keys in zip(owners, owned)]
+        shared = [
+            self._shared(chains, of_table)[keys] for chains, of_table, keys in zip(self._chains, found, owned)
+        ]
+        self._deliver(owned, mine)
+        yield [keys[~also] for keys, also in zip(owned, shared)]
+        self._wait(_DELIVERED)
+        self._collect(owners, found)
+        yield [keys[ours & also] for keys, ours, also in zip(owned, mine, shared)]
+
+    def active(self) -> np.ndarray:
+        """Whether any trainer of this machine has a gradient, for each table "(num_tables,) bool"; within a
+        run."""
+        boxes: list[Any] = [self._outbox, *self._neighbours]
+        return np.array([any(box.fields[fields][1] for box in boxes) for fields in self._fields])
+
+    def finish(self, num_bad: np.ndarray) -> np.ndarray:
+        """Wait until every trainer of the machine has ended its step; returns the sum of "(num_tables,)
+        int64"."""
+        for fields, bad in zip(self._fields, num_bad):
+            self._outbox.fields[fields][6] = bad
+        self._outbox.fields[_FINISHED] = self._step
+        self._wait(_FINISHED)
+        others = [[box.fields[fields][6] for fields in self._fields] for box in self._neighbours]
+        return num_bad + np.sum(others, axis=0, dtype=np.int64)
+
+    def fail(self) -> None:
+        """Tell the others not to wait for this trainer."""
+        self._outbox.fail()
+
+    def _publish(self, owned: Sequence[np.ndarray]) -> None:
+        """Write the ids of this trainer's keys, and reserve room for all that may follow."""
+        end, plan = 0, []
+        id_bytes = self._wire.id_dtype.itemsize
+        for chains, keys, dtype in zip(self._chains, owned, self._wire.row_dtypes):
+            ids = end
+            slots = ids + padded(len(keys) * id_bytes)
+            counts = slots + padded(len(keys) * 4)
+            rows = counts + padded(len(keys) * 4)
+            end = rows + padded(len(keys) * chains.dim * dtype.itemsize)
+            plan.append((len(keys), chains.num_sources, ids, slots, counts, rows))
+        self._outbox.reserve(end)
+        body = self._outbox.body
+        for chains, keys, fields, numbers in zip(self._chains, owned, self._fields, plan):
+            self._outbox.fields[fields][:6] = numbers  # a neighbour may still read the last number
+            _view(body, numbers[2], len(keys), self._wire.id_dtype)[:] = chains.keys[keys]
+            self.sent_bytes += len(keys) * id_bytes
+        self._outbox.fields[_PUBLISHED] = self._step
+
+    def _choose(self, owned: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
+        """Owner (place on the machine) of each key, and for each table and neighbour the keys that it has
+        too.
+
+        Every holder of a row sees the same holders and makes the same choice: the first at or after the place
+        that the id points at, in turn.
+        """
+        owners, found = [], []
+        num_places = len(self._neighbours) + 1
+        for table, chains in enumerate(self._chains):
+            chosen = np.full(chains.num_keys, self._place, np.int64)
+            positions = []
+            for place, box in zip(self._places, self._neighbours):
+                ids = self._ids(box, table)
+                at = chains.find(ids)
+                kernels.choose_owners(at, ids, place, num_places, chosen)
+                positions.append(at)
+            owners.append(chosen)
+            found.append(positions)
+        return owners, found
+
+    @staticmethod
+    def _shared(chains: RowChains, found: Sequence[np.ndarray]) -> np.ndarray:
+        """Whether some neighbour has a gradient for each key too, "(num_keys,) bool"."""
+        shared = np.zeros(chains.num_keys + 1, bool)
+        for positions in found:
+            shared[positions] = True  # position -1, an id that is not here, marks the spare element
+        return shared[:-1]
+
+    def _ids(self, box: NeighbourOutbox, table: int) -> np.ndarray:
+        """Ids that a neighbour published for a table, "(n,) int64"."""
+        num_keys, _, offset = box.fields[self._fields[table]][:3]
+        return _view(box.body, offset, num_keys, self._wire.id_dtype).astype(np.int64)
+
+    def _deliver(self, owned: Sequence[np.ndarray], mine: Sequence[np.ndarray]) -> None:
+        """Write the merged rows of the keys that others own."""
+        body = self._outbox.body
+        for table, (keys, ours) in enumerate(zip(owned, mine)):
+            chains, dtype = self._chains[table], self._wire.row_dtypes[table]
+            selected = keys[~ours]
+            num_keys, num_rows = len(keys), len(selected)
+            _, _, _, slots, counts, rows, _ = self._outbox.fields[self._fields[table]]
+            if num_rows == 0:
+                continue
+            slot_of = _view(body, slots, num_keys, np.dtype(np.int32))
+            slot_of[~ours] = np.arange(num_rows)
+            counts_of = np.empty(num_rows, np.int64)
+            target = torch.from_numpy(body[rows : rows + num_rows * chains.dim * dtype.itemsize]).view(dtype)
+            chains.merge_into(selected, target.view(num_rows, chains.dim), counts_of, self._merged)
+            _view(body, counts, num_rows, np.dtype(np.int32))[:] = counts_of
+            self.sent_bytes += 4 * num_keys + num_rows * (4 + chains.dim * dtype.itemsize)
+        self._outbox.fields[_DELIVERED] = self._step
+
+    def _collect(self, owners: Sequence[np.ndarray], found: Sequence[Sequence[np.ndarray]]) -> None:
+        """Chain the rows that neighbours delivered for this trainer's keys."""
+        for table, (chains, chosen) in enumerate(zip(self._chains, owners)):
+            dtype = self._wire.row_dtypes[table]
+            for number, (box, positions) in enumerate(zip(self._neighbours, found[table])):
+                num_keys, _, _, slots, counts, rows, _ = box.fields[self._fields[table]]
+                taken = np.flatnonzero(positions >= 0)
+                taken = taken[chosen[positions[taken]] == self._place]
+                if len(taken) == 0:
+                    continue
+                slot_of = _view(box.body, slots, num_keys, np.dtype(np.int32))[taken].astype(np.int64)
+                num_rows = int(slot_of.max()) + 1
+                count_of = _view(box.body, counts, num_rows, np.dtype(np.int32))[slot_of]
+                plain = np.dtype(f"i{dtype.itemsize}")
+                delivered = _view(box.body, rows, num_rows * chains.dim, plain).reshape(num_rows, chains.dim)
+                keys = chains.keys[positions[taken]]
+                if dtype.itemsize < chains.dtype.itemsize:
+                    space = self._decoded[table][number].rows(len(taken), chains.dim, chains.dtype)
+                    torch.from_numpy(space).copy_(torch.from_numpy(delivered[slot_of]).view(dtype))
+                    chains.add(keys, space, count_of)
+                else:
+                    chains.add(keys, delivered.view(chains.dtype), count_of, slot_of)
+
+    def _wait(self, field: int) -> None:
+        """Wait until every neighbour has reached this point of the current step."""
+        started = next_look = time.monotonic()
+        for box in self._neighbours:
+            nap = _SHORTEST_NAP_SECONDS
+            while box.fields[field] < self._step:
+                now = time.monotonic()
+                if now - started < _SPIN_SECONDS:
+                    os.sched_yield()  # a sleep of 0 would cost 50 microseconds
+                    continue
+                time.sleep(nap)
+                nap = min(_LONGEST_NAP_SECONDS, 1.2 * nap)
+                is_late = now - started > self._timeout_seconds
+                if is_late or now > next_look:
+                    self._look(field, is_late)
+                    next_look = now + _LIVENESS_SECONDS
+
+    def _look(self, field: int, is_late: bool) -> None:
+        """Raise if a neighbour that is waited for has ended or given up, or if it is too late."""
+        missing = [box for box in self._neighbours if box.fields[field] < self._step]
+        for box in missing:
+            if box.has_failed or not is_alive(box.pid):
+                what = "gave up" if box.has_failed else "ended"
+                raise ConnectionError(
+                    f"optimizer step {self._step}: trainer {box.rank} (process {box.pid}) {what}"
+                )
+        if missing and is_late:
+            raise TimeoutError(
+                f"optimizer step {self._step}: trainers {[box.rank for box in missing]} did not come within "
+                f"{self._timeout_seconds:g} s: every trainer must call step() equally "
+                "often, also without gradients"
+            )
+
+
+def _view(body: np.ndarray, offset: int, num_elements: int, dtype: np.dtype) -> np.ndarray:
+    """Some elements of a body as an array of another type."""
+    return body[offset : offset + int(num_elements) * dtype.itemsize].view(dtype)

@@ -1,0 +1,287 @@
+"""Base of the distributed sparse optimizers: what a step does, whatever the update rule."""
+
+from __future__ import annotations
+
+import abc
+import logging
+import math
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+import numpy as np
+import torch
+from dgl.distributed import DistEmbedding, DistTensor
+
+from .alltoall import Alltoall
+from .background import Background
+from .claims import claim
+from .hyper_parameters import check_group, check_options
+from .saved_state import SavedState
+from .step_exchange import StepExchange
+from .table import Rule, Table
+from .wire_format import WireFormat
+
+logger = logging.getLogger(__name__)
+
+Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+
+class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
+    """Optimizer of :class:`dgl.distributed.DistEmbedding` tables.
+
+    Every trainer constructs it, and calls :meth:`step` or :meth:`step_rows` equally often. It is a
+    ``torch.optim.Optimizer``, so the schedulers of ``torch.optim.lr_scheduler`` work on it.
+
+    Parameters
+    ----------
+    params : DistEmbedding, sequence of DistEmbedding, or sequence of dict
+        The embeddings, or parameter groups ``{"params": [...], "lr": ...}``.
+    defaults : dict
+        Hyper-parameters of a group: lr, eps, weight_decay, max_row_norm and those of the rule.
+    duplicates : {"sum", "mean"}
+        What becomes of several gradients for one row in a step. "sum" is torch's rule: the result depends on
+        the global batch alone, not on how it was split between trainers, and a hub that is read often moves
+        as far as its gradients say. "mean" is DGL's rule: every touched row gets one average gradient, so
+        hubs learn more slowly, and adding trainers (a larger global batch) does not make a step longer.
+    wire_dtype : torch.dtype, optional
+        Type in which rows travel between trainers: ``torch.bfloat16`` or ``torch.float16`` (which overflows
+        beyond 65504). Default: the type in which they are computed. Rows and state keep their type.
+    overlap : bool
+        Let exchange and update run in the background; they are finished before rows are read or written
+        through the embedding, or by :meth:`finish`. Whoever reads the kvstore's memory directly calls
+        :meth:`finish` first.
+    nonfinite : {"raise", "skip"}
+        A row whose gradient has a NaN or an infinity is never updated. "raise": every trainer then raises
+        ``FloatingPointError`` at the end of the step; "skip": it is counted in ``num_skipped_rows``.
+    timeout_seconds : float
+        How long a step waits for the other trainers.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        duplicates: str,
+        wire_dtype: torch.dtype | None,
+        overlap: bool,
+        nonfinite: str,
+        timeout_seconds: float,
+    ) -> None:
+        check_options(duplicates, wire_dtype, nonfinite, timeout_seconds)
+        self._mean = duplicates == "mean"
+        self._wire_dtype = wire_dtype
+        self._raise_nonfinite = nonfinite == "raise"
+        self._timeout_seconds = timeout_seconds
+        self._tables: list[Table] = []
+        self._states: dict[str, Any] = {}
+        self._params: list[Any] = []
+        self.num_skipped_rows = 0
+        self._connected: StepExchange | None = None
+        self._background = Background() if overlap else None
+        self._group = Alltoall(timeout_seconds, own_group=overlap)
+        self._rank, self._world_size = self._group.rank, self._group.size
+        super().__init__([params] if isinstance(params, DistEmbedding) else params, defaults)
+
+    @abc.abstractmethod
+    def _state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        """Name of each state tensor of a table and the shape of one of its rows."""
+
+    @abc.abstractmethod
+    def _apply_rule(
+        self,
+        arrays: Sequence[np.ndarray],
+        targets: np.ndarray,
+        selected: np.ndarray,
+        chain: tuple,
+        options: tuple,
+        hyper: Mapping[str, Any],
+        num_steps: int,
+    ) -> int:
+        """Update the target rows of ``arrays`` = [rows, *state]; returns how many were left alone as not
+        finite."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add embeddings, with hyper-parameters of their own where given (a collective call).
+
+        Parameters
+        ----------
+        param_group : dict
+            ``{"params": [...], "lr": ..., ...}``.
+
+        Raises
+        ------
+        TypeError
+            Something is no DistEmbedding.
+        ValueError
+            An embedding has an optimizer already, or a hyper-parameter is out of range.
+        """
+        group = {**self.defaults, **param_group}
+        params = group["params"]
+        group["params"] = [params] if isinstance(params, DistEmbedding) else list(params)
+        check_group(group)
+        self.finish()
+        claim(group["params"], self)
+        for embedding in group["params"]:
+            table = Table(embedding, self._state_shapes(embedding.embedding_dim))
+            table.warm_up(self._rule(table, group))
+            if self._background is not None:
+                table.fence(weakref.WeakMethod(self.finish))
+            self._tables.append(table)
+            self._params.append(embedding)
+            self._states[table.name] = (
+                tuple(table.state.values()) if len(table.state) > 1 else table.state["sum"]
+            )
+        self.param_groups.append(group)
+        self._connected = None
+
+    def _rule(self, table: Table, hyper: Mapping[str, Any]) -> Rule:
+        """The update rule with everything but the rows filled in."""
+        kind = table.chains.dtype.type
+        max_norm = math.inf if hyper["max_row_norm"] is None else hyper["max_row_norm"]
+        options = (self._mean, kind(max_norm), kind(hyper["weight_decay"]))
+
+        def rule(
+            arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray, chain: tuple
+        ) -> int:
+            return self._apply_rule(arrays, targets, selected, chain, options, hyper, max(1, table.num_steps))
+
+        return rule
+
+    @property
+    def _exchange(self) -> StepExchange:
+        """The ways to the other trainers; all trainers set them up together when they first need them."""
+        if self._connected is None:
+            narrow = max(table.num_rows for table in self._tables) < 2**31
+            wire = WireFormat(
+                tuple(table.wire_dtype(self._wire_dtype) for table in self._tables),
+                tuple(table.dim for table in self._tables),
+                np.dtype(np.int32 if narrow else np.int64),
+                self._mean,
+            )
+            self._connected = StepExchange(
+                self._group,
+                self._tables[0].part_id,
+                [table.starts for table in self._tables],
+                [table.chains for table in self._tables],
+                wire,
+            )
+        return self._connected
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Apply the gradients of all rows read since the last step, on all trainers; then all may read the
+        rows.
+
+        Parameters
+        ----------
+        closure : callable, optional
+            Computes the loss again and returns it.
+
+        Raises
+        ------
+        FloatingPointError
+            A gradient was not finite (with ``nonfinite="raise"``); raised on every trainer.
+        TimeoutError
+            A trainer did not come to this step.
+        ConnectionError
+            A trainer ended, or gave up in this step.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._start([table.trace.take() for table in self._tables])
+        return loss
+
+    def step_rows(self, gradients: Sequence[tuple[Any, torch.Tensor, torch.Tensor]]) -> None:
+        """Apply gradient rows that the caller computed; like :meth:`step`, every trainer calls it.
+
+        Parameters
+        ----------
+        gradients : sequence of (DistEmbedding, Tensor, Tensor)
+            Embedding, ids "(n,) int64" and gradient rows "(n, D)"; ids may repeat, an embedding may come
+            several times, or not at all. The rows are not copied: leave them alone until the step is
+            finished.
+        """
+        pairs: dict[str, list] = {table.name: [] for table in self._tables}
+        for embedding, ids, rows in gradients:
+            if embedding.name not in pairs:
+                raise self._unknown(embedding)
+            pairs[embedding.name].append((ids, rows))
+        self._start(list(pairs.values()))
+
+    def finish(self) -> None:
+        """Wait for the step that runs in the background, if any, and raise what it raised."""
+        if self._background is not None:
+            self._background.finish()
+
+    def _start(self, pairs_by_table: Sequence[Pairs]) -> None:
+        """Apply the gradients, given as (ids, rows) pairs for each table, now or in the background."""
+        self.finish()
+        hyper_of = {embedding.name: group for group in self.param_groups for embedding in group["params"]}
+        rules = [self._rule(table, dict(hyper_of[table.name])) for table in self._tables]
+        if self._background is None:
+            self._run(pairs_by_table, rules)
+        else:
+            self._background.start(lambda: self._run(pairs_by_table, rules))
+
+    @torch.no_grad()
+    def _run(self, pairs_by_table: Sequence[Pairs], rules: Sequence[Rule]) -> None:
+        """Exchange the gradients and update the rows that fall to this trainer."""
+        exchange = self._exchange
+        num_bad = np.zeros(len(self._tables), np.int64)
+        try:
+            for table, pairs in zip(self._tables, pairs_by_table):
+                table.collect(pairs)
+            for turn, (selected, active) in enumerate(exchange.run()):
+                for number, table in enumerate(self._tables):
+                    table.num_steps += int(turn == 0 and active[number])
+                    num_bad[number] += table.update(selected[number], rules[number], self._timeout_seconds)
+        except BaseException:
+            exchange.fail()
+            raise
+        finally:
+            for table in self._tables:
+                table.chains.clear()
+        self._report(exchange.finish(num_bad))
+
+    def _report(self, num_bad: np.ndarray) -> None:
+        """Count or raise rows whose gradient was not finite, from the numbers of all trainers."""
+        if not num_bad.any():
+            return
+        self.num_skipped_rows += int(num_bad.sum())
+        text = ", ".join(
+            f"{count} rows of {table.name!r}" for table, count in zip(self._tables, num_bad) if count
+        )
+        if self._raise_nonfinite:
+            raise FloatingPointError(f"the gradient is not finite for {text}; these rows were not updated")
+        logger.warning("the gradient is not finite for %s; these rows were not updated", text)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients that have arrived; reads whose backward is still to come are kept.
+
+        So it may stand before the forward, as with ``torch.optim``, or between forward and backward, as in
+        DGL's examples.
+        """
+        for table in self._tables:
+            table.trace.drop_gradients()
+
+    def state_tensors(self, embedding: Any) -> dict[str, DistTensor]:
+        """The state of an embedding by name, as distributed tensors with a row for each row of the
+        embedding."""
+        self.finish()
+        for table in self._tables:
+            if table.name == embedding.name:
+                return dict(table.state)
+        raise self._unknown(embedding)
+
+    def _unknown(self, embedding: Any) -> ValueError:
+        return ValueError(
+            f"embedding {embedding.name!r} is not one of this optimizer's: {sorted(self._states)}"
+        )
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of gradients that this trainer sent to others since the start."""
+        return 0 if self._connected is None else self._connected.sent_bytes

@@ -1,0 +1,123 @@
+"""The exchange of a step: over the network between machines, through shared memory inside one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .alltoall import Alltoall
+from .gradient_exchange import GradientExchange, Route
+from .ownership import ranks_by_machine
+from .row_chains import RowChains
+from .shared_exchange import SharedExchange, num_fields
+from .shared_outbox import NeighbourOutbox, Outbox, usable
+from .wire_format import WireFormat
+
+logger = logging.getLogger(__name__)
+
+
+class StepExchange:
+    """Who is where, and the two ways to reach them. Constructed by all trainers together.
+
+    Parameters
+    ----------
+    group : Alltoall
+        All trainers.
+    part_id : int
+        Partition that this trainer's machine holds.
+    starts : sequence of np.ndarray
+        For each table, the boundaries of the partitions' ranges of ids.
+    chains : sequence of RowChains
+        For each table, the gradients of the current step.
+    wire : WireFormat
+        What travels.
+
+    Attributes
+    ----------
+    place, num_places : int
+        Number of this trainer among those of its machine, and how many these are.
+    """
+
+    def __init__(
+        self,
+        group: Alltoall,
+        part_id: int,
+        starts: Sequence[np.ndarray],
+        chains: Sequence[RowChains],
+        wire: WireFormat,
+    ) -> None:
+        self._group, self._chains = group, chains
+        self._network: GradientExchange | None = None
+        self._neighbours: SharedExchange | None = None
+        self.place, self.num_places = 0, 1
+        if group.size == 1:
+            return
+        outbox = Outbox(num_fields(len(chains))) if usable() else None
+        everyone = group.gather((part_id, outbox.address if outbox else None))
+        machines = ranks_by_machine([part for part, _ in everyone], len(starts[0]) - 1)
+        here = machines[part_id]
+        self.place, self.num_places = int(np.flatnonzero(here == group.rank)[0]), len(here)
+        neighbours = _open_neighbours([(int(rank), everyone[rank][1]) for rank in here if rank != group.rank])
+        if all(group.gather(neighbours is not None)):
+            if neighbours and outbox is not None:
+                places = [place for place, rank in enumerate(here) if rank != group.rank]
+                self._neighbours = SharedExchange(
+                    outbox, neighbours, self.place, places, chains, wire, group.timeout_seconds
+                )
+            machines[part_id] = np.array([group.rank])
+        else:
+            logger.warning(
+                "the trainers of a machine cannot share memory: their gradients go through the network"
+            )
+        if len(machines) > 1 or self._neighbours is None:
+            self._network = GradientExchange(
+                group, [Route(of_table, machines) for of_table in starts], chains, wire
+            )
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this trainer sent to others since the start."""
+        return sum(way.sent_bytes for way in (self._network, self._neighbours) if way is not None)
+
+    def run(self) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
+        """Exchange the gradients in the chains, yielding work as it becomes ready.
+
+        Yields
+        ------
+        selected : list of np.ndarray
+            For each table "(n,) int64": positions of keys whose rows this trainer updates now.
+        active : np.ndarray
+            "(num_tables,) bool": whether any trainer has a gradient for the table.
+        """
+        active = np.array([chains.num_sources > 0 for chains in self._chains])
+        owned = [np.arange(chains.num_keys) for chains in self._chains]
+        if self._network is not None:
+            owned, active = self._network.run()
+        if self._neighbours is None:
+            yield owned, active
+            return
+        for selected in self._neighbours.run(owned):
+            yield selected, active if self._network is not None else self._neighbours.active()
+
+    def finish(self, num_bad: np.ndarray) -> np.ndarray:
+        """Wait for the end of all trainers' steps; returns the sum of their "(num_tables,) int64"."""
+        if self._network is not None:
+            return self._group.sum(num_bad)
+        return num_bad if self._neighbours is None else self._neighbours.finish(num_bad)
+
+    def fail(self) -> None:
+        """Tell the trainers of this machine not to wait for this one any more."""
+        if self._neighbours is not None:
+            self._neighbours.fail()
+
+
+def _open_neighbours(addresses: Sequence[tuple[int, Any]]) -> list[NeighbourOutbox] | None:
+    """The outboxes of the other trainers of this machine, or None where one cannot be opened."""
+    try:
+        return [NeighbourOutbox(rank, address) for rank, address in addresses]
+    except (OSError, AttributeError) as error:
+        logger.info("a neighbour's memory cannot be opened: %s", error)
+        return None

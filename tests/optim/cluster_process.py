@@ -1,0 +1,56 @@
+"""One server or trainer of a test cluster; started by ``cluster.run_cluster``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import dgl
+import dgl.distributed.kvstore as kvstore
+import dgl.distributed.rpc_client as rpc_client
+import torch
+import torch.distributed as dist
+
+
+def be_on_machine(address: str, prefix: str) -> None:
+    """Make this process a member of a simulated machine."""
+    rpc_client.local_ip4_addr_list = lambda: {address}
+    real = kvstore.empty_shared_mem
+    kvstore.empty_shared_mem = lambda name, *rest: real(prefix + name, *rest)
+
+
+def main() -> None:
+    """Join the cluster in the role that the environment gives, and run the worker."""
+    env = os.environ
+    folder, rank = Path(env["TEST_FOLDER"]), int(env["RANK"])
+    name = env["TEST_TAG"] + "m" + env["TEST_MACHINE"]
+    be_on_machine(env["TEST_ADDRESS"], name)
+    config = folder / f"{name}.{env['DGL_ROLE']}{rank}.json"
+    config.write_text(
+        Path(env["DGL_CONF_PATH"]).read_text().replace('"graph_name": "toy"', f'"graph_name": "{name}"')
+    )
+    env["DGL_CONF_PATH"] = str(config)
+    dgl.distributed.initialize(env["DGL_IP_CONFIG"])
+    world_size = int(env["WORLD_SIZE"])
+    arguments = torch.load(folder / "arguments.pt", weights_only=False)
+    if world_size > 1 or (isinstance(arguments, dict) and arguments.get("process_group")):
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size
+        )
+    graph = dgl.distributed.DistGraph(name, part_config=str(config))
+    module, function = env["TEST_WORKER"].split(":")
+    result = getattr(importlib.import_module(module), function)(graph, arguments)
+    torch.save(result, folder / f"result{rank}.pt")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # DGL's farewell at exit would wait for the others

@@ -1,0 +1,148 @@
+"""The optimizers written out in float64 on dense tensors, and the random batches that all tests share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+#: A hub is in every batch several times.
+NUM_HUB_READS = 6
+
+
+@dataclass
+class Case:
+    """An optimizer with its arguments; ``options`` are those that the oracle understands too."""
+
+    label: str
+    optimizer: str
+    lr: float = 0.1
+    options: dict[str, Any] = field(default_factory=dict)
+    transport: dict[str, Any] = field(default_factory=dict)
+
+
+#: Every option of every optimizer at least once.
+CASES = [
+    Case("adagrad", "SparseAdagrad"),
+    Case(
+        "adagrad_mean_bfloat16",
+        "SparseAdagrad",
+        options={"duplicates": "mean"},
+        transport={"wire_dtype": torch.bfloat16},
+    ),
+    Case(
+        "adagrad_clip_decay_overlap",
+        "SparseAdagrad",
+        options={"max_row_norm": 1.5, "weight_decay": 0.02, "eps": 1e-3},
+        transport={"overlap": True},
+    ),
+    Case("row_adagrad", "RowAdagrad"),
+    Case("row_adagrad_float16", "RowAdagrad", transport={"wire_dtype": torch.float16}),
+    Case("adam", "SparseAdam", lr=0.01),
+    Case(
+        "adam_global",
+        "SparseAdam",
+        lr=0.01,
+        options={"bias_correction": "global", "betas": (0.8, 0.95)},
+    ),
+    Case(
+        "adam_row_wise_mean_clip_decay",
+        "SparseAdam",
+        lr=0.01,
+        options={"row_wise": True, "duplicates": "mean", "max_row_norm": 1.0, "weight_decay": 0.01},
+    ),
+]
+
+
+def batch(step: int, num_rows: int, dim: int, num_ids: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids with duplicates and a hub, and gradients that are multiples of 1/8, so that sums are exact on any
+    wire."""
+    generator = torch.Generator().manual_seed(1000 * dim + step)
+    ids = torch.randint(num_rows, (num_ids,), generator=generator)
+    ids[:NUM_HUB_READS] = num_rows // 2
+    gradients = torch.randint(-8, 9, (num_ids, dim), generator=generator) / 8
+    return ids, gradients
+
+
+def share(step: int, rank: int, world_size: int, num_ids: int = 40) -> torch.Tensor:
+    """Which gradients of a batch are a trainer's: uneven, and every fifth step nothing for the last
+    trainer."""
+    generator = torch.Generator().manual_seed(7 + step)
+    readers = torch.randint(world_size, (num_ids,), generator=generator)
+    if step % 5 == 0:
+        readers[readers == world_size - 1] = 0
+    return torch.nonzero(readers == rank).flatten()
+
+
+class Oracle:
+    """One table under an update rule, in float64."""
+
+    def __init__(self, case: Case, num_rows: int, dim: int) -> None:
+        self.case, self.options = case, case.options
+        self.rows = start_rows(num_rows, dim).double()
+        wide, narrow = torch.zeros(num_rows, dim).double(), torch.zeros(num_rows).double()
+        if case.optimizer == "SparseAdam":
+            power = narrow.clone() if self.options.get("row_wise") else wide.clone()
+            self.state = {"step": narrow.clone(), "mem": wide.clone(), "power": power}
+        else:
+            self.state = {"sum": narrow if case.optimizer == "RowAdagrad" else wide}
+        self.num_steps = 0
+
+    def step(self, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+        """Apply the gradients of a whole global batch."""
+        if len(ids) == 0:
+            return
+        self.num_steps += 1
+        touched, inverse, counts = ids.unique(return_inverse=True, return_counts=True)
+        merged = (
+            torch.zeros(len(touched), gradients.shape[1]).double().index_add_(0, inverse, gradients.double())
+        )
+        if self.options.get("duplicates") == "mean":
+            merged = merged / counts[:, None]
+        limit = self.options.get("max_row_norm")
+        if limit is not None:
+            norms = merged.norm(dim=1, keepdim=True)
+            merged = torch.where(norms > limit, merged * (limit / norms.clamp(min=1e-30)), merged)
+        merged = merged + self.options.get("weight_decay", 0.0) * self.rows[touched]
+        getattr(self, self.case.optimizer)(touched, merged)
+
+    def SparseAdagrad(self, touched: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Adagrad."""
+        total = self.state["sum"]
+        total[touched] += gradient**2
+        self.rows[touched] -= (
+            self.case.lr * gradient / (total[touched].sqrt() + self.options.get("eps", 1e-10))
+        )
+
+    def RowAdagrad(self, touched: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Adagrad with one accumulator a row."""
+        total = self.state["sum"]
+        total[touched] += (gradient**2).mean(1)
+        self.rows[touched] -= (
+            self.case.lr * gradient / (total[touched].sqrt()[:, None] + self.options.get("eps", 1e-10))
+        )
+
+    def SparseAdam(self, touched: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Adam, lazily on touched rows."""
+        beta1, beta2 = self.options.get("betas", (0.9, 0.999))
+        eps = self.options.get("eps", 1e-8)
+        step, mem, power = self.state["step"], self.state["mem"], self.state["power"]
+        is_global = self.options.get("bias_correction") == "global"
+        step[touched] = self.num_steps if is_global else step[touched] + 1
+        square = (gradient**2).mean(1) if self.options.get("row_wise") else gradient**2
+        mem[touched] = beta1 * mem[touched] + (1 - beta1) * gradient
+        power[touched] = beta2 * power[touched] + (1 - beta2) * square
+        second = power[touched][:, None] if self.options.get("row_wise") else power[touched]
+        first_bias = 1 - beta1 ** step[touched][:, None]
+        second_bias = 1 - beta2 ** step[touched][:, None]
+        if is_global:  # torch.optim.SparseAdam: epsilon is added to the uncorrected root
+            moved = second_bias.sqrt() / first_bias * mem[touched] / (second.sqrt() + eps)
+        else:
+            moved = mem[touched] / first_bias / ((second / second_bias).sqrt() + eps)
+        self.rows[touched] -= self.case.lr * moved
+
+
+def start_rows(num_rows: int, dim: int) -> torch.Tensor:
+    """Rows at the start, "(num_rows, dim) float32"."""
+    return (torch.arange(num_rows * dim).reshape(num_rows, dim) % 11 - 5) / 10

@@ -1,0 +1,137 @@
+"""Optimizers against those of torch, in float64, in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dglkge.optim import RowAdagrad, SparseAdagrad, SparseAdam
+
+from .oracle import CASES, Oracle, batch, start_rows
+
+EVERYTHING = torch.arange(50)
+#: DGL 1.1.3 stumbles in standalone mode when a tensor goes that is no graph data; the data is gone all the
+# same.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.mark.parametrize("dim", [1, 5, 33])
+def test_adagrad_is_torch_adagrad(make_table, dim) -> None:
+    """300 steps with duplicates and a hub; weight decay too, as torch applies it, on touched rows."""
+    table = make_table(dim)
+    optimizer = SparseAdagrad([table], lr=0.1, eps=1e-6)
+    weight = torch.nn.Parameter(start_rows(50, dim).double())
+    dense = torch.optim.Adagrad([weight], lr=0.1, eps=1e-6)
+    for step in range(300):
+        ids, gradients = batch(step, 50, dim)
+        optimizer.step_rows([(table, ids, gradients)])
+        weight.grad = torch.zeros(50, dim).double().index_add_(0, ids, gradients.double())
+        dense.step()
+    torch.testing.assert_close(table.weight[EVERYTHING].double(), weight.detach(), rtol=1e-5, atol=1e-5)
+    state = optimizer._state[table.name][EVERYTHING]
+    torch.testing.assert_close(state.double(), dense.state[weight]["sum"], rtol=1e-5, atol=1e-5)
+
+
+def test_global_adam_is_torch_sparse_adam(make_table) -> None:
+    """300 steps; some without any gradient, which torch does not count."""
+    table = make_table()
+    optimizer = SparseAdam([table], lr=0.01, bias_correction="global")
+    weight = torch.nn.Parameter(start_rows(50, 4).double())
+    sparse = torch.optim.SparseAdam([weight], lr=0.01)
+    for step in range(300):
+        ids, gradients = batch(step, 50, 4)
+        if step % 7 == 0:
+            optimizer.step()
+            continue
+        optimizer.step_rows([(table, ids, gradients)])
+        weight.grad = torch.sparse_coo_tensor(ids[None], gradients.double(), (50, 4), check_invariants=False)
+        sparse.step()
+    torch.testing.assert_close(table.weight[EVERYTHING].double(), weight.detach(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        optimizer._state[table.name][1][EVERYTHING].double(),
+        sparse.state[weight]["exp_avg"],
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+def test_row_adam_equals_dense_adam_where_every_row_is_touched(make_table) -> None:
+    """The per-row bias correction is torch's Adam for a row that is in every step."""
+    table = make_table()
+    optimizer = SparseAdam([table], lr=0.02)
+    weight = torch.nn.Parameter(start_rows(50, 4).double())
+    dense = torch.optim.Adam([weight], lr=0.02)
+    for step in range(300):
+        gradients = torch.randn(50, 4, generator=torch.Generator().manual_seed(step))
+        optimizer.step_rows([(table, EVERYTHING, gradients)])
+        weight.grad = gradients.double()
+        dense.step()
+    torch.testing.assert_close(table.weight[EVERYTHING].double(), weight.detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+def test_every_case_in_one_process(make_table, case) -> None:
+    """Every option in standalone mode, through traces."""
+    import dglkge.optim
+
+    table = make_table(6)
+    optimizer = getattr(dglkge.optim, case.optimizer)([table], lr=case.lr, **case.options, **case.transport)
+    oracle = Oracle(case, 50, 6)
+    for step in range(60):
+        ids, gradients = batch(step, 50, 6)
+        (table(ids) * gradients).sum().backward()
+        optimizer.step()
+        oracle.step(ids, gradients)
+    torch.testing.assert_close(table.weight[EVERYTHING].double(), oracle.rows, rtol=1e-5, atol=1e-5)
+    for key, tensor in optimizer.state_tensors(table).items():
+        torch.testing.assert_close(tensor[EVERYTHING].double(), oracle.state[key], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.05), (torch.float16, 0.005)]
+)
+def test_tables_of_other_types(make_table, dtype, tolerance) -> None:
+    """float64 tables are computed in float64; 16-bit tables in float32 and rounded when they are written."""
+    table = make_table(6, dtype)
+    optimizer = RowAdagrad([table], lr=0.1)
+    oracle = Oracle(CASES[3], 50, 6)
+    assert oracle.case.optimizer == "RowAdagrad"
+    for step in range(30):
+        ids, gradients = batch(step, 50, 6)
+        optimizer.step_rows([(table, ids, gradients.to(dtype))])
+        oracle.step(ids, gradients)
+    rows = table.weight[EVERYTHING]
+    assert rows.dtype == dtype
+    torch.testing.assert_close(rows.double(), oracle.rows, rtol=tolerance, atol=tolerance)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    assert optimizer.state_tensors(table)["sum"].dtype == wide
+
+
+def test_gradients_of_any_kind_on_one_table(make_table) -> None:
+    """int32 ids, strided and float64 rows, several entries and an empty one."""
+    table, other = make_table(), make_table(2)
+    optimizer = SparseAdagrad([table, other], lr=0.1)
+    strided = torch.ones(4, 3).t()
+    optimizer.step_rows(
+        [
+            (table, torch.tensor([3, 4, 3], dtype=torch.int32), strided),
+            (table, torch.tensor([4]), torch.full((1, 4), 2.0).double()),
+            (table, torch.empty(0, dtype=torch.int64), torch.empty(0, 4)),
+        ]
+    )
+    total = optimizer._state[table.name][torch.tensor([3, 4, 5])]
+    assert total[:, 0].tolist() == [4.0, 9.0, 0.0]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+def test_gradients_on_a_gpu(make_table) -> None:
+    """Rows read to a GPU, gradients there, table on the host."""
+    table, twin = make_table(), make_table()
+    optimizers = [SparseAdam([each], lr=0.1) for each in (table, twin)]
+    for step in range(20):
+        ids, gradients = batch(step, 50, 4)
+        for each, device in ((table, "cuda"), (twin, "cpu")):
+            (each(ids, device=torch.device(device)) * gradients.to(device)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(table.weight[EVERYTHING], twin.weight[EVERYTHING])

@@ -1,0 +1,72 @@
+"""Every optimizer and option in real DGL clusters, against the float64 oracle, for many layouts of
+trainers."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from .cluster import run_cluster
+from .oracle import CASES, Case, Oracle, batch
+
+NUM_STEPS = 300
+NUM_NODES = {"item": 24, "user": 60}
+TABLES = [("user", 6), ("item", 3)]
+
+
+@functools.cache
+def expected(label: str, ntype: str, dim: int) -> Oracle:
+    """The oracle after all steps; the same for every cluster."""
+    case = next(case for case in CASES if case.label == label)
+    oracle = Oracle(case, NUM_NODES[ntype], dim)
+    for step in range(NUM_STEPS):
+        oracle.step(*batch(step, NUM_NODES[ntype], dim))
+    return oracle
+
+
+def compare(case: Case, results: list[dict]) -> None:
+    """Every trainer must read the oracle's rows and state."""
+    for result in results:
+        for (ntype, dim), (rows, state) in zip(TABLES, result[case.label]):
+            oracle = expected(case.label, ntype, dim)
+            torch.testing.assert_close(rows.double(), oracle.rows, rtol=1e-5, atol=1e-5)
+            assert sorted(state) == sorted(oracle.state)
+            for key, value in state.items():
+                torch.testing.assert_close(value.double(), oracle.state[key], rtol=1e-5, atol=1e-5)
+        assert result["leaks", case.label] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("num_trainers", "num_servers", "num_machines"),
+    [(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 1, 1), (1, 2, 1), (2, 1, 2), (3, 2, 2), (4, 1, 2)],
+)
+def test_rows_and_state_match_the_oracle(num_trainers: int, num_servers: int, num_machines: int) -> None:
+    """300 steps of every case; the oracle knows nothing of trainers, so all layouts give the same rows."""
+    results = run_cluster(
+        "tests.optim.workers:all_cases",
+        num_trainers,
+        num_servers=num_servers,
+        num_machines=num_machines,
+        num_nodes=NUM_NODES,
+        arguments={"tables": TABLES, "num_steps": NUM_STEPS},
+    )
+    assert len(results) == num_trainers
+    for case in CASES:
+        compare(case, results)
+    sent = [result["sent_bytes"] for result in results]
+    assert all(sent) if num_trainers > 1 else sent == [0]
+
+
+def test_without_shared_memory() -> None:
+    """On systems that cannot share memory the same rows come through the network, with more bytes."""
+    results = run_cluster(
+        "tests.optim.workers:all_cases",
+        2,
+        num_nodes=NUM_NODES,
+        arguments={"tables": TABLES, "num_steps": NUM_STEPS, "num_cases": 2, "shared_memory": False},
+    )
+    for case in CASES[:2]:
+        compare(case, results)
+    assert all(result["sent_bytes"] for result in results)

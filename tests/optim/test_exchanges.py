@@ -1,0 +1,207 @@
+"""The exchange of a step among threads that play trainers on several machines, against a plain sum."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.optim import step_exchange
+from dglkge.optim.buffers import Buffer
+from dglkge.optim.row_chains import RowChains
+from dglkge.optim.step_exchange import StepExchange
+from dglkge.optim.wire_format import WireFormat
+
+LAYOUTS = [[0], [0, 0], [0, 1], [1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 2, 1]]
+DIMS = (3, 5)
+NUM_STEPS = 6
+
+
+class Threads:
+    """What the trainers of one test share."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=60)
+        self.board: list[Any] = [None] * size
+
+
+class ThreadGroup:
+    """A process group of threads with the interface of ``Alltoall``."""
+
+    def __init__(self, threads: Threads, rank: int, timeout_seconds: float = 60.0) -> None:
+        self.threads, self.rank, self.size = threads, rank, len(threads.board)
+        self.timeout_seconds = timeout_seconds
+
+    def gather(self, value: Any) -> list:
+        self.threads.barrier.wait()
+        self.threads.board[self.rank] = value
+        self.threads.barrier.wait()
+        return list(self.threads.board)
+
+    def counts(self, counts: np.ndarray) -> np.ndarray:
+        return np.stack([sent[self.rank] for sent in self.gather(counts.copy())])
+
+    def messages(
+        self, sent: np.ndarray, sent_bytes: list[int], received: np.ndarray, received_bytes: Any
+    ) -> None:
+        cuts = np.cumsum([0, *sent_bytes])
+        pieces = [sent[start:end].copy() for start, end in zip(cuts, cuts[1:])]
+        arrived = [others[self.rank] for others in self.gather(pieces)]
+        assert [len(piece) for piece in arrived] == list(received_bytes)
+        received[:] = np.concatenate(arrived)
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return np.sum(self.gather(values.copy()), axis=0)
+
+
+def starts_of(num_machines: int) -> list[np.ndarray]:
+    """Ranges of two tables, one machine without any row of the second."""
+    first = np.linspace(0, 90, num_machines + 1).astype(np.int64)
+    second = np.array([0] * num_machines + [40])
+    return [first, second]
+
+
+def own_gradients(rank: int, step: int, table: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids with duplicates and common hubs; rows that any wire carries exactly; sometimes none."""
+    rng = np.random.default_rng(100 * rank + 10 * step + table)
+    num_ids = 0 if (rank + step) % 4 == 3 else int(rng.integers(1, 60))
+    ids = rng.integers(0, (90, 40)[table], num_ids)
+    ids[: num_ids // 4] = 7
+    return ids, (rng.integers(-8, 9, (num_ids, DIMS[table])) / 4).astype(np.float32)
+
+
+def trainer(threads: Threads, layout: list[int], rank: int, wire: WireFormat) -> tuple[list[dict], int]:
+    """All steps of one trainer; returns what it updated in each, and the bytes that it sent."""
+    chains = [RowChains(dim, np.dtype(np.float32)) for dim in DIMS]
+    group: Any = ThreadGroup(threads, rank)
+    exchange = StepExchange(group, layout[rank], starts_of(max(layout) + 1), chains, wire)
+    steps = []
+    for step in range(NUM_STEPS):
+        for table, of_table in enumerate(chains):
+            of_table.clear()
+            of_table.add(*own_gradients(rank, step, table))
+        updated: dict[Any, Any] = {}
+        for selected, active in exchange.run():
+            for table, (of_table, keys) in enumerate(zip(chains, selected)):
+                rows, counts = torch.empty(len(keys), of_table.dim), np.empty(len(keys), np.int64)
+                of_table.merge_into(keys, rows, counts, Buffer())
+                for key, row, count in zip(of_table.keys[keys].tolist(), rows.tolist(), counts.tolist()):
+                    assert (table, key) not in updated
+                    updated[table, key] = row, count
+            updated["active"] = active.tolist()
+        updated["sum"] = exchange.finish(np.array([rank, 1])).tolist()
+        steps.append(updated)
+    return steps, exchange.sent_bytes
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("wire_dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_every_row_reaches_one_trainer_of_its_machine(layout, wire_dtype, shares_memory, monkeypatch) -> None:
+    """The sums and counts are those of all trainers' gradients together."""
+    if not shares_memory:
+        monkeypatch.setattr(step_exchange, "usable", lambda: False)
+    size, threads = len(layout), Threads(len(layout))
+    wire = WireFormat((wire_dtype,) * 2, DIMS, np.dtype(np.int32), True)
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(trainer, threads, layout, rank, wire) for rank in range(size)]
+        results = [future.result(timeout=100) for future in futures]
+    starts = starts_of(max(layout) + 1)
+    for step in range(NUM_STEPS):
+        sums: dict[Any, Any] = defaultdict(float)
+        counts: dict[Any, int] = defaultdict(int)
+        for rank in range(size):
+            for table in range(2):
+                for key, row in zip(*own_gradients(rank, step, table)):
+                    sums[table, int(key)] = sums[table, int(key)] + row
+                    counts[table, int(key)] += 1
+        updated: dict[Any, Any] = {}
+        for rank, (steps, _) in enumerate(results):
+            mine = dict(steps[step])
+            assert mine.pop("sum") == [size * (size - 1) // 2, size]
+            assert mine.pop("active") == [any(key[0] == table for key in sums) for table in range(2)]
+            for (table, key), value in mine.items():
+                part = int(np.searchsorted(starts[table], key, side="right")) - 1
+                assert layout[rank] == part
+                assert (table, key) not in updated
+                updated[table, key] = value
+        assert {key: count for key, (_, count) in updated.items()} == dict(counts)
+        for key, row in sums.items():
+            assert updated[key][0] == row.tolist()
+    sent = [sent_bytes for _, sent_bytes in results]
+    assert (max(sent) > 0) == (size > 1)
+
+
+def test_rows_that_nobody_else_has_do_not_travel() -> None:
+    """Two trainers of a machine with nothing in common send ids only."""
+    threads = Threads(2)
+    wire = WireFormat((torch.float32,), (64,), np.dtype(np.int32), False)
+
+    def run(rank: int) -> tuple[int, list[int]]:
+        chains = [RowChains(64, np.dtype(np.float32))]
+        group: Any = ThreadGroup(threads, rank)
+        exchange = StepExchange(group, 0, [np.array([0, 1000])], chains, wire)
+        chains[0].add(np.arange(100) + 500 * rank, np.ones((100, 64), np.float32))
+        updated = [len(selected[0]) for selected, _ in exchange.run()]
+        exchange.finish(np.zeros(1, np.int64))
+        return exchange.sent_bytes, updated
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [future.result(timeout=60) for future in [pool.submit(run, rank) for rank in range(2)]]
+    assert results == [(400, [100, 0])] * 2
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_neighbour_that_does_not_come_is_named(gives_up: bool) -> None:
+    """Too late, or known to have given up: the error says which trainer, at once in the second case."""
+    threads = Threads(2)
+    wire = WireFormat((torch.float32,), (2,), np.dtype(np.int32), False)
+
+    def run(rank: int) -> str:
+        chains = [RowChains(2, np.dtype(np.float32))]
+        group: Any = ThreadGroup(threads, rank, timeout_seconds=50.0 if gives_up else 0.2)
+        exchange = StepExchange(group, 0, [np.array([0, 9])], chains, wire)
+        message = ""
+        if rank == 0:
+            if gives_up:
+                exchange.fail()
+        else:
+            try:
+                list(exchange.run())
+            except (TimeoutError, ConnectionError) as error:
+                message = f"{type(error).__name__}: {error}"
+        threads.barrier.wait()
+        return message
+
+    with ThreadPoolExecutor(2) as pool:
+        _, message = [future.result(timeout=100) for future in [pool.submit(run, rank) for rank in range(2)]]
+    if gives_up:
+        assert message.startswith("ConnectionError: optimizer step 1: trainer 0 (process ")
+        assert message.endswith(") gave up")
+    else:
+        assert message.startswith("TimeoutError: optimizer step 1: trainers [0] did not come within 0.2 s")
+
+
+def test_many_tables() -> None:
+    """The header grows with the number of tables: a hundred node types are exchanged at once."""
+    threads, num_tables = Threads(2), 100
+    wire = WireFormat((torch.float32,) * num_tables, (1,) * num_tables, np.dtype(np.int32), False)
+
+    def run(rank: int) -> tuple[int, list[int]]:
+        chains = [RowChains(1, np.dtype(np.float32)) for _ in range(num_tables)]
+        group: Any = ThreadGroup(threads, rank)
+        exchange = StepExchange(group, 0, [np.array([0, 9])] * num_tables, chains, wire)
+        for table, of_table in enumerate(chains):
+            of_table.add(np.array([table % 9]), np.ones((1, 1), np.float32))
+        num_updated = sum(len(keys) for selected, _ in exchange.run() for keys in selected)
+        return num_updated, exchange.finish(np.arange(num_tables)).tolist()
+
+    with ThreadPoolExecutor(2) as pool:
+        results = [future.result(timeout=60) for future in [pool.submit(run, rank) for rank in range(2)]]
+    assert sum(num_updated for num_updated, _ in results) == num_tables
+    assert all(sums == [2 * table for table in range(num_tables)] for _, sums in results)

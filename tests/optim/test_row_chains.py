@@ -1,0 +1,91 @@
+"""Merging rows without moving them, against a plain loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.optim import kernels
+from dglkge.optim.buffers import Buffer
+from dglkge.optim.row_chains import RowChains
+
+
+def merged(chains: RowChains, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """Sums and numbers of gradients of all keys."""
+    rows = torch.empty(chains.num_keys, chains.dim, dtype=dtype)
+    counts = np.empty(chains.num_keys, np.int64)
+    chains.merge_into(np.arange(chains.num_keys), rows, counts, Buffer())
+    return rows.double().numpy(), counts
+
+
+@pytest.mark.parametrize(("num_ids", "num_rows"), [(0, 5), (1, 5), (700, 40), (5000, 3000), (9000, 2**40)])
+def test_sums_of_equal_ids(num_ids: int, num_rows: int) -> None:
+    """Several sources of strided rows, far more than the first capacity, ids beyond 32 bits."""
+    rng = np.random.default_rng(num_ids)
+    chains = RowChains(3, np.dtype(np.float32))
+    for _ in range(2):  # the second time in the same arrays
+        chains.clear()
+        sums: dict[int, np.ndarray] = {}
+        numbers: dict[int, int] = {}
+        for stride in (3, 8):
+            ids = rng.integers(0, num_rows, num_ids)
+            rows = (rng.integers(-9, 9, (num_ids, stride)) / 4).astype(np.float32)[:, :3]
+            weights = rng.integers(1, 4, num_ids)
+            chains.add(ids, rows, weights)
+            for key, row, weight in zip(ids.tolist(), rows, weights):
+                sums[key] = sums.get(key, 0) + row.astype(np.float64)
+                numbers[key] = numbers.get(key, 0) + int(weight)
+        assert list(sums) == chains.keys.tolist()  # in order of first appearance
+        rows64, counts = merged(chains, torch.float32)
+        assert counts.tolist() == list(numbers.values())
+        assert rows64.tolist() == [row.tolist() for row in sums.values()]
+        assert chains.find(np.array([*list(sums)[:5], num_rows + 1])).tolist() == [
+            *range(min(5, len(sums))),
+            -1,
+        ]
+
+
+def test_order_picks_rows_and_narrow_types_are_rounded() -> None:
+    """Rows may be given by number; sums may be written as bfloat16."""
+    chains = RowChains(2, np.dtype(np.float32))
+    rows = np.array([[1, 2], [3, 4], [1.001, 100.3]], np.float32)
+    chains.add(np.array([8, 9]), rows, None, np.array([2, 0]))
+    assert merged(chains, torch.float32)[0].tolist() == rows[[2, 0]].astype(np.float64).tolist()
+    assert merged(chains, torch.bfloat16)[0].tolist() == [[1.0, 100.5], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("num_places", [2, 3, 5])
+def test_holders_agree_on_owners_and_share_hubs(num_places: int) -> None:
+    """Whoever evaluates the rule finds the same owner, a holder; ids that all hold are dealt out evenly."""
+    rng = np.random.default_rng(num_places)
+    held = [np.unique(np.concatenate([np.arange(60), rng.integers(60, 200, 30)])) for _ in range(num_places)]
+    owner_by_place = []
+    for place, ids in enumerate(held):
+        chains = RowChains(1, np.dtype(np.float32))
+        chains.add(ids, np.zeros((len(ids), 1), np.float32))
+        owners = np.full(len(ids), place)
+        for other, others_ids in enumerate(held):
+            if other != place:
+                kernels.choose_owners(chains.find(others_ids), others_ids, other, num_places, owners)
+        owner_by_place.append(dict(zip(ids.tolist(), owners.tolist())))
+    for key in set(np.concatenate(held).tolist()):
+        holders = [place for place in range(num_places) if key in owner_by_place[place]]
+        owners = {owner_by_place[place][key] for place in holders}
+        assert len(owners) == 1
+        assert owners <= set(holders)
+    shares = np.bincount([owner_by_place[0][key] for key in range(60)], minlength=num_places)
+    assert shares.min() >= 60 // num_places
+
+
+def test_the_cache_is_given_up_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba refuses to cache without a folder; the loop is then compiled in memory."""
+    real = kernels.numba.njit
+
+    def refusing(cache: bool, **options: object) -> object:
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(cache=cache, **options)
+
+    monkeypatch.setattr(kernels.numba, "njit", refusing)
+    assert kernels.compiled(lambda x: x + 1)(2) == 3

@@ -1,0 +1,272 @@
+"""What the trainers of a test cluster do; every function takes the graph and the arguments of
+``run_cluster``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import dgl
+import torch
+import torch.distributed as dist
+
+from dglkge import optim
+from dglkge.optim import step_exchange
+
+from .oracle import CASES, batch, share, start_rows
+
+
+def rank_and_size() -> tuple[int, int]:
+    """This trainer, and how many there are."""
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def make_table(graph: Any, ntype: str, dim: int, name: str, dtype: torch.dtype = torch.float32) -> Any:
+    """An embedding whose rows are :func:`start_rows`, by node id."""
+    num_rows, policy = graph.num_nodes(ntype), graph.get_node_partition_policy(ntype)
+    table = dgl.distributed.DistEmbedding(num_rows, dim, name, part_policy=policy)
+    if dtype != torch.float32:
+        table._tensor = dgl.distributed.DistTensor((num_rows, dim), dtype, name + "_rows", part_policy=policy)
+    tensor = table.weight
+    local = tensor.kvstore.data_store[tensor.kvstore_key]
+    first = [int(policy.to_partid(torch.tensor([i]))) for i in range(num_rows)].index(policy.part_id)
+    local.copy_(start_rows(num_rows, dim)[first : first + len(local)])
+    barrier()
+    return table
+
+
+def barrier() -> None:
+    """Wait for all trainers."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def read(table: Any) -> torch.Tensor:
+    """All rows of a table."""
+    with torch.no_grad():
+        return table(torch.arange(table.num_embeddings)).clone()
+
+
+def read_state(optimizer: Any, table: Any) -> dict[str, torch.Tensor]:
+    """All state of a table."""
+    ids = torch.arange(table.num_embeddings)
+    return {key: tensor[ids].clone() for key, tensor in optimizer.state_tensors(table).items()}
+
+
+def train_by_trace(optimizer: Any, tables: list[Any], step: int, zero_first: bool) -> None:
+    """One step the way users write it; the first table is read twice."""
+    rank, size = rank_and_size()
+    losses = []
+    if zero_first:
+        optimizer.zero_grad()
+    for number, table in enumerate(tables):
+        ids, gradients = batch(step, table.num_embeddings, table.embedding_dim)
+        mine = share(step, rank, size)
+        for part in [mine[:5], mine[5:]] if number == 0 else [mine]:
+            if len(part):
+                losses.append((table(ids[part]) * gradients[part]).sum())
+    if not zero_first:
+        optimizer.zero_grad()
+    if losses:
+        sum(losses).backward()
+    optimizer.step()
+
+
+def train_by_rows(optimizer: Any, tables: list[Any], step: int) -> None:
+    """The same step through the direct entry, with ids of 32 and 64 bits in turn."""
+    rank, size = rank_and_size()
+    gradients = []
+    for table in tables:
+        ids, rows = batch(step, table.num_embeddings, table.embedding_dim)
+        mine = share(step, rank, size)
+        if len(mine):
+            gradients.append((table, ids[mine].int() if step % 2 else ids[mine], rows[mine]))
+    optimizer.step_rows(gradients)
+
+
+def all_cases(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run every case; the first and last rows are read in every step, so that a stale read would be seen."""
+    results = {}
+    if not arguments.get("shared_memory", True):
+        step_exchange.usable = lambda: False
+    for case in CASES[: arguments.get("num_cases")]:
+        tables = [
+            make_table(graph, ntype, dim, f"{case.label}_{ntype}") for ntype, dim in arguments["tables"]
+        ]
+        optimizer = getattr(optim, case.optimizer)(
+            tables, lr=case.lr, timeout_seconds=60, **case.options, **case.transport
+        )
+        for step in range(arguments["num_steps"]):
+            if step % 3 == 0:
+                train_by_trace(optimizer, tables, step, zero_first=step % 2 == 0)
+            else:
+                train_by_rows(optimizer, tables, step)
+        optimizer.finish()
+        barrier()
+        results[case.label] = [(read(table), read_state(optimizer, table)) for table in tables]
+        results["leaks", case.label] = [len(table._trace) for table in tables]
+        barrier()
+    results["sent_bytes"] = optimizer.sent_bytes
+    return results
+
+
+def save_state(graph: Any, arguments: dict[str, Any]) -> Any:
+    """Train some steps, save by original ids and by node ids."""
+    rank, size = rank_and_size()
+    table = make_table(graph, "user", 5, "saved")
+    optimizer = optim.SparseAdam([table], lr=0.05)
+    maps = {"saved": arguments["original_ids"]}
+    for step in range(4):
+        ids, rows = batch(step, table.num_embeddings, 5)
+        node_of = torch.argsort(arguments["original_ids"])
+        mine = share(step, rank, size)
+        optimizer.step_rows([(table, node_of[ids[mine]], rows[mine])])
+    optimizer.save(arguments["folder"] / "by_original", original_ids=maps)
+    optimizer.save(str(arguments["folder"] / "by_node"))
+    return {
+        key: rows[torch.argsort(arguments["original_ids"])]
+        for key, rows in read_state(optimizer, table).items()
+    }
+
+
+def load_state(graph: Any, arguments: dict[str, Any]) -> Any:
+    """Load what another cluster saved; returns the state in the order of original ids and the learning
+    rate."""
+    table = make_table(graph, "user", 5, "saved")
+    optimizer = optim.SparseAdam([table], lr=arguments["lr"], eps=1e-3)
+    optimizer.load(arguments["folder"] / "by_original", original_ids={"saved": arguments["original_ids"]})
+    barrier()
+    state = {
+        key: rows[torch.argsort(arguments["original_ids"])]
+        for key, rows in read_state(optimizer, table).items()
+    }
+    messages = []
+    for call in (
+        lambda: optimizer.load(arguments["folder"] / "by_node"),
+        lambda: optimizer.load(arguments["folder"] / "by_original"),
+        lambda: optimizer.load(arguments["folder"] / "nothing"),
+    ):
+        try:
+            call()
+            messages.append("")
+        except (ValueError, FileNotFoundError) as error:
+            messages.append(str(error))
+    return state, optimizer._lr, optimizer._eps, messages
+
+
+def misuse(graph: Any, arguments: dict[str, Any]) -> None:
+    """Collect what every kind of misuse raises on each trainer."""
+    rank, size = rank_and_size()
+    caught: dict[str, Any] = {}
+
+    def catch(name: str, call: Any) -> None:
+        try:
+            call()
+            caught[name] = None
+        except Exception as error:
+            caught[name] = (type(error).__name__, str(error))
+
+    table = make_table(graph, "user", 3, "misused")
+    skipping, raising = make_table(graph, "user", 3, "skipping"), make_table(graph, "user", 3, "raising")
+    rows = torch.ones(2, 3)
+    rows[1, 2] = float("nan") if rank == size - 1 else 1.0
+    ids = torch.tensor([1, 4])
+    optimizer = optim.SparseAdagrad([skipping], lr=0.1, nonfinite="skip")
+    optimizer.step_rows([(skipping, ids, rows)])
+    caught["skipped"] = optimizer.num_skipped_rows
+    barrier()
+    caught["rows after skip"] = read(skipping)[ids]
+    strict = optim.SparseAdagrad([raising], lr=0.1)
+    catch("nonfinite", lambda: strict.step_rows([(raising, ids, rows)]))
+    catch("after nonfinite", lambda: strict.step_rows([(raising, ids, torch.ones(2, 3))]))
+    late = optim.SparseAdagrad([table], lr=0.1, timeout_seconds=1.5)
+    late.step_rows([])
+    if rank != 0:  # trainer 0 leaves out this step
+        catch("late", lambda: late.step_rows([]))
+    leave(caught, together=True)
+
+
+def give_up(graph: Any, arguments: dict[str, Any]) -> str:
+    """Trainer 1 passes an impossible id; the others learn at once that it gave up."""
+    rank, _ = rank_and_size()
+    table = make_table(graph, "user", 3, "given_up")
+    optimizer = optim.RowAdagrad([table], lr=0.1, timeout_seconds=100)
+    optimizer.step_rows([])
+    ids = torch.tensor([0, 1000 if rank == 1 else 2])
+    try:
+        optimizer.step_rows([(table, ids, torch.ones(2, 3))])
+    except (ValueError, ConnectionError) as error:
+        message = f"{type(error).__name__}: {error}"
+    barrier()
+    return message
+
+
+def die(graph: Any, arguments: dict[str, Any]) -> str:
+    """Trainer 1 ends without a word; the others must not hang."""
+    rank, _ = rank_and_size()
+    table = make_table(graph, "user", 3, "orphan")
+    optimizer = optim.RowAdagrad([table], lr=0.1, timeout_seconds=100)
+    optimizer.step_rows([])
+    if rank == 1:
+        os._exit(9)
+    try:
+        optimizer.step_rows([])
+    except ConnectionError as error:
+        leave({"message": str(error)})
+    return ""
+
+
+def leave(result: Any, together: bool = False) -> None:
+    """Write the result and end this process without DGL's farewell, which waits for all clients.
+
+    ``together``: stay until all trainers have written theirs, so that nobody sees another one go.
+    """
+    rank, size = rank_and_size()
+    folder = Path(os.environ["TEST_FOLDER"])
+    torch.save(result, folder / f"unfinished{rank}.pt")
+    os.replace(folder / f"unfinished{rank}.pt", folder / f"result{rank}.pt")
+    deadline = time.monotonic() + 60
+    while together and time.monotonic() < deadline:
+        if all((folder / f"result{other}.pt").exists() for other in range(size)):
+            break
+        time.sleep(0.02)
+    os._exit(0)
+
+
+def dgl_defects(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same gradients through DGL's optimizer and ours, one process."""
+    results = {}
+    for name, module in (("dgl", dgl.distributed.optim), ("ours", optim)):
+        table = make_table(graph, "user", 1, f"defects_{name}")
+        optimizer = module.SparseAdagrad([table], lr=0.1)
+        torch.manual_seed(0)
+        for _ in range(200):
+            rows = table(torch.tensor([3]))
+            optimizer.zero_grad()
+            (rows * (2 + torch.rand(1))).sum().backward()
+            optimizer.step()
+        rows = table(torch.tensor([7, 7, 7]))
+        optimizer.zero_grad()
+        (rows * torch.tensor([[1.0], [2.0], [3.0]])).sum().backward()
+        optimizer.step()
+        results[name] = (read(table), optimizer._state[table.name][torch.arange(table.num_embeddings)])
+    return results
+
+
+def dgl_uneven(graph: Any, arguments: dict[str, Any]) -> None:
+    """Three trainers and two servers: ours first, then DGL's, which fails."""
+    rank, size = rank_and_size()
+    results: dict[str, Any] = {}
+    for name, module in (("ours", optim), ("dgl", dgl.distributed.optim)):
+        table = make_table(graph, "user", 2, f"uneven_{name}")
+        optimizer = module.SparseAdagrad([table], lr=0.1)
+        rows = table(torch.tensor([rank, size]))
+        rows.sum().backward()
+        try:
+            optimizer.step()
+            results[name] = read(table)
+        except Exception as error:
+            results[name] = f"{type(error).__name__}: {error}"
+    leave(results)
