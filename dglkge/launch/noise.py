@@ -13,6 +13,8 @@ _NOISE = re.compile(
     r"|start graph service on server \d+ for part \d+$"
     r"|Client \[\d+\] waits on [\d.:]+$"
     r"|Machine \(\d+\) group \(\d+\) client \(\d+\) connect to server successfuly!$"
+    r"|Warning! Interface: \w+ ?$"
+    r"|IP address not available for interface\.$"
     r"|Server is waiting for connections (non-blockingly )?on \[.*\]\.\.\.$"
     r"|Client ?\[\d+\] in group ?\[\d+\] is exiting\.\.\.$"
     r"|Server ?\(\d+\) shutdown\.$"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,8 @@ from tqdm import tqdm
 
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
+
+logger = logging.getLogger(__name__)
 
 REPORTS_PER_EPOCH = 20
 """Losses are summed over trainers this often; more often would only cost a round of messages."""
@@ -52,8 +55,11 @@ class EpochReport:
         self._recent = np.zeros(2)  # summed loss and triples of this trainer since the last report
         self._epoch_total = np.zeros(2)
         self._started = self._last = time.monotonic()
-        title = f"epoch {epoch + 1}/{num_epochs}"
-        self._bar = tqdm(total=num_batches, initial=first_batch, desc=title, unit="batch", disable=not bar)
+        self._title = f"epoch {epoch + 1}/{num_epochs}"
+        self._has_bar = bar
+        self._bar = tqdm(
+            total=num_batches, initial=first_batch, desc=self._title, unit="batch", disable=not bar
+        )
 
     def count(self, batches_done: int, loss: float, num_triples: int) -> None:
         """Take note of a trained batch."""
@@ -86,6 +92,9 @@ class EpochReport:
             speed = f"{record['edges_per_second']:,.0f}"
             self._bar.set_postfix_str(f"loss {record['loss']:.4f}, {speed} edges/s", refresh=False)
             self._bar.update(batches_done - self._bar.n)
+            if batches_done == self._num_batches and not self._has_bar:
+                loss, seconds = record["epoch_loss"], record["epoch_seconds"]
+                logger.info("%s: loss %.4f, %.1f s", self._title, loss, seconds)
         self._last = now
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,14 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_one_process_alone_reports_its_own_sums(tmp_path: Path) -> None:
+def test_one_process_alone_reports_its_own_sums(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     path = tmp_path / "stats.jsonl"
     epoch = EpochReport(Cluster(World(), graph=None), path, 0, 1, 0, 2, bar=False)
     epoch.count(1, 6.0, 3)
     epoch.count(2, 2.0, 1)
     assert [record["loss"] for record in lines(path)] == [2.0, 2.0]
+    assert "epoch 1/1: loss 2.0000, " in caplog.text
 
 
 def test_rank_0_shows_a_bar_where_a_person_watches() -> None:
