@@ -33,7 +33,12 @@ def steps(folder: Path, *arguments: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "target, venv, lane",
-    [("test", ".venv", "dgl1"), ("demo", ".venv", "dgl1"), ("test-dgl2", ".venv-dgl2", "dgl2")],
+    [
+        ("test", ".venv", "dgl1"),
+        ("demo", ".venv", "dgl1"),
+        ("test-dgl2", ".venv-dgl2", "dgl2"),
+        ("test-pbg", ".venv-pbg", "dgl1"),
+    ],
 )
 def test_installs_once(copy, target, venv, lane):
     first = "\n".join(steps(copy, target))

@@ -25,8 +25,8 @@ OPTIMIZER_GROUP = "optimizer"
 STATE_BLOB = "state_dict"
 BLOB_DTYPE = np.dtype("V1")
 
-BLOCK_BYTES = 64 << 20
-"""Rows are copied in blocks of about this size, so that no table is ever held twice."""
+BLOCK_BYTES = 4 << 20
+"""Rows are put in order in blocks of about this size: small enough for a cache, and for memory used again."""
 
 
 @contextlib.contextmanager
@@ -120,8 +120,13 @@ def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tenso
             values = values.detach()
             # An empty dataset has no place, and no blocks either.
             raw.seek(offsets[name] or 0)
+            memory = None
             for start, stop in row_blocks(tuple(values.shape), _numpy_dtype(values).itemsize):
-                raw.write(values[order[start:stop]].cpu().numpy().data)
+                if memory is None:
+                    memory = torch.empty((stop - start, *values.shape[1:]), dtype=values.dtype)
+                block = memory[: stop - start]
+                torch.index_select(values, 0, order[start:stop], out=block)
+                raw.write(block.numpy().data)
 
 
 def _numpy_dtype(values: torch.Tensor) -> np.dtype:
@@ -152,6 +157,13 @@ def map_rows(path: Path, dataset: h5py.Dataset) -> np.ndarray:
         # An empty dataset has no place in the file, a chunked or compressed one has many.
         return dataset[...]
     return np.memmap(path, dtype=dataset.dtype, mode="c", offset=offset, shape=dataset.shape)
+
+
+def original_ids(path: Path, file: h5py.File, first_id: int) -> np.ndarray:
+    """Return the original id of each row; where there is none they count from ``first_id`` on."""
+    if ORIGINAL_IDS in file:
+        return map_rows(path, file[ORIGINAL_IDS])
+    return np.arange(first_id, first_id + len(file[EMBEDDINGS]), dtype=np.int64)
 
 
 def write_blob(group: h5py.Group, state: Mapping[str, Any]) -> None:
@@ -193,7 +205,8 @@ def read_state(file: h5py.File) -> dict[str, h5py.Dataset | np.ndarray]:
     if plain or STATE_BLOB not in group:
         return plain
     state = read_blob(group[STATE_BLOB]).get("state", {})
-    tensors = state[0] if set(state) == {0} else {}
+    # In a file of operators, PyTorch-BigGraph's blob is by parameter and not by row.
+    tensors = state[0] if set(state) == {0} and "model" not in file else {}
     return {
         name: value.numpy()
         for name, value in tensors.items()

@@ -17,6 +17,8 @@ RELATION_COUNT_FILE = "dynamic_rel_count.txt"
 RELATION_NAMES_FILE = "dynamic_rel_names.json"
 TEMPORARY_SUFFIX = ".tmp"
 RECEIPT_SUFFIX = ".receipt.json"
+DAMAGED_PREFIX = "damaged_v"
+STATS_FILE = "training_stats.json"
 
 _VERSIONED = re.compile(
     r"(?:embeddings_.+_\d+\.v(?P<part>\d+)\.h5|model\.v(?P<model>\d+)\.h5|manifest\.v(?P<manifest>\d+)\.json)"

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
-from dglkge.checkpoint import layout, part_files, restore
-from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, check_complete, check_same_run
+from dglkge.checkpoint import restore, snapshots
+from dglkge.checkpoint.fallback import fall_back
+from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
+from dglkge.checkpoint.row_copy import RowCopy
 from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.data.relation_vocabulary import RelationVocabulary
+from dglkge.checkpoint.version_writer import NewVersion, VersionWriter, refuse_missing_relations
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
 from dglkge.typing import TablePart
 
 logger = logging.getLogger(__name__)
 
+WRITER_LIMIT_SECONDS = 600.0
+"""A save fails when another machine's files have not changed for so long."""
+
 
 class CheckpointManager:
     """Saves and restores the tables of a run; each machine handles what it owns.
 
-    All trainers call :meth:`save` together. The folder is one that all machines see.
+    All trainers call :meth:`save` or :meth:`start` together. The folder is one that all machines see.
 
     Parameters
     ----------
@@ -38,6 +43,8 @@ class CheckpointManager:
         The entities' names by type; a type that is not there has its ids for names.
     num_parts : int or None
         Parts of each table over all machines; None where this process owns them all.
+    limit_seconds : float
+        How long rank 0 waits for another machine of which nothing new is seen.
     """
 
     def __init__(
@@ -48,13 +55,17 @@ class CheckpointManager:
         barrier: Callable[[], None],
         names: Mapping[str, Vocabulary] | None = None,
         num_parts: int | None = None,
+        limit_seconds: float = WRITER_LIMIT_SECONDS,
     ) -> None:
         self.storage = CheckpointStorage(path)
         self.rank = rank
         self.is_writer = is_writer
         self.barrier = barrier
-        self.names = names or {}
         self.num_parts = num_parts
+        self.row_copy = RowCopy()
+        self._writer = VersionWriter(self.storage, names or {}, limit_seconds)
+        self._writing: Future[object] | None = None
+        self._stats: list[Mapping[str, Any]] = []
 
     def latest(self) -> CheckpointMeta | None:
         """Return what the newest version says about its run; None where the folder holds no checkpoint.
@@ -67,17 +78,61 @@ class CheckpointManager:
         manifest = self.storage.published()
         return None if manifest is None else manifest.meta
 
-    def save(self, parts: Sequence[TablePart], relations: TablePart | None, meta: CheckpointMeta) -> int:
-        """Write and publish a new version, then drop the older ones.
+    def fall_back(self) -> None:
+        """Go back to the newest good version if the newest is damaged; a collective.
+
+        Raises
+        ------
+        CheckpointError
+            If no version is whole.
+        """
+        if self.rank == 0:
+            fall_back(self.storage)
+        self.barrier()
+
+    def save(
+        self,
+        parts: Sequence[TablePart],
+        relations: TablePart | None,
+        meta: CheckpointMeta,
+        snapshots: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> int:
+        """Write and publish a new version, then drop the older ones; takes no copy of the rows.
+
+        Parameters and errors are those of :meth:`start`. When it returns, on any rank, the version counts.
+        """
+        version = self.start(parts, relations, meta, snapshots, copy=False)
+        self.finish()
+        self.barrier()
+        return version
+
+    def reserve(self, parts: Sequence[TablePart]) -> None:
+        """Touch the memory of the copies in a thread; else training would wait for that at the first save."""
+        if self.is_writer:
+            self._in_thread(lambda: [self.row_copy.of(part) for part in parts])
+
+    def start(
+        self,
+        parts: Sequence[TablePart],
+        relations: TablePart | None,
+        meta: CheckpointMeta,
+        snapshots: Mapping[str, Mapping[str, Any]] | None = None,
+        copy: bool = True,
+    ) -> int:
+        """Start to write a new version in a thread; a save that runs is finished first.
 
         Parameters
         ----------
         parts : sequence of TablePart
             The entity rows that this machine owns; looked at where ``is_writer``.
         relations : TablePart or None
-            All relations; looked at on rank 0.
+            All relations, in memory that nobody changes; looked at on rank 0.
         meta : CheckpointMeta
             The run, its progress among it; the same on every rank.
+        snapshots : mapping of str to mapping, optional
+            Names under which the version is kept when newer ones come, and why.
+        copy : bool
+            Take a copy, after which the rows may change. Else they must not before :meth:`finish`.
 
         Returns
         -------
@@ -87,9 +142,11 @@ class CheckpointManager:
         Raises
         ------
         CheckpointError
-            If the folder holds a damaged checkpoint or one of another model or dataset, or the parts do
-            not make up whole tables. The version before stays as it is.
+            If the save before failed, or the folder holds a damaged checkpoint or one of another model or
+            dataset. What goes wrong in the thread, :meth:`check` and :meth:`finish` raise.
         """
+        self.finish()
+        self.barrier()  # the save before is published
         previous = self.storage.published()
         if previous is not None:
             check_same_run(previous.meta, meta)
@@ -99,14 +156,46 @@ class CheckpointManager:
             self.storage.prepare()
             self.storage.drop_unpublished(version - 1)
         self.barrier()  # nobody writes before the leavings of an interrupted save are gone
-        self._write(version, parts, relations, meta, previous)
-        self.barrier()  # everything is on the disk
-        if self.rank == 0:
-            self._publish(version, meta)
-        self.barrier()  # the version counts
-        if self.rank == 0 or self.is_writer:
-            self.storage.drop_older(version)
+        mine = parts if self.is_writer else []
+        if copy:
+            mine = [self.row_copy.of(part) for part in mine]
+            self.barrier()  # from here on training may change the rows
+        num_parts = self.num_parts or 1 + max((part.part for part in parts), default=0)
+        shared = refuse_missing_relations(relations) if self.rank == 0 else None
+        stats, self._stats = self._stats, []
+        new = NewVersion(version, meta, num_parts, mine, shared, previous, snapshots or {}, stats)
+        self._in_thread(lambda: self._write(new))
         return version
+
+    def check(self) -> None:
+        """Raise what went wrong in the thread, if anything did; does not wait."""
+        if self._writing is not None and self._writing.done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until this process's share of the save is on the disk; on rank 0, until the version counts.
+
+        Raises
+        ------
+        CheckpointError
+            If a file could not be written, or another machine's are missing. The version before stays.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def add_stats(self, record: Mapping[str, Any]) -> None:
+        """Take note of what training measured; the next version brings it to training_stats.json."""
+        self._stats.append(record)
+
+    def keep_best(self, score: float, note: Mapping[str, Any]) -> bool:
+        """Keep the newest version as ``best/`` if its score is above that of the one kept; rank 0 alone."""
+        self.finish()
+        best = snapshots.read_note(self.storage.path, snapshots.BEST).get("score")
+        if best is not None and not score > best:
+            return False
+        self.storage.keep(self.storage.published_version(), snapshots.BEST, {"score": score, **note})
+        return True
 
     def restore(self, parts: Sequence[TablePart], relations: TablePart | None = None) -> CheckpointMeta:
         """Fill live tables, rows and state, from the newest version, whatever parts it has.
@@ -139,65 +228,16 @@ class CheckpointManager:
             restore.fill_part(self.storage.path, manifest, part)
         return manifest.meta
 
-    def _write(
-        self,
-        version: int,
-        parts: Sequence[TablePart],
-        relations: TablePart | None,
-        meta: CheckpointMeta,
-        previous: Manifest | None,
-    ) -> None:
-        """Write this process's files of a version, and a receipt for each."""
-        num_parts = self.num_parts or 1 + max((part.part for part in parts), default=0)
-        config = bigraph_config(meta, num_parts, str(self.storage.path.resolve()))
-        attributes = bigraph_attributes(meta, config)
-        if self.is_writer:
-            for part in parts:
-                entry = part_files.write_part(self.storage, version, part, meta, attributes)
-                if not self._has_names(entry, previous):
-                    names = self.names.get(part.table)
-                    part_files.write_names(self.storage, part, names)
-                self.storage.write_receipt(entry)
-        if self.rank == 0:
-            if relations is None:
-                raise CheckpointError("rank 0 was handed no relations to save")
-            self.storage.write_receipt(
-                part_files.write_relations(self.storage, version, relations, meta, attributes)
-            )
+    def _in_thread(self, work: Callable[[], object]) -> None:
+        """Start some work in a thread of its own, which ends with it."""
+        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint")
+        self._writing = thread.submit(work)
+        thread.shutdown(wait=False)
 
-    def _has_names(self, entry: FileEntry, previous: Manifest | None) -> bool:
-        """Tell whether the lists of names that a part would get lie in the folder already."""
-        files = (
-            layout.entity_names_file(entry.table, entry.part),
-            layout.entity_count_file(entry.table, entry.part),
-        )
-        if previous is None or not all((self.storage.path / name).is_file() for name in files):
-            return False
-        known = {(old.table, old.part): old.ids_crc32 for old in previous.files}
-        return known.get((entry.table, entry.part)) == entry.ids_crc32
-
-    def _publish(self, version: int, meta: CheckpointMeta) -> None:
-        """Check that all of a version is there, describe it and make it the one that counts."""
-        files = self.storage.read_receipts(version)
-        check_complete(meta, files)
-        num_parts = max(entry.part for entry in files) + 1
-        self._write_shared_files(meta, num_parts, anew=version == 1)
-        self.storage.write_text(layout.manifest_file(version), Manifest(version, meta, files).to_json())
-        self.storage.publish(version)
-        self.storage.remove_receipts(version)
-        self.storage.drop_names_from(num_parts)
-        logger.info("checkpoint version %d in %s", version, self.storage.path)
-
-    def _write_shared_files(self, meta: CheckpointMeta, num_parts: int, anew: bool) -> None:
-        """Write the files that do not belong to one version: PyTorch-BigGraph's config, and names."""
-        config = bigraph_config(meta, num_parts, str(self.storage.path.resolve()))
-        self.storage.write_text(layout.CONFIG_FILE, json.dumps(config, indent=4))
-        for table, names in self.names.items():
-            missing = not (self.storage.path / layout.vocabulary_file(table)).is_file()
-            if table in meta.entity_types and (anew or missing):
-                with self.storage.new_file(layout.vocabulary_file(table)) as path:
-                    names.save(path)
-        if anew or not (self.storage.path / layout.RELATION_NAMES_FILE).is_file():
-            labels = RelationVocabulary(meta.relations).labels.names
-            self.storage.write_text(layout.RELATION_COUNT_FILE, f"{len(labels)}\n")
-            self.storage.write_text(layout.RELATION_NAMES_FILE, json.dumps(list(labels), indent=4))
+    def _write(self, new: NewVersion) -> None:
+        """Write in the thread; what goes wrong is told at once, on every rank."""
+        try:
+            self._writer.write(new)
+        except BaseException as error:
+            logger.error("checkpoint version %d was not written: %s", new.version, error)
+            raise

@@ -13,6 +13,9 @@ from dglkge.checkpoint.layout import MANIFEST_VERSION
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, Relation
 
+UNKNOWN_CRC32 = -1
+"""Stands where there is no checksum: in what PyTorch-BigGraph wrote."""
+
 
 @dataclass(frozen=True)
 class CheckpointMeta:

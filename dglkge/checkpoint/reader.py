@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dglkge.checkpoint import layout
+from dglkge.checkpoint import bigraph_reader, hdf5_format, layout
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.table import CheckpointTable, entity_table, relation_table
@@ -21,7 +21,7 @@ from dglkge.typing import RELATION, RowShard
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open the newest version of a checkpoint.
+    """Open the newest version of a checkpoint, ours or PyTorch-BigGraph's.
 
     Parameters
     ----------
@@ -46,6 +46,9 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     folder = checkpoint_folder(path)
     storage = CheckpointStorage(folder)
+    version = storage.published_version()
+    if bigraph_reader.is_bigraph(folder, version):
+        return Checkpoint(storage, bigraph_reader.read_manifest(folder, version))
     manifest = storage.published()
     if manifest is None:
         raise CheckpointError(f"{folder} holds no checkpoint: no version of it was ever completed")
@@ -139,9 +142,10 @@ class Checkpoint:
         if entity_type not in self._vocabularies:
             path = self.path / layout.vocabulary_file(entity_type)
             count = self.meta.entity_types[entity_type]
-            if path.is_file():
+            names = self._listed_names(entity_type)
+            if names is None and path.is_file():
                 names = Vocabulary.load(path, "entity")
-            else:
+            elif names is None:
                 names = Vocabulary([str(id_) for id_ in range(count)], "entity")
             if len(names) != count:
                 raise CheckpointError(f"{path} has {len(names)} names, expected {count}")
@@ -173,6 +177,11 @@ class Checkpoint:
         """Return all rows of a table, as one shard for each file."""
         return self[table].shards
 
+    def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each tensor of optimizer state in a table's first file, by name."""
+        with hdf5_format.open_file(self.path / self.manifest.of_table(table)[0].name) as file:
+            return {name: tuple(values.shape) for name, values in hdf5_format.read_state(file).items()}
+
     def verify(self) -> None:
         """Compare every file with its checksum.
 
@@ -182,6 +191,13 @@ class Checkpoint:
             Naming the first damaged file.
         """
         self.storage.check_files(self.manifest, checksums=True)
+
+    def _listed_names(self, entity_type: str) -> Vocabulary | None:
+        """Return the names from PyTorch-BigGraph's lists, where it wrote the checkpoint."""
+        if not bigraph_reader.is_bigraph(self.path, self.version):
+            return None
+        num_parts = len(self.manifest.of_table(entity_type))
+        return bigraph_reader.entity_names(self.path, self.meta, entity_type, num_parts)
 
     def _check_table(self, table: str) -> None:
         known = [*self.entity_types, RELATION]

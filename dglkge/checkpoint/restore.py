@@ -19,7 +19,9 @@ from dglkge.typing import RELATION, TablePart
 logger = logging.getLogger(__name__)
 
 
-def fill_part(folder: Path, manifest: Manifest, part: TablePart) -> None:
+def fill_part(
+    folder: Path, manifest: Manifest, part: TablePart, saved_ids: torch.Tensor | None = None
+) -> None:
     """Write the checkpoint's rows and state over those of a live part.
 
     Parameters
@@ -28,21 +30,30 @@ def fill_part(folder: Path, manifest: Manifest, part: TablePart) -> None:
     manifest : Manifest
     part : TablePart
         Filled in place.
+    saved_ids : (n,) int64 tensor, optional
+        Original id that each row has in the checkpoint, -1 for a row that stays as it is; without them the
+        part's own ids.
 
     Raises
     ------
     CheckpointError
         If the checkpoint lacks one of the rows, or has them in another width.
     """
-    sorted_ids, order = torch.sort(part.original_ids)
+    wanted = part.original_ids if saved_ids is None else saved_ids
+    present = (wanted >= 0).nonzero().squeeze(1)
+    sorted_ids, order = torch.sort(wanted[present])
+    order = present[order]
     live_ids = sorted_ids.cpu().numpy()
-    num_found = 0
+    num_found = first_id = 0
     for entry in manifest.of_table(part.table):
         path = folder / entry.name
         with hdf5_format.open_file(path) as file:
-            ids, rows = _ids_and_rows(path, file, part, manifest.meta)
+            ids, rows = _ids_and_rows(path, file, part, manifest.meta, first_id)
+            first_id += entry.num_rows
             state = hdf5_format.read_state(file)
-            wanted = {name: live for name, live in part.state.items() if _state_fits(name, live, state, path)}
+            live_state = {
+                name: live for name, live in part.state.items() if _state_fits(name, live, state, path)
+            }
             for name in sorted(set(state) - set(part.state)):
                 logger.warning("%s: optimizer state %r is not used by this run's optimizer", path, name)
             for start, stop in hdf5_format.row_blocks((len(ids), *rows.shape[1:]), rows.dtype.itemsize):
@@ -52,7 +63,7 @@ def fill_part(folder: Path, manifest: Manifest, part: TablePart) -> None:
                 num_found += len(here)
                 target = order[torch.from_numpy(live)]
                 _copy_block(part.rows, target, rows[start:stop], here)
-                for name, values in wanted.items():
+                for name, values in live_state.items():
                     _copy_block(values, target, state[name][start:stop], here)
     if num_found != len(live_ids):
         raise CheckpointError(
@@ -86,7 +97,7 @@ def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
 
 
 def _ids_and_rows(
-    path: Path, file: h5py.File, part: TablePart, meta: CheckpointMeta
+    path: Path, file: h5py.File, part: TablePart, meta: CheckpointMeta, first_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the original ids and the rows of a file, mapped where that is possible."""
     if part.table == RELATION:
@@ -94,7 +105,7 @@ def _ids_and_rows(
         ids = np.arange(len(rows))
     else:
         rows = hdf5_format.map_rows(path, file[hdf5_format.EMBEDDINGS])
-        ids = hdf5_format.map_rows(path, file[hdf5_format.ORIGINAL_IDS])
+        ids = hdf5_format.original_ids(path, file, first_id)
     if rows.shape[1:] != tuple(part.rows.shape[1:]):
         raise CheckpointError(
             f"{path}: rows of table {part.table!r} are {rows.shape[1]} wide, "

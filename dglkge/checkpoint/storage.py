@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from dglkge.checkpoint import hdf5_format, layout
-from dglkge.checkpoint.manifest import FileEntry, Manifest
+from dglkge.checkpoint import hdf5_format, layout, snapshots
+from dglkge.checkpoint.durable import sync
+from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest
 from dglkge.errors import CheckpointError
 
 
@@ -28,6 +30,9 @@ class CheckpointStorage:
         entity_names_{type}_{part}.json   names of a part in the order of its rows
         entity_count_{type}_{part}.txt    number of rows of a part
         dynamic_rel_count.txt, dynamic_rel_names.json
+        training_stats.json               JSON lines: what each epoch's training measured
+        epoch_{E}/, best/                 links to a version that is kept; see snapshots.py
+        damaged_v{V}/                     what checkpoint.fallback moved out of the way
 
     The HDF5 files are PyTorch-BigGraph's version 1. Their root has the attributes ``format_version``
     (1), ``config/json`` (the text of config.json) and ``iteration/*``. In an embeddings file the rows
@@ -71,11 +76,6 @@ class CheckpointStorage:
     ----------
     path : path
         The folder; it need not exist.
-
-    Examples
-    --------
-    >>> CheckpointStorage("/no/such/folder").published_version()
-    0
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -92,7 +92,7 @@ class CheckpointStorage:
         """
         path = self.path / layout.VERSION_FILE
         if not path.exists():
-            if any(True for _ in self._versioned()):
+            if any(True for _ in self.versioned()):
                 raise CheckpointError(
                     f"{path} is missing, but files of a checkpoint lie beside it; {self._advice()}"
                 )
@@ -104,7 +104,7 @@ class CheckpointStorage:
             got = f"reads {text[:40]!r}" if text else "is empty"
             raise CheckpointError(f"{path} {got}; expected one number; {self._advice()}")
         version = int(text)
-        newer = any(not found.temporary and found.version > version + 1 for _, found in self._versioned())
+        newer = any(not found.temporary and found.version > version + 1 for _, found in self.versioned())
         if newer and (self.newest_good() or 0) > version + 1:
             raise CheckpointError(
                 f"{path} reads {text!r}, but a newer version lies beside it; {self._advice()}"
@@ -167,12 +167,12 @@ class CheckpointStorage:
         size = path.stat().st_size
         if size != entry.size_bytes:
             raise CheckpointError(f"{path} is damaged: it has {size} bytes, expected {entry.size_bytes}")
-        if checksum and hdf5_format.file_crc32(path) != entry.crc32:
+        if checksum and hdf5_format.file_crc32(path) != entry.crc32 != UNKNOWN_CRC32:
             raise CheckpointError(f"{path} is damaged: its checksum is not the one in the manifest")
 
     def newest_good(self) -> int | None:
         """Return the newest version whose files are all there with the right checksums; None if no one is."""
-        versions = {found.version for _, found in self._versioned() if not found.temporary}
+        versions = {found.version for _, found in self.versioned() if not found.temporary}
         for version in sorted(versions, reverse=True):
             with contextlib.suppress(CheckpointError):
                 self.check_files(self.manifest(version), checksums=True)
@@ -208,9 +208,9 @@ class CheckpointStorage:
         temporary = self.path / (name + layout.TEMPORARY_SUFFIX)
         try:
             yield temporary
-            _sync(temporary)
+            sync(temporary)
             os.replace(temporary, self.path / name)
-            _sync(self.path)
+            sync(self.path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
             raise CheckpointError(f"cannot write {self.path / name}: {error.strerror or error}") from error
@@ -241,15 +241,34 @@ class CheckpointStorage:
         for path in self.path.glob(layout.receipt_file(f"*.v{version}.h5")):
             path.unlink(missing_ok=True)
 
+    def signs_of_life(self, version: int) -> list[tuple[str, int]]:
+        """Return the files of a version, unfinished ones among them, and when they last changed."""
+        found = []
+        for path, one in self.versioned():
+            if one.version == version:
+                with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+                    found.append((path.name, path.stat().st_mtime_ns))
+        return found
+
+    def keep(self, version: int, name: str, note: Mapping[str, Any]) -> None:
+        """Keep a version under a name, as :func:`dglkge.checkpoint.snapshots.take` does."""
+        try:
+            snapshots.take(self.path, name, version, note)
+        except OSError as error:
+            raise CheckpointError(f"cannot write {self.path / name}: {error.strerror or error}") from error
+
     def drop_older(self, version: int) -> None:
-        """Remove all files of older versions. Any number of processes may do so at once."""
-        for path, found in self._versioned():
-            if found.version < version:
+        """Remove all files of older versions, apart from those that a snapshot keeps."""
+        kept = snapshots.kept_versions(self.path)
+        for path, found in self.versioned():
+            leaving = path.name.endswith(layout.RECEIPT_SUFFIX)
+            if found.version < version and (leaving or found.version not in kept):
                 path.unlink(missing_ok=True)
 
     def drop_unpublished(self, version: int) -> None:
         """Remove what an interrupted save left: files newer than ``version`` and unfinished ones."""
-        for path, found in self._versioned():
+        snapshots.mend(self.path, version)
+        for path, found in self.versioned():
             if found.version > version or found.temporary:
                 path.unlink(missing_ok=True)
 
@@ -260,7 +279,7 @@ class CheckpointStorage:
             if part is not None and part >= num_parts:
                 path.unlink(missing_ok=True)
 
-    def _versioned(self) -> Iterator[tuple[Path, layout.VersionedFile]]:
+    def versioned(self) -> Iterator[tuple[Path, layout.VersionedFile]]:
         """Yield the files that belong to a version."""
         paths: Sequence[Path] = sorted(self.path.iterdir()) if self.path.is_dir() else []
         for path in paths:
@@ -274,15 +293,6 @@ class CheckpointStorage:
         if good is None:
             return "no version in the folder is whole; move the folder away to start anew"
         return (
-            f"the newest good version is {good}: "
-            f"write {good} into {layout.VERSION_FILE} to go on from it, or move the folder away to start anew"
+            f"the newest good version is {good}: set checkpoint.fallback=true to go on from it "
+            f"(what is newer is moved aside), or move the folder away to start anew"
         )
-
-
-def _sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

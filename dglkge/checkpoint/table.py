@@ -130,13 +130,15 @@ def entity_table(
     names : callable
         Returns its vocabulary, which is read only when a name is asked for.
     """
-    shards = []
+    shards: list[FileShard] = []
+    first_id = 0
     for entry in entries:
         path = folder / entry.name
         with hdf5_format.open_file(path) as file:
-            ids = hdf5_format.map_rows(path, file[hdf5_format.ORIGINAL_IDS])
+            ids = hdf5_format.original_ids(path, file, first_id)
             rows = hdf5_format.map_rows(path, file[hdf5_format.EMBEDDINGS])
         shards.append(FileShard(torch.from_numpy(ids), torch.from_numpy(rows)))
+        first_id += entry.num_rows
     return CheckpointTable(entries[0].table, shards, lambda name: names().id(name))
 
 

@@ -11,11 +11,14 @@ from dglkge.cli.output import human_bytes, print_columns, print_json
 from dglkge.inference.export import FORMATS, export_tables
 from dglkge.typing import RELATION
 
-HELP = "write the embeddings as npy, TSV or word2vec text"
+HELP = "write the embeddings as npy, Parquet, safetensors, TSV, word2vec text or DGL-KE's files"
 DESCRIPTION = """Write the rows of every table, in the order of the dataset's ids.
-  npy       {table}.npy (n, D) float32, and the names in {table}.names.txt
-  tsv       {table}.tsv: a name and its numbers on each line, separated by tabs
-  word2vec  {table}.vec: a line with n and D, then a name (white space replaced by _) and its numbers
+  npy         {table}.npy (n, D) float32, and the names in {table}.names.txt
+  parquet     {table}.parquet with columns name and embedding
+  safetensors {table}.safetensors with one tensor, embeddings, and the names in {table}.names.txt
+  dglke       {dataset}_{model}_{table}.npy as DGL-KE has them, and the names in {table}.names.txt
+  tsv         {table}.tsv: a name and its numbers on each line, separated by tabs
+  word2vec    {table}.vec: a line with n and D, then a name (white space replaced by _) and its numbers
 With reciprocal relations, the half of a relation's row that asks for tails stands first."""
 EXAMPLES = """examples:
   dglkge export runs/demo --format npy --output embeddings/

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from dglkge import __version__
-from dglkge.cli import evaluate, export, inspect_run, predict, similar
+from dglkge.cli import checkpoint, evaluate, export, inspect_run, predict, similar
 from dglkge.cli.run_command import run_command
 
 COMMANDS = {
@@ -17,6 +17,7 @@ COMMANDS = {
     "similar": similar,
     "export": export,
     "inspect": inspect_run,
+    "checkpoint": checkpoint,
 }
 
 DESCRIPTION = "Everything that is done with a trained model, on its files alone, with no server."

@@ -119,6 +119,22 @@ class CheckpointConfig:
 
     every_epochs: int = setting(1, "commit after every so many epochs; 0: only at the end", at_least(0))
     every_batches: int = setting(0, "commit after every so many batches as well; 0: never", at_least(0))
+    every_minutes: float = setting(0.0, "commit after every so many minutes as well; 0: never", at_least(0))
+    background: bool = setting(
+        True, "copy the rows and write while training goes on; takes the memory of one copy"
+    )
+    keep_every_epochs: int = setting(
+        0, "keep the version after every so many epochs as checkpoint/epoch_{E}; 0: none", at_least(0)
+    )
+    keep_best: bool = setting(
+        False, "keep the version with the best valid MRR as checkpoint/best (see valid_every_epochs)"
+    )
+    fallback: bool = setting(
+        False, "where the newest version is damaged, go on from the newest good one; reads all files first"
+    )
+    init_path: str = setting(
+        "", "a run or checkpoint whose rows a new run starts with, matched by name; empty: none"
+    )
 
 
 @dataclass(frozen=True)

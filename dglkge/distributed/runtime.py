@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -44,6 +44,16 @@ class Cluster:
     world: World
     graph: Any
     stop: StopRequest = field(default_factory=StopRequest)
+    _farewells: list[Callable[[], None]] = field(default_factory=list)
+
+    def when_left(self, farewell: Callable[[], None]) -> None:
+        """Call a function when this trainer's work is done and before it leaves; not after a failure."""
+        self._farewells.append(farewell)
+
+    def leave(self) -> None:
+        """Do what is still to be done before this trainer leaves."""
+        for farewell in self._farewells:
+            farewell()
 
     def barrier(self) -> None:
         """Wait until every trainer has come here."""
@@ -98,6 +108,7 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
         cluster = _start(world, ip_config, graph_name, part_config)
         with cluster.stop.listening():  # after DGL, which takes SIGINT for itself
             yield cluster
+            cluster.leave()
     except BaseException as error:
         if not world.launched:
             raise

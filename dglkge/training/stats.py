@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from dglkge.checkpoint.training_stats import epoch_record
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 
@@ -66,6 +67,11 @@ class EpochReport:
         self._recent += (loss, num_triples)
         if batches_done % self._every == 0 or batches_done == self._num_batches:
             self._report(batches_done)
+
+    def record(self) -> dict[str, Any]:
+        """Describe the epoch so far, over all trainers, for the checkpoint's statistics."""
+        loss, num_triples = self._epoch_total
+        return epoch_record(self._epoch, int(num_triples), loss / max(num_triples, 1))
 
     def close(self) -> None:
         """Take the bar away."""

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
 from dglkge.evaluation.ranking_result import RankingResult
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
+from dglkge.training.commit_policy import CommitPolicy
 from dglkge.training.epochs import ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.stats import EpochReport, wants_bar
 from dglkge.training.train_step import TrainStep
+from dglkge.training.warm_start import warm_start
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -74,7 +76,11 @@ class Trainer:
         self._position = (0, 0)  # an epoch, and its batches that are done
         self._report: EpochReport | None = None
         self._committed: tuple[int, int] | None = None
+        self._policy = CommitPolicy(config, cluster)
+        cluster.when_left(self._checkpoints.finish)
         self._resume()
+        if config.checkpoint.background:
+            checkpoints.reserve(self._parts())
         epochs.when_finished(self._finish_epoch)
 
     def batches(self) -> Iterator[EdgeBatch]:
@@ -97,16 +103,17 @@ class Trainer:
         path = self.output / "stats.jsonl"
         done = self._batches_done
         self._report = EpochReport(self.cluster, path, epoch, total, done, num_batches, self.bar)
-        every = self.config.checkpoint.every_batches
         try:
             self.stop_if_asked()
             while done < num_batches:
                 yield self._edge_batches.batch(epoch, done)
                 done += 1
                 self._position = (epoch, done)
+                self._checkpoints.check()
                 self.stop_if_asked()
-                if every and done % every == 0 and done < num_batches:
-                    self.commit()
+                if self._policy.due_after_batch(done, num_batches):
+                    self._commit()
+            self._checkpoints.add_stats(self._report.record())
         finally:
             self._report.close()
             self._report = None
@@ -119,13 +126,23 @@ class Trainer:
         return loss
 
     def commit(self) -> None:
-        """Write a version of the checkpoint, unless the last one already holds this state."""
+        """Write a version of the checkpoint, unless one holds this state; when it returns, it counts."""
+        self._commit()
+        self._checkpoints.finish()
+        self.cluster.barrier()
+
+    def _commit(self, snapshots: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        """Write a version, in the background unless the configuration says otherwise; a collective."""
         progress = (self._epochs.finished(), self._batches_done)
         if progress == self._committed:
             return
         meta = dataclasses.replace(self._meta, progress=self._progress(*progress))
-        self._checkpoints.save(self._parts(), self._relation_part(), meta)
+        parts = self._parts()  # waits for the optimizer's steps,
+        self.cluster.barrier()  # those of the other trainers too: all rows are final
+        save = self._checkpoints.start if self.config.checkpoint.background else self._checkpoints.save
+        save(parts, self._relation_part(), meta, snapshots)
         self._committed = progress
+        self._policy.committed()
 
     def stop_if_asked(self) -> None:
         """Leave, if one of the trainers got SIGTERM or SIGINT: a collective, for places where all can stop.
@@ -163,24 +180,28 @@ class Trainer:
     def _finish_epoch(self) -> None:
         """Do what comes after an epoch: the checkpoint and the valid split, at their cadence."""
         done = self._epochs.finished()
-        every = self.config.checkpoint.every_epochs
-        if (every and done % every == 0) or done >= self.config.training.num_epochs:
-            self.commit()
-        every = self.config.evaluation.valid_every_epochs
-        if every and done % every == 0:
-            result = self.evaluate("valid")
+        if self._policy.due_after_epoch(done):
+            self._commit(self._policy.snapshots_after_epoch(done))
+        if self._policy.validates_after_epoch(done):
+            mrr = self.evaluate("valid").both.mrr
             if self.cluster.world.rank == 0:
-                logger.info("epoch %d: valid MRR %.4f", done, result.both.mrr)
+                logger.info("epoch %d: valid MRR %.4f", done, mrr)
+                if self.config.checkpoint.keep_best:
+                    self._checkpoints.keep_best(mrr, {"finished_epochs": done})
 
     def _resume(self) -> None:
         """Fill the tables from the newest version, if there is one."""
         self._epochs.restore(0)  # whatever an earlier trainer of this process has left there
+        if self.config.checkpoint.fallback:
+            self._checkpoints.fall_back()
         meta = self._checkpoints.latest()
         if meta is None:
+            warm_start(self.config, self.cluster, self._meta, self._own_parts)
             return
         check_same_run(meta, self._meta)
         if self.cluster.world.is_machine_leader:
-            self._checkpoints.restore(self._parts(), self.tables[RELATION].own_part(self._state(RELATION)))
+            *parts, relations = self._own_parts()
+            self._checkpoints.restore(parts, relations)
         self.cluster.barrier()
         self._epochs.restore(meta.progress["finished_epochs"])
         self._position = (self._epochs.finished(), self._resumed_batches(meta))
@@ -210,6 +231,10 @@ class Trainer:
     def _parts(self) -> list[TablePart]:
         """Return this machine's parts of the entity tables, with the optimizer's state."""
         return [self.tables[name].own_part(self._state(name)) for name in self.tables.entity_types]
+
+    def _own_parts(self) -> list[TablePart]:
+        """Return this machine's parts of all tables, the relations' last."""
+        return [*self._parts(), self.tables[RELATION].own_part(self._state(RELATION))]
 
     def _relation_part(self) -> TablePart | None:
         """Return the whole relation table on rank 0, which writes it."""

@@ -44,7 +44,7 @@ def refused(path, text):
     assert sorted(os.listdir(path)) == before
 
 
-ADVICE = "the newest good version is 2: write 2 into checkpoint_version.txt to go on from it, or move the"
+ADVICE = "the newest good version is 2: set checkpoint.fallback=true to go on from it"
 
 
 @pytest.mark.parametrize(

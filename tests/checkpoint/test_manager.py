@@ -55,7 +55,7 @@ def test_processes_that_do_not_write_only_wait(tmp_path):
 def test_nothing_is_published_where_a_machine_is_missing(tmp_path):
     meta = toy_meta()
     tables = toy_tables(meta)
-    manager = CheckpointManager(tmp_path, 0, True, lambda: None, num_parts=2)
+    manager = CheckpointManager(tmp_path, 0, True, lambda: None, num_parts=2, limit_seconds=0.1)
     with pytest.raises(CheckpointError, match=r"table 'person': parts \[0\] with 12 rows were written"):
         manager.save(cut("person", tables["person"], 2)[:1], relation_part(meta, tables), meta)
     assert manager.latest() is None

@@ -25,7 +25,7 @@ from tests.checkpoint.toy_checkpoint import (
 
 def alone(path):
     """A manager of a run with one process."""
-    return CheckpointManager(path, 0, True, lambda: None)
+    return CheckpointManager(path, 0, True, lambda: None, limit_seconds=0.1)
 
 
 def same_bits(a, b):

@@ -19,6 +19,9 @@ TWO_PAIRS = (
     Relation("made", "person", "film"),
     Relation("likes", "person", "film"),
 )
+LIMIT_SECONDS = 2.0
+"""After which rank 0 no longer waits for a machine that has failed."""
+
 RELATION_WIDTH = {"complex": 1.0, "distmult": 1.0, "transe_l1": 1.0, "transe_l2": 1.0, "rotate": 0.5}
 
 
@@ -143,7 +146,7 @@ def save_toy_named(
     versions, errors = [], []
 
     def machine(rank: int) -> None:
-        manager = CheckpointManager(path, rank, True, lambda: barrier.wait(), names, num_parts)
+        manager = CheckpointManager(path, rank, True, lambda: barrier.wait(), names, num_parts, LIMIT_SECONDS)
         try:
             parts = [cuts[entity_type][rank] for entity_type in meta.entity_types]
             versions.append(manager.save(parts, relations if rank == 0 else None, meta))

@@ -46,8 +46,8 @@ def test_a_damaged_checkpoint(run):
     assert done.returncode == 2
     assert done.stderr == (
         f"dglkge: error: {run}/checkpoint/checkpoint_version.txt is empty; expected one number; the newest "
-        "good version is 1: write 1 into checkpoint_version.txt to go on from it, or move the folder away to "
-        "start anew\n"
+        "good version is 1: set checkpoint.fallback=true to go on from it (what is newer is moved aside), "
+        "or move the folder away to start anew\n"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -38,7 +39,11 @@ def test_help_teaches_with_examples(command, capsys):
         main([command, "--help"] if command else ["--help"])
     text = capsys.readouterr().out
     assert exit_.value.code == 0
-    assert (f"dglkge {command} runs/demo" in text) if command else all(name in text for name in COMMANDS)
+    assert (
+        re.search(rf"dglkge {command} (inspect )?runs/demo", text)
+        if command
+        else all(name in text for name in COMMANDS)
+    )
     assert max(len(line) for line in text.splitlines()) <= 110
 
 
@@ -279,7 +284,8 @@ def test_every_command_says_that_there_is_no_run(call, tmp_path):
         "export": ["--format", "npy", "--output", tmp_path / "out"],
     }
     for command in COMMANDS:
-        status, out, err = call(command, tmp_path / "nowhere", *more.get(command, []))
+        action = ["inspect"] if command == "checkpoint" else []
+        status, out, err = call(command, *action, tmp_path / "nowhere", *more.get(command, []))
         assert (status, out) == (2, "")
         assert err == f"dglkge: error: {tmp_path}/nowhere does not exist; expected the folder of a run\n"
 

@@ -1,0 +1,171 @@
+"""A checkpoint that PyTorch-BigGraph wrote, described as one of ours: it has no manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import h5py
+
+from dglkge.checkpoint import hdf5_format, layout
+from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry, Manifest
+from dglkge.checkpoint.relation_layout import OPERATORS
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.errors import CheckpointError
+from dglkge.typing import RELATION, Relation
+
+
+def is_bigraph(folder: Path, version: int) -> bool:
+    """Tell whether PyTorch-BigGraph wrote a version: there is no manifest, and rows have no original ids."""
+    first = sorted(folder.glob(f"embeddings_*_0.v{version}.h5"))
+    if not first or (folder / layout.manifest_file(version)).exists():
+        return False
+    try:
+        config = json.loads((folder / layout.CONFIG_FILE).read_text(encoding="utf-8"))
+        with hdf5_format.open_file(first[0]) as file:
+            ours = hdf5_format.ORIGINAL_IDS in file
+    except (OSError, ValueError, CheckpointError):
+        return False
+    return not ours and isinstance(config, dict) and {"entities", "relations", "entity_path"} <= set(config)
+
+
+def read_manifest(folder: Path, version: int) -> Manifest:
+    """Describe a version that PyTorch-BigGraph wrote.
+
+    Parameters
+    ----------
+    folder : Path
+    version : int
+        What checkpoint_version.txt says.
+
+    Returns
+    -------
+    Manifest
+        Without checksums and fingerprint, which PyTorch-BigGraph does not have. An entity's id is its place
+        in the parts, one after the other.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is missing or damaged, or the model is none that dglkge has.
+    """
+    config = json.loads((folder / layout.CONFIG_FILE).read_text(encoding="utf-8"))
+    with hdf5_format.open_file(folder / layout.model_file(version)) as file:
+        score_function = _score_function(config, file, folder)
+        attributes = dict(file.attrs)
+        relations = _relations(config, folder)
+    files = [
+        _entry(folder, layout.embeddings_file(name, part, version), name, part)
+        for name, entity in config["entities"].items()
+        for part in range(int(entity["num_partitions"]))
+    ]
+    files.append(_entry(folder, layout.model_file(version), RELATION, 0, len(relations)))
+    passes = 1
+    for name in ("iteration/num_edge_paths", "iteration/num_edge_chunks"):
+        passes *= max(int(attributes.get(name, 1)), 1)
+    counts = {name: sum(one.num_rows for one in files if one.table == name) for name in config["entities"]}
+    meta = CheckpointMeta(
+        config=config,
+        dataset_name="unknown",
+        dataset_path="",
+        dataset_fingerprint="",
+        entity_types=counts,
+        relations=relations,
+        progress={"finished_epochs": version // passes, "batches_done": 0, "global_batch_size": 1},
+        seed=0,
+        score_function=score_function,
+        dim=int(config["dimension"]),
+        reciprocal=bool(config.get("dynamic_relations", False)),
+        optimizer={"name": "row_adagrad", "lr": config.get("lr", 0.01)},
+        versions={"torchbiggraph": "unknown"},
+    )
+    return Manifest(version, meta, files)
+
+
+def entity_names(folder: Path, meta: CheckpointMeta, entity_type: str, num_parts: int) -> Vocabulary | None:
+    """Return the names of a type from PyTorch-BigGraph's lists; None where there are none."""
+    names: list[str] = []
+    for part in range(num_parts):
+        path = _beside(folder, meta.config, layout.entity_names_file(entity_type, part))
+        if path is None:
+            return None
+        names += _json(path)
+    return Vocabulary([str(name) for name in names], "entity")
+
+
+def _score_function(config: Mapping[str, Any], model: h5py.File, folder: Path) -> str:
+    """Return our name of the model.
+
+    Raises
+    ------
+    CheckpointError
+        If dglkge has no such model.
+    """
+    where = folder / layout.CONFIG_FILE
+    operators = {relation["operator"] for relation in config["relations"]}
+    comparator = config.get("comparator", "cos")
+    shifts = [f"model/entities/{name}/global_embedding" for name in config["entities"]]
+    if any(path in model and bool(model[path][...].any()) for path in shifts):
+        raise CheckpointError(
+            f"{where}: global_emb adds a vector to all entities of a type; allowed is False"
+        )
+    if config.get("bias") or any(entity.get("featurized") for entity in config["entities"].values()):
+        raise CheckpointError(f"{where}: bias and featurized entities are not dglkge's; allowed is False")
+    for name, operator in OPERATORS.items():
+        if operators == {operator.name} and comparator == operator.comparator:
+            return name
+    known = ", ".join(f"{one.name} with {one.comparator}" for one in OPERATORS.values())
+    raise CheckpointError(
+        f"{where}: operators {', '.join(sorted(operators))} with comparator {comparator}; "
+        f"allowed is one of {known}"
+    )
+
+
+def _relations(config: Mapping[str, Any], folder: Path) -> Sequence[Relation]:
+    """Return the relations in the order of their ids."""
+    given = config["relations"]
+    if not config.get("dynamic_relations"):
+        return [Relation(one["name"], one["lhs"], one["rhs"]) for one in given]
+    path = _beside(folder, config, layout.RELATION_NAMES_FILE)
+    if path is None:
+        raise CheckpointError(
+            f"{layout.RELATION_NAMES_FILE} is neither in {config['entity_path']} nor in {folder}"
+        )
+    return [Relation(str(name), given[0]["lhs"], given[0]["rhs"]) for name in _json(path)]
+
+
+def _entry(folder: Path, name: str, table: str, part: int, num_rows: int | None = None) -> FileEntry:
+    """Describe one file by what it holds."""
+    path = folder / name
+    with hdf5_format.open_file(path) as file:
+        shapes = hdf5_format.shapes(file)
+    if num_rows is None:
+        num_rows = shapes[hdf5_format.EMBEDDINGS][0]
+    return FileEntry(name, table, part, num_rows, path.stat().st_size, UNKNOWN_CRC32, UNKNOWN_CRC32, shapes)
+
+
+def _beside(folder: Path, config: Mapping[str, Any], name: str) -> Path | None:
+    """Find a file in PyTorch-BigGraph's entity_path or in the checkpoint's folder."""
+    for place in (folder, Path(config.get("entity_path", folder))):
+        if (place / name).is_file():
+            return place / name
+    return None
+
+
+def _json(path: Path) -> list[Any]:
+    """Read a list.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    if not isinstance(found, list):
+        raise CheckpointError(f"{path} is damaged: expected a list")
+    return found

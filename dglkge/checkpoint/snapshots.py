@@ -1,0 +1,129 @@
+"""Versions that are kept: ``epoch_{E}/`` and ``best/``, folders of links beside the versions' own files.
+
+A snapshot is a checkpoint folder itself, PyTorch-BigGraph's as well as ours. Files of the version are
+relative symbolic links, so the run's folder can be moved as a whole; lists of names, which a later version
+may replace, are hard links. A version that a snapshot links to is not dropped, whatever its age.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.durable import sync
+
+BEST = "best"
+NOTE_FILE = "snapshot.json"
+REPLACED_SUFFIX = ".old"
+
+_SNAPSHOT = re.compile(r"(?:epoch_\d+|best)(?:\.old)?")
+
+
+def epoch_snapshot(epoch: int) -> str:
+    """Return PyTorch-BigGraph's name of the snapshot after so many epochs."""
+    return f"epoch_{epoch}"
+
+
+def take(folder: Path, name: str, version: int, note: Mapping[str, Any]) -> None:
+    """Keep a version under a name; a snapshot of that name is replaced.
+
+    Parameters
+    ----------
+    folder : Path
+        The checkpoint's folder.
+    name : str
+        ``"best"``, or one of :func:`epoch_snapshot`.
+    version : int
+        All its files are on the disk.
+    note : mapping
+        Why it is kept; :func:`read_note` returns it.
+
+    Raises
+    ------
+    OSError
+        If there is no room on the disk.
+    """
+    target, new, old = (folder / (name + suffix) for suffix in ("", layout.TEMPORARY_SUFFIX, REPLACED_SUFFIX))
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    for path in sorted(folder.iterdir()):
+        found = layout.parse_versioned(path.name)
+        if found is not None:
+            if found.version == version and path.suffix in (".h5", ".json") and not _is_note(path):
+                os.symlink(os.path.join("..", path.name), new / path.name)
+        elif path.is_file() and path.name != layout.VERSION_FILE and not _is_note(path):
+            _hard_link(path, new / path.name)
+    (new / layout.VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")
+    (new / NOTE_FILE).write_text(json.dumps({"version": version, **note}) + "\n", encoding="utf-8")
+    for path in (new / layout.VERSION_FILE, new / NOTE_FILE, new):
+        sync(path)
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(target, old)
+    os.replace(new, target)
+    sync(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_note(folder: Path, name: str) -> dict[str, Any]:
+    """Return why a version was kept; empty where there is no such snapshot."""
+    try:
+        note = json.loads((folder / name / NOTE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def kept_versions(folder: Path) -> set[int]:
+    """Return the versions that snapshots link to."""
+    return {version for _, versions in snapshots(folder) for version in versions}
+
+
+def snapshots(folder: Path) -> Iterator[tuple[Path, set[int]]]:
+    """Yield each snapshot and the versions of the files in it, read off their names."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if _SNAPSHOT.fullmatch(path.name) and path.is_dir():
+            found = (layout.parse_versioned(name) for name in os.listdir(path))
+            yield path, {one.version for one in found if one is not None}
+
+
+def mend(folder: Path, version: int) -> None:
+    """Undo what an interrupted save left: half-made snapshots, and those of versions that never counted."""
+    for path in sorted(folder.glob("*" + layout.TEMPORARY_SUFFIX)):
+        if path.is_dir():
+            shutil.rmtree(path)
+    for path, versions in list(snapshots(folder)):
+        target = path.with_suffix("")
+        replaced = path.suffix == REPLACED_SUFFIX and _counts(target, version)
+        if replaced or max(versions, default=0) > version:
+            shutil.rmtree(path)
+    for path, _ in list(snapshots(folder)):
+        if path.suffix == REPLACED_SUFFIX:
+            os.replace(path, path.with_suffix(""))
+
+
+def _counts(snapshot: Path, version: int) -> bool:
+    """Tell whether a snapshot is there and no newer than the version that counts."""
+    return any(
+        path == snapshot and max(versions, default=0) <= version
+        for path, versions in snapshots(snapshot.parent)
+    )
+
+
+def _is_note(path: Path) -> bool:
+    """Tell the notes between writers of a version, which do not last, from its files."""
+    return path.name.endswith((layout.RECEIPT_SUFFIX, layout.TEMPORARY_SUFFIX))
+
+
+def _hard_link(source: Path, target: Path) -> None:
+    """Give a file one more name; where the disk knows no hard links, copy it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,164 @@
+"""Writing one version from start to publication. No collectives: this may run in a thread beside training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dglkge.checkpoint import layout, part_files, training_stats
+from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, check_complete
+from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.data.relation_vocabulary import RelationVocabulary
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.errors import CheckpointError
+from dglkge.typing import TablePart
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """What one process has to write of a version.
+
+    Attributes
+    ----------
+    version : int
+    meta : CheckpointMeta
+    num_parts : int
+        Parts of each entity type over all machines.
+    parts : sequence of TablePart
+        Entity rows to write; empty where another trainer writes them.
+    relations : TablePart or None
+        All relations, on rank 0, which also publishes.
+    previous : Manifest or None
+        The version before.
+    snapshots : mapping of str to mapping
+        Names under which the version is kept for good, and why.
+    stats : sequence of mapping
+        What training measured since the version before.
+    """
+
+    version: int
+    meta: CheckpointMeta
+    num_parts: int
+    parts: Sequence[TablePart]
+    relations: TablePart | None
+    previous: Manifest | None
+    snapshots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stats: Sequence[Mapping[str, Any]] = ()
+
+
+class VersionWriter:
+    """Writes a process's files; on rank 0 waits for those of the others and publishes.
+
+    Writers tell rank 0 through receipts in the folder, which all machines see; training may go on meanwhile.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+    names : mapping of str to Vocabulary
+    limit_seconds : float
+        Rank 0 gives up when the other writers' files have not changed for so long.
+    """
+
+    def __init__(
+        self, storage: CheckpointStorage, names: Mapping[str, Vocabulary], limit_seconds: float
+    ) -> None:
+        self.storage = storage
+        self.names = names
+        self.limit_seconds = limit_seconds
+
+    def write(self, new: NewVersion) -> None:
+        """Write this process's files of a version and, where it has the relations, publish it.
+
+        Raises
+        ------
+        CheckpointError
+            If a file cannot be written or a writer is missing; the version before stays as it is.
+        """
+        config = bigraph_config(new.meta, new.num_parts, str(self.storage.path.resolve()))
+        attributes = bigraph_attributes(new.meta, config)
+        for part in new.parts:
+            entry = part_files.write_part(self.storage, new.version, part, new.meta, attributes)
+            if not self._has_names(entry, new.previous):
+                part_files.write_names(self.storage, part, self.names.get(part.table))
+            self.storage.write_receipt(entry)
+        if new.relations is not None:
+            self.storage.write_receipt(
+                part_files.write_relations(self.storage, new.version, new.relations, new.meta, attributes)
+            )
+            self._publish(new, self._wait_for_all(new), config)
+
+    def _wait_for_all(self, new: NewVersion) -> list[FileEntry]:
+        """Return the receipts of all writers, once they are there."""
+        expected = new.num_parts * len(new.meta.entity_types) + 1
+        signs: list[tuple[str, int]] = []
+        last_news = time.monotonic()
+        while True:
+            files = self.storage.read_receipts(new.version)
+            now = time.monotonic()
+            if len(files) >= expected or now - last_news > self.limit_seconds:
+                check_complete(new.meta, files)
+                return files
+            if (found := self.storage.signs_of_life(new.version)) != signs:
+                signs, last_news = found, now
+            time.sleep(POLL_SECONDS)
+
+    def _has_names(self, entry: FileEntry, previous: Manifest | None) -> bool:
+        """Tell whether the lists of names that a part would get lie in the folder already."""
+        files = (
+            layout.entity_names_file(entry.table, entry.part),
+            layout.entity_count_file(entry.table, entry.part),
+        )
+        if previous is None or not all((self.storage.path / name).is_file() for name in files):
+            return False
+        known = {(old.table, old.part): old.ids_crc32 for old in previous.files}
+        return known.get((entry.table, entry.part)) == entry.ids_crc32
+
+    def _publish(self, new: NewVersion, files: Sequence[FileEntry], config: Mapping[str, Any]) -> None:
+        """Describe a version whose files are all there, make it the one that counts, and drop older ones."""
+        storage, version = self.storage, new.version
+        num_parts = max(entry.part for entry in files) + 1
+        self._write_shared_files(new.meta, config, anew=version == 1)
+        training_stats.append(storage, new.stats)
+        storage.write_text(layout.manifest_file(version), Manifest(version, new.meta, files).to_json())
+        for name, note in new.snapshots.items():
+            storage.keep(version, name, note)
+        storage.publish(version)
+        storage.remove_receipts(version)
+        storage.drop_names_from(num_parts)
+        storage.drop_older(version)
+        logger.info("checkpoint version %d in %s", version, storage.path)
+
+    def _write_shared_files(self, meta: CheckpointMeta, config: Mapping[str, Any], anew: bool) -> None:
+        """Write the files that do not belong to one version: PyTorch-BigGraph's config, and names."""
+        self.storage.write_text(layout.CONFIG_FILE, json.dumps(config, indent=4))
+        for table, names in self.names.items():
+            missing = not (self.storage.path / layout.vocabulary_file(table)).is_file()
+            if table in meta.entity_types and (anew or missing):
+                with self.storage.new_file(layout.vocabulary_file(table)) as path:
+                    names.save(path)
+        if anew or not (self.storage.path / layout.RELATION_NAMES_FILE).is_file():
+            labels = RelationVocabulary(meta.relations).labels.names
+            self.storage.write_text(layout.RELATION_COUNT_FILE, f"{len(labels)}\n")
+            self.storage.write_text(layout.RELATION_NAMES_FILE, json.dumps(list(labels), indent=4))
+
+
+def refuse_missing_relations(relations: TablePart | None) -> TablePart:
+    """Return rank 0's relations.
+
+    Raises
+    ------
+    CheckpointError
+        If there are none.
+    """
+    if relations is None:
+        raise CheckpointError("rank 0 was handed no relations to save")
+    return relations

@@ -1,0 +1,92 @@
+"""``dglkge checkpoint``: look at a checkpoint, check it, bring it to and from other programs."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.checkpoint.reader import open_checkpoint
+from dglkge.cli import inspect_run
+from dglkge.cli.opened_run import add_run_argument
+from dglkge.cli.output import print_columns
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from dglkge.inference.export import FORMATS, export_tables
+from dglkge.inference.import_tables import READERS, import_tables
+from dglkge.typing import RELATION
+
+HELP = "inspect, verify or convert a checkpoint"
+DESCRIPTION = """Look at a checkpoint (inspect), compare every file with its checksum (verify), or convert it.
+
+convert --to FORMAT writes the rows for other programs, as dglkge export does. convert --to run makes a run
+on a data set, which can be evaluated and resumed, out of PyTorch-BigGraph's checkpoint, or with --from FORMAT
+out of files of rows. Entities and relations are matched by name."""
+EXAMPLES = """examples:
+  dglkge checkpoint inspect runs/demo
+  dglkge checkpoint verify runs/demo/checkpoint/epoch_10
+  dglkge checkpoint convert runs/demo --to parquet --output tables/
+  dglkge checkpoint convert bigraph_model/ --to run --dataset data/mine --output runs/theirs
+  dglkge checkpoint convert tables/ --from parquet --score-function complex --reciprocal --to run \\
+      --dataset data/mine --output runs/back"""
+
+TO_RUN = "run"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the three actions and their arguments."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, help_text in (
+        ("inspect", "version, progress, model, tables and sizes"),
+        ("verify", "inspect, and compare every file with its checksum"),
+    ):
+        action = actions.add_parser(name, help=help_text)
+        add_run_argument(action)
+        action.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    convert = actions.add_parser("convert", help="to and from other programs' formats")
+    convert.add_argument("run", metavar="SOURCE", help="a run, a checkpoint, or a folder of files for --from")
+    convert.add_argument("--to", required=True, choices=[TO_RUN, *sorted(FORMATS)], help="what to write")
+    convert.add_argument(
+        "--from", dest="source_format", choices=sorted(READERS), help="format of files of rows to read"
+    )
+    convert.add_argument("--output", required=True, metavar="DIR", help="folder for what is written")
+    convert.add_argument("--dataset", metavar="DIR", help="for --to run: the run's data set")
+    convert.add_argument("--score-function", metavar="NAME", help="for --from: the rows' score function")
+    convert.add_argument(
+        "--reciprocal", action="store_true", help="for --from: a relation's row has a half for each side"
+    )
+    convert.add_argument("--overwrite", action="store_true", help="replace files that exist")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked for."""
+    if args.action == "convert":
+        return _convert(args)
+    args.verify = args.action == "verify"
+    return inspect_run.run(args)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    """Write the files, or the run."""
+    output = Path(args.output)
+    if args.to != TO_RUN:
+        if args.source_format:
+            raise InputError(f"--from goes with --to {TO_RUN}, got --to {args.to}")
+        checkpoint = open_checkpoint(args.run)
+        tables = [*checkpoint.entity_types, RELATION]
+        written = export_tables(checkpoint, tables, args.to, output, args.overwrite)
+        print_columns(["file"], [[path] for path in written])
+        return 0
+    if not args.dataset:
+        raise InputError(f"--to {TO_RUN} needs --dataset: the folder of the run's data set")
+    dataset = Dataset.open(args.dataset)
+    if args.source_format is None:
+        convert_to_run(open_checkpoint(args.run), dataset, output)
+    elif args.score_function is None:
+        raise InputError("--from needs --score-function: files of rows do not say what model they belong to")
+    else:
+        import_tables(
+            Path(args.run), args.source_format, dataset, args.score_function, args.reciprocal, output
+        )
+    print(f"version 1 of the run is in {output}")
+    return 0

@@ -1,0 +1,62 @@
+"""Starting a new run with the rows of another: ``checkpoint.init_path``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Callable
+
+import numpy as np
+
+from dglkge.checkpoint import by_name
+from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.checkpoint.reader import open_checkpoint
+from dglkge.config import Config
+from dglkge.data.dataset import Dataset
+from dglkge.distributed.runtime import Cluster
+from dglkge.typing import RELATION, TablePart
+
+logger = logging.getLogger(__name__)
+
+
+def warm_start(
+    config: Config, cluster: Cluster, meta: CheckpointMeta, own_parts: Callable[[], Sequence[TablePart]]
+) -> None:
+    """Fill the tables of a new run from another checkpoint, where one is configured; a collective.
+
+    Entities and relations are matched by name. Those that the checkpoint has keep their rows and their
+    optimizer state; the others stay as they were initialised. The numbers are logged.
+
+    Parameters
+    ----------
+    config : Config
+    cluster : Cluster
+    meta : CheckpointMeta
+        Of the new run.
+    own_parts : callable
+        Returns this machine's parts of all tables.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no checkpoint, it is damaged, or it has another dimension or score function.
+    """
+    path = config.checkpoint.init_path
+    if not path:
+        return
+    checkpoint = open_checkpoint(path)
+    by_name.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
+    dataset = Dataset.open(config.dataset)
+    found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
+    if cluster.world.is_machine_leader:
+        for place, part in enumerate(own_parts()):
+            if part.table == RELATION:
+                saved_ids = by_name.saved_relation_ids(checkpoint, meta)
+            else:
+                saved_ids = by_name.saved_entity_ids(checkpoint, part.table, dataset.vocabulary(part.table))
+            found[place] = by_name.take_over(checkpoint, part, saved_ids)
+    found = cluster.sum(found)  # also lets nobody train before all rows are there
+    if cluster.world.rank == 0:
+        counts = {**meta.entity_types, RELATION: len(meta.relations)}
+        for (table, count), old in zip(counts.items(), found.tolist()):
+            logger.info("warm start from %s: %s: %d rows taken over, %d new", path, table, old, count - old)

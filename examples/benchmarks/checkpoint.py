@@ -1,0 +1,153 @@
+"""How fast checkpoints are written and read, beside a plain sequential write of the same bytes with fsync.
+
+    python examples/benchmarks/checkpoint.py --folder /some/disk --num-rows 500000 --dim 200
+
+Rows are random, with Adagrad's state beside them. Every file is put out of the page cache before it is read.
+Figures go to stdout and, with --output, to a JSON file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Callable
+
+import torch
+
+from dglkge.checkpoint import CheckpointManager, CheckpointMeta
+from dglkge.typing import RELATION, Relation, TablePart
+
+BLOCK_BYTES = 64 << 20
+
+
+def meta_of(num_rows: int, dim: int) -> CheckpointMeta:
+    """Describe a run of one entity type and one relation."""
+    return CheckpointMeta(
+        config={},
+        dataset_name="benchmark",
+        dataset_path="",
+        dataset_fingerprint="benchmark",
+        entity_types={"entity": num_rows},
+        relations=[Relation("relation", "entity", "entity")],
+        progress={"finished_epochs": 0, "batches_done": 0, "global_batch_size": 1},
+        seed=0,
+        score_function="complex",
+        dim=dim,
+        reciprocal=False,
+        optimizer={"name": "sparse_adagrad", "lr": 0.1},
+    )
+
+
+def table(name: str, num_rows: int, dim: int) -> TablePart:
+    """Draw a table, its rows in no order, as after partitioning."""
+    rows = torch.rand(num_rows, dim)
+    return TablePart(name, 0, torch.randperm(num_rows), rows, {"sum": torch.rand(num_rows, dim)})
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return how long some work takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def forget(paths: Iterable[Path]) -> None:
+    """Put files out of the page cache."""
+    for path in paths:
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def write_plainly(path: Path, part: TablePart) -> None:
+    """Write a table's bytes one after the other and bring them to the disk."""
+    with open(path, "wb", buffering=0) as file:
+        for values in (part.rows, part.state["sum"]):
+            for block in values.reshape(-1).split(BLOCK_BYTES // 4):
+                file.write(block.numpy().data)
+        os.fsync(file.fileno())
+
+
+def read_plainly(path: Path) -> None:
+    """Read a file to its end."""
+    buffer = bytearray(BLOCK_BYTES)
+    with open(path, "rb", buffering=0) as file:
+        while file.readinto(buffer):
+            pass
+
+
+def measure(folder: Path, num_rows: int, dim: int, num_repeats: int) -> dict[str, float]:
+    """Write and read plainly and as a checkpoint; the best of some repeats of each."""
+    torch.manual_seed(0)
+    part, relations = table("entity", num_rows, dim), table(RELATION, 1, dim)
+    manager = CheckpointManager(folder / "checkpoint", 0, True, lambda: None)
+    manager.reserve([part])
+    meta = meta_of(num_rows, dim)
+    num_bytes = 8 * num_rows * dim
+    plain = folder / "plain"
+    times: dict[str, list[float]] = {
+        name: [] for name in ("plain", "save", "stall", "rest", "read", "read_plain")
+    }
+    for _ in range(num_repeats + 1):
+        times["plain"].append(seconds(lambda: write_plainly(plain, part)))
+        times["save"].append(seconds(lambda: manager.save([part], relations, meta)))
+        times["stall"].append(seconds(lambda: manager.start([part], relations, meta)))
+        times["rest"].append(seconds(manager.finish))
+        forget((folder / "checkpoint").iterdir())
+        times["read"].append(seconds(lambda: manager.restore([part])))
+        forget([plain])
+        times["read_plain"].append(seconds(lambda: read_plainly(plain)))
+    first_stall = times["stall"][0]
+    best = {name: min(values[1:]) for name, values in times.items()}
+    mega = num_bytes / 1e6
+    background = best["stall"] + best["rest"]
+    return {
+        "table_megabytes": round(mega, 1),
+        "plain_write_megabytes_per_second": round(mega / best["plain"], 1),
+        "checkpoint_write_megabytes_per_second": round(mega / background, 1),
+        "write_share_of_plain": round(best["plain"] / background, 3),
+        "write_without_copy_megabytes_per_second": round(mega / best["save"], 1),
+        "plain_read_megabytes_per_second": round(mega / best["read_plain"], 1),
+        "checkpoint_read_megabytes_per_second": round(mega / best["read"], 1),
+        "background_write_seconds": round(background, 4),
+        "training_stall_seconds": round(best["stall"], 4),
+        "first_training_stall_seconds": round(first_stall, 4),
+        "stall_share_of_write": round(best["stall"] / background, 4),
+        "copy_megabytes": round(manager.row_copy.num_bytes / 1e6, 1),
+    }
+
+
+def main() -> None:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--folder", type=Path, default=Path("."), help="on the disk to measure (default: .)")
+    parser.add_argument("--num-rows", type=int, default=500_000)
+    parser.add_argument("--dim", type=int, default=200)
+    parser.add_argument("--num-repeats", type=int, default=3, help="after one that warms up (default: 3)")
+    parser.add_argument("--output", type=Path, help="JSON file for the figures")
+    args = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="checkpoint_benchmark_", dir=args.folder))
+    try:
+        figures = {
+            "num_rows": args.num_rows,
+            "dim": args.dim,
+            **measure(folder, args.num_rows, args.dim, args.num_repeats),
+        }
+    finally:
+        shutil.rmtree(folder)
+    for name, value in figures.items():
+        print(f"{name:40} {value}")
+    if args.output:
+        args.output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

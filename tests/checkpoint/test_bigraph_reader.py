@@ -1,0 +1,138 @@
+"""Checkpoints of PyTorch-BigGraph: ours without all that is ours alone, and hand-made faults."""
+
+from __future__ import annotations
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from dglkge.checkpoint import by_name, open_checkpoint
+from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.data.dataset import Dataset
+from dglkge.errors import CheckpointError
+from dglkge.typing import RELATION, Relation
+from tests.checkpoint.toy_checkpoint import (
+    TWO_PAIRS,
+    blank,
+    cut,
+    save_toy,
+    save_toy_named,
+    toy_meta,
+    toy_tables,
+)
+from tests.toy_kg import toy_dataset
+
+
+def strip(folder, version=1):
+    """Take away what PyTorch-BigGraph does not write."""
+    for path in [*folder.glob("manifest*"), *folder.glob("vocabulary_*")]:
+        path.unlink()
+    for path in folder.glob("*.h5"):
+        with h5py.File(path, "r+") as file:
+            for name in ("original_ids", "optimizer/sum"):
+                if name in file:
+                    del file[name]
+
+
+def names_in_parts(folder, num_parts):
+    return [
+        name
+        for part in range(num_parts)
+        for name in json.loads((folder / f"entity_names_person_{part}.json").read_text())
+    ]
+
+
+@pytest.mark.parametrize("relations, reciprocal", [(None, True), (TWO_PAIRS, False)])
+def test_rows_by_name(tmp_path, relations, reciprocal):
+    more = {} if relations is None else {"relations": relations}
+    meta = toy_meta(reciprocal=reciprocal, optimizer="row_adagrad", **more)
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables, 3)
+    strip(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.meta.reciprocal is reciprocal and checkpoint.meta.score_function == "complex"
+    listed = names_in_parts(tmp_path, 3)
+    assert list(checkpoint.vocabulary("person").names) == listed
+    ids = [int(name.split("-")[1]) for name in listed]
+    assert ids != sorted(ids)
+    assert checkpoint["person"][:].numpy().tobytes() == tables["person"].rows[ids].numpy().tobytes()
+    assert checkpoint["person"]["person-7"].numpy().tobytes() == tables["person"].rows[7].numpy().tobytes()
+    assert checkpoint[RELATION][:].numpy().tobytes() == tables[RELATION].rows.numpy().tobytes()
+    part = blank(cut("person", tables["person"], 2)[1])
+    saved_ids = by_name.saved_entity_ids(checkpoint, "person", _named(meta))
+    assert by_name.take_over(checkpoint, part, saved_ids) == len(part.rows)
+    assert part.rows.numpy().tobytes() == tables["person"].rows[part.original_ids].numpy().tobytes()
+    assert torch.equal(part.state["sum"], tables["person"].state["sum"][part.original_ids])
+
+
+def _named(meta):
+    from tests.checkpoint.toy_checkpoint import toy_names
+
+    return toy_names(meta)["person"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"comparator": "cos"}, "operators complex_diagonal with comparator cos; allowed is one of diagonal"),
+        ({"bias": True}, "bias and featurized entities are not dglkge's"),
+        ({"entities": {"person": {"num_partitions": 4}}}, "embeddings_person_3.v1.h5 is missing"),
+    ],
+)
+def test_what_dglkge_cannot_read_is_refused(tmp_path, changes, words):
+    meta = toy_meta(optimizer="row_adagrad")
+    save_toy(tmp_path, meta, toy_tables(meta), 3)
+    strip(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(CheckpointError, match=words):
+        open_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_becomes_a_run_on_a_dataset(tmp_path):
+    dataset = Dataset.open(toy_dataset(tmp_path))
+    meta = toy_meta(
+        relations=[Relation(one.name, one.lhs, one.rhs) for one in reversed(dataset.relations.relations)],
+        entity_types={"entity": dataset.num_entities("entity")},
+        optimizer="row_adagrad",
+    )
+    tables = toy_tables(meta)
+    save_toy_named(tmp_path / "theirs", meta, tables, {"entity": dataset.vocabulary("entity")}, 2)
+    strip(tmp_path / "theirs")
+    convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "run")
+    run = open_checkpoint(tmp_path / "run")
+    run.verify()
+    assert run.meta.dataset_fingerprint == dataset.fingerprint
+    assert run["entity"][:].numpy().tobytes() == tables["entity"].rows.numpy().tobytes()
+    assert run[RELATION][:].numpy().tobytes() == tables[RELATION].rows.flip(0).numpy().tobytes()
+    with h5py.File(tmp_path / "run" / "checkpoint" / "embeddings_entity_0.v1.h5") as file:
+        assert np.array_equal(file["optimizer/sum"][:], tables["entity"].state["sum"].numpy())
+    with pytest.raises(CheckpointError, match="holds a checkpoint already; take another folder"):
+        convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "run")
+
+
+def test_added_rows_stay_as_they_are(tmp_path):
+    """A warm start: old rows and state keep their values, new ones are not touched."""
+    old = toy_meta(num_people=23)
+    tables = toy_tables(old)
+    save_toy(tmp_path, old, tables, 2)
+    new = toy_meta(num_people=30, relations=[*old.relations[1:], Relation("hates", "person", "person")])
+    part = blank(cut("person", toy_tables(new, 1)["person"], 2)[0])
+    checkpoint = open_checkpoint(tmp_path)
+    taken = by_name.take_over(checkpoint, part, by_name.saved_entity_ids(checkpoint, "person", _named(new)))
+    known = part.original_ids < 23
+    assert taken == int(known.sum()) and 0 < taken < len(part.rows)
+    ids = part.original_ids[known]
+    assert part.rows[known].numpy().tobytes() == tables["person"].rows[ids].numpy().tobytes()
+    assert torch.equal(part.state["sum"][known], tables["person"].state["sum"][ids])
+    assert not part.rows[~known].any() and not part.state["sum"][~known].any()
+    assert by_name.saved_relation_ids(checkpoint, new).tolist() == [1, -1]
+    for change, words in (
+        ({"dim": 8}, "has dim 6, this run has 8"),
+        ({"reciprocal": False}, "reciprocal True"),
+    ):
+        with pytest.raises(CheckpointError, match=words):
+            by_name.check_same_model(checkpoint.meta, toy_meta(**change), "it")

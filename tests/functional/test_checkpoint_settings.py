@@ -1,0 +1,77 @@
+"""The checkpoint's settings in real jobs: kept versions, the best one, fallback and warm start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dglkge.checkpoint.reader import open_checkpoint
+from tests.functional import job as commands
+from tests.functional.test_training_job import settings
+from tests.toy_kg import partition, ring_triples, toy_dataset, write_splits
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A dataset and a finished run of two trainers that keeps versions."""
+    folder = tmp_path_factory.mktemp("kept")
+    dataset = toy_dataset(folder)
+    chosen = settings(
+        dataset,
+        folder / "run",
+        "checkpoint.keep_every_epochs=2",
+        "checkpoint.every_minutes=0.0001",
+        "checkpoint.keep_best=true",
+        "evaluation.valid_every_epochs=1",
+    )
+    done = commands.train(folder, 2, *chosen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dataset, folder / "run"
+
+
+def test_epochs_and_the_best_are_kept(run: tuple[Path, Path]) -> None:
+    folder = run[1] / "checkpoint"
+    for name, epochs in (("", 4), ("epoch_2", 2), ("epoch_4", 4)):
+        checkpoint = open_checkpoint(folder / name)
+        checkpoint.verify()
+        assert checkpoint.progress["finished_epochs"] == epochs and checkpoint.progress["batches_done"] == 0
+    best = json.loads((folder / "best" / "snapshot.json").read_text(encoding="utf-8"))
+    assert open_checkpoint(folder / "best").progress["finished_epochs"] == best["finished_epochs"]
+    # Minutes this short commit at every batch: 4 full batches of 48 triples in an epoch of 192.
+    assert open_checkpoint(folder).version == 4 * 4
+    lines = (folder / "training_stats.json").read_text(encoding="utf-8").splitlines()
+    stats = [json.loads(line) for line in lines]
+    assert [one["epoch_idx"] for one in stats] == [0, 1, 2, 3]
+    assert [one["stats"]["count"] for one in stats] == [192] * 4
+
+
+def test_warm_start_with_entities_and_relations_added(run: tuple[Path, Path], tmp_path: Path) -> None:
+    larger = ring_triples(64)
+    larger["relation"] = larger["relation"].replace("turn_22", "turn_back")
+    dataset = partition(write_splits(tmp_path / "source", larger), tmp_path / "larger", "--num-parts", "1")
+    chosen = settings(dataset, tmp_path / "run", f"checkpoint.init_path={run[1]}", "training.num_epochs=0")
+    done = commands.train_alone(*chosen, "evaluation.split=none")
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = done.stdout + done.stderr
+    assert "entity: 60 rows taken over, 4 new" in text and "relation: 3 rows taken over, 1 new" in text
+    done = commands.train_alone(*chosen, "model.dimension=18")
+    assert done.returncode == 2 and "has dim 16, this run has 18" in done.stderr
+
+
+def test_fallback_goes_on_from_the_newest_good_version(run: tuple[Path, Path]) -> None:
+    dataset, folder = run
+    version = folder / "checkpoint" / "checkpoint_version.txt"
+    before = open_checkpoint(folder)["entity"][:]
+    version.write_text("", encoding="utf-8")
+    chosen = settings(dataset, folder, "evaluation.split=none")
+    done = commands.train_alone(*chosen)
+    assert done.returncode == 2
+    assert "checkpoint_version.txt is empty" in done.stderr and "newest good version is 16" in done.stderr
+    done = commands.train_alone(*chosen, "checkpoint.fallback=true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "going on from version 16" in done.stdout + done.stderr
+    assert "resumed: 4 epochs" in done.stdout + done.stderr
+    assert torch.equal(open_checkpoint(folder)["entity"][:], before)

@@ -1,0 +1,210 @@
+"""The real PyTorch-BigGraph reads ours and we read its: ``make test-pbg``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from dglkge.checkpoint import hdf5_format, layout, open_checkpoint
+from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.data.dataset import Dataset
+from tests.checkpoint.toy_checkpoint import save_toy_named, toy_meta, toy_tables
+from tests.functional import job as commands
+from tests.functional.test_training_job import settings
+from tests.toy_kg import toy_dataset
+
+pytest.importorskip("torchbiggraph", reason="torchbiggraph is not installed here: run make test-pbg")
+
+DIM = 16
+LIMIT_SECONDS = 240
+
+
+def biggraph(command: str, config: Path, *arguments: str) -> str:
+    """Run one of PyTorch-BigGraph's commands; return what it printed."""
+    program = Path(sys.executable).parent / f"torchbiggraph_{command}"
+    done = subprocess.run(
+        [sys.executable, str(program), str(config), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        env=commands.environment(),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def write_config(path: Path, described: dict[str, Any], **changes: Any) -> Path:
+    """Write a configuration file of PyTorch-BigGraph: Python that returns a dict."""
+    described = {**described, "workers": 1, "eval_fraction": 0, **changes}
+    path.write_text(f"def get_torchbiggraph_config():\n    return {described!r}\n", encoding="utf-8")
+    return path
+
+
+def write_edges(folder: Path, triples: np.ndarray) -> Path:
+    """Write edges as PyTorch-BigGraph's importer does, for one partition."""
+    folder.mkdir(parents=True)
+    with h5py.File(folder / "edges_0_0.h5", "w") as file:
+        file.attrs["format_version"] = 1
+        for name, column in (("lhs", 0), ("rhs", 2), ("rel", 1)):
+            file.create_dataset(name, data=np.ascontiguousarray(triples[:, column]))
+    return folder
+
+
+def everything_negative(described: dict[str, Any]) -> dict[str, Any]:
+    """Rank against all entities: raw, and pessimistic among equal scores."""
+    relations = [{**relation, "all_negs": True} for relation in described["relations"]]
+    return {"relations": relations, "eval_num_batch_negs": 0, "eval_num_uniform_negs": 0, "num_batch_negs": 0}
+
+
+def figures(text: str) -> dict[str, float]:
+    """Return the last statistics that PyTorch-BigGraph printed."""
+    line = [line for line in text.splitlines() if "pos_rank" in line][-1]
+    return {name: float(value) for name, value in re.findall(r"(\w+): +([\d.e+-]+)", line)}
+
+
+def same_figures(text: str, run: Path) -> None:
+    """Hold PyTorch-BigGraph's figures against those of ``dglkge evaluate``."""
+    done = commands.dglkge("evaluate", str(run), "--raw", "--ties", "pessimistic", "--json")
+    assert done.returncode == 0, done.stderr
+    ours, theirs = json.loads(done.stdout)["both"], figures(text)
+    for name, their_name in (("mr", "pos_rank"), ("mrr", "mrr"), ("hits@1", "r1"), ("hits@10", "r10")):
+        assert theirs[their_name] == pytest.approx(ours[name], rel=2e-4, abs=2e-4), (name, ours, theirs)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """The ring."""
+    return Dataset.open(toy_dataset(tmp_path_factory.mktemp("ring")))
+
+
+@pytest.fixture
+def ours(tmp_path: Path, dataset: Dataset) -> Path:
+    """A run of ours with random rows."""
+    meta = toy_meta(
+        dim=DIM,
+        relations=dataset.relations.relations,
+        entity_types={"entity": dataset.num_entities("entity")},
+        dataset_path=str(dataset.path),
+        dataset_fingerprint=dataset.fingerprint,
+        optimizer="row_adagrad",
+    )
+    # PyTorch-BigGraph takes its learning rate from the optimizer's state: rows will move no further.
+    meta = dataclasses.replace(meta, optimizer={"name": "row_adagrad", "lr": 1e-6})
+    tables = toy_tables(meta)
+    for table in tables.values():
+        table.rows.nan_to_num_(posinf=1.0)
+    names = {"entity": dataset.vocabulary("entity")}
+    save_toy_named(tmp_path / "run" / "checkpoint", meta, tables, names, 1)
+    return tmp_path / "run"
+
+
+def described(folder: Path) -> dict[str, Any]:
+    """Return a checkpoint's config.json."""
+    text = (folder / layout.CONFIG_FILE).read_text(encoding="utf-8")
+    return dict(json.loads(text))
+
+
+def test_it_evaluates_ours_and_gets_our_figures(ours: Path, dataset: Dataset, tmp_path: Path) -> None:
+    model = described(ours / "checkpoint")
+    edges = write_edges(tmp_path / "test", dataset.split("test"))
+    config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)], **everything_negative(model))
+    same_figures(biggraph("eval", config), ours)
+
+
+def test_it_resumes_training_from_ours(ours: Path, dataset: Dataset, tmp_path: Path) -> None:
+    before = open_checkpoint(ours)["entity"][:].numpy()
+    with h5py.File(ours / "checkpoint" / "embeddings_entity_0.v1.h5") as file:
+        sums = file["optimizer/sum"][:]
+    edges = write_edges(tmp_path / "train", dataset.split("train"))
+    config = write_config(
+        tmp_path / "c.py",
+        described(ours / "checkpoint"),
+        edge_paths=[str(edges)],
+        num_epochs=3,
+        lr=0.1,
+        loss_fn="softmax",
+    )
+    biggraph("train", config)
+    after = open_checkpoint(ours)
+    assert after.version == 3 and after.manifest.meta.dataset_fingerprint == ""
+    rows = after["entity"][:].numpy()
+    assert np.abs(rows - before).max() < 1e-4 and (rows != before).any()
+    found = after.state_shapes("entity")
+    assert found == {"sum": sums.shape}
+    with hdf5_format.open_file(ours / "checkpoint" / "embeddings_entity_0.v3.h5") as file:
+        later = hdf5_format.read_state(file)["sum"]
+    assert (later >= sums).all() and (later > sums).any()  # Adagrad's sums went on from ours
+
+
+def test_its_export_reads_ours(ours: Path, dataset: Dataset, tmp_path: Path) -> None:
+    edges = write_edges(tmp_path / "train", dataset.split("train"))
+    config = write_config(tmp_path / "c.py", described(ours / "checkpoint"), edge_paths=[str(edges)])
+    outputs = [tmp_path / "entities.tsv", tmp_path / "relations.tsv"]
+    biggraph(
+        "export_to_tsv",
+        config,
+        "--entities-output",
+        str(outputs[0]),
+        "--relation-types-output",
+        str(outputs[1]),
+    )
+    checkpoint = open_checkpoint(ours)
+    lines = [line.split("\t") for line in outputs[0].read_text(encoding="utf-8").splitlines()]
+    assert len(lines) == dataset.num_entities("entity")
+    for name, *numbers in lines:
+        assert np.allclose(np.array(numbers, float), checkpoint["entity"][name].numpy(), rtol=1e-5, atol=1e-6)
+    assert {line.split("\t")[0] for line in outputs[1].read_text(encoding="utf-8").splitlines()} == set(
+        checkpoint.relations.labels.names
+    )
+
+
+def test_we_load_evaluate_and_resume_its(dataset: Dataset, tmp_path: Path) -> None:
+    """Its order of entities and relations is not ours; rows are matched by name."""
+    names, relations = list(dataset.vocabulary("entity").names), list(dataset.relations.labels.names)
+    generator = np.random.default_rng(0)
+    entity_order, relation_order = generator.permutation(len(names)), generator.permutation(len(relations))
+    entity_path, theirs = tmp_path / "entities", tmp_path / "theirs"
+    entity_path.mkdir()
+    (entity_path / "entity_names_entity_0.json").write_text(json.dumps([names[i] for i in entity_order]))
+    (entity_path / "entity_count_entity_0.txt").write_text(f"{len(names)}\n")
+    (entity_path / "dynamic_rel_names.json").write_text(json.dumps([relations[i] for i in relation_order]))
+    (entity_path / "dynamic_rel_count.txt").write_text(f"{len(relations)}\n")
+    model = {
+        "entities": {"entity": {"num_partitions": 1}},
+        "relations": [{"name": "all", "lhs": "entity", "rhs": "entity", "operator": "complex_diagonal"}],
+        "dynamic_relations": True,
+        "dimension": DIM,
+        "global_emb": False,
+        "comparator": "dot",
+        "entity_path": str(entity_path),
+        "checkpoint_path": str(theirs),
+        "loss_fn": "softmax",
+        "lr": 0.1,
+    }
+    edges = {}
+    for split in ("train", "test"):
+        triples = np.array(dataset.split(split))
+        for column, order in ((0, entity_order), (1, relation_order), (2, entity_order)):
+            triples[:, column] = np.argsort(order)[triples[:, column]]
+        edges[split] = str(write_edges(tmp_path / split, triples))
+    config = write_config(tmp_path / "train.py", model, edge_paths=[edges["train"]], num_epochs=2)
+    biggraph("train", config)
+    convert_to_run(open_checkpoint(theirs), dataset, tmp_path / "run")
+    config = write_config(
+        tmp_path / "eval.py", model, edge_paths=[edges["test"]], **everything_negative(model)
+    )
+    same_figures(biggraph("eval", config), tmp_path / "run")
+    chosen = settings(dataset.path, tmp_path / "run", "training.num_epochs=3", "optimizer.name=row_adagrad")
+    done = commands.train_alone(*chosen, "evaluation.split=none")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed: 2 epochs and 0 batches done" in done.stdout + done.stderr
+    assert open_checkpoint(tmp_path / "run").progress["finished_epochs"] == 3
