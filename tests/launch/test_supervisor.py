@@ -26,7 +26,7 @@ DONE = "print('done')"
 
 
 def processes_left() -> list[psutil.Process]:
-    """Return the children of this process, without the helper that multiprocessing keeps once a test used it."""
+    """Return the children of this process, without the helper that multiprocessing keeps once it was used."""
     children = psutil.Process().children(recursive=True)
     return [child for child in children if not any("resource_tracker" in word for word in child.cmdline())]
 

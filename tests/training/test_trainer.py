@@ -37,6 +37,7 @@ def test_a_signal_commits_after_the_batch_and_the_next_life_goes_on_there(
         train_until(first, 1, index, number)
     assert caught.value.code == 143
     assert first.committed() == (1, index + 1)
+    first.cluster.leave()
     second = ToyRun(tmp_path)
     assert (second.epochs.finished(), second.epochs.current()) == (1, None)
     assert (
@@ -93,6 +94,7 @@ def test_a_checkpoint_inside_the_body_holds_the_epoch_as_open(tmp_path: Path) ->
             assert first.committed() == (1, 3)
             first.trainer.commit()
             assert first.committed() == (1, NUM_BATCHES)
+    first.cluster.leave()
     second = ToyRun(tmp_path)
     assert second.committed() == (2, 0)  # the loop came to its end, and the last commit follows it
     assert list(second.epochs.remaining_until(2)) == []
@@ -112,6 +114,7 @@ def test_what_is_left_by_an_exception_counts_in_memory_and_not_in_the_checkpoint
                     raise error
     assert (first.epochs.finished(), first.epochs.current()) == (2, None)
     assert first.committed() == (1, 2)
+    first.cluster.leave()
     second = ToyRun(tmp_path)
     assert (second.epochs.finished(), second.epochs.current()) == (1, None)
     assert second.num_trained == NUM_TRIPLES + 2 * BATCH_SIZE
@@ -140,6 +143,7 @@ def test_code_between_the_batch_loops_runs_again_and_code_after_them_does_not(tm
     with first.cluster.stop.listening(), pytest.raises(Preempted):
         script(first)
     stop = False
+    first.cluster.leave()
     second = ToyRun(tmp_path)
     script(second)
     assert ran == ["before 0", "before 0", "after 0", "before 1", "after 1"]
@@ -174,6 +178,7 @@ def test_two_runs_in_one_process_do_not_share_their_epochs(tmp_path: Path) -> No
     assert other.epochs.finished() == 0
     other.train(1)
     assert (one.committed(), other.committed(), len(one.trained)) == ((2, 0), (1, 0), 2 * NUM_BATCHES)
+    one.cluster.leave()
     again = ToyRun(tmp_path / "one", epochs=one.epochs)
     assert again.epochs.finished() == 2
 

@@ -107,6 +107,7 @@ class ToyRun:
         return int(self.tables["person"].rows[0, 0])
 
     def committed(self) -> tuple[int, int] | None:
-        """Return epochs and batches of the newest version."""
+        """Return epochs and batches of the newest version, once what is being written counts."""
+        self.checkpoints.finish()
         meta = self.checkpoints.latest()
         return None if meta is None else (meta.progress["finished_epochs"], meta.progress["batches_done"])
