@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -64,8 +68,18 @@ def partition(source: Path, output: Path, *options: str) -> Path:
     return output
 
 
-def toy_dataset(folder: Path, num_parts: int = 1, typed: bool = False, method: str = "random") -> Path:
-    """Write, partition and return a toy data set."""
+def toy_dataset(num_parts: int = 1, typed: bool = False, method: str = "random") -> Path:
+    """Return the folder of a toy data set, partitioned once for all tests, which only read it.
+
+    Its triples lie beside it in ``source``, the types of typed entities in ``types.tsv``.
+    """
+    return _partitioned(num_parts, typed, method)
+
+
+@functools.cache
+def _partitioned(num_parts: int, typed: bool, method: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="dglkge-toy-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     source = folder / "source"
     options = ["--num-parts", str(num_parts), "--method", method]
     if typed:
@@ -76,4 +90,4 @@ def toy_dataset(folder: Path, num_parts: int = 1, typed: bool = False, method: s
         options += ["--entity-types", str(folder / "types.tsv")]
     else:
         write_splits(source, ring_triples())
-    return partition(source, folder / f"dataset_{num_parts}_{method}", *options)
+    return partition(source, folder / "dataset", *options)

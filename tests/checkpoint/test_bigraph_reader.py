@@ -93,7 +93,7 @@ def test_what_dglkge_cannot_read_is_refused(tmp_path, changes, words):
 
 
 def test_a_checkpoint_becomes_a_run_on_a_dataset(tmp_path):
-    dataset = Dataset.open(toy_dataset(tmp_path))
+    dataset = Dataset.open(toy_dataset())
     meta = toy_meta(
         relations=[Relation(one.name, one.lhs, one.rhs) for one in reversed(dataset.relations.relations)],
         entity_types={"entity": dataset.num_entities("entity")},

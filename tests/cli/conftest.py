@@ -12,9 +12,9 @@ from tests.toy_kg import toy_dataset
 
 
 @pytest.fixture(scope="session")
-def dataset(tmp_path_factory) -> Dataset:
+def dataset() -> Dataset:
     """People, towns and countries, in one partition."""
-    return Dataset.open(toy_dataset(tmp_path_factory.mktemp("cli"), typed=True))
+    return Dataset.open(toy_dataset(typed=True))
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_there_and_back(run, dataset, tmp_path, capsys, kind):
 
 
 def test_dglke_there_and_back(tmp_path, capsys):
-    ring = Dataset.open(toy_dataset(tmp_path))
+    ring = Dataset.open(toy_dataset())
     meta = toy_meta(
         "distmult",
         ring.relations.relations,

@@ -39,9 +39,9 @@ class Graph:
 
 
 @pytest.fixture(scope="module")
-def layout(tmp_path_factory: pytest.TempPathFactory) -> PartitionLayout:
+def layout() -> PartitionLayout:
     """The ring data set in two partitions."""
-    return Dataset.open(toy_dataset(tmp_path_factory.mktemp("kg"), num_parts=2)).layout()
+    return Dataset.open(toy_dataset(num_parts=2)).layout()
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.toy_kg import partition, ring_triples, toy_dataset, write_splits
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A dataset and a finished run of two trainers that keeps versions."""
     folder = tmp_path_factory.mktemp("kept")
-    dataset = toy_dataset(folder)
+    dataset = toy_dataset()
     chosen = settings(
         dataset,
         folder / "run",

@@ -53,9 +53,9 @@ sys.exit(launch.main(sys.argv[2:]))
 
 
 @pytest.fixture(scope="module")
-def ring(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ring() -> Path:
     """The ring data set in one partition."""
-    return toy_dataset(tmp_path_factory.mktemp("ring"))
+    return toy_dataset()
 
 
 def script(ring: Path, folder: Path, *words: str, **changes: str) -> list[str]:

@@ -30,10 +30,11 @@ def trained(
 ) -> tuple[Path, list[Path]]:
     """A run on one partition, and the data set in one and in two partitions."""
     folder = tmp_path_factory.mktemp("parts")
-    one = toy_dataset(folder, typed=request.param)
-    types = ["--entity-types", str(folder / "types.tsv")] if request.param else []
+    one = toy_dataset(typed=request.param)
+    source = one.parent / "source"
+    types = ["--entity-types", str(one.parent / "types.tsv")] if request.param else []
     cut = [
-        partition(folder / "source", folder / f"two_{method}", "--num-parts", "2", "--method", method, *types)
+        partition(source, folder / f"two_{method}", "--num-parts", "2", "--method", method, *types)
         for method in ("metis", "random")
     ]
     settings = [

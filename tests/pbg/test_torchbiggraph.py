@@ -81,9 +81,9 @@ def same_figures(text: str, run: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def dataset() -> Dataset:
     """The ring."""
-    return Dataset.open(toy_dataset(tmp_path_factory.mktemp("ring")))
+    return Dataset.open(toy_dataset())
 
 
 @pytest.fixture

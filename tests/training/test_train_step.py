@@ -20,9 +20,9 @@ DIM, NUM_NEGATIVES, CHUNK, BATCH, WEIGHT = 8, 12, 20, 50, 0.01
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["one type", "three types"])
-def dataset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dataset(request: pytest.FixtureRequest) -> Path:
     """A toy data set, in one partition."""
-    return toy_dataset(tmp_path_factory.mktemp("kg"), typed=request.param)
+    return toy_dataset(typed=request.param)
 
 
 def settings(dataset: Path, run: Path, *more: str) -> list[str]:
