@@ -19,7 +19,7 @@ from dglkge.evaluation.protocol import Protocol
 from dglkge.evaluation.ranking_evaluator import RankingEvaluator
 from dglkge.model.kge_model import build_model
 from tests.functional import job as commands
-from tests.toy_kg import partition, toy_dataset
+from tests.toy_kg import toy_dataset
 
 DIM = 16
 
@@ -31,12 +31,7 @@ def trained(
     """A run on one partition, and the data set in one and in two partitions."""
     folder = tmp_path_factory.mktemp("parts")
     one = toy_dataset(typed=request.param)
-    source = one.parent / "source"
-    types = ["--entity-types", str(one.parent / "types.tsv")] if request.param else []
-    cut = [
-        partition(source, folder / f"two_{method}", "--num-parts", "2", "--method", method, *types)
-        for method in ("metis", "random")
-    ]
+    cut = [toy_dataset(2, request.param, method) for method in ("metis", "random")]
     settings = [
         f"dataset={one}",
         f"output={folder / 'run'}",
