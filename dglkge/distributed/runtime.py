@@ -17,11 +17,16 @@ import torch
 import torch.distributed as dist
 
 from dglkge.distributed import dgl_compat
+from dglkge.distributed.ip_config import read_ip_config
 from dglkge.distributed.preemption import StopRequest
+from dglkge.distributed.server_ports import wait_until_listening
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 
 logger = logging.getLogger(__name__)
+
+SERVER_WAIT_SECONDS = 60
+"""How long to wait for this machine's servers to listen before DGL's own, slower attempts begin."""
 
 COLLECTIVE_TIMEOUT_SECONDS = 600
 """No trainer waits longer than this for another; it then fails, and the launcher ends the job."""
@@ -120,6 +125,10 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
 
 def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> Cluster:
     """Connect to the servers, then to the other trainers."""
+    if world.launched:
+        machine = read_ip_config(ip_config)[world.machine]
+        num_servers = int(os.environ.get("DGL_NUM_SERVER", "1"))
+        wait_until_listening(range(machine.port, machine.port + num_servers), SERVER_WAIT_SECONDS)
     dgl_compat.connect(ip_config)
     if world.launched:
         limit = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_SECONDS)

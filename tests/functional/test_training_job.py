@@ -184,7 +184,7 @@ def test_a_mistake_under_the_launcher_ends_every_process(ring: Path, tmp_path: P
 def test_typed_entities_and_plain_predictions(tmp_path: Path) -> None:
     dataset = toy_dataset(typed=True)
     run = tmp_path / "run"
-    done = commands.train(tmp_path, 2, *settings(dataset, run, "training.num_epochs=40", "optimizer.lr=0.5"))
+    done = commands.train(tmp_path, 2, *settings(dataset, run, "training.num_epochs=12", "optimizer.lr=0.5"))
     assert done.returncode == 0, done.stdout + done.stderr
     asked = ("--head", "town4", "--relation", "lies_in", "--topk", "2", "--known", "mark", "--json")
     done = commands.dglkge("predict", str(run), *asked)
