@@ -4,6 +4,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
+# tests/conftest.py says which tests must share a worker.
+PARALLEL := -n 2
 VENV := .venv
 VENV2 := .venv-dgl2
 VENV_PBG := .venv-pbg
@@ -18,10 +20,10 @@ demo: $(VENV)/installed  ## build, train, evaluate and ask a small knowledge gra
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash examples/stdlib/run.sh
 
 test: lint  ## all that CI runs: lint, then every test
-	$(VENV)/bin/python -m pytest $(PYTEST_FLAGS)
+	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 test-dgl2: $(VENV2)/installed  ## every test with dgl 2.1.0 and torch 2.2.1
-	$(VENV2)/bin/python -m pytest $(PYTEST_FLAGS)
+	$(VENV2)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 test-pbg: $(VENV_PBG)/installed  ## checkpoints to and from the real PyTorch-BigGraph 1.0.0
 	$(VENV_PBG)/bin/python -m pytest $(PYTEST_FLAGS) tests/pbg

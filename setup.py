@@ -62,7 +62,7 @@ setup(
             "pydantic",
             "pyyaml",
         ],
-        "test": ["pytest", "pytest-timeout", "hypothesis", "setuptools>=70.1"],
+        "test": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "setuptools>=70.1"],
         "dev": ["ruff", "mypy"],
     },
     entry_points={

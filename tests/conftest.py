@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,6 +18,12 @@ MARK = "DGLKGE_TEST_SESSION"
 
 LEAVE_SECONDS = 20
 """A DGL server leaves some seconds after its last client."""
+
+JOB_FOLDERS = ("cluster", "examples", "functional", "launch")
+
+SESSION_MARK = pytest.StashKey[str]()
+SEGMENTS_BEFORE = pytest.StashKey[set[str]]()
+LEFT_BEHIND = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture(scope="session")
@@ -67,12 +75,66 @@ def end_processes(mark: str) -> list[str]:
     return lines
 
 
+def worker_group(nodeid: str) -> str:
+    """Return what must run in one and the same worker: a file's tests, and all tests that launch jobs.
+
+    A machine takes one launched job at a time: DGL's names of shared memory do not tell jobs apart.
+    """
+    path = Path(nodeid.split("::")[0])
+    return "jobs" if path.parent.name in JOB_FOLDERS else str(path)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deal out groups of tests."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return worker_group(nodeid)
+
+    return Scheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of pytest-xdist the session's mark."""
+    node.workerinput["mark"] = node.config.stash[SESSION_MARK]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Note what lies in shared memory before the first test, in the process that the user started."""
+    workerinput = getattr(config, "workerinput", None)
+    config.stash[SESSION_MARK] = workerinput["mark"] if workerinput else uuid.uuid4().hex
+    if workerinput is None:
+        config.stash[SEGMENTS_BEFORE] = unused_segments()
+
+
 @pytest.fixture(scope="session", autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    """Hold that the tests leave no process and no shared memory; if not, the last test has an error."""
-    mark = os.environ[MARK] = uuid.uuid4().hex
-    before = unused_segments()
+def mark_what_tests_start(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let all that the tests start inherit the mark, and not this process, which may be a worker."""
+    os.environ[MARK] = request.config.stash[SESSION_MARK]
     yield
-    left = end_processes(mark) + [f"/dev/shm/{name}" for name in sorted(unused_segments() - before)]
+    forkserver._forkserver._stop()  # what multiprocessing keeps for tests that fork; else it ends with us
+
+
+@pytest.hookimpl(trylast=True)  # the workers are gone then
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hold that the tests leave no process and no shared memory: the session fails if they do."""
+    before = session.config.stash.get(SEGMENTS_BEFORE, None)
+    if before is None:
+        return
+    left = end_processes(session.config.stash[SESSION_MARK])
+    left += [f"/dev/shm/{name}" for name in sorted(unused_segments() - before)]
+    session.config.stash[LEFT_BEHIND] = left
     if left:
-        pytest.fail("the tests left behind:\n  " + "\n  ".join(left), pytrace=False)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Name what the tests left behind."""
+    left = config.stash.get(LEFT_BEHIND, [])
+    if left:
+        terminalreporter.section("FAILED: the tests left behind", red=True, bold=True)
+        for line in left:
+            terminalreporter.line(line)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import atexit
 import functools
 import json
-import os
+import multiprocessing
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +23,13 @@ from typing import Any
 
 import torch
 
+from tests.optim import cluster_process
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+
+_FORKS = multiprocessing.get_context("forkserver")
+# Importing torch and DGL takes each process seconds: one process does it, the others are its copies.
+_FORKS.set_forkserver_preload(["dgl.distributed", "torch.distributed", "tests.optim.workers"])
 
 
 def free_ports(num_ports: int) -> int:
@@ -132,10 +137,8 @@ def _start(
     num_trainers: int,
     num_servers: int,
     addresses: list[str],
-) -> dict[tuple[str, int], subprocess.Popen]:
+) -> dict[tuple[str, int], multiprocessing.Process]:
     common = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY),
         "DGL_DIST_MODE": "distributed",
         "DGL_NUM_SAMPLER": "0",
         "DGL_NUM_CLIENT": str(num_trainers),
@@ -163,16 +166,10 @@ def _start(
             "TEST_ADDRESS": addresses[machine],
             "TEST_MACHINE": str(machine),
         }
-        log = open(folder / f"{role}{number}.log", "w")
-        processes[role, number] = subprocess.Popen(
-            [sys.executable, "-m", "tests.optim.cluster_process"],
-            env=env,
-            cwd=REPOSITORY,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        log.close()
+        log = str(folder / f"{role}{number}.log")
+        process = _FORKS.Process(target=cluster_process.run, args=(env, str(REPOSITORY), log))
+        processes[role, number] = process
+        process.start()
 
     for number in range(num_servers * len(addresses)):
         start("server", number, number // num_servers)
@@ -198,13 +195,12 @@ def _finish(
     wanted = {("client", rank): status for rank, status in (expected_status or {}).items()}
     while waiting:
         for key, process in list(waiting.items()):
-            try:
-                process.wait(timeout=0.05)
-            except subprocess.TimeoutExpired:
+            process.join(timeout=0.05)
+            if process.exitcode is None:
                 continue
             del waiting[key]
-            if process.returncode != wanted.get(key, 0):
-                raise AssertionError(f"{key} ended with {process.returncode}\n{_logs(folder)}")
+            if process.exitcode != wanted.get(key, 0):
+                raise AssertionError(f"{key} ended with {process.exitcode}\n{_logs(folder)}")
         if time.monotonic() > deadline:
             raise AssertionError(f"{list(waiting)} did not end within {timeout_seconds} s\n{_logs(folder)}")
     files = [folder / f"result{rank}.pt" for rank in range(num_trainers)]
@@ -216,8 +212,7 @@ def _logs(folder: Path) -> str:
 
 
 def _kill(processes: Any) -> None:
-    """End what is left, by the process groups that we started, and reap it."""
+    """End what is left, and reap it."""
     for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()

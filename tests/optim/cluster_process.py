@@ -1,7 +1,8 @@
-"""One server or trainer of a test cluster; started by ``cluster.run_cluster``."""
+"""One server or trainer of a test cluster; forked by ``cluster.run_cluster``."""
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 import sys
@@ -47,9 +48,16 @@ def main() -> None:
     sys.stdout.flush()
 
 
-if __name__ == "__main__":
+def run(environment: dict[str, str], folder: str, log: str) -> None:
+    """Become a server or trainer, in a copy of the process that has imported everything."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, sys.stdout.fileno())
+    os.dup2(output, sys.stderr.fileno())
+    os.chdir(folder)
+    os.environ.update(environment)
     try:
         main()
+        atexit._run_exitfuncs()  # DGL's farewell, which multiprocessing leaves out
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
