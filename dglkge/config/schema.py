@@ -108,6 +108,10 @@ class TrainingConfig:
         "matrix products of softmax over inner products: float32, or bfloat16 (faster on newer processors)",
         one_of("float32", "bfloat16"),
     )
+    profile: bool = setting(
+        False,
+        "write how long each phase of a batch took, over all trainers, to stats.jsonl once an epoch",
+    )
     progress: str = setting(
         "auto", "progress bar: auto (on a terminal), always or never", one_of("auto", "always", "never")
     )

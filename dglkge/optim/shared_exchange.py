@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -90,7 +90,7 @@ class SharedExchange:
         self._decoded = [[Buffer() for _ in neighbours] for _ in chains]
         self._fields = [_fields_of(table) for table in range(len(chains))]
 
-    def run(self, owned: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    def run(self, owned: Sequence[np.ndarray], enter: Callable[[str], None]) -> Iterator[list[np.ndarray]]:
         """Exchange, yielding twice: the keys that only this trainer has, then those that it owns among
         several.
 
@@ -100,10 +100,14 @@ class SharedExchange:
         ----------
         owned : sequence of np.ndarray
             For each table "(n,) int64": positions of the keys whose rows this machine holds.
+        enter : callable
+            Told when waiting begins and ends.
         """
         self._step += 1
         self._publish(owned)
+        enter("waiting")
         self._wait(_PUBLISHED)
+        enter("exchange")
         owners, found = self._choose(owned)
         mine = [chosen[keys] == self._place for chosen, keys in zip(owners, owned)]
         shared = [
@@ -111,7 +115,9 @@ class SharedExchange:
         ]
         self._deliver(owned, mine)
         yield [keys[~also] for keys, also in zip(owned, shared)]
+        enter("waiting")
         self._wait(_DELIVERED)
+        enter("exchange")
         self._collect(owners, found)
         yield [keys[ours & also] for keys, ours, also in zip(owned, mine, shared)]
 

@@ -18,7 +18,7 @@ from .background import Background
 from .claims import claim
 from .hyper_parameters import check_group, check_options
 from .saved_state import SavedState
-from .step_exchange import StepExchange
+from .step_exchange import StepExchange, ignore_phase
 from .table import Rule, Table
 from .wire_format import WireFormat
 
@@ -80,6 +80,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
         self.num_skipped_rows = 0
         self._connected: StepExchange | None = None
         self._background = Background() if overlap else None
+        self._enter: Callable[[str], None] = ignore_phase
         self._group = Alltoall(timeout_seconds, own_group=overlap)
         self._rank, self._world_size = self._group.rank, self._group.size
         super().__init__([params] if isinstance(params, DistEmbedding) else params, defaults)
@@ -148,6 +149,10 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
             return self._apply_rule(arrays, targets, selected, chain, options, hyper, max(1, table.num_steps))
 
         return rule
+
+    def when_phase(self, enter: Callable[[str], None]) -> None:
+        """Tell a function when merge, exchange, update and waiting begin."""
+        self._enter = enter
 
     @property
     def _exchange(self) -> StepExchange:
@@ -232,18 +237,23 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
         exchange = self._exchange
         num_bad = np.zeros(len(self._tables), np.int64)
         try:
+            self._enter("merge")
             for table, pairs in zip(self._tables, pairs_by_table):
                 table.collect(pairs)
-            for turn, (selected, active) in enumerate(exchange.run()):
+            self._enter("exchange")
+            for turn, (selected, active) in enumerate(exchange.run(self._enter)):
+                self._enter("update")
                 for number, table in enumerate(self._tables):
                     table.num_steps += int(turn == 0 and active[number])
                     num_bad[number] += table.update(selected[number], rules[number], self._timeout_seconds)
+                self._enter("exchange")
         except BaseException:
             exchange.fail()
             raise
         finally:
             for table in self._tables:
                 table.chains.clear()
+        self._enter("waiting")
         self._report(exchange.finish(num_bad))
 
     def _report(self, num_bad: np.ndarray) -> None:

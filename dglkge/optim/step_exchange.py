@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -17,6 +17,10 @@ from .shared_outbox import NeighbourOutbox, Outbox, usable
 from .wire_format import WireFormat
 
 logger = logging.getLogger(__name__)
+
+
+def ignore_phase(phase: str) -> None:
+    """Take no note of phases."""
 
 
 class StepExchange:
@@ -82,8 +86,15 @@ class StepExchange:
         """Bytes that this trainer sent to others since the start."""
         return sum(way.sent_bytes for way in (self._network, self._neighbours) if way is not None)
 
-    def run(self) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
+    def run(
+        self, enter: Callable[[str], None] = ignore_phase
+    ) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
         """Exchange the gradients in the chains, yielding work as it becomes ready.
+
+        Parameters
+        ----------
+        enter : callable
+            Told when waiting for a trainer of this machine begins and ends.
 
         Yields
         ------
@@ -99,7 +110,7 @@ class StepExchange:
         if self._neighbours is None:
             yield owned, active
             return
-        for selected in self._neighbours.run(owned):
+        for selected in self._neighbours.run(owned, enter):
             yield selected, active if self._network is not None else self._neighbours.active()
 
     def finish(self, num_bad: np.ndarray) -> np.ndarray:

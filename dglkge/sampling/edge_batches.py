@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,10 @@ from dglkge.data.partition_layout import EdgeTable
 from dglkge.sampling import epoch_plan
 
 Ids = npt.NDArray[np.int64]
+
+
+def _ignore(phase: str) -> None:
+    """Take no note of phases."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +113,18 @@ class EdgeBatches:
         """Return the number of global batches in an epoch."""
         return epoch_plan.num_batches(self._num_triples, self._batch_size)
 
-    def batch(self, epoch: int, index: int) -> EdgeBatch:
-        """Return this trainer's share of a global batch; it may be empty."""
+    def batch(self, epoch: int, index: int, enter: Callable[[str], None] = _ignore) -> EdgeBatch:
+        """Return this trainer's share of a global batch; it may be empty.
+
+        ``enter`` is told which phase begins: ``order``, then ``edges``.
+        """
+        enter("order")
         positions = epoch_plan.window(index, self._batch_size, self._num_triples)
         triple_ids = epoch_plan.inverse_permute(positions, self._num_triples, self._seed, epoch)
         mine, rows = self._own(triple_ids)
         turns = slice(self._local_rank, None, self._trainers_per_machine)
         mine, rows = mine[turns], rows[turns]
+        enter("edges")
         chunks = mine // self._chunk_size
         edges = self._edges.edges[rows]
         pairs = self._pair_of_relation[edges[:, 1]]

@@ -30,6 +30,7 @@ from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.negative_samplers import UniformNegatives
 from dglkge.training.epochs import JOB
 from dglkge.training.live_evaluator import LiveEvaluator
+from dglkge.training.phase_clock import PhaseClock
 from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
@@ -101,7 +102,8 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
         world.trainers_per_machine,
         config.seed,
     )
-    train_step = _build_train_step(config, dataset, layout, model, tables, optimizer, pairs)
+    clock = PhaseClock(config.training.profile)
+    train_step = _build_train_step(config, dataset, layout, model, tables, optimizer, pairs, clock)
     output = Path(config.output)
     if world.rank == 0:
         output.mkdir(parents=True, exist_ok=True)
@@ -115,7 +117,7 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
     evaluator = LiveEvaluator(dataset, model, tables, cluster, _protocol(config))
     meta = _meta(config, dataset)
     return Trainer(
-        config, cluster, tables, optimizer, edge_batches, train_step, evaluator, checkpoints, meta, JOB
+        config, cluster, tables, optimizer, edge_batches, train_step, evaluator, checkpoints, meta, JOB, clock
     )
 
 
@@ -127,6 +129,7 @@ def _build_train_step(
     tables: TableSet,
     optimizer: Any,
     pairs: list[tuple[str, str]],
+    clock: PhaseClock,
 ) -> TrainStep:
     options = {name: getattr(config.loss, name) for name in LOSS_OPTIONS.get(config.loss.name, ())}
     loss = build_loss(config.loss.name, **options)
@@ -142,7 +145,9 @@ def _build_train_step(
     negatives = UniformNegatives(config.negatives.num_uniform, node_ids, config.seed)
     own_entity = config.negatives.own_entity
     products = getattr(torch, config.training.products)
-    return TrainStep(model, loss, regularizer, tables, optimizer, negatives, pairs, own_entity, products)
+    return TrainStep(
+        model, loss, regularizer, tables, optimizer, negatives, pairs, own_entity, products, clock
+    )
 
 
 def _pair_of_relation(dataset: Dataset, layout: PartitionLayout, pairs: list[tuple[str, str]]) -> np.ndarray:

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from dglkge.checkpoint.training_stats import epoch_record
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
+from dglkge.training.phase_clock import PHASES, PhaseClock, as_array
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ class EpochReport:
         Where the epoch goes on, and how many global batches it has.
     bar : bool
         Whether to show a progress bar on stderr.
+    clock : PhaseClock, optional
+        If it is on, the last record of the epoch says the seconds of each phase, summed over trainers.
     """
 
     def __init__(
@@ -47,7 +50,10 @@ class EpochReport:
         first_batch: int,
         num_batches: int,
         bar: bool,
+        clock: PhaseClock | None = None,
     ) -> None:
+        self._clock = PhaseClock() if clock is None else clock
+        self._clock.take()  # whatever belongs to an epoch before
         self._cluster = cluster
         self._path = path
         self._epoch = epoch
@@ -82,6 +88,7 @@ class EpochReport:
         total = self._cluster.sum(self._recent)
         self._recent[:] = 0
         self._epoch_total += total
+        phases = self._phases(batches_done)
         now = time.monotonic()
         if self._cluster.world.rank == 0:
             record: dict[str, Any] = {
@@ -92,6 +99,7 @@ class EpochReport:
                 "epoch_loss": self._epoch_total[0] / max(self._epoch_total[1], 1),
                 "edges_per_second": total[1] / max(now - self._last, 1e-9),
                 "epoch_seconds": now - self._started,
+                **phases,
             }
             with self._path.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")
@@ -102,6 +110,13 @@ class EpochReport:
                 loss, seconds = record["epoch_loss"], record["epoch_seconds"]
                 logger.info("%s: loss %.4f, %.1f s", self._title, loss, seconds)
         self._last = now
+
+    def _phases(self, batches_done: int) -> dict[str, Any]:
+        """Return the seconds of the phases of the epoch at its end, summed over the trainers."""
+        if not self._clock.is_on or batches_done != self._num_batches:
+            return {}
+        seconds = self._cluster.sum(as_array(self._clock.take()))
+        return {"phase_seconds": dict(zip(PHASES, seconds.tolist()))}
 
 
 def wants_bar(setting: str, world: World) -> bool:

@@ -17,6 +17,7 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.model.softmax_of_products import SoftmaxOfProducts
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
 from dglkge.sampling.negative_samplers import UniformNegatives, find_equal
+from dglkge.training.phase_clock import PhaseClock
 from dglkge.training.row_request import RowRequest
 from dglkge.typing import RELATION, Side
 
@@ -43,6 +44,7 @@ class TrainStep:
         relations (h, r, h) outscores the truth, and uniform sampling almost never shows it to the loss.
     products : torch.dtype
         Type in which softmax over inner products takes its matrix products; rows stay float32.
+    clock : PhaseClock
     """
 
     def __init__(
@@ -56,7 +58,10 @@ class TrainStep:
         pairs: Sequence[tuple[str, str]],
         own_entity: bool,
         products: torch.dtype,
+        clock: PhaseClock,
     ) -> None:
+        self._clock = clock
+        optimizer.when_phase(clock.enter)
         self._is_fused = isinstance(model.score_function, Dot) and isinstance(loss, Softmax)
         self._products = products
         self._model = model
@@ -77,18 +82,24 @@ class TrainStep:
             The sum of the losses of this trainer's triples, both sides, regularizer included. Shares
             are uneven, so losses are summed over trainers and divided by the global batch, never averaged.
         """
+        clock = self._clock
+        clock.enter("negatives")
         requests = {name: RowRequest(table) for name, table in self._tables.items()}
         scorers = [
             _GroupScorer(self, batch, group, requests) for group in self._with_negatives(batch, requests)
         ]
+        clock.enter("gather")
         for request in requests.values():
             request.pull()
+        clock.enter("score")
         losses = [scorer.loss(requests) for scorer in scorers]
         total = 0.0
         if losses:
             loss = torch.stack(losses).sum()
+            clock.enter("backward")
             (loss / batch.global_size).backward()
             total = loss.item()
+        clock.enter("merge")
         self._optimizer.step_rows(
             [(request.table.embedding, request.ids, request.gradients) for request in requests.values()]
         )

@@ -22,6 +22,7 @@ from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
 from dglkge.training.commit_policy import CommitPolicy
 from dglkge.training.epochs import ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
+from dglkge.training.phase_clock import PhaseClock
 from dglkge.training.stats import EpochReport, wants_bar
 from dglkge.training.train_step import TrainStep
 from dglkge.training.warm_start import warm_start
@@ -46,6 +47,8 @@ class Trainer:
     meta : CheckpointMeta
         What every version of the checkpoint says of the run; its progress is updated.
     epochs : ElasticEpochs
+    clock : PhaseClock, optional
+        The one that the train step heeds too.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Trainer:
         checkpoints: CheckpointManager,
         meta: CheckpointMeta,
         epochs: ElasticEpochs,
+        clock: PhaseClock | None = None,
     ) -> None:
         self.config = config
         self.cluster = cluster
@@ -73,6 +77,7 @@ class Trainer:
         self._checkpoints = checkpoints
         self._meta = meta
         self._epochs = epochs
+        self._clock = PhaseClock() if clock is None else clock
         self._position = (0, 0)  # an epoch, and its batches that are done
         self._report: EpochReport | None = None
         self._committed: tuple[int, int] | None = None
@@ -102,25 +107,31 @@ class Trainer:
         total = self.config.training.num_epochs
         path = self.output / "stats.jsonl"
         done = self._batches_done
-        self._report = EpochReport(self.cluster, path, epoch, total, done, num_batches, self.bar)
+        self._report = EpochReport(self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock)
         try:
             self.stop_if_asked()
             while done < num_batches:
-                yield self._edge_batches.batch(epoch, done)
+                batch = self._edge_batches.batch(epoch, done, self._clock.enter)
+                self._clock.enter("other")
+                yield batch
                 done += 1
+                self._clock.enter("waiting")
                 self._position = (epoch, done)
                 self._checkpoints.check()
                 self.stop_if_asked()
                 if self._policy.due_after_batch(done, num_batches):
+                    self._clock.stop()
                     self._commit()
             self._checkpoints.add_stats(self._report.record())
         finally:
+            self._clock.stop()
             self._report.close()
             self._report = None
 
     def step(self, batch: EdgeBatch) -> float:
         """Train one batch; returns the summed loss of this trainer's triples."""
         loss = self._train_step(batch)
+        self._clock.enter("other")
         if self._report is not None:
             self._report.count(batch.index + 1, loss, len(batch))
         return loss
