@@ -104,9 +104,10 @@ class TrainingConfig:
     num_epochs: int = setting(10, "passes over the training triples", at_least(0))
     batch_size: int = setting(1000, "triples in a global batch, over all trainers", at_least(1))
     products: str = setting(
-        "float32",
-        "matrix products of softmax over inner products: float32, or bfloat16 (faster on newer processors)",
-        one_of("float32", "bfloat16"),
+        "auto",
+        "type of the matrix products of softmax with complex and distmult: float32, bfloat16, or auto: the "
+        "first start of a run measures which is faster and its later starts keep that",
+        one_of("auto", "float32", "bfloat16"),
     )
     profile: bool = setting(
         False,

@@ -26,7 +26,7 @@ from .row_chains import RowChains
 from .shared_outbox import NeighbourOutbox, Outbox, is_alive
 from .wire_format import WireFormat
 
-_PUBLISHED, _DELIVERED, _FINISHED, _FIRST_COUNT = range(4)
+_PUBLISHED, _DELIVERED, _FINISHED, _VOTE, _FIRST_COUNT = range(5)
 _SPIN_SECONDS = 0.001
 _SHORTEST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 2e-5, 1e-3
 _LIVENESS_SECONDS = 0.5
@@ -68,6 +68,8 @@ class SharedExchange:
     ----------
     sent_bytes : int
         Bytes written for the others since the start.
+    num_votes : int
+        How many trainers of the machine voted yes at the end of the last step.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class SharedExchange:
         self._chains, self._wire = chains, wire
         self._timeout_seconds = timeout_seconds
         self._step = 0
-        self.sent_bytes = 0
+        self.sent_bytes = self.num_votes = 0
         self._merged = Buffer()
         self._decoded = [[Buffer() for _ in neighbours] for _ in chains]
         self._fields = [_fields_of(table) for table in range(len(chains))]
@@ -127,13 +129,15 @@ class SharedExchange:
         boxes: list[Any] = [self._outbox, *self._neighbours]
         return np.array([any(box.fields[fields][1] for box in boxes) for fields in self._fields])
 
-    def finish(self, num_bad: np.ndarray) -> np.ndarray:
+    def finish(self, num_bad: np.ndarray, vote: bool) -> np.ndarray:
         """Wait until every trainer of the machine has ended its step; returns the sum of "(num_tables,)
         int64"."""
+        self._outbox.fields[_VOTE] = vote
         for fields, bad in zip(self._fields, num_bad):
             self._outbox.fields[fields][6] = bad
         self._outbox.fields[_FINISHED] = self._step
         self._wait(_FINISHED)
+        self.num_votes = int(vote) + sum(int(box.fields[_VOTE]) for box in self._neighbours)
         others = [[box.fields[fields][6] for fields in self._fields] for box in self._neighbours]
         return num_bad + np.sum(others, axis=0, dtype=np.int64)
 

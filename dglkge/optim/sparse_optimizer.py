@@ -81,6 +81,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
         self._connected: StepExchange | None = None
         self._background = Background() if overlap else None
         self._enter: Callable[[str], None] = ignore_phase
+        self._vote, self.num_votes = False, 0
         self._group = Alltoall(timeout_seconds, own_group=overlap)
         self._rank, self._world_size = self._group.rank, self._group.size
         super().__init__([params] if isinstance(params, DistEmbedding) else params, defaults)
@@ -199,7 +200,9 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
         self._start([table.trace.take() for table in self._tables])
         return loss
 
-    def step_rows(self, gradients: Sequence[tuple[Any, torch.Tensor, torch.Tensor]]) -> None:
+    def step_rows(
+        self, gradients: Sequence[tuple[Any, torch.Tensor, torch.Tensor]], vote: bool = False
+    ) -> None:
         """Apply gradient rows that the caller computed; like :meth:`step`, every trainer calls it.
 
         Parameters
@@ -208,7 +211,11 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
             Embedding, ids "(n,) int64" and gradient rows "(n, D)"; ids may repeat, an embedding may come
             several times, or not at all. The rows are not copied: leave them alone until the step is
             finished.
+        vote : bool
+            Counted over all trainers: ``num_votes``, once the step is finished, is the same on each. It tells
+            them all what one of them knows, without another round of messages.
         """
+        self._vote = vote
         pairs: dict[str, list] = {table.name: [] for table in self._tables}
         for embedding, ids, rows in gradients:
             if embedding.name not in pairs:
@@ -254,7 +261,9 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
             for table in self._tables:
                 table.chains.clear()
         self._enter("waiting")
-        self._report(exchange.finish(num_bad))
+        num_bad = exchange.finish(num_bad, self._vote)
+        self._vote, self.num_votes = False, exchange.num_votes
+        self._report(num_bad)
 
     def _report(self, num_bad: np.ndarray) -> None:
         """Count or raise rows whose gradient was not finite, from the numbers of all trainers."""

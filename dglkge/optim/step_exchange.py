@@ -43,6 +43,8 @@ class StepExchange:
     ----------
     place, num_places : int
         Number of this trainer among those of its machine, and how many these are.
+    num_votes : int
+        How many trainers voted yes at the end of the last step.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class StepExchange:
         self._group, self._chains = group, chains
         self._network: GradientExchange | None = None
         self._neighbours: SharedExchange | None = None
-        self.place, self.num_places = 0, 1
+        self.place, self.num_places, self.num_votes = 0, 1, 0
         if group.size == 1:
             return
         outbox = Outbox(num_fields(len(chains))) if usable() else None
@@ -113,11 +115,20 @@ class StepExchange:
         for selected in self._neighbours.run(owned, enter):
             yield selected, active if self._network is not None else self._neighbours.active()
 
-    def finish(self, num_bad: np.ndarray) -> np.ndarray:
-        """Wait for the end of all trainers' steps; returns the sum of their "(num_tables,) int64"."""
+    def finish(self, num_bad: np.ndarray, vote: bool = False) -> np.ndarray:
+        """Wait for the end of all trainers' steps; returns the sum of their "(num_tables,) int64".
+
+        The vote is counted in ``num_votes``, the same number on every trainer.
+        """
         if self._network is not None:
-            return self._group.sum(num_bad)
-        return num_bad if self._neighbours is None else self._neighbours.finish(num_bad)
+            *total, self.num_votes = self._group.sum(np.append(num_bad, int(vote))).tolist()
+            return np.array(total, np.int64)
+        if self._neighbours is None:
+            self.num_votes = int(vote)
+            return num_bad
+        total_bad = self._neighbours.finish(num_bad, vote)
+        self.num_votes = self._neighbours.num_votes
+        return total_bad
 
     def fail(self) -> None:
         """Tell the trainers of this machine not to wait for this one any more."""

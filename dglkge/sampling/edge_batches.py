@@ -120,12 +120,17 @@ class EdgeBatches:
         """
         enter("order")
         positions = epoch_plan.window(index, self._batch_size, self._num_triples)
-        triple_ids = epoch_plan.inverse_permute(positions, self._num_triples, self._seed, epoch)
-        mine, rows = self._own(triple_ids)
         turns = slice(self._local_rank, None, self._trainers_per_machine)
-        mine, rows = mine[turns], rows[turns]
+        if self._has_all:  # the triples of the others need not even be looked up
+            places = np.arange(len(positions))[turns]
+            triple_ids = epoch_plan.inverse_permute(positions[turns], self._num_triples, self._seed, epoch)
+            rows = triple_ids
+        else:
+            triple_ids = epoch_plan.inverse_permute(positions, self._num_triples, self._seed, epoch)
+            places, rows = (found[turns] for found in self._own(triple_ids))
+            triple_ids = triple_ids[places]
         enter("edges")
-        chunks = mine // self._chunk_size
+        chunks = places // self._chunk_size
         edges = self._edges.edges[rows]
         pairs = self._pair_of_relation[edges[:, 1]]
         order = np.lexsort((pairs, chunks))
@@ -133,7 +138,7 @@ class EdgeBatches:
         weights = None if self._edges.weights is None else self._edges.weights[rows[order]]
         heads, relations, tails = (np.ascontiguousarray(edges[:, column]) for column in range(3))
         groups = _groups(chunks[order], pairs[order])
-        ids = triple_ids[mine[order]]
+        ids = triple_ids[order]
         return EdgeBatch(epoch, index, len(positions), ids, heads, relations, tails, weights, groups)
 
     def _own(self, triple_ids: Ids) -> tuple[Ids, Ids]:
@@ -144,8 +149,6 @@ class EdgeBatches:
         (places, rows) : two (m,) int64
             Places in ``triple_ids``, ascending, and rows in the edge table.
         """
-        if self._has_all:
-            return np.arange(len(triple_ids)), triple_ids
         if not len(self._edges.triple_ids):
             return np.empty(0, np.int64), np.empty(0, np.int64)
         rows = np.searchsorted(self._edges.triple_ids, triple_ids)

@@ -8,11 +8,15 @@ shuffled in memory, and progress is one integer.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dglkge.sampling.keyed_hash import combine, words
+from dglkge.model.counter_random import GOLDEN_GAMMA
+from dglkge.optim.kernels import compiled
+from dglkge.sampling.keyed_hash import combine
 
 NUM_ROUNDS = 6
 _ORDER_KEY = 0x0EDE  # tells the order's numbers from those of the negatives
@@ -61,36 +65,43 @@ def _walk(
     """Encrypt (or decrypt) until every value lies in [0, num)."""
     a = max(1, math.isqrt(num))
     b = -(-num // a)
-    keys = [combine(_ORDER_KEY, seed, epoch, turn) for turn in range(NUM_ROUNDS)]
-    step = _encrypt if forward else _decrypt
-    result = step(np.asarray(values, dtype=np.int64), a, b, keys)
-    outside = np.flatnonzero(result >= num)
-    while len(outside):
-        result[outside] = step(result[outside], a, b, keys)
-        outside = outside[result[outside] >= num]
+    result = np.array(values, dtype=np.int64)
+    _walk_all(result, num, a, b, _round_keys(seed, epoch), forward)
     return result
 
 
-def _encrypt(values: npt.NDArray[np.int64], a: int, b: int, keys: list[int]) -> npt.NDArray[np.int64]:
-    left, right = values % a, values // a
-    for turn, key in enumerate(keys):
-        if turn % 2 == 0:
-            left = (left + _draw(key, right, a)) % a
-        else:
-            right = (right + _draw(key, left, b)) % b
-    return right * a + left
+@lru_cache(maxsize=8)
+def _round_keys(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
+    """Return the keys of the rounds, (NUM_ROUNDS,)."""
+    return np.array([combine(_ORDER_KEY, seed, epoch, turn) for turn in range(NUM_ROUNDS)], np.uint64)
 
 
-def _decrypt(values: npt.NDArray[np.int64], a: int, b: int, keys: list[int]) -> npt.NDArray[np.int64]:
-    left, right = values % a, values // a
-    for turn in reversed(range(len(keys))):
-        if turn % 2 == 0:
-            left = (left - _draw(keys[turn], right, a)) % a
-        else:
-            right = (right - _draw(keys[turn], left, b)) % b
-    return right * a + left
+@compiled
+def _walk_all(values: np.ndarray, num: int, a: int, b: int, keys: np.ndarray, forward: bool) -> None:
+    """Walk from each value, in place."""
+    for i in range(values.shape[0]):
+        value = values[i]
+        while True:
+            left, right = value % a, value // a
+            for turn in range(keys.shape[0]):
+                number = turn if forward else keys.shape[0] - 1 - turn
+                if number % 2 == 0:
+                    drawn = _draw(keys[number], right, a)
+                    left = (left + (drawn if forward else a - drawn)) % a
+                else:
+                    drawn = _draw(keys[number], left, b)
+                    right = (right + (drawn if forward else b - drawn)) % b
+            value = right * a + left
+            if value < num:
+                break
+        values[i] = value
 
 
-def _draw(key: int, values: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:
-    """Return the round function's value in [0, limit) for each value."""
-    return ((words(key, values) >> np.uint64(1)) % np.uint64(limit)).astype(np.int64)
+@compiled
+def _draw(key: Any, value: Any, limit: Any) -> Any:
+    """Return the round function's value in [0, limit): one word of :func:`keyed_hash.words`, halved."""
+    state = np.uint64(value) * GOLDEN_GAMMA + key
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    state ^= state >> np.uint64(31)
+    return np.int64((state >> np.uint64(1)) % np.uint64(limit))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl
+from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.embeddings.table_set import TableSet
@@ -28,9 +29,13 @@ from dglkge.optim import RowAdagrad, SparseAdagrad, SparseAdam
 from dglkge.registry import Registry
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.training import dot_softmax
+from dglkge.training.autograd_loss import AutogradLoss
+from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.phase_clock import PhaseClock
+from dglkge.training.products import with_products_chosen
 from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
@@ -77,6 +82,7 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
     """
     dataset = Dataset.open(config.dataset)
     layout = dataset.layout()
+    config = with_products_chosen(config, cluster)
     chosen = config.model
     model = build_model(chosen.score_function, chosen.dimension, chosen.reciprocal_relations)
     world = cluster.world
@@ -103,7 +109,9 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
         config.seed,
     )
     clock = PhaseClock(config.training.profile)
-    train_step = _build_train_step(config, dataset, layout, model, tables, optimizer, pairs, clock)
+    train_step = _build_train_step(
+        config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop
+    )
     output = Path(config.output)
     if world.rank == 0:
         output.mkdir(parents=True, exist_ok=True)
@@ -130,6 +138,7 @@ def _build_train_step(
     optimizer: Any,
     pairs: list[tuple[str, str]],
     clock: PhaseClock,
+    stop: StopRequest,
 ) -> TrainStep:
     options = {name: getattr(config.loss, name) for name in LOSS_OPTIONS.get(config.loss.name, ())}
     loss = build_loss(config.loss.name, **options)
@@ -144,10 +153,13 @@ def _build_train_step(
     node_ids = {name: layout.node_ids(name) for name in dataset.entity_types}
     negatives = UniformNegatives(config.negatives.num_uniform, node_ids, config.seed)
     own_entity = config.negatives.own_entity
-    products = getattr(torch, config.training.products)
-    return TrainStep(
-        model, loss, regularizer, tables, optimizer, negatives, pairs, own_entity, products, clock
-    )
+    of_groups: Union[AutogradLoss, DotSoftmax]
+    if dot_softmax.is_known(model, loss):
+        products = getattr(torch, config.training.products)
+        of_groups = DotSoftmax(model, regularizer, own_entity, products, clock)
+    else:
+        of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock)
+    return TrainStep(of_groups, tables, optimizer, negatives, pairs, clock, stop)
 
 
 def _pair_of_relation(dataset: Dataset, layout: PartitionLayout, pairs: list[tuple[str, str]]) -> np.ndarray:

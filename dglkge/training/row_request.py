@@ -1,19 +1,24 @@
-"""The rows of one table that one batch needs, pulled in one piece, and their gradients."""
+"""The rows of one table that one batch needs, and their gradients."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.training.scratch import Scratch
+
+NodeIds = npt.NDArray[np.int64]
 
 
 class RowRequest:
-    """Collects ids of one table, pulls all rows at once, and holds their gradients.
+    """Collects ids of one table for a batch, finds their rows, and holds their gradients.
 
-    Rows are pulled once for each time that they are asked for; equal ids are merged by the optimizer,
-    which has to do it for all trainers' gradients anyway.
+    A row has a place for each time that it is asked for; equal ids are merged by the optimizer, which has to
+    do it for all trainers' gradients anyway. Memory is kept from batch to batch.
 
     Parameters
     ----------
@@ -22,28 +27,71 @@ class RowRequest:
 
     def __init__(self, table: EmbeddingTable) -> None:
         self.table = table
-        self._wanted: list[npt.NDArray[np.int64]] = []
+        self._scratch = Scratch()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the batch."""
+        self._wanted: list[NodeIds] = []
         self._num_wanted = 0
         self.ids = torch.empty(0, dtype=torch.int64)
-        self.gradients = torch.empty(0)
-        self._rows = torch.empty(0)
+        self._rows = self._scratch.take("rows", 0, self.table.dim)
+        self.gradients = self._scratch.take("gradients", 0, self.table.dim)
 
-    def add(self, node_ids: npt.NDArray[np.int64]) -> slice:
-        """Ask for the rows of node ids (n,); returns their place, for :meth:`rows`."""
+    def add(self, node_ids: NodeIds) -> RowPlaces:
+        """Ask for the rows of node ids (n,)."""
         start = self._num_wanted
         self._wanted.append(node_ids)
         self._num_wanted += len(node_ids)
-        return slice(start, self._num_wanted)
+        return RowPlaces(self, slice(start, self._num_wanted))
 
-    def pull(self) -> None:
-        """Copy all rows that were asked for."""
-        if self._wanted:
-            self.ids = torch.from_numpy(np.concatenate(self._wanted))
-        self._rows = self.table.gather(self.ids)
-        self.gradients = torch.zeros_like(self._rows)
+    def open(self, copy: bool) -> None:
+        """Find all rows that were asked for.
 
-    def rows(self, place: slice) -> torch.Tensor:
-        """Return some of the pulled rows as a leaf whose gradient lands in ``gradients[place]``."""
-        leaf = self._rows[place].requires_grad_()
+        Parameters
+        ----------
+        copy : bool
+            Copy them, and start with gradients of 0; otherwise rows of this machine's shared memory are read
+            where they lie, and gradients are undefined until they are written.
+        """
+        ids = np.concatenate(self._wanted) if self._wanted else np.empty(0, np.int64)
+        self.ids = torch.from_numpy(ids)
+        self.gradients = self._scratch.take("gradients", len(ids), self.table.dim)
+        if copy:
+            self.gradients.zero_()
+        if not copy and self.table.is_whole:
+            self._rows, self._numbers = self.table.local_rows, ids
+            return
+        self._rows = self.table.gather(self.ids, self._scratch.take("rows", len(ids), self.table.dim))
+        self._numbers = np.arange(len(ids))
+
+    def leaf(self, place: slice) -> torch.Tensor:
+        """Return some of the copied rows as a leaf whose gradient lands in ``gradients[place]``."""
+        leaf = self._rows[place].detach().requires_grad_()
         leaf.grad = self.gradients[place]
         return leaf
+
+    def source(self, place: slice) -> tuple[npt.NDArray[np.float32], NodeIds]:
+        """Return an array of rows and the numbers (n,) of the rows of a place in it."""
+        return self._rows.numpy(), self._numbers[place]
+
+
+@dataclass(frozen=True)
+class RowPlaces:
+    """Consecutive places (n,) in a request."""
+
+    request: RowRequest
+    place: slice
+
+    def leaf(self) -> torch.Tensor:
+        """Return the rows (n, D) as a leaf of autograd; see :meth:`RowRequest.leaf`."""
+        return self.request.leaf(self.place)
+
+    def source(self) -> tuple[npt.NDArray[np.float32], NodeIds]:
+        """Return where the rows lie: an array and n numbers of rows in it."""
+        return self.request.source(self.place)
+
+    @property
+    def gradients(self) -> torch.Tensor:
+        """Gradients of the rows, (n, D) float32."""
+        return self.request.gradients[self.place]

@@ -80,6 +80,7 @@ class Trainer:
         self._clock = PhaseClock() if clock is None else clock
         self._position = (0, 0)  # an epoch, and its batches that are done
         self._report: EpochReport | None = None
+        self._must_stop: bool | None = None  # what the last step told all trainers
         self._committed: tuple[int, int] | None = None
         self._policy = CommitPolicy(config, cluster)
         cluster.when_left(self._checkpoints.finish)
@@ -118,7 +119,9 @@ class Trainer:
                 self._clock.enter("waiting")
                 self._position = (epoch, done)
                 self._checkpoints.check()
-                self.stop_if_asked()
+                must_stop, self._must_stop = self._must_stop, None
+                if must_stop is None or must_stop:
+                    self.stop_if_asked()
                 if self._policy.due_after_batch(done, num_batches):
                     self._clock.stop()
                     self._commit()
@@ -131,6 +134,7 @@ class Trainer:
     def step(self, batch: EdgeBatch) -> float:
         """Train one batch; returns the summed loss of this trainer's triples."""
         loss = self._train_step(batch)
+        self._must_stop = self._train_step.someone_must_stop
         self._clock.enter("other")
         if self._report is not None:
             self._report.count(batch.index + 1, loss, len(batch))

@@ -82,14 +82,17 @@ class ToyRun:
             self.tables,
             SimpleNamespace(state_tensors=lambda name: {"sum": self.tables[name].rows + 0.5}),
             order,
-            self._step,
+            self,
             self.evaluator,
             self.checkpoints,
             toy_meta(progress={"finished_epochs": 0, "batches_done": 0, "global_batch_size": BATCH_SIZE}),
             self.epochs,
         )
 
-    def _step(self, batch: EdgeBatch) -> float:
+    someone_must_stop = None  # the toy step tells nobody: trainers ask each other
+
+    def __call__(self, batch: EdgeBatch) -> float:
+        """Train one batch."""
         self.trained.append((batch.epoch, batch.triple_ids.tolist()))
         for table in self.tables.values():
             table.rows += len(batch)

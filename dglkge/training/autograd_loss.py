@@ -1,0 +1,89 @@
+"""The loss of groups of edges for every score function and loss, differentiated by torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.losses import Loss
+from dglkge.model.regularizers import Regularizer
+from dglkge.sampling.negative_samplers import find_equal
+from dglkge.training.groups import Group
+from dglkge.training.phase_clock import PhaseClock
+from dglkge.typing import Side
+
+
+class AutogradLoss:
+    """Losses and gradients of groups, by autograd.
+
+    Parameters
+    ----------
+    model : KgeModel
+    loss : Loss
+    regularizer : Regularizer or None
+    own_entity : bool
+        Whether the query's own entity is one negative more.
+    clock : PhaseClock
+    """
+
+    reads_in_place = False
+
+    def __init__(
+        self,
+        model: KgeModel,
+        loss: Loss,
+        regularizer: Regularizer | None,
+        own_entity: bool,
+        clock: PhaseClock,
+    ) -> None:
+        self._model = model
+        self._loss = loss
+        self._regularizer = regularizer
+        self._own_entity = own_entity
+        self._clock = clock
+
+    def __call__(self, groups: Sequence[Group], global_size: int) -> float:
+        """Return the summed loss; leaves the gradients, divided by ``global_size``, with the rows."""
+        if not groups:
+            return 0.0
+        self._clock.enter("score")
+        loss = torch.stack([self._of_group(group) for group in groups]).sum()
+        self._clock.enter("backward")
+        (loss / global_size).backward()
+        return loss.item()
+
+    def _of_group(self, group: Group) -> torch.Tensor:
+        """Return the summed loss of a group, a scalar."""
+        heads, relations, tails = group.heads.leaf(), group.relations.leaf(), group.tails.leaf()
+        losses = self._of_side(group, Side.TAIL, heads, relations, tails)
+        losses = losses + self._of_side(group, Side.HEAD, tails, relations, heads)
+        return (losses if group.weights is None else losses * torch.from_numpy(group.weights)).sum()
+
+    def _of_side(
+        self,
+        group: Group,
+        side: Side,
+        anchors: torch.Tensor,
+        relations: torch.Tensor,
+        truths: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the loss (B,) of the queries for one side."""
+        model, negatives = self._model, group.negatives[side]
+        anchor_ids, true_ids = (
+            (group.head_ids, group.tail_ids) if side is Side.TAIL else (group.tail_ids, group.head_ids)
+        )
+        query = model.query(anchors, relations, side)
+        scores = model.compare(query, negatives.rows.leaf())
+        ignored = torch.zeros(scores.shape, dtype=torch.bool)
+        rows, columns = find_equal(true_ids, negatives.ids)
+        ignored[torch.from_numpy(rows), torch.from_numpy(columns)] = True
+        if self._own_entity and group.lhs == group.rhs:
+            scores = torch.cat([scores, model.compare_pairs(query, anchors)[:, None]], dim=1)
+            is_truth = torch.from_numpy(anchor_ids == true_ids)
+            ignored = torch.cat([ignored, is_truth[:, None]], dim=1)
+        losses = self._loss(model.compare_pairs(query, truths), scores, ignored)
+        if self._regularizer is None:
+            return losses
+        return losses + model.penalty(self._regularizer, anchors, relations, truths, side)

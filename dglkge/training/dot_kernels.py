@@ -1,0 +1,231 @@
+"""Compiled loops of a batch's queries under DistMult and ComplEx: forwards, and the gradients by hand.
+
+With q = a o r the query of anchor a and relation r (o multiplies number by number, real or complex), g the
+gradient of q, t the true answer, m and s the gradients of the scores q.t and q.a:
+
+    gradient of a: g o conj(r) + s q     of r: g o conj(a)     of t: m q
+
+where g holds m t + s a besides what the negatives give. A relation that is read backwards without rows of its
+own for that is conjugated: q = a o conj(r), and then the gradient of a is g o r + s q, that of r a o conj(g).
+Every ``*_rows`` argument is "(B,) int64", places of the batch's rows in the array before it, which may be the
+machine's shared memory. ``operator`` = (is_complex, is_reciprocal), ``operand`` arrays hold float32 or
+bfloat16 words.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dglkge.optim.kernels import LOOKAHEAD, compiled, prefetch_row
+from dglkge.training.narrow_rows import load_row, store_row
+
+
+@compiled
+def multiply(left: np.ndarray, right: np.ndarray, is_complex: bool, conjugate: bool, out: np.ndarray) -> None:
+    """Write left o right, or left o conj(right), rows "(D,)"."""
+    out[:] = 0
+    add_product(left, right, is_complex, conjugate, out)
+
+
+@compiled
+def add_product(
+    left: np.ndarray, right: np.ndarray, is_complex: bool, conjugate: bool, out: np.ndarray
+) -> None:
+    """Add left o right, or left o conj(right), to a row "(D,)"."""
+    if not is_complex:
+        for k in range(out.shape[0]):
+            out[k] += left[k] * right[k]
+        return
+    half = out.shape[0] // 2
+    left_real, left_imaginary, right_real = left[:half], left[half:], right[:half]
+    right_imaginary, out_real, out_imaginary = right[half:], out[:half], out[half:]
+    if conjugate:
+        for k in range(half):
+            out_real[k] += left_real[k] * right_real[k] + left_imaginary[k] * right_imaginary[k]
+        for k in range(half):
+            out_imaginary[k] += left_imaginary[k] * right_real[k] - left_real[k] * right_imaginary[k]
+    else:
+        for k in range(half):
+            out_real[k] += left_real[k] * right_real[k] - left_imaginary[k] * right_imaginary[k]
+        for k in range(half):
+            out_imaginary[k] += left_imaginary[k] * right_real[k] + left_real[k] * right_imaginary[k]
+
+
+@compiled
+def inner_product(left: np.ndarray, right: np.ndarray) -> float:
+    """Return the inner product of two rows."""
+    total = left.dtype.type(0)
+    for k in range(left.shape[0]):
+        total += left[k] * right[k]
+    return total
+
+
+@compiled
+def gather(table: np.ndarray, table_rows: np.ndarray, operand: np.ndarray) -> None:
+    """Copy rows of a table into the operand of a matrix product."""
+    num = table_rows.shape[0]
+    one = table.dtype.type(1)
+    for i in range(num):
+        if i + LOOKAHEAD < num:
+            prefetch_row(table, table_rows[i + LOOKAHEAD])
+        store_row(table[table_rows[i]], one, operand[i])
+
+
+@compiled
+def make_queries(
+    heads: np.ndarray,
+    head_rows: np.ndarray,
+    tails: np.ndarray,
+    tail_rows: np.ndarray,
+    relations: np.ndarray,
+    relation_rows: np.ndarray,
+    operator: tuple,
+    operand: np.ndarray,
+    positive: np.ndarray,
+    own: np.ndarray,
+) -> None:
+    """Write the queries (2 B, D), those for tails first, and the scores of their true and own entities."""
+    is_complex, is_reciprocal = operator
+    num, dim = head_rows.shape[0], heads.shape[1]
+    query = np.empty(dim, heads.dtype)
+    one = heads.dtype.type(1)
+    for i in range(num):
+        if i + LOOKAHEAD < num:
+            prefetch_row(heads, head_rows[i + LOOKAHEAD])
+            prefetch_row(tails, tail_rows[i + LOOKAHEAD])
+        head, tail, relation = heads[head_rows[i]], tails[tail_rows[i]], relations[relation_rows[i]]
+        multiply(head, relation[:dim], is_complex, False, query)
+        positive[i], own[i] = inner_product(query, tail), inner_product(query, head)
+        store_row(query, one, operand[i])
+        multiply(tail, relation[relation.shape[0] - dim :], is_complex, not is_reciprocal, query)
+        positive[num + i], own[num + i] = inner_product(query, head), inner_product(query, tail)
+        store_row(query, one, operand[num + i])
+
+
+@compiled
+def penalize(row: np.ndarray, factor: float, is_complex: bool, gradient: np.ndarray) -> float:
+    """Write factor times the gradient of N3 of a row, and return N3 (see :class:`model.regularizers.N3`)."""
+    total = row.dtype.type(0)
+    if factor == 0:
+        gradient[:] = 0
+        return total
+    factor = row.dtype.type(3) * factor
+    if not is_complex:
+        for k in range(row.shape[0]):
+            modulus = np.abs(row[k])
+            gradient[k] = factor * modulus * row[k]
+            total += modulus * modulus * modulus
+        return total
+    half = row.shape[0] // 2
+    real, imaginary = row[:half], row[half:]
+    of_real, of_imaginary = gradient[:half], gradient[half:]
+    for k in range(half):
+        square = real[k] * real[k] + imaginary[k] * imaginary[k]
+        modulus = np.sqrt(square)
+        of_real[k] = factor * modulus * real[k]
+        of_imaginary[k] = factor * modulus * imaginary[k]
+        total += square * modulus
+    return total
+
+
+@compiled
+def add_query_gradients(
+    anchor: np.ndarray,
+    relation: np.ndarray,
+    truth: np.ndarray,
+    is_complex: bool,
+    conjugate: bool,
+    of_query: np.ndarray,
+    missing: float,
+    own_share: float,
+    query: np.ndarray,
+    of_anchor: np.ndarray,
+    of_relation: np.ndarray,
+    of_truth: np.ndarray,
+) -> None:
+    """Add the gradients of a query's three rows; ``of_query`` holds what the negatives give, and changes."""
+    multiply(anchor, relation, is_complex, conjugate, query)
+    for k in range(query.shape[0]):
+        of_query[k] += missing * truth[k] + own_share * anchor[k]
+    for k in range(query.shape[0]):
+        of_truth[k] += missing * query[k]
+    for k in range(query.shape[0]):
+        of_anchor[k] += own_share * query[k]
+    add_product(of_query, relation, is_complex, not conjugate, of_anchor)
+    if conjugate:
+        add_product(anchor, of_query, is_complex, True, of_relation)
+    else:
+        add_product(of_query, anchor, is_complex, True, of_relation)
+
+
+@compiled
+def write_gradients(
+    heads: np.ndarray,
+    head_rows: np.ndarray,
+    tails: np.ndarray,
+    tail_rows: np.ndarray,
+    relations: np.ndarray,
+    relation_rows: np.ndarray,
+    operator: tuple,
+    of_queries: np.ndarray,
+    missing: np.ndarray,
+    own_shares: np.ndarray,
+    factors: np.ndarray,
+    n3: float,
+    of_heads: np.ndarray,
+    of_tails: np.ndarray,
+    of_relations: np.ndarray,
+) -> float:
+    """Write the gradients of the batch's rows; returns the summed penalty of their weights.
+
+    Parameters
+    ----------
+    of_queries : np.ndarray
+        "(2 B, D)" operand: the gradients of the queries that the negatives give.
+    missing, own_shares : np.ndarray
+        "(2 B,)" gradients of the scores of the true answers and of the own entities.
+    factors : np.ndarray
+        "(B,)" what each triple's loss is multiplied by in the gradient.
+    n3 : float
+        Weight of the regularizer, 0 for none; each side pays for its three rows.
+    of_heads, of_tails, of_relations : np.ndarray
+        "(B, D)", "(B, D)" and "(B, D or 2 D)", written.
+
+    Returns
+    -------
+    float
+        The sum of the triples' penalties, each multiplied by its factor.
+    """
+    is_complex, is_reciprocal = operator
+    num, dim = head_rows.shape[0], heads.shape[1]
+    kind = heads.dtype.type
+    query, of_query = np.empty(dim, heads.dtype), np.empty(dim, heads.dtype)
+    penalty = 0.0
+    for i in range(num):
+        if i + LOOKAHEAD < num:
+            prefetch_row(heads, head_rows[i + LOOKAHEAD])
+            prefetch_row(tails, tail_rows[i + LOOKAHEAD])
+        head, tail, relation = heads[head_rows[i]], tails[tail_rows[i]], relations[relation_rows[i]]
+        last = relation.shape[0] - dim
+        of_relation = of_relations[i]
+        once = kind(n3) * factors[i]
+        twice = once + once
+        cubes = kind(2) * penalize(head, twice, is_complex, of_heads[i])
+        cubes += kind(2) * penalize(tail, twice, is_complex, of_tails[i])
+        if is_reciprocal:
+            cubes += penalize(relation[:dim], once, is_complex, of_relation[:dim])
+            cubes += penalize(relation[last:], once, is_complex, of_relation[last:])
+        else:
+            cubes += kind(2) * penalize(relation, twice, is_complex, of_relation)
+        penalty += once * cubes
+        load_row(of_queries[i], of_query)
+        add_query_gradients(
+            head, relation[:dim], tail, is_complex, False, of_query, missing[i], own_shares[i], query,
+            of_heads[i], of_relation[:dim], of_tails[i],
+        )  # fmt: skip
+        load_row(of_queries[num + i], of_query)
+        add_query_gradients(
+            tail, relation[last:], head, is_complex, not is_reciprocal, of_query, missing[num + i],
+            own_shares[num + i], query, of_tails[i], of_relation[last:], of_heads[i],
+        )  # fmt: skip
+    return penalty

@@ -1,0 +1,179 @@
+"""Softmax over the inner products of DistMult and ComplEx, with gradients written out by hand.
+
+The numbers of :class:`AutogradLoss` at a fraction of its memory traffic: rows are read where they lie, both
+sides share three matrix products (scores, gradients of the queries, gradients of the negatives), and what
+is between them is one compiled loop each (``dot_kernels``, ``softmax_kernels``). The products may be taken in
+bfloat16, which processors with such products do several times as fast: then queries, negatives, scores and
+their gradients are rounded to bfloat16 around the products; rows, the scores of true answers, sums over
+negatives and gradients of rows stay float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.losses import IGNORED_SCORE, Loss, Softmax
+from dglkge.model.regularizers import N3, Regularizer
+from dglkge.model.score_functions import ComplEx, DistMult
+from dglkge.training import dot_kernels, softmax_kernels
+from dglkge.training.groups import Group, Negatives
+from dglkge.training.narrow_rows import words
+from dglkge.training.phase_clock import PhaseClock
+from dglkge.training.scratch import Scratch
+from dglkge.typing import Side
+
+
+def is_known(model: KgeModel, loss: Loss) -> bool:
+    """Tell whether the gradients written out here are those of a model and a loss."""
+    return type(model.score_function) in (DistMult, ComplEx) and type(loss) is Softmax
+
+
+class DotSoftmax:
+    """Losses and gradients of groups, for what :func:`is_known` accepts.
+
+    Parameters
+    ----------
+    model : KgeModel
+    regularizer : Regularizer or None
+    own_entity : bool
+        Whether the query's own entity is one negative more.
+    products : torch.dtype
+        Type in which matrix products are taken, ``torch.float32`` or ``torch.bfloat16``.
+    clock : PhaseClock
+    """
+
+    reads_in_place = True
+
+    def __init__(
+        self,
+        model: KgeModel,
+        regularizer: Regularizer | None,
+        own_entity: bool,
+        products: torch.dtype,
+        clock: PhaseClock,
+    ) -> None:
+        self._model = model
+        self._dim = model.dim
+        self._operator = (model.score_function.complex_valued, model.reciprocal)
+        by_loop = isinstance(regularizer, N3) and regularizer.complex_valued == self._operator[0]
+        self._n3 = np.float32(regularizer.weight if by_loop and regularizer is not None else 0)
+        self._regularizer = None if by_loop else regularizer
+        self._own_entity = own_entity
+        self._products = products
+        self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=products))[0]
+        self._clock = clock
+        self._scratch = Scratch()
+
+    def __call__(self, groups: Sequence[Group], global_size: int) -> float:
+        """Return the summed loss; leaves the gradients, divided by ``global_size``, with the rows."""
+        seen: set[int] = set()
+        return global_size * sum(self._of_group(group, global_size, seen) for group in groups)
+
+    def _of_group(self, group: Group, global_size: int, seen: set[int]) -> float:
+        """Return the loss of a group by ``global_size``; ``seen``: negatives that have gradients already."""
+        self._clock.enter("score")
+        num = len(group)
+        factors, positive, own, missing, own_shares = self._scratch.take("numbers", 5, 2 * num).numpy()
+        factors[:] = 1 / global_size
+        if group.weights is not None:
+            factors.reshape(2, num)[:] *= group.weights
+        rows = (*group.heads.source(), *group.tails.source(), *group.relations.source())
+        queries = self._scratch.take("queries", 2 * num, self._dim, self._products)
+        dot_kernels.make_queries(*rows, self._operator, words(queries), positive, own)
+        self._ignore_own(group, own.reshape(2, num))
+        of_queries = self._scratch.take("of_queries", 2 * num, self._dim, self._products)
+        loss = 0.0
+        numbers = (positive, own, factors, missing, own_shares)
+        for block, negatives, true_ids in _blocks(group):
+            of_block = [array[block] for array in numbers]
+            loss += self._against(
+                queries[block], negatives, true_ids, of_block, of_queries[block], id(negatives) in seen
+            )
+            seen.add(id(negatives))
+        outputs = [places.gradients.numpy() for places in (group.heads, group.tails, group.relations)]
+        loss += dot_kernels.write_gradients(
+            *rows, self._operator, words(of_queries), missing, own_shares, factors[:num], self._n3, *outputs
+        )
+        return loss if self._regularizer is None else loss + self._penalize(group, factors[:num])
+
+    def _ignore_own(self, group: Group, own: np.ndarray) -> None:
+        """Overwrite the own entity's scores "(2, B)" where it does not count."""
+        if self._own_entity and group.lhs == group.rhs:
+            own[:, group.head_ids == group.tail_ids] = IGNORED_SCORE
+        else:
+            own[:] = IGNORED_SCORE
+
+    def _against(
+        self,
+        queries: torch.Tensor,
+        negatives: Negatives,
+        true_ids: np.ndarray,
+        numbers: Sequence[np.ndarray],
+        of_queries: torch.Tensor,
+        adds: bool,
+    ) -> float:
+        """Score queries (Q, D) against negatives and write or add to what they get; returns the loss.
+
+        ``numbers`` = positive, own, factors, missing, own_shares, each (Q,), the last two written.
+        """
+        num, scratch, clock = len(negatives.ids), self._scratch, self._clock
+        clock.enter("gather")
+        candidates = scratch.take("candidates", num, self._dim, self._products)
+        dot_kernels.gather(*negatives.rows.source(), words(candidates))
+        clock.enter("score")
+        scores = torch.mm(
+            queries, candidates.T, out=scratch.take("scores", len(queries), num, self._products)
+        )
+        clock.enter("loss")
+        slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
+        softmax_kernels.ignore_truths(true_ids, negatives.ids, self._ignored, slots, words(scores))
+        loss: float = softmax_kernels.softmax(words(scores), *numbers)
+        clock.enter("backward")
+        torch.mm(scores, candidates, out=of_queries)
+        gradients = negatives.rows.gradients
+        if self._products == torch.float32:
+            torch.addmm(gradients, scores.T, queries, beta=int(adds), out=gradients)
+            return loss
+        narrow = torch.mm(
+            scores.T, queries, out=scratch.take("of_candidates", num, self._dim, self._products)
+        )
+        if adds:
+            gradients.add_(narrow)
+        else:
+            gradients.copy_(narrow)
+        return loss
+
+    def _penalize(self, group: Group, factors: np.ndarray) -> float:
+        """Add the gradients of a regularizer that has no loop of its own; returns the penalty."""
+        places = (group.heads, group.relations, group.tails)
+        leaves = []
+        for place in places:
+            array, numbers = place.source()
+            leaves.append(torch.from_numpy(array[numbers]).requires_grad_())
+        heads, relations, tails = leaves
+        penalty, model = self._regularizer, self._model
+        if penalty is None:
+            return 0.0
+        both = model.penalty(penalty, heads, relations, tails, Side.TAIL)
+        both = both + model.penalty(penalty, tails, relations, heads, Side.HEAD)
+        total = (both * torch.from_numpy(factors)).sum()
+        total.backward()
+        for place, leaf in zip(places, leaves):
+            if leaf.grad is not None:
+                place.gradients.add_(leaf.grad)
+        return total.item()
+
+
+def _blocks(group: Group) -> list[tuple[slice, Negatives, np.ndarray]]:
+    """Return runs of the queries, those for tails first, with their negatives and true answers."""
+    num, (of_tails, of_heads) = len(group), (group.negatives[side] for side in (Side.TAIL, Side.HEAD))
+    if of_tails is of_heads:
+        return [(slice(0, 2 * num), of_tails, np.concatenate([group.tail_ids, group.head_ids]))]
+    return [
+        (slice(0, num), of_tails, group.tail_ids),
+        (slice(num, 2 * num), of_heads, group.head_ids),
+    ]

@@ -1,0 +1,104 @@
+"""Rows in bfloat16 for compiled loops: numba has no such type, so they are 16-bit words here.
+
+A bfloat16 number is the upper half of a float32 number; narrowing rounds to nearest, ties to even, as torch
+does. Not-a-number stays one as long as its upper half says so, which holds for all that arithmetic makes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numba import extending
+from numba.core.cgutils import ir
+
+from dglkge.optim.kernels import compiled
+
+intrinsic: Any = extending.intrinsic
+
+
+@intrinsic
+def bits_of(typing_context: Any, number: Any) -> Any:
+    """Return the 32 bits of a float32 number as an unsigned integer."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return numba.types.uint32(numba.types.float32), generate
+
+
+@intrinsic
+def float_of(typing_context: Any, bits: Any) -> Any:
+    """Return the float32 number of 32 bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return numba.types.float32(numba.types.uint32), generate
+
+
+@compiled
+def narrow(number: Any) -> Any:
+    """Round a float32 number to bfloat16."""
+    bits = bits_of(number)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
+@compiled
+def widen(word: Any) -> Any:
+    """Return a bfloat16 number as float32, exactly."""
+    return float_of(np.uint32(word) << np.uint32(16))
+
+
+def store_row(row: np.ndarray, scale: float, out: np.ndarray) -> None:
+    """Write scale times a row, both float32, to a row of float32 or of bfloat16 words."""
+    raise NotImplementedError("for compiled loops only")
+
+
+def load_row(row: np.ndarray, out: np.ndarray) -> None:
+    """Read a row of float32 or of bfloat16 words into a row of float32."""
+    raise NotImplementedError("for compiled loops only")
+
+
+@extending.overload(store_row, jit_options={"fastmath": {"reassoc", "contract", "nsz"}})
+def _store_row(row: Any, scale: Any, out: Any) -> Any:
+    if out.dtype == numba.types.uint16:
+
+        def store(row: Any, scale: Any, out: Any) -> Any:
+            for k in range(out.shape[0]):
+                out[k] = narrow(row[k] * scale)
+
+        return store
+
+    def copy(row: Any, scale: Any, out: Any) -> Any:
+        for k in range(out.shape[0]):
+            out[k] = row[k] * scale
+
+    return copy
+
+
+@extending.overload(load_row)
+def _load_row(row: Any, out: Any) -> Any:
+    if row.dtype == numba.types.uint16:
+
+        def load(row: Any, out: Any) -> Any:
+            for k in range(out.shape[0]):
+                out[k] = widen(row[k])
+
+        return load
+
+    def copy(row: Any, out: Any) -> Any:
+        for k in range(out.shape[0]):
+            out[k] = row[k]
+
+    return copy
+
+
+def words(tensor: torch.Tensor) -> np.ndarray:
+    """View a contiguous tensor as compiled loops take it: bfloat16 as 16-bit words, others as they are."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()

@@ -1,0 +1,147 @@
+"""Compiled loops over scores: negatives that are the answer, and softmax with its gradient, in one pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dglkge.optim.kernels import GOLDEN, compiled
+from dglkge.training.narrow_rows import bits_of, float_of, load_row, store_row
+
+LOWEST_EXPONENT = np.float32(-60.0)
+"""Powers below e^-60 count as 0: they are lost in any float32 sum with 1, and denormal numbers are slow."""
+LOG2_E = np.float32(1.4426950408889634)
+LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+
+
+@compiled
+def power(exponent: Any) -> Any:
+    """Return e^x for x <= 0 in float32, relative error below 3e-7; 0 below :data:`LOWEST_EXPONENT`.
+
+    Cephes' ``expf`` (Moshier 1989): x = n ln 2 + r with ln 2 in two parts, a polynomial of r, times 2^n.
+    Written out, so that the loop around it is vectorised.
+    """
+    kind = np.float32
+    is_kept = exponent > LOWEST_EXPONENT
+    x = exponent if is_kept else kind(0)
+    whole = np.floor(x * LOG2_E + kind(0.5))
+    r = x - whole * LN2_HIGH
+    r = r - whole * LN2_LOW
+    p = kind(1.9875691500e-4)
+    p = p * r + kind(1.3981999507e-3)
+    p = p * r + kind(8.3334519073e-3)
+    p = p * r + kind(4.1665795894e-2)
+    p = p * r + kind(1.6666665459e-1)
+    p = p * r + kind(5.0000001201e-1)
+    p = p * r * r + r + kind(1)
+    two_to_whole = float_of(np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)))
+    return p * two_to_whole if is_kept else kind(0)
+
+
+@compiled
+def greatest_of(row: np.ndarray) -> Any:
+    """Return the greatest of float32 numbers.
+
+    Compared as integers in the same order: a maximum of floats is not vectorised, for the sake of NaN.
+    """
+    greatest = np.int32(-2147483648)
+    for j in range(row.shape[0]):
+        greatest = max(greatest, _in_order(np.int32(bits_of(row[j]))))
+    return float_of(np.uint32(_in_order(greatest)))
+
+
+@compiled
+def _in_order(bits: Any) -> Any:
+    """Map the bits of floats to integers of the same order, and back."""
+    return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
+
+
+@compiled
+def ignore_truths(
+    true_ids: np.ndarray, negative_ids: np.ndarray, ignored: float, slots: np.ndarray, scores: np.ndarray
+) -> None:
+    """Overwrite the scores of negatives that are the true answer.
+
+    Parameters
+    ----------
+    true_ids, negative_ids : np.ndarray
+        "(B,) int64" and "(N,) int64".
+    ignored : scalar of the type of the scores
+        What is written.
+    slots : np.ndarray
+        "(H + N,) int32" room for a hash table of H slots, a power of two and at least 2 N, and for links.
+    scores : np.ndarray
+        "(B, N)", changed.
+    """
+    num_negatives = negative_ids.shape[0]
+    num_slots = slots.shape[0] - num_negatives
+    table, links = slots[:num_slots], slots[num_slots:]
+    table[:] = -1
+    mask = np.uint64(num_slots - 1)
+    for j in range(num_negatives):
+        slot = ((np.uint64(negative_ids[j]) * GOLDEN) >> np.uint64(20)) & mask
+        while table[slot] >= 0 and negative_ids[table[slot]] != negative_ids[j]:
+            slot = (slot + np.uint64(1)) & mask
+        links[j] = table[slot]
+        table[slot] = j
+    for i in range(true_ids.shape[0]):
+        slot = ((np.uint64(true_ids[i]) * GOLDEN) >> np.uint64(20)) & mask
+        while table[slot] >= 0 and negative_ids[table[slot]] != true_ids[i]:
+            slot = (slot + np.uint64(1)) & mask
+        j = table[slot]
+        while j >= 0:
+            scores[i, j] = ignored
+            j = links[j]
+
+
+@compiled
+def softmax(
+    scores: np.ndarray,
+    positive: np.ndarray,
+    own: np.ndarray,
+    factors: np.ndarray,
+    missing: np.ndarray,
+    own_shares: np.ndarray,
+) -> float:
+    """Turn scores into gradients of the summed softmax loss, in place; returns the loss.
+
+    With p the probabilities and f a query's factor: the gradients are f p_j for the negatives, f (p_t - 1)
+    for the true answer and f p_o for the own entity. What is not finite stays so.
+
+    Parameters
+    ----------
+    scores : np.ndarray
+        "(Q, N)" scores of the negatives, float32 or bfloat16 words; overwritten by their gradients.
+    positive, own : np.ndarray
+        "(Q,) float32" scores of the true answer and of the own entity.
+    factors : np.ndarray
+        "(Q,) float32".
+    missing, own_shares : np.ndarray
+        "(Q,) float32" gradients of ``positive`` and ``own``, written.
+
+    Returns
+    -------
+    float
+        Sum over queries of factor times loss.
+    """
+    row = np.empty(scores.shape[1], np.float32)
+    loss = 0.0
+    for i in range(scores.shape[0]):
+        load_row(scores[i], row)
+        greatest = max(positive[i], own[i], greatest_of(row))
+        total = (positive[i] + own[i]) * np.float32(0)  # not a number if one of them is not finite
+        for j in range(row.shape[0]):
+            total += row[j] * np.float32(0)
+        positive_power, own_power = power(positive[i] - greatest), power(own[i] - greatest)
+        total += positive_power + own_power
+        for j in range(row.shape[0]):
+            row[j] = power(row[j] - greatest)
+            total += row[j]
+        factor = factors[i]
+        share = factor / total
+        missing[i] = positive_power * share - factor
+        own_shares[i] = own_power * share
+        loss += factor * (np.log(total) + greatest - positive[i])
+        store_row(row, share, scores[i])
+    return loss

@@ -1,0 +1,96 @@
+"""The type of matrix products: measured once, kept for the life of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.config import Config, load_config, save_config
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
+from dglkge.training import products
+from dglkge.training.products import faster_type, with_products_chosen
+
+
+def rates(monkeypatch: pytest.MonkeyPatch, speedup: float) -> list[torch.dtype]:
+    """Make products in bfloat16 so many times as fast; returns the types that are measured."""
+    measured = []
+
+    def seconds(left: torch.Tensor, right: torch.Tensor) -> float:
+        assert left.dtype == right.dtype and left.shape[1] == right.shape[1]
+        measured.append(left.dtype)
+        return 1.0 if left.dtype == torch.float32 else 1 / speedup
+
+    monkeypatch.setattr(products, "product_seconds", seconds)
+    return measured
+
+
+def config(output: Path, *more: str) -> Config:
+    """Return a configuration of a usual size."""
+    return load_config(None, ["dataset=toy", f"output={output}", *more])
+
+
+@pytest.mark.parametrize(("speedup", "chosen"), [(0.1, "float32"), (1.4, "float32"), (1.6, "bfloat16")])
+def test_bfloat16_is_taken_where_it_is_clearly_faster(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    speedup: float,
+    chosen: str,
+) -> None:
+    caplog.set_level("INFO")
+    assert rates(monkeypatch, speedup) == []
+    found = with_products_chosen(config(tmp_path), Cluster(World(), None))
+    assert found.training.products == chosen
+    assert f"matrix products in {chosen}: float32 takes them at" in caplog.text
+    assert found.model == config(tmp_path).model
+
+
+@pytest.mark.parametrize("named", ["float32", "bfloat16"])
+def test_a_type_that_is_named_is_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    measured = rates(monkeypatch, 10)
+    wanted = config(tmp_path, f"training.products={named}")
+    assert with_products_chosen(wanted, Cluster(World(), None)) is wanted
+    assert measured == []
+
+
+def test_a_later_start_keeps_the_choice_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates(monkeypatch, 10)
+    first = with_products_chosen(config(tmp_path), Cluster(World(), None))
+    save_config(first, tmp_path / "config.json")
+    measured = rates(monkeypatch, 0.1)
+    again = with_products_chosen(config(tmp_path), Cluster(World(), None))
+    assert again.training.products == "bfloat16" and measured == []
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    assert with_products_chosen(config(tmp_path), Cluster(World(), None)).training.products == "float32"
+
+
+def test_small_products_are_taken_in_float32_and_large_ones_measured_in_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = rates(monkeypatch, 10)
+    assert faster_type((48, 20, 16)) == "float32" and measured == []
+    assert faster_type((10**9, 10**9, 100)) == "bfloat16" and len(measured) == 2
+
+
+def test_rank_0_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class WithNarrowRank0(Cluster):
+        def sum(self, values: np.ndarray) -> np.ndarray:
+            assert values.tolist() == [0]
+            return values + 1
+
+    measured = rates(monkeypatch, 0.1)
+    other = WithNarrowRank0(World(1, 2, 1, 2, launched=True), None)
+    assert with_products_chosen(config(tmp_path), other).training.products == "bfloat16"
+    assert measured == []
+
+
+def test_a_real_measurement() -> None:
+    ones = torch.ones(3, 4)
+    assert 0 < products.product_seconds(ones, ones) < 10
+    assert faster_type((512, 512, 64)) in ("float32", "bfloat16")
