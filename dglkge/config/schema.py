@@ -109,6 +109,11 @@ class TrainingConfig:
         "first start of a run measures which is faster and its later starts keep that",
         one_of("auto", "float32", "bfloat16"),
     )
+    synchronous: bool = setting(
+        True,
+        "trainers wait for one another after each batch, so results do not depend on their number; false, on "
+        "one machine only: they do not (Hogwild), and no two runs of several trainers are quite alike",
+    )
     profile: bool = setting(
         False,
         "write how long each phase of a batch took, over all trainers, to stats.jsonl once an epoch",

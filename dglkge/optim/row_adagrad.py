@@ -32,7 +32,7 @@ class RowAdagrad(SparseOptimizer):
         Multiple of the row that is added to its gradient, for touched rows only.
     max_row_norm : float, optional
         Gradients of rows that are longer (in the 2-norm, after merging) are scaled to this length.
-    duplicates, wire_dtype, overlap, nonfinite, timeout_seconds
+    duplicates, wire_dtype, overlap, nonfinite, timeout_seconds, synchronous
         See :class:`SparseOptimizer`.
 
     Examples
@@ -68,6 +68,7 @@ class RowAdagrad(SparseOptimizer):
         overlap: bool = False,
         nonfinite: str = "raise",
         timeout_seconds: float = 1800.0,
+        synchronous: bool = True,
     ) -> None:
         defaults = {"lr": lr, "eps": eps, "weight_decay": weight_decay, "max_row_norm": max_row_norm}
         super().__init__(
@@ -78,6 +79,7 @@ class RowAdagrad(SparseOptimizer):
             overlap=overlap,
             nonfinite=nonfinite,
             timeout_seconds=timeout_seconds,
+            synchronous=synchronous,
         )
 
     def _state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:

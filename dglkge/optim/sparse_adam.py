@@ -43,7 +43,7 @@ class SparseAdam(SparseOptimizer):
         Multiple of the row that is added to its gradient, for touched rows only.
     max_row_norm : float, optional
         Gradients of rows that are longer (in the 2-norm, after merging) are scaled to this length.
-    duplicates, wire_dtype, overlap, nonfinite, timeout_seconds
+    duplicates, wire_dtype, overlap, nonfinite, timeout_seconds, synchronous
         See :class:`SparseOptimizer`.
 
     Examples
@@ -82,6 +82,7 @@ class SparseAdam(SparseOptimizer):
         overlap: bool = False,
         nonfinite: str = "raise",
         timeout_seconds: float = 1800.0,
+        synchronous: bool = True,
     ) -> None:
         if bias_correction not in ("row", "global"):
             raise ValueError(f"bias_correction must be 'row' or 'global', got {bias_correction!r}")
@@ -102,6 +103,7 @@ class SparseAdam(SparseOptimizer):
             overlap=overlap,
             nonfinite=nonfinite,
             timeout_seconds=timeout_seconds,
+            synchronous=synchronous,
         )
 
     def _state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:

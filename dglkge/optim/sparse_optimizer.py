@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import logging
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -18,16 +17,15 @@ from .background import Background
 from .claims import claim
 from .hyper_parameters import check_group, check_options
 from .saved_state import SavedState
-from .step_exchange import StepExchange, ignore_phase
+from .step_exchange import StepExchange
+from .step_signals import StepSignals
 from .table import Rule, Table
 from .wire_format import WireFormat
-
-logger = logging.getLogger(__name__)
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
-class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
+class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
     """Optimizer of :class:`dgl.distributed.DistEmbedding` tables.
 
     Every trainer constructs it, and calls :meth:`step` or :meth:`step_rows` equally often. It is a
@@ -56,6 +54,10 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
         ``FloatingPointError`` at the end of the step; "skip": it is counted in ``num_skipped_rows``.
     timeout_seconds : float
         How long a step waits for the other trainers.
+    synchronous : bool
+        Otherwise steps are Hogwild's (Niu et al. 2011): a trainer applies its own gradients to shared rows
+        at once, and waits for nobody. Trainers of one machine only; updates that meet in a row may be lost,
+        no two runs are alike, and votes are counted for each trainer alone.
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
         overlap: bool,
         nonfinite: str,
         timeout_seconds: float,
+        synchronous: bool,
     ) -> None:
+        self._synchronous = synchronous
         check_options(duplicates, wire_dtype, nonfinite, timeout_seconds)
         self._mean = duplicates == "mean"
         self._wire_dtype = wire_dtype
@@ -77,11 +81,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
         self._tables: list[Table] = []
         self._states: dict[str, Any] = {}
         self._params: list[Any] = []
-        self.num_skipped_rows = 0
         self._connected: StepExchange | None = None
         self._background = Background() if overlap else None
-        self._enter: Callable[[str], None] = ignore_phase
-        self._vote, self.num_votes = False, 0
         self._group = Alltoall(timeout_seconds, own_group=overlap)
         self._rank, self._world_size = self._group.rank, self._group.size
         super().__init__([params] if isinstance(params, DistEmbedding) else params, defaults)
@@ -151,10 +152,6 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
 
         return rule
 
-    def when_phase(self, enter: Callable[[str], None]) -> None:
-        """Tell a function when merge, exchange, update and waiting begin."""
-        self._enter = enter
-
     @property
     def _exchange(self) -> StepExchange:
         """The ways to the other trainers; all trainers set them up together when they first need them."""
@@ -172,6 +169,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
                 [table.starts for table in self._tables],
                 [table.chains for table in self._tables],
                 wire,
+                self._synchronous,
             )
         return self._connected
 
@@ -264,18 +262,6 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer, abc.ABC):
         num_bad = exchange.finish(num_bad, self._vote)
         self._vote, self.num_votes = False, exchange.num_votes
         self._report(num_bad)
-
-    def _report(self, num_bad: np.ndarray) -> None:
-        """Count or raise rows whose gradient was not finite, from the numbers of all trainers."""
-        if not num_bad.any():
-            return
-        self.num_skipped_rows += int(num_bad.sum())
-        text = ", ".join(
-            f"{count} rows of {table.name!r}" for table, count in zip(self._tables, num_bad) if count
-        )
-        if self._raise_nonfinite:
-            raise FloatingPointError(f"the gradient is not finite for {text}; these rows were not updated")
-        logger.warning("the gradient is not finite for %s; these rows were not updated", text)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients that have arrived; reads whose backward is still to come are kept.

@@ -38,6 +38,13 @@ class StepExchange:
         For each table, the gradients of the current step.
     wire : WireFormat
         What travels.
+    synchronous : bool
+        Otherwise nothing travels, and every trainer updates the rows that it has gradients for.
+
+    Raises
+    ------
+    ValueError
+        If the trainers of several machines are not to be synchronous: rows would never meet.
 
     Attributes
     ----------
@@ -54,16 +61,20 @@ class StepExchange:
         starts: Sequence[np.ndarray],
         chains: Sequence[RowChains],
         wire: WireFormat,
+        synchronous: bool = True,
     ) -> None:
         self._group, self._chains = group, chains
         self._network: GradientExchange | None = None
         self._neighbours: SharedExchange | None = None
         self.place, self.num_places, self.num_votes = 0, 1, 0
-        if group.size == 1:
+        num_machines = len(starts[0]) - 1
+        if not synchronous and num_machines > 1:
+            raise ValueError(f"synchronous=False is for trainers of one machine, got {num_machines}")
+        if group.size == 1 or not synchronous:
             return
         outbox = Outbox(num_fields(len(chains))) if usable() else None
         everyone = group.gather((part_id, outbox.address if outbox else None))
-        machines = ranks_by_machine([part for part, _ in everyone], len(starts[0]) - 1)
+        machines = ranks_by_machine([part for part, _ in everyone], num_machines)
         here = machines[part_id]
         self.place, self.num_places = int(np.flatnonzero(here == group.rank)[0]), len(here)
         neighbours = _open_neighbours([(int(rank), everyone[rank][1]) for rank in here if rank != group.rank])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Union
 
@@ -21,6 +21,7 @@ from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.embeddings.table_set import TableSet
+from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import build_loss
@@ -95,8 +96,7 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
         world.machine,
     )
     _initialize(tables, model, config, cluster)
-    embeddings = [table.embedding for table in tables.values()]
-    optimizer = OPTIMIZERS.get(config.optimizer.name)(embeddings, lr=config.optimizer.lr)
+    optimizer = build_optimizer(config, [table.embedding for table in tables.values()], world.num_machines)
     pairs = [(lhs, rhs) for lhs, rhs, _, _ in dataset.edge_types]
     edge_batches = EdgeBatches(
         layout.edge_table(world.machine),
@@ -127,6 +127,24 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
     return Trainer(
         config, cluster, tables, optimizer, edge_batches, train_step, evaluator, checkpoints, meta, JOB, clock
     )
+
+
+def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int) -> Any:
+    """Make the optimizer of all tables.
+
+    Raises
+    ------
+    InputError
+        If nobody knows it, or trainers of several machines are not to wait for one another.
+    """
+    synchronous = config.training.synchronous
+    if not synchronous and num_machines > 1:
+        raise InputError(
+            "training.synchronous: false is for trainers that share one machine's memory, "
+            f"got {num_machines} machines"
+        )
+    make = OPTIMIZERS.get(config.optimizer.name)
+    return make(embeddings, lr=config.optimizer.lr, synchronous=synchronous)
 
 
 def _build_train_step(

@@ -57,7 +57,7 @@ class EpochReport:
         self._cluster = cluster
         self._path = path
         self._epoch = epoch
-        self._every = max(1, num_batches // REPORTS_PER_EPOCH)
+        self._every = reports_apart(num_batches)
         self._num_batches = num_batches
         self._recent = np.zeros(2)  # summed loss and triples of this trainer since the last report
         self._epoch_total = np.zeros(2)
@@ -117,6 +117,11 @@ class EpochReport:
             return {}
         seconds = self._cluster.sum(as_array(self._clock.take()))
         return {"phase_seconds": dict(zip(PHASES, seconds.tolist()))}
+
+
+def reports_apart(num_batches: int) -> int:
+    """Return how many batches lie between two reports of an epoch."""
+    return max(1, num_batches // REPORTS_PER_EPOCH)
 
 
 def wants_bar(setting: str, world: World) -> bool:

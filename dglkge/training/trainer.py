@@ -23,7 +23,7 @@ from dglkge.training.commit_policy import CommitPolicy
 from dglkge.training.epochs import ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.phase_clock import PhaseClock
-from dglkge.training.stats import EpochReport, wants_bar
+from dglkge.training.stats import EpochReport, reports_apart, wants_bar
 from dglkge.training.train_step import TrainStep
 from dglkge.training.warm_start import warm_start
 from dglkge.typing import RELATION, TablePart
@@ -119,8 +119,7 @@ class Trainer:
                 self._clock.enter("waiting")
                 self._position = (epoch, done)
                 self._checkpoints.check()
-                must_stop, self._must_stop = self._must_stop, None
-                if must_stop is None or must_stop:
+                if self._asks_to_stop(done, num_batches):
                     self.stop_if_asked()
                 if self._policy.due_after_batch(done, num_batches):
                     self._clock.stop()
@@ -130,6 +129,16 @@ class Trainer:
             self._clock.stop()
             self._report.close()
             self._report = None
+
+    def _asks_to_stop(self, done: int, num_batches: int) -> bool:
+        """Tell whether trainers ask each other now if they must stop; the same answer on all of them.
+
+        The last step has told them, if it was synchronous. If not, asking makes them wait for one another.
+        """
+        told, self._must_stop = self._must_stop, None
+        if not self.config.training.synchronous:
+            return done % reports_apart(num_batches) == 0
+        return told is None or told
 
     def step(self, batch: EdgeBatch) -> float:
         """Train one batch; returns the summed loss of this trainer's triples."""

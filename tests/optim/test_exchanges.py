@@ -94,7 +94,8 @@ def trainer(threads: Threads, layout: list[int], rank: int, wire: WireFormat) ->
                     assert (table, key) not in updated
                     updated[table, key] = row, count
             updated["active"] = active.tolist()
-        updated["sum"] = exchange.finish(np.array([rank, 1])).tolist()
+        updated["sum"] = exchange.finish(np.array([rank, 1]), vote=rank == step).tolist()
+        updated["votes"] = exchange.num_votes
         steps.append(updated)
     return steps, exchange.sent_bytes
 
@@ -124,6 +125,7 @@ def test_every_row_reaches_one_trainer_of_its_machine(layout, wire_dtype, shares
         for rank, (steps, _) in enumerate(results):
             mine = dict(steps[step])
             assert mine.pop("sum") == [size * (size - 1) // 2, size]
+            assert mine.pop("votes") == int(step < size)
             assert mine.pop("active") == [any(key[0] == table for key in sums) for table in range(2)]
             for (table, key), value in mine.items():
                 part = int(np.searchsorted(starts[table], key, side="right")) - 1
@@ -154,6 +156,23 @@ def test_rows_that_nobody_else_has_do_not_travel() -> None:
     with ThreadPoolExecutor(2) as pool:
         results = [future.result(timeout=60) for future in [pool.submit(run, rank) for rank in range(2)]]
     assert results == [(400, [100, 0])] * 2
+
+
+def test_trainers_that_are_not_synchronous_wait_for_nobody() -> None:
+    """Each updates the rows that it has gradients for, one after the other, and nothing travels."""
+    threads = Threads(2)
+    wire = WireFormat((torch.float32,), (3,), np.dtype(np.int32), False)
+    for rank in range(2):
+        chains = [RowChains(3, np.dtype(np.float32))]
+        group: Any = ThreadGroup(threads, rank)
+        exchange = StepExchange(group, 0, [np.array([0, 9])], chains, wire, synchronous=False)
+        chains[0].add(np.array([4, 5, 4]), np.ones((3, 3), np.float32))
+        turns = [(selected[0].tolist(), active.tolist()) for selected, active in exchange.run()]
+        assert turns == [([0, 1], [True])]
+        assert exchange.finish(np.array([rank]), vote=True).tolist() == [rank]
+        assert (exchange.num_votes, exchange.sent_bytes) == (1, 0)
+    with pytest.raises(ValueError, match="synchronous=False is for trainers of one machine, got 2"):
+        StepExchange(group, 0, [np.array([0, 5, 9])], chains, wire, synchronous=False)
 
 
 @pytest.mark.parametrize("gives_up", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,9 @@ import torch
 import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
 from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.training.build import build_optimizer
 from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
@@ -165,3 +168,40 @@ def test_batches_outside_an_epoch_are_refused(dataset: Path, tmp_path: Path) -> 
         with pytest.raises(RuntimeError, match="must run inside 'for epoch in remaining_epochs_until"):
             next(iter(trainer.batches()))
     JOB.restore(0)
+
+
+def test_a_step_tells_that_a_trainer_was_asked_to_stop(dataset: Path, tmp_path: Path) -> None:
+    config = load_config(None, settings(dataset, tmp_path / "run"))
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        trained = []
+        with pytest.raises(SystemExit) as left:
+            for _ in dglkge.remaining_epochs_until(1):
+                for batch in trainer.batches():
+                    if batch.index == 1:
+                        cluster.stop._note(signal.SIGTERM, None)
+                    trainer.step(batch)
+                    trained.append(batch.index)
+        assert left.value.code == 143 and trained == [0, 1]
+    JOB.restore(0)
+
+
+def test_alone_it_does_not_matter_whether_trainers_wait(dataset: Path, tmp_path: Path) -> None:
+    totals = []
+    for synchronous in ("true", "false"):
+        more = (f"training.synchronous={synchronous}", "checkpoint.every_batches=2")
+        config = load_config(None, settings(dataset, tmp_path / synchronous, *more))
+        with dglkge.join_cluster(config) as cluster:
+            trainer = dglkge.build_trainer(config, cluster)
+            for _ in dglkge.remaining_epochs_until(2):
+                totals.append([trainer.step(batch) for batch in trainer.batches()])
+        JOB.restore(0)
+    assert totals[:2] == totals[2:]
+
+
+def test_trainers_of_several_machines_must_wait() -> None:
+    config = load_config(None, ["dataset=toy", "training.synchronous=false"])
+    with pytest.raises(
+        InputError, match="false is for trainers that share one machine"
+    ):
+        build_optimizer(config, [], num_machines=2)

@@ -1,0 +1,214 @@
+"""Loss and gradients of whole batches, by loops and by autograd, against the model in float64."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.model.kge_model import KgeModel, build_model
+from dglkge.model.losses import IGNORED_SCORE, Logistic, Softmax
+from dglkge.model.regularizers import Regularizer, build_regularizer
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
+from dglkge.training.autograd_loss import AutogradLoss
+from dglkge.training.dot_softmax import DotSoftmax, is_known
+from dglkge.training.groups import Group, ask_for_rows
+from dglkge.training.phase_clock import PhaseClock
+from dglkge.training.row_request import RowRequest
+from dglkge.typing import RELATION, Side
+
+DIM, GLOBAL_SIZE, NUM_NEGATIVES = 8, 40, 9
+PAIRS = [("person", "person"), ("person", "town"), ("town", "person")]
+SIZES = {"person": 11, "town": 7, RELATION: 5}
+MODELS = [("distmult", False), ("distmult", True), ("complex", False), ("complex", True)]
+
+
+class Table:
+    """Rows in this process; ``is_whole`` says whether they may be read in place."""
+
+    def __init__(self, name: str, width: int, is_whole: bool) -> None:
+        draw = torch.Generator().manual_seed(len(name))
+        self.local_rows = torch.randn(SIZES[name], width, generator=draw) * 0.5
+        self.dim = width
+        self.is_whole = is_whole
+
+    def gather(self, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Copy rows."""
+        return torch.index_select(self.local_rows, 0, ids, out=out)
+
+
+def sample(entity_type: str, epoch: int, batch: int, chunk: int) -> np.ndarray:
+    """Draw negatives; some are true answers, some come twice."""
+    return np.random.default_rng((len(entity_type), chunk)).integers(0, SIZES[entity_type], NUM_NEGATIVES)
+
+
+def batch(weighted: bool) -> EdgeBatch:
+    """Return two chunks, the first with three pairs of types, one of them twice."""
+    draw = np.random.default_rng(4)
+    runs = [(0, 0), (1, 0), (2, 0), (0, 1)]
+    bounds = [0, 6, 10, 13, 20]
+    heads, tails = (
+        np.concatenate(
+            [
+                draw.integers(0, SIZES[PAIRS[pair][side]], end - start)
+                for (pair, _), start, end in zip(runs, bounds, bounds[1:])
+            ]
+        )
+        for side in (0, 1)
+    )
+    heads[1] = tails[1]
+    groups = tuple(
+        EdgeGroup(pair, chunk, start, end) for (pair, chunk), start, end in zip(runs, bounds, bounds[1:])
+    )
+    relations = draw.integers(0, SIZES[RELATION], 20)
+    weights = draw.uniform(0, 2, 20).astype(np.float32) if weighted else None
+    return EdgeBatch(0, 0, GLOBAL_SIZE, np.arange(20), heads, relations, tails, weights, groups)
+
+
+class Case:
+    """A model, its tables, and a batch whose rows have been asked for."""
+
+    def __init__(self, score_function: str, reciprocal: bool, weighted: bool, is_whole: bool = True) -> None:
+        self.model = build_model(score_function, DIM, reciprocal)
+        self.tables = {name: Table(name, self.model.table_width(name), is_whole) for name in SIZES}
+        self.requests: dict[str, Any] = {}
+        for name, table in self.tables.items():
+            stand_in: Any = table
+            self.requests[name] = RowRequest(stand_in)
+        sampler: Any = SimpleNamespace(sample=sample)
+        self.groups = ask_for_rows(batch(weighted), PAIRS, sampler, self.requests)
+
+    def run(self, loss: Any) -> tuple[float, dict[str, np.ndarray]]:
+        """Return the loss, and the gradients summed by row."""
+        for request in self.requests.values():
+            request.open(copy=not loss.reads_in_place)
+            if loss.reads_in_place:
+                request.gradients.fill_(torch.nan)
+        total = loss(self.groups, GLOBAL_SIZE)
+        summed = {}
+        for name, request in self.requests.items():
+            summed[name] = torch.zeros(self.tables[name].local_rows.shape).index_add_(
+                0, request.ids, request.gradients
+            )
+        return total, {name: rows.numpy() for name, rows in summed.items()}
+
+
+def expected(case: Case, regularizer: Regularizer | None, own_entity: bool) -> tuple[float, dict[str, Any]]:
+    """The same in float64, group by group and side by side, on the tables themselves."""
+    rows = {name: table.local_rows.double().requires_grad_() for name, table in case.tables.items()}
+    total = torch.zeros((), dtype=torch.float64)
+    relation_ids = batch(False).relations
+    start = 0
+    for group in case.groups:
+        relations = rows[RELATION][relation_ids[start : start + len(group)]]
+        start += len(group)
+        weights = torch.ones(len(group)) if group.weights is None else torch.from_numpy(group.weights)
+        for side, anchor_type, anchors, truth_type, truths in (
+            (Side.TAIL, group.lhs, group.head_ids, group.rhs, group.tail_ids),
+            (Side.HEAD, group.rhs, group.tail_ids, group.lhs, group.head_ids),
+        ):
+            losses = side_losses(case.model, group, side, own_entity, relations, rows, anchors, truths)
+            if regularizer is not None:
+                of_anchors, of_truths = rows[anchor_type][anchors], rows[truth_type][truths]
+                losses = losses + case.model.penalty(regularizer, of_anchors, relations, of_truths, side)
+            total = total + (losses * weights).sum()
+    (total / GLOBAL_SIZE).backward()
+    return total.item(), {name: leaf.grad for name, leaf in rows.items()}
+
+
+def side_losses(
+    model: KgeModel,
+    group: Group,
+    side: Side,
+    own_entity: bool,
+    relations: torch.Tensor,
+    rows: dict[str, torch.Tensor],
+    anchors: np.ndarray,
+    truths: np.ndarray,
+) -> torch.Tensor:
+    """Softmax of each truth among its negatives."""
+    anchor_type, truth_type = (group.lhs, group.rhs) if side is Side.TAIL else (group.rhs, group.lhs)
+    query = model.query(rows[anchor_type][anchors], relations, side)
+    ids = group.negatives[side].ids
+    scores = model.compare(query, rows[truth_type][ids])
+    scores = scores.masked_fill(torch.from_numpy(truths[:, None] == ids[None, :]), IGNORED_SCORE)
+    if own_entity and anchor_type == truth_type:
+        own = model.compare_pairs(query, rows[anchor_type][anchors])
+        own = own.masked_fill(torch.from_numpy(anchors == truths), IGNORED_SCORE)
+        scores = torch.cat([scores, own[:, None]], dim=1)
+    return Softmax()(model.compare_pairs(query, rows[truth_type][truths]), scores)
+
+
+def regularizer_of(name: str, model: KgeModel) -> Regularizer | None:
+    """Return a regularizer, strong enough to be seen."""
+    if name == "none":
+        return None
+    return build_regularizer(name, 0.3, 2.5, model.score_function.complex_valued)
+
+
+def assert_close(got: tuple[float, dict], wanted: tuple[float, dict], rtol: float, atol: float) -> None:
+    """Hold losses and gradients near each other."""
+    assert got[0] == pytest.approx(wanted[0], rel=rtol)
+    for name, rows in wanted[1].items():
+        np.testing.assert_allclose(got[1][name], rows, rtol=rtol, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize("regularizer", ["none", "n3", "lp"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("own_entity", [False, True], ids=["others", "own"])
+@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+def test_loops_and_autograd_equal_the_model_in_float64(
+    score_function: str, reciprocal: bool, own_entity: bool, weighted: bool, regularizer: str
+) -> None:
+    case = Case(score_function, reciprocal, weighted)
+    penalty, clock = regularizer_of(regularizer, case.model), PhaseClock()
+    wanted = expected(case, penalty, own_entity)
+    for loss in (
+        DotSoftmax(case.model, penalty, own_entity, torch.float32, clock),
+        AutogradLoss(case.model, Softmax(), penalty, own_entity, clock),
+    ):
+        assert_close(case.run(loss), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+def test_products_in_bfloat16_are_near(score_function: str, reciprocal: bool) -> None:
+    case = Case(score_function, reciprocal, weighted=True)
+    penalty = regularizer_of("n3", case.model)
+    wanted = expected(case, penalty, own_entity=True)
+    loss = DotSoftmax(case.model, penalty, True, torch.bfloat16, PhaseClock())
+    got = case.run(loss)
+    assert got[0] == pytest.approx(wanted[0], rel=2e-3)
+    for name, rows in wanted[1].items():
+        assert np.linalg.norm(got[1][name] - rows.numpy()) < 0.01 * rows.norm()
+
+
+def test_rows_that_are_copied_first_give_the_same() -> None:
+    in_place, copied = (Case("complex", True, weighted=True, is_whole=whole) for whole in (True, False))
+    results = []
+    for case in (in_place, copied):
+        penalty = regularizer_of("n3", case.model)
+        results.append(case.run(DotSoftmax(case.model, penalty, True, torch.float32, PhaseClock())))
+    assert results[0][0] == results[1][0]
+    assert all(np.array_equal(rows, results[1][1][name]) for name, rows in results[0][1].items())
+
+
+def test_a_trainer_without_triples_has_no_loss_and_no_gradient() -> None:
+    case = Case("complex", True, weighted=False)
+    for loss in (
+        DotSoftmax(case.model, None, True, torch.float32, PhaseClock()),
+        AutogradLoss(case.model, Softmax(), None, True, PhaseClock()),
+    ):
+        assert loss([], GLOBAL_SIZE) == 0
+
+
+def test_other_models_and_losses_are_left_to_autograd() -> None:
+    class Tuned(Softmax):
+        """A loss of the user's."""
+
+    known = [is_known(build_model(name, 4, True), Softmax()) for name in ("complex", "distmult", "rotate")]
+    assert known == [True, True, False]
+    assert not is_known(build_model("complex", 4, True), Logistic())
+    assert not is_known(build_model("complex", 4, True), Tuned())
