@@ -1,0 +1,114 @@
+"""Runs our training as a real job under the launcher."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from measuring.processes import Finished, run_watched
+from measuring.run_figures import Epoch, RunFigures
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+SCRIPT = REPOSITORY / "examples" / "benchmarks" / "timed_train.py"
+START_MARKS = ("script", "imported", "joined", "built", "training", "first_batch")
+
+
+def train(
+    config: Path | None,
+    sets: Sequence[str],
+    num_trainers: int,
+    folder: Path,
+    limit_seconds: float,
+    max_batches: int = 0,
+) -> RunFigures:
+    """Run a configuration with one server and some trainers.
+
+    Parameters
+    ----------
+    config : Path or None
+        YAML file.
+    sets : sequence of str
+        ``key=value`` that override it; ``output`` is set here.
+    num_trainers : int
+    folder : Path
+        New folder for the run, its logs and its timings.
+    limit_seconds : float
+    max_batches : int
+        Leave each epoch after so many batches; 0 trains it whole.
+
+    Raises
+    ------
+    RuntimeError
+        If the job fails.
+    """
+    folder.mkdir(parents=True)
+    ip_config, timings = folder / "ip_config.txt", folder / "timings.json"
+    ip_config.write_text(f"127.0.0.1 {_free_port()}\n", encoding="utf-8")
+    command = [
+        *(sys.executable, "-m", "dglkge.cli.launch", "--ip_config", str(ip_config)),
+        *("--num_servers", "1", "--num_trainers", str(num_trainers), "--log_dir", str(folder / "logs")),
+        *(str(SCRIPT), "--timings", str(timings), "--max-batches", str(max_batches)),
+        *(() if config is None else ("--config", str(config))),
+    ]
+    for setting in [*sets, f"output={folder / 'run'}", "training.progress=never"]:
+        command += ["--set", setting]
+    path = {"PYTHONPATH": str(REPOSITORY)}
+    done = run_watched(command, folder / "job.log", limit_seconds, path)
+    return figures(done, json.loads(timings.read_text(encoding="utf-8")), folder / "run", num_trainers)
+
+
+def figures(done: Finished, timings: dict[str, Any], run: Path, num_trainers: int) -> RunFigures:
+    """Put together what the job cost, what it timed and what it wrote."""
+    marks = timings["marks"]
+    start_marks = {name: marks[name] - done.started_at for name in START_MARKS}
+    return RunFigures(
+        epochs=[Epoch(**epoch) for epoch in timings["epochs"]],
+        wall_seconds=marks["trained"] - marks["training"],
+        first_batch_seconds=start_marks["first_batch"],
+        peak_bytes=done.peak_bytes,
+        processor_seconds=done.processor_seconds,
+        job_seconds=done.seconds,
+        mrr=_test_mrr(run),
+        phase_seconds=_phases(run, num_trainers),
+        start_marks=start_marks,
+    )
+
+
+def mean_phases(records: Iterable[dict[str, Any]], num_trainers: int) -> dict[str, float]:
+    """Return where a batch's time goes, in seconds a batch of one trainer, from the lines of stats.jsonl.
+
+    The last line of an epoch has its ``phase_seconds``, summed over trainers; the first epoch counts only
+    where there is no other.
+    """
+    lines = [record for record in records if record.get("phase_seconds")]
+    lines = lines[1:] or lines
+    num_batches = sum(record["num_batches"] for record in lines) * num_trainers
+    totals: dict[str, float] = {}
+    for record in lines:
+        for phase, seconds in record["phase_seconds"].items():
+            totals[phase] = totals.get(phase, 0.0) + seconds
+    return {phase: seconds / num_batches for phase, seconds in totals.items()}
+
+
+def _phases(run: Path, num_trainers: int) -> dict[str, float]:
+    path = run / "stats.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return mean_phases((json.loads(line) for line in lines), num_trainers)
+
+
+def _test_mrr(run: Path) -> float | None:
+    path = run / "metrics.json"
+    if not path.exists():
+        return None
+    return float(json.loads(path.read_text(encoding="utf-8"))["test"]["both"]["mrr"])
+
+
+def _free_port() -> int:
+    """Return a port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

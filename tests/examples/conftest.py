@@ -1,0 +1,28 @@
+"""The benchmarks are scripts: their helpers are found beside them, as when they run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Callable
+
+import pytest
+
+from tests.toy_kg import REPOSITORY
+
+BENCHMARKS = str(REPOSITORY / "examples" / "benchmarks")
+
+
+@pytest.fixture(scope="session")
+def benchmark_module() -> Callable[[str], ModuleType]:
+    """Import a script of examples/benchmarks, or a helper of theirs, by name."""
+
+    def load(name: str) -> ModuleType:
+        sys.path.insert(0, BENCHMARKS)
+        try:
+            return importlib.import_module(name)
+        finally:
+            sys.path.remove(BENCHMARKS)
+
+    return load

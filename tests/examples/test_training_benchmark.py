@@ -1,0 +1,226 @@
+"""The training benchmark: its parts against hand-made input, and one small job from end to end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import h5py
+import numpy as np
+import pytest
+
+from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from tests.functional.job import environment
+from tests.toy_kg import REPOSITORY, toy_dataset
+
+SCRIPT = REPOSITORY / "examples" / "benchmarks" / "training.py"
+
+ROLLUP = b"""\
+00400000-7ffe1000 ---p 00000000 00:00 0                                  [rollup]
+Rss:              884 kB
+Pss:              385 kB
+Pss_Dirty:         68 kB
+Pss_Anon:         301 kB
+"""
+
+PBG_LOG = """\
+2026-01-02 10:00:04,000   [Trainer-0] Starting epoch 1 / 2, edge path 1 / 1, edge chunk 1 / 1
+2026-01-02 10:00:14,500   [Trainer-0] ( 0 , 0 ): bucket 1 / 2 : Processed 600 edges in 10.00 s ( 6e-05 M/sec ); io: 0.02 s ( 7 MB/sec )
+2026-01-02 10:00:20,500   [Trainer-0] ( 0 , 1 ): bucket 2 / 2 : Processed 400 edges in 6.00 s ( 6e-05 M/sec ); io: 0.02 s ( 7 MB/sec )
+no time here
+2026-01-02 10:00:21,000   [Trainer-0] Starting epoch 2 / 2, edge path 1 / 1, edge chunk 1 / 1
+2026-01-02 10:00:25,000   [Trainer-0] ( 0 , 0 ): bucket 1 / 2 : Processed 600 edges in 3.00 s ( 6e-05 M/sec ); io: 0.02 s ( 7 MB/sec )
+2026-01-02 10:00:27,000   [Trainer-0] ( 0 , 1 ): bucket 2 / 2 : Processed 400 edges in 2.00 s ( 6e-05 M/sec ); io: 0.02 s ( 7 MB/sec )
+2026-01-02 10:00:29,000   [Trainer-0] Exiting
+"""  # noqa: E501
+
+PBG_EVALUATION = """\
+2026-01-02 10:00:20,500   [Evaluator] Stats for edge path 1 / 1: pos_rank:  99.1 , mrr:  0.1 , count:  3
+2026-01-02 10:00:20,600   [Evaluator] Stats: pos_rank:  250.63 , mrr:  0.28519 , r1:  0.19 , count:  20466
+"""
+
+
+def test_proportional_set_size(benchmark_module):
+    processes = benchmark_module("measuring.processes")
+    assert processes.proportional_bytes(ROLLUP) == 385 * 1024
+    assert processes.proportional_bytes(b"") == 0
+
+
+def test_watched_command_counts_its_children(benchmark_module, tmp_path):
+    """Memory and processor time of a grandchild count; the page cache of files does not."""
+    processes = benchmark_module("measuring.processes")
+    work = "x = bytearray(200_000_000); import time; t = time.process_time()\n"
+    work += "while time.process_time() < t + 1.2: pass"
+    parent = (
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}], check=True); print('done')"
+    )
+    before = time.time()
+    done = processes.run_watched([sys.executable, "-c", parent], tmp_path / "log", 60)
+    assert before <= done.started_at <= time.time() and done.seconds >= 1.2
+    assert done.peak_bytes > 200_000_000 and done.processor_seconds >= 1.2
+    assert (tmp_path / "log").read_text() == "done\n"
+
+
+def test_watched_command_that_fails_or_does_not_end(benchmark_module, tmp_path):
+    processes = benchmark_module("measuring.processes")
+    with pytest.raises(RuntimeError, match="ended with 3:\nwhy"):
+        processes.run_watched([sys.executable, "-c", "print('why'); exit(3)"], tmp_path / "log", 60)
+    with pytest.raises(RuntimeError, match="ran for more than 0.1 s"):
+        processes.run_watched([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", 0.1)
+
+
+def figures_of(module, speeds, peak=10**9, mrr=None):
+    """Figures of a run with an epoch of each speed, in edges a second."""
+    epochs = [module.Epoch(1000, 1000 / speed, 2.0) for speed in speeds]
+    return module.RunFigures(epochs, sum(e.seconds for e in epochs) + 1, 3.5, peak, 20.0, 30.0, mrr)
+
+
+def test_figures_of_a_run(benchmark_module):
+    module = benchmark_module("measuring.run_figures")
+    run = figures_of(module, [10, 100, 50, 20])
+    assert run.first_edges_per_second == pytest.approx(10)
+    assert run.edges_per_second == pytest.approx(50)  # of 100, 50, 20
+    assert run.wall_edges_per_second == pytest.approx(4000 / (100 + 10 + 20 + 50 + 1))
+    assert run.processor_seconds_per_million == pytest.approx(2000)
+    assert figures_of(module, [10]).edges_per_second == pytest.approx(10)
+    assert json.loads(json.dumps(run.to_dict()))["edges_per_second"] == pytest.approx(50)
+    runs = [figures_of(module, [speed], mrr=mrr) for speed, mrr in ((10, None), (30, 0.25), (20, 0.75))]
+    middle = module.medians(runs)
+    assert middle["edges_per_second"] == pytest.approx(20) and middle["mrr"] == pytest.approx(0.5)
+    assert module.medians(runs[:1])["mrr"] is None
+
+
+def test_table_shows_medians_and_ratios(benchmark_module):
+    module, tables = benchmark_module("measuring.run_figures"), benchmark_module("measuring.tables")
+    runs = {
+        "ours": [figures_of(module, [1, 1000 * speed], mrr=0.5) for speed in (60, 50, 90)],
+        "pbg": [figures_of(module, [1, 1000 * speed], peak=2 * 10**9) for speed in (20, 30, 10)],
+    }
+    head, rule, ours, peer = tables.run_table(runs, "pbg", 10**6, {"ours": 1.2e11}).splitlines()
+    assert head.count("|") == rule.count("|") == ours.count("|") == peer.count("|")
+    cells = [cell.strip() for cell in ours.split("|")]
+    assert cells[1:4] == ["ours", "60,000", "3.00×"] and cells[6:8] == ["60", "50%"]
+    assert cells[8:10] == ["3.5", "1.00"] and cells[11] == "0.5000"
+    cells = [cell.strip() for cell in peer.split("|")]
+    assert cells[1:4] == ["pbg", "20,000", ""] and cells[6:8] == ["", ""] and cells[9] == "2.00"
+
+
+def test_table_with_columns(benchmark_module):
+    table = benchmark_module("measuring.tables").columns_table(
+        "phase", {"a": {"gather": 0.001, "score": 0.0025}, "b": {"gather": 0.002, "update": 1.5}}, 1e3, 1
+    )
+    assert table.splitlines() == [
+        "| phase | a | b |",
+        "|---|--:|--:|",
+        "| gather | 1.0 | 2.0 |",
+        "| score | 2.5 |  |",
+        "| update |  | 1,500.0 |",
+    ]
+
+
+def test_phases_of_a_batch(benchmark_module):
+    our_job = benchmark_module("measuring.our_job")
+    records = [
+        {"epoch": 0, "num_batches": 10, "phase_seconds": {"gather": 99.0}},
+        {"epoch": 1, "num_batches": 10},
+        {"epoch": 1, "num_batches": 10, "phase_seconds": {"gather": 4.0, "score": 1.0}},
+        {"epoch": 2, "num_batches": 10, "phase_seconds": {"gather": 2.0, "score": 3.0}},
+    ]
+    assert our_job.mean_phases(records, 2) == {"gather": 6.0 / 40, "score": 4.0 / 40}
+    assert our_job.mean_phases(records[:1], 1) == {"gather": 9.9}
+    assert our_job.mean_phases(records[1:2], 1) == {}
+
+
+def test_product_limit_is_a_rate(benchmark_module):
+    limit = benchmark_module("measuring.product_limit")
+    assert limit.flops_per_positive(1000, 400) == 4_800_000
+    rate = limit.measure_product_limit(2, 1, 40, 30, 20, "bfloat16", 0.05)
+    assert 1e6 < rate < 1e15
+    with pytest.raises(RuntimeError, match="matrix products ended with 1"):
+        limit.measure_product_limit(1, 1, 40, 30, 20, "no_type", 0.05)
+
+
+def test_peer_takes_our_settings(benchmark_module, tmp_path):
+    pbg = benchmark_module("measuring.pbg_peer")
+    sets = ["dataset=d", "model.dimension=24", "negatives.num_uniform=77", "training.num_epochs=4"]
+    described = pbg.describe(
+        load_config(None, [*sets, "optimizer.lr=0.25", "training.batch_size=250"]), tmp_path, 3, 4, ["lr=0.5"]
+    )
+    assert described["dimension"] == 24 and described["num_uniform_negs"] == 77
+    assert described["num_epochs"] == 4 and described["batch_size"] == 250 and described["workers"] == 3
+    assert described["entities"] == {"entity": {"num_partitions": 4}} and described["eval_fraction"] == 0
+    assert described["relations"][0]["operator"] == "complex_diagonal" and described["comparator"] == "dot"
+    assert described["loss_fn"] == "softmax" and described["lr"] == 0.5
+    with pytest.raises(InputError, match="no rotate with softmax"):
+        pbg.describe(load_config(None, [*sets, "model.score_function=rotate"]), tmp_path, 1, 1, [])
+    with pytest.raises(InputError, match="'lr' is no key=value"):
+        pbg.describe(load_config(None, sets), tmp_path, 1, 1, ["lr"])
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+def test_peer_gets_every_triple_once(benchmark_module, tmp_path, num_parts):
+    """The buckets, put together again with the ids of the whole, are the train split."""
+    dataset = Dataset.open(toy_dataset())
+    benchmark_module("measuring.pbg_peer").export(dataset, tmp_path, num_parts)
+    found = []
+    for lhs in range(num_parts):
+        for rhs in range(num_parts):
+            with h5py.File(tmp_path / "train" / f"edges_{lhs}_{rhs}.h5") as file:
+                assert file.attrs["format_version"] == 1
+                head, tail = file["lhs"][:] * num_parts + lhs, file["rhs"][:] * num_parts + rhs
+                found.append(np.column_stack([head, file["rel"][:], tail]))
+    everything = np.concatenate(found)
+    assert sorted(map(tuple, everything)) == sorted(map(tuple, np.asarray(dataset.split("train"))))
+    counts = [
+        int((tmp_path / "entities" / f"entity_count_entity_{part}.txt").read_text())
+        for part in range(num_parts)
+    ]
+    assert sum(counts) == dataset.num_entities("entity") and max(counts) - min(counts) <= 1
+
+
+def test_peer_log(benchmark_module):
+    pbg, processes = benchmark_module("measuring.pbg_peer"), benchmark_module("measuring.processes")
+    started = pbg.timed_lines(PBG_LOG)[0][0] - 4.0
+    run = pbg.figures(processes.Finished(started, 30.0, 50.0, 10**9), PBG_LOG, 0.25)
+    assert [(epoch.edges, epoch.seconds) for epoch in run.epochs] == [(1000, 16.0), (1000, 5.0)]
+    assert run.edges_per_second == 200 and run.wall_seconds == pytest.approx(25.0)
+    assert run.first_batch_seconds == pytest.approx(4.5) and run.mrr == 0.25
+    assert pbg.read_mrr(PBG_EVALUATION) == 0.28519
+
+
+def test_given_options_win_over_a_table(benchmark_module):
+    training = benchmark_module("training")
+    args = training.parse(["--dataset", "d", "--table", "fb15k237-400", "--dimension", "100"])
+    assert args.dimension == 100 and args.negatives == 1000 and args.epochs == 3
+    assert "training.products=bfloat16" in training.settings(args, "bfloat16")
+    for table in training.TABLES:
+        training.parse(["--dataset", "d", "--table", table])
+
+
+def test_a_small_job_from_end_to_end(tmp_path):
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--dataset",
+        str(toy_dataset()),
+        "--config",
+        "none",
+        "--epochs",
+        "2",
+    ]
+    command += ["--dimension", "8", "--negatives", "10", "--products", "float32", "--trainers", "1", "--mrr"]
+    command += ["--json", str(tmp_path / "figures.json"), "--work", str(tmp_path / "work")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment())
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
+    (run,) = found["runs"]["ours, float32"]
+    num_triples = len(Dataset.open(toy_dataset()).split("train"))
+    assert [epoch["edges"] for epoch in run["epochs"]] == [num_triples] * 2
+    marks = list(run["start_marks"].values())
+    assert marks == sorted(marks) and 0 < marks[0] and run["first_batch_seconds"] == marks[-1]
+    assert 0 < run["mrr"] <= 1 and run["peak_bytes"] > 10**8 and run["processor_seconds"] > 0
+    assert "| ours, float32 |" in done.stdout and f"{run['mrr']:.4f}" in done.stdout
