@@ -40,8 +40,8 @@ def test_epochs_and_the_best_are_kept(run: tuple[Path, Path]) -> None:
         assert checkpoint.progress["finished_epochs"] == epochs and checkpoint.progress["batches_done"] == 0
     best = json.loads((folder / "best" / "snapshot.json").read_text(encoding="utf-8"))
     assert open_checkpoint(folder / "best").progress["finished_epochs"] == best["finished_epochs"]
-    # Minutes this short commit at every batch: 4 full batches of 48 triples in an epoch of 192.
-    assert open_checkpoint(folder).version == 4 * 4
+    # At the end of each of 4 epochs, and after those of its first 3 batches before which 6 ms have passed.
+    assert 4 <= open_checkpoint(folder).version <= 4 * 4
     lines = (folder / "training_stats.json").read_text(encoding="utf-8").splitlines()
     stats = [json.loads(line) for line in lines]
     assert [one["epoch_idx"] for one in stats] == [0, 1, 2, 3]
@@ -63,15 +63,16 @@ def test_warm_start_with_entities_and_relations_added(run: tuple[Path, Path], tm
 
 def test_fallback_goes_on_from_the_newest_good_version(run: tuple[Path, Path]) -> None:
     dataset, folder = run
-    version = folder / "checkpoint" / "checkpoint_version.txt"
-    before = open_checkpoint(folder)["entity"][:]
-    version.write_text("", encoding="utf-8")
+    newest = open_checkpoint(folder)
+    before = newest["entity"][:]
+    (folder / "checkpoint" / "checkpoint_version.txt").write_text("", encoding="utf-8")
     chosen = settings(dataset, folder, "evaluation.split=none")
     done = commands.train_alone(*chosen)
     assert done.returncode == 2
-    assert "checkpoint_version.txt is empty" in done.stderr and "newest good version is 16" in done.stderr
+    assert "checkpoint_version.txt is empty" in done.stderr
+    assert f"newest good version is {newest.version}:" in done.stderr
     done = commands.train_alone(*chosen, "checkpoint.fallback=true")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "going on from version 16" in done.stdout + done.stderr
+    assert f"going on from version {newest.version}\n" in done.stdout + done.stderr
     assert "resumed: 4 epochs" in done.stdout + done.stderr
     assert torch.equal(open_checkpoint(folder)["entity"][:], before)

@@ -183,6 +183,13 @@ def test_two_runs_in_one_process_do_not_share_their_epochs(tmp_path: Path) -> No
     assert again.epochs.finished() == 2
 
 
+def test_a_version_for_every_batch(tmp_path: Path) -> None:
+    life = ToyRun(tmp_path, "checkpoint.every_batches=1", "checkpoint.background=false")
+    life.train(2)
+    assert life.checkpoints.storage.published_version() == 2 * NUM_BATCHES
+    assert life.committed() == (2, 0)
+
+
 def test_batches_outside_of_an_epoch_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="must run inside 'for epoch in remaining_epochs_until"):
         next(ToyRun(tmp_path).trainer.batches())
