@@ -78,9 +78,7 @@ def take_over(checkpoint: Checkpoint, part: TablePart, saved_ids: np.ndarray) ->
     wanted = torch.from_numpy(saved_ids)[part.original_ids]
     num_found = int((wanted >= 0).sum())
     if num_found:
-        for entry in checkpoint.manifest.of_table(part.table):
-            checkpoint.storage.check_file(entry, checksum=True)
-        restore.fill_part(checkpoint.path, checkpoint.manifest, part, wanted)
+        restore.fill_checked(checkpoint.storage, checkpoint.manifest, part, wanted)
     return num_found
 
 

@@ -52,7 +52,7 @@ def save_converted(
 def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path) -> int:
     """Write a checkpoint, PyTorch-BigGraph's for one, as that of a run on a dataset, which can be resumed.
 
-    Rows and the entities' optimizer state keep their values.
+    Rows and optimizer state keep their values.
 
     Raises
     ------

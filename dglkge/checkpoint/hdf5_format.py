@@ -79,7 +79,7 @@ def open_file(path: Path) -> Iterator[h5py.File]:
 
 
 def allocate_rows(group: h5py.Group, name: str, values: torch.Tensor) -> None:
-    """Give rows a place in a new file, contiguous and uncompressed; :func:`fill_rows` writes them.
+    """Give rows a place in a new file, contiguous and uncompressed; the rows come later.
 
     HDF5 itself writes none of the rows: where a disk is full, it can take the process down when it closes
     a file whose rows it still holds.
@@ -94,42 +94,10 @@ def allocate_rows(group: h5py.Group, name: str, values: torch.Tensor) -> None:
     how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    group.create_dataset(name, shape=tuple(values.shape), dtype=_numpy_dtype(values), dcpl=how)
+    group.create_dataset(name, shape=tuple(values.shape), dtype=numpy_dtype(values), dcpl=how)
 
 
-def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tensor) -> None:
-    """Write rows in a given order to their places in a closed file, block by block.
-
-    Parameters
-    ----------
-    path : Path
-    tables : mapping of str to (n, ...) tensor
-        Rows by dataset.
-    order : (n,) int64 tensor
-        Row i of the file is ``values[order[i]]``.
-
-    Raises
-    ------
-    OSError
-        If there is no room on the disk.
-    """
-    with open_file(path) as file:
-        offsets = {name: file[name].id.get_offset() for name in tables}
-    with open(path, "r+b") as raw:
-        for name, values in tables.items():
-            values = values.detach()
-            # An empty dataset has no place, and no blocks either.
-            raw.seek(offsets[name] or 0)
-            memory = None
-            for start, stop in row_blocks(tuple(values.shape), _numpy_dtype(values).itemsize):
-                if memory is None:
-                    memory = torch.empty((stop - start, *values.shape[1:]), dtype=values.dtype)
-                block = memory[: stop - start]
-                torch.index_select(values, 0, order[start:stop], out=block)
-                raw.write(block.numpy().data)
-
-
-def _numpy_dtype(values: torch.Tensor) -> np.dtype:
+def numpy_dtype(values: torch.Tensor) -> np.dtype:
     """Return numpy's equal of a tensor's type."""
     return values.detach()[:0].cpu().numpy().dtype
 
@@ -195,6 +163,8 @@ def read_blob(dataset: h5py.Dataset) -> Any:
 def read_state(file: h5py.File) -> dict[str, h5py.Dataset | np.ndarray]:
     """Return the optimizer state by name: the plain datasets, else what PyTorch-BigGraph's blob holds.
 
+    In a file of operators that blob is by parameter and not by row, and is passed over.
+
     Raises
     ------
     CheckpointError
@@ -205,7 +175,6 @@ def read_state(file: h5py.File) -> dict[str, h5py.Dataset | np.ndarray]:
     if plain or STATE_BLOB not in group:
         return plain
     state = read_blob(group[STATE_BLOB]).get("state", {})
-    # In a file of operators, PyTorch-BigGraph's blob is by parameter and not by row.
     tensors = state[0] if set(state) == {0} and "model" not in file else {}
     return {
         name: value.numpy()

@@ -167,6 +167,11 @@ class CheckpointManager:
         self._in_thread(lambda: self._write(new))
         return version
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether the thread is at work; on rank 0, until the version counts and older ones are gone."""
+        return self._writing is not None and not self._writing.done()
+
     def check(self) -> None:
         """Raise what went wrong in the thread, if anything did; does not wait."""
         if self._writing is not None and self._writing.done():
@@ -220,12 +225,8 @@ class CheckpointManager:
         manifest = self.storage.published()
         if manifest is None:
             raise CheckpointError(f"{self.storage.path} holds no checkpoint")
-        live = [*parts, *([relations] if relations is not None else [])]
-        for entry in manifest.files:
-            if any(part.table == entry.table for part in live):
-                self.storage.check_file(entry, checksum=True)
-        for part in live:
-            restore.fill_part(self.storage.path, manifest, part)
+        for part in [*parts, *([relations] if relations is not None else [])]:
+            restore.fill_checked(self.storage, manifest, part)
         return manifest.meta
 
     def _in_thread(self, work: Callable[[], object]) -> None:

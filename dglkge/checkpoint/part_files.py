@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dglkge.checkpoint import hdf5_format, layout
+from dglkge.checkpoint import hdf5_format, layout, row_stream
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry
 from dglkge.checkpoint.relation_layout import MODEL_GROUP, to_parameters
 from dglkge.checkpoint.storage import CheckpointStorage
@@ -69,8 +69,7 @@ def write_part(
                 hdf5_format.write_blob(
                     file[hdf5_format.OPTIMIZER_GROUP], _row_adagrad_state(sums[order], meta)
                 )
-        hdf5_format.fill_rows(path, tables, order)
-        return _entry(path, name, part, ids)
+        return _entry(path, name, part, ids, row_stream.fill_rows(path, tables, order))
 
 
 def write_relations(
@@ -106,8 +105,8 @@ def write_relations(
                     written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = key
             for dataset, state in _state_datasets(part).items():
                 hdf5_format.allocate_rows(file, dataset, state)
-        hdf5_format.fill_rows(path, _state_datasets(part), order)
-        return _entry(path, name, part, ids)
+        crc32 = row_stream.fill_rows(path, _state_datasets(part), order)
+        return _entry(path, name, part, ids, crc32)
 
 
 def write_names(storage: CheckpointStorage, part: TablePart, names: Vocabulary | None) -> None:
@@ -163,7 +162,7 @@ def _row_adagrad_state(sums: torch.Tensor, meta: CheckpointMeta) -> dict[str, An
     return {"state": {0: {"step": 0, "sum": sums.reshape(-1).cpu()}}, "param_groups": [group]}
 
 
-def _entry(path: Path, name: str, part: TablePart, ids: np.ndarray) -> FileEntry:
+def _entry(path: Path, name: str, part: TablePart, ids: np.ndarray, crc32: int) -> FileEntry:
     """Describe a file that was just written."""
     with hdf5_format.open_file(path) as file:
         found = hdf5_format.shapes(file)
@@ -173,7 +172,7 @@ def _entry(path: Path, name: str, part: TablePart, ids: np.ndarray) -> FileEntry
         part=part.part,
         num_rows=len(ids),
         size_bytes=path.stat().st_size,
-        crc32=hdf5_format.file_crc32(path),
+        crc32=crc32,
         ids_crc32=ids_crc32(ids),
         shapes=found,
     )

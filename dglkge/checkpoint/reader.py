@@ -12,6 +12,7 @@ import torch
 
 from dglkge.checkpoint import bigraph_reader, hdf5_format, layout
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
+from dglkge.checkpoint.restore import read_state
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.table import CheckpointTable, entity_table, relation_table
 from dglkge.data.relation_vocabulary import RelationVocabulary
@@ -180,7 +181,8 @@ class Checkpoint:
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of optimizer state in a table's first file, by name."""
         with hdf5_format.open_file(self.path / self.manifest.of_table(table)[0].name) as file:
-            return {name: tuple(values.shape) for name, values in hdf5_format.read_state(file).items()}
+            state = read_state(Path(file.filename), file, table, self.meta)
+            return {name: tuple(values.shape) for name, values in state.items()}
 
     def verify(self) -> None:
         """Compare every file with its checksum.

@@ -128,6 +128,37 @@ def from_parameters(datasets: Mapping[str, Any], meta: CheckpointMeta, width: in
     return rows
 
 
+def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMeta) -> np.ndarray:
+    """Return row-wise Adagrad's sums out of PyTorch-BigGraph's Adagrad state of its operators.
+
+    Its sums are of squared gradients, one for each number; row-wise Adagrad's are of their mean over the
+    row, so the mean of the sums is what it would have come to with the same gradients.
+
+    Parameters
+    ----------
+    state : mapping of int to mapping
+        By number of the parameter: all of ``lhs_operators``, then all of ``rhs_operators``.
+    meta : CheckpointMeta
+
+    Returns
+    -------
+    (R,) float32
+
+    Raises
+    ------
+    KeyError, ValueError
+        If the state is not that of the operators.
+    """
+    count, operator = len(meta.relations), operator_of(meta.score_function)
+    if is_dynamic(meta):
+        pieces = [np.asarray(state[index]["sum"]) for index in range(2 * len(operator.dynamic))]
+        return np.concatenate(pieces, axis=1).mean(axis=1).reshape(count)
+    num_pieces = len(operator.static)
+    numbers = range(count * num_pieces)
+    sums = np.array([np.asarray(state[index]["sum"]).mean() for index in numbers], dtype=np.float32)
+    return sums.reshape(count, num_pieces).mean(axis=1)
+
+
 def _parameter_path(index: int, side: str, name: str) -> str:
     """Return PyTorch-BigGraph's public name of a parameter."""
     return f"relations/{index}/operator/{side}/{name}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -12,7 +14,8 @@ import torch
 
 from dglkge.checkpoint import hdf5_format
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
-from dglkge.checkpoint.relation_layout import from_parameters
+from dglkge.checkpoint.relation_layout import bigraph_row_sums, from_parameters
+from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, TablePart
 
@@ -50,7 +53,7 @@ def fill_part(
         with hdf5_format.open_file(path) as file:
             ids, rows = _ids_and_rows(path, file, part, manifest.meta, first_id)
             first_id += entry.num_rows
-            state = hdf5_format.read_state(file)
+            state = read_state(path, file, part.table, manifest.meta)
             live_state = {
                 name: live for name, live in part.state.items() if _state_fits(name, live, state, path)
             }
@@ -70,6 +73,50 @@ def fill_part(
             f"{folder}: version {manifest.version} has {num_found} of the {len(live_ids)} rows "
             f"of table {part.table!r}, part {part.part}"
         )
+
+
+def fill_checked(
+    storage: CheckpointStorage, manifest: Manifest, part: TablePart, saved_ids: torch.Tensor | None = None
+) -> None:
+    """Fill a live part as :func:`fill_part` does, while a thread compares the files with their checksums.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is damaged or lacks a row; the live rows are then of no use.
+    """
+    described = dataclasses.replace(manifest, files=manifest.of_table(part.table))
+    storage.check_files(described)  # a file that is cut off must not be mapped
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checksums")
+    checked = thread.submit(storage.check_files, described, checksums=True)
+    thread.shutdown(wait=False)
+    try:
+        fill_part(storage.path, manifest, part, saved_ids)
+    except Exception:
+        checked.result()  # what is damaged is told before what came of it
+        raise
+    checked.result()
+
+
+def read_state(
+    path: Path, file: h5py.File, table: str, meta: CheckpointMeta
+) -> Mapping[str, h5py.Dataset | np.ndarray]:
+    """Return the optimizer state of a file's rows by name, PyTorch-BigGraph's among it.
+
+    Raises
+    ------
+    CheckpointError
+        If PyTorch-BigGraph's state is hostile or damaged.
+    """
+    found = hdf5_format.read_state(file)
+    blob = file.get(f"{hdf5_format.OPTIMIZER_GROUP}/{hdf5_format.STATE_BLOB}")
+    if found or table != RELATION or blob is None:
+        return found
+    try:
+        return {"sum": bigraph_row_sums(hdf5_format.read_blob(blob)["state"], meta)}
+    except (KeyError, ValueError, TypeError) as error:
+        logger.warning("%s: the optimizer's state is not that of the operators (%r)", path, error)
+        return {}
 
 
 def read_relations(path: Path, file: h5py.File, meta: CheckpointMeta) -> np.ndarray:
@@ -124,9 +171,10 @@ def _matches(ids: np.ndarray, live_ids: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def _copy_block(target: torch.Tensor, target_rows: torch.Tensor, block: np.ndarray, here: np.ndarray) -> None:
     """Copy some rows of a block to some rows of a live table."""
-    values = torch.from_numpy(np.ascontiguousarray(block[here]))
-    with torch.no_grad():
-        target[target_rows] = values.to(target.device)
+    if len(here) < len(block):
+        block = block[here]
+    # Not by torch: its threads would wait for the one that reads the file for its checksum.
+    target.detach().numpy()[target_rows.numpy()] = block
 
 
 def _state_fits(name: str, live: torch.Tensor, state: Mapping[str, np.ndarray], path: Path) -> bool:

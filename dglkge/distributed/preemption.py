@@ -35,6 +35,7 @@ class StopRequest:
     def __init__(self) -> None:
         self._noted_at: float | None = None
         self._before: dict[int, object] = {}
+        self._at_once = False
 
     @property
     def is_noted(self) -> bool:
@@ -60,11 +61,35 @@ class StopRequest:
         finally:
             self._restore()
 
+    @contextlib.contextmanager
+    def leaving_at_once(self) -> Iterator[None]:
+        """Leave wherever a request comes: for work before the first batch, when there is nothing to commit.
+
+        Raises
+        ------
+        Preempted
+            In the main thread, also where another trainer has left and a collective has failed for that.
+        """
+        self._at_once = True
+        try:
+            if self.is_noted:
+                raise Preempted
+            yield
+        except RuntimeError as error:
+            if self.is_noted:
+                raise Preempted from error
+            raise
+        finally:
+            self._at_once = False
+
     def _note(self, number: int, _frame: FrameType | None) -> None:
         """Note the first request; pass the second one on to whoever was listening before."""
         now = time.monotonic()
         if self._noted_at is None:
             self._noted_at = now
+            if self._at_once:
+                logger.info("%s: leaving before the first batch", signal.Signals(number).name)
+                raise Preempted
             logger.info("%s: stopping at the next batch boundary", signal.Signals(number).name)
         elif now - self._noted_at > SAME_REQUEST_SECONDS:
             self._restore()

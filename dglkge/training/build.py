@@ -39,6 +39,7 @@ from dglkge.training.phase_clock import PhaseClock
 from dglkge.training.products import with_products_chosen
 from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
+from dglkge.training.warm_start import refuse_bigraph_output
 from dglkge.typing import RELATION
 
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
@@ -73,14 +74,22 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
 def build_trainer(config: Config, cluster: Cluster) -> Trainer:
     """Make everything that training needs; goes on from the newest checkpoint in ``config.output``.
 
-    A collective: every trainer calls it.
+    A collective: every trainer calls it. SIGTERM and SIGINT take effect at once: nothing is trained yet.
 
     Raises
     ------
     InputError
         For a name that no component has, values that do not fit each other, or a checkpoint that
         does not fit the configuration.
+    Preempted
+        If this trainer was asked to stop.
     """
+    with cluster.stop.leaving_at_once():
+        return _build(config, cluster)
+
+
+def _build(config: Config, cluster: Cluster) -> Trainer:
+    refuse_bigraph_output(config)
     dataset = Dataset.open(config.dataset)
     layout = dataset.layout()
     config = with_products_chosen(config, cluster)

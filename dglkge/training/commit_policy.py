@@ -39,21 +39,35 @@ class CommitPolicy:
         self._cluster = cluster
         self._clock = clock
         self._last = clock()
+        self._is_due = False
 
     def committed(self) -> None:
         """Take note of a commit, from which minutes count."""
         self._last = self._clock()
+        self._is_due = False
 
-    def due_after_batch(self, batches_done: int, num_batches: int) -> bool:
-        """Tell whether to commit between two batches; a collective where minutes count."""
+    def due_after_batch(self, batches_done: int, num_batches: int, is_writing: bool = False) -> bool:
+        """Tell whether to commit between two batches; a collective where one may be due.
+
+        Parameters
+        ----------
+        batches_done, num_batches : int
+            Of the epoch; what comes after its last batch is :meth:`due_after_epoch`'s.
+        is_writing : bool
+            Whether a version is still being written. What is due then waits for the first batch that ends
+            after it: training does not wait for the disk. Rank 0's counts.
+        """
         if batches_done >= num_batches:
             return False
         chosen = self._config.checkpoint
-        due = bool(chosen.every_batches) and batches_done % chosen.every_batches == 0
-        if chosen.every_minutes:
-            passed = self._clock() - self._last >= 60 * chosen.every_minutes
-            mine = passed if self._cluster.world.rank == 0 else False
-            due = bool(self._cluster.sum(np.array([mine], dtype=np.int64))[0]) or due
+        if chosen.every_batches and batches_done % chosen.every_batches == 0:
+            self._is_due = True
+        if not self._is_due and not chosen.every_minutes:
+            return False
+        passed = bool(chosen.every_minutes) and self._clock() - self._last >= 60 * chosen.every_minutes
+        mine = self._cluster.world.rank == 0 and not is_writing and (self._is_due or passed)
+        due = bool(self._cluster.sum(np.array([mine], dtype=np.int64))[0])
+        self._is_due = self._is_due and not due
         return due
 
     def due_after_epoch(self, epochs_done: int) -> bool:

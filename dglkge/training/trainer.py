@@ -121,7 +121,7 @@ class Trainer:
                 self._checkpoints.check()
                 if self._asks_to_stop(done, num_batches):
                     self.stop_if_asked()
-                if self._policy.due_after_batch(done, num_batches):
+                if self._policy.due_after_batch(done, num_batches, self._checkpoints.is_writing):
                     self._clock.stop()
                     self._commit()
             self._checkpoints.add_stats(self._report.record())

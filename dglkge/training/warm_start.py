@@ -4,19 +4,45 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Callable
 
 import numpy as np
 
 from dglkge.checkpoint import by_name
+from dglkge.checkpoint.bigraph_reader import is_bigraph
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import open_checkpoint
+from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.runtime import Cluster
+from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
+
+
+def refuse_bigraph_output(config: Config) -> None:
+    """Refuse to write over PyTorch-BigGraph's checkpoint, whose ids are not those of a data set.
+
+    Raises
+    ------
+    CheckpointError
+        With the command that makes a run of it.
+    """
+    output = Path(config.output)
+    for folder in (output, output / CHECKPOINT_FOLDER):
+        if (folder / VERSION_FILE).is_file():
+            version = CheckpointStorage(folder).published_version()
+            if version and is_bigraph(folder, version):
+                resumed = output.with_name(output.name + "_resumed")
+                raise CheckpointError(
+                    f"{folder} was written by PyTorch-BigGraph, with ids of its own; to go on from it: "
+                    f"dglkge checkpoint convert {folder} --to run --dataset {config.dataset} "
+                    f"--output {resumed}, then output={resumed}"
+                )
 
 
 def warm_start(

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, hdf5_format, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, open_checkpoint, row_stream
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
@@ -16,14 +16,14 @@ from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
 def held(monkeypatch):
     """Hold the writing of rows until the test lets it go."""
     gate = threading.Event()
-    real = hdf5_format.fill_rows
+    real = row_stream.fill_rows
 
     def wait_and_fill(*arguments):
         if not gate.wait(60):
             raise TimeoutError("nobody opened the gate")
-        real(*arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(hdf5_format, "fill_rows", wait_and_fill)
+    monkeypatch.setattr(row_stream, "fill_rows", wait_and_fill)
     yield gate
     gate.set()
 
@@ -85,7 +85,7 @@ def test_a_write_that_fails_is_told_and_keeps_the_version_before(tmp_path, monke
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(hdf5_format, "fill_rows", full)
+    monkeypatch.setattr(row_stream, "fill_rows", full)
     start(manager, meta, toy_tables(meta, 1))
     with pytest.raises(CheckpointError, match="person_0.v2.h5: No space left on device"):
         for _ in range(6000):

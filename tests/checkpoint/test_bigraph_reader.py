@@ -11,8 +11,10 @@ import torch
 
 from dglkge.checkpoint import by_name, open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError
+from dglkge.training.warm_start import refuse_bigraph_output
 from dglkge.typing import RELATION, Relation
 from tests.checkpoint.toy_checkpoint import (
     TWO_PAIRS,
@@ -112,6 +114,23 @@ def test_a_checkpoint_becomes_a_run_on_a_dataset(tmp_path):
         assert np.array_equal(file["optimizer/sum"][:], tables["entity"].state["sum"].numpy())
     with pytest.raises(CheckpointError, match="holds a checkpoint already; take another folder"):
         convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "run")
+
+
+def test_a_run_does_not_write_over_bigraphs_checkpoint(tmp_path):
+    meta = toy_meta(optimizer="row_adagrad")
+    for folder in (tmp_path / "model", tmp_path / "run" / "checkpoint"):
+        save_toy(folder, meta, toy_tables(meta), 2)
+        output = tmp_path / folder.relative_to(tmp_path).parts[0]
+        config = load_config(None, ["dataset=data/mine", f"output={output}"])
+        refuse_bigraph_output(config)  # ours
+        strip(folder)
+        with pytest.raises(CheckpointError) as caught:
+            refuse_bigraph_output(config)
+        assert (
+            f"dglkge checkpoint convert {folder} --to run --dataset data/mine --output {output}_resumed,"
+            in str(caught.value)
+        )
+    refuse_bigraph_output(load_config(None, ["dataset=data/mine", f"output={tmp_path}/new"]))
 
 
 def test_added_rows_stay_as_they_are(tmp_path):

@@ -129,7 +129,6 @@ def test_a_flipped_bit(folder):
     live = blank(cut("person", toy_tables(meta)["person"], 1)[0])
     with pytest.raises(CheckpointError, match=re.escape(words)):
         CheckpointManager(folder, 0, True, lambda: None).restore([live])
-    assert (live.rows == 0).all()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, hdf5_format
+from dglkge.checkpoint import CheckpointManager, row_stream
 from dglkge.checkpoint.fallback import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
@@ -142,9 +142,9 @@ def save_and_die(path, step):
 
         return wrapped
 
-    for name in ("replace", "fsync", "mkdir", "symlink", "link", "unlink", "rmdir"):
+    for name in ("pwrite", "replace", "fsync", "mkdir", "symlink", "link", "unlink", "rmdir"):
         setattr(os, name, deadly(getattr(os, name)))
-    hdf5_format.fill_rows = deadly(hdf5_format.fill_rows)
+    row_stream.fill_rows = deadly(row_stream.fill_rows)
     save(path, 3, "epoch_3")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, hdf5_format, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, open_checkpoint, row_stream
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION
@@ -40,9 +40,10 @@ def save_and_die(path, meta, tables, step):
 
         return wrapped
 
-    os.replace, os.fsync, os.mkdir = deadly(os.replace), deadly(os.fsync), deadly(os.mkdir)
+    for name in ("pwrite", "replace", "fsync", "mkdir"):
+        setattr(os, name, deadly(getattr(os, name)))
     Path.unlink = deadly(Path.unlink)
-    hdf5_format.fill_rows = deadly(hdf5_format.fill_rows)
+    row_stream.fill_rows = deadly(row_stream.fill_rows)
     save_alone(path, meta, tables)
 
 
@@ -176,7 +177,7 @@ def test_a_failing_write_leaves_the_version_before(tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(hdf5_format, "fill_rows", full)
+    monkeypatch.setattr(row_stream, "fill_rows", full)
     with pytest.raises(
         CheckpointError, match="cannot write .*embeddings_person_0.v2.h5: No space left on device"
     ):

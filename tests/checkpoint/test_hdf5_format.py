@@ -9,44 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import hdf5_format
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8]
-)
-@pytest.mark.parametrize("shape", [(7,), (7, 3), (7, 2, 2), (0, 3), (0,)])
-def test_rows_of_any_kind(tmp_path, dtype, shape):
-    values = (torch.rand(shape, generator=torch.Generator().manual_seed(0)) * 100).to(dtype)
-    order = torch.randperm(shape[0], generator=torch.Generator().manual_seed(1))
-    path = tmp_path / "x.h5"
-    with hdf5_format.create(path, {"note": "here", "count": 7}) as file:
-        hdf5_format.allocate_rows(file, "rows", values)
-    hdf5_format.fill_rows(path, {"rows": values}, order)
-    with hdf5_format.open_file(path) as file:
-        assert dict(file.attrs) == {"format_version": 1, "note": "here", "count": 7}
-        mapped = hdf5_format.map_rows(path, file["rows"])
-    expected = values[order].numpy()
-    assert mapped.dtype == expected.dtype and mapped.shape == shape
-    assert mapped.tobytes() == expected.tobytes()
-
-
-def test_rows_that_want_gradients_or_are_views(tmp_path):
-    memory = torch.rand(9, 8)
-    values = memory[1:6, 2:5].requires_grad_()
-    order = torch.tensor([4, 0, 3, 1, 2])
-    with hdf5_format.create(tmp_path / "x.h5", {}) as file:
-        hdf5_format.allocate_rows(file, "a/rows", values)
-    hdf5_format.fill_rows(tmp_path / "x.h5", {"a/rows": values}, order)
-    with hdf5_format.open_file(tmp_path / "x.h5") as file:
-        assert np.array_equal(file["a/rows"][:], memory[1:6, 2:5].detach()[order].numpy())
+from dglkge.checkpoint import hdf5_format, row_stream
 
 
 def test_mapping_reads_nothing_and_changes_nothing(tmp_path):
     path = tmp_path / "x.h5"
     with hdf5_format.create(path, {}) as file:
         hdf5_format.allocate_rows(file, "rows", torch.ones(5, 2))
-    hdf5_format.fill_rows(path, {"rows": torch.ones(5, 2)}, torch.arange(5))
+    row_stream.fill_rows(path, {"rows": torch.ones(5, 2)}, torch.arange(5))
     with hdf5_format.open_file(path) as file:
         mapped = hdf5_format.map_rows(path, file["rows"])
     assert isinstance(mapped, np.memmap)

@@ -6,10 +6,12 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
 from dglkge.checkpoint.relation_layout import (
     OPERATORS,
+    bigraph_row_sums,
     from_parameters,
     is_dynamic,
     operator_of,
@@ -29,6 +31,29 @@ def cut(meta, rows=ROWS):
 def test_every_score_function_has_an_operator():
     """One without keeps its rows whole, which PyTorch-BigGraph cannot use: that is to be a decision."""
     assert set(OPERATORS) == set(SCORE_FUNCTIONS)
+
+
+@pytest.mark.parametrize(("relations", "reciprocal"), [(ONE_PAIR, True), (TWO_PAIRS, False)])
+@pytest.mark.parametrize("score_function", ["distmult", "complex", "transe_l2"])
+def test_row_sums_of_bigraphs_adagrad(relations, reciprocal, score_function):
+    """Its sums laid out as its parameters are, from the squares of the rows themselves."""
+    meta = toy_meta(relations=relations, reciprocal=reciprocal, score_function=score_function)
+    rows = np.random.default_rng(0).random((len(meta.relations), 8), dtype=np.float32)
+    found = {key: values for _, key, values in to_parameters(rows, meta)}
+    kinds = {key.split(".")[-1]: None for key in found}  # real before imag, as the modules declare them
+    keys = [
+        key
+        for side in ("lhs", "rhs")
+        for index in range(len(meta.relations))
+        for kind in kinds
+        if (key := f"{side}_operators.{index}.{kind}") in found
+    ]
+    assert len(keys) == len(found)
+    state = {number: {"step": 1, "sum": torch.from_numpy(found[key] ** 2)} for number, key in enumerate(keys)}
+    np.testing.assert_allclose(bigraph_row_sums(state, meta), (rows**2).mean(axis=1), rtol=1e-6)
+    del state[0]
+    with pytest.raises(KeyError):
+        bigraph_row_sums(state, meta)
 
 
 def test_when_relations_are_dynamic():

@@ -57,6 +57,26 @@ def test_a_second_request_ends_a_process(number: int) -> None:
     assert (done.returncode, done.stdout) == (-number, "noted\n"), done.stderr
 
 
+def test_leaving_at_once() -> None:
+    stop = StopRequest()
+    with stop.listening():
+        with pytest.raises(RuntimeError, match="a failure"), stop.leaving_at_once():
+            raise RuntimeError("a failure of its own")
+        with pytest.raises(Preempted), stop.leaving_at_once():
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Preempted), stop.leaving_at_once():
+            raise ValueError("not reached: the request was noted before")
+    assert stop.is_noted
+
+
+def test_a_collective_that_the_first_to_leave_has_cut() -> None:
+    stop = StopRequest()
+    with stop.listening(), pytest.raises(Preempted) as caught, stop.leaving_at_once():
+        stop._noted_at = 0.0  # the signal came while gloo waited, where Python runs no handlers
+        raise RuntimeError("Connection closed by peer")
+    assert caught.value.code == 143
+
+
 def test_an_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

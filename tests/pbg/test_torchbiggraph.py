@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 from dglkge.checkpoint import hdf5_format, layout, open_checkpoint
-from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.data.dataset import Dataset
 from tests.checkpoint.toy_checkpoint import save_toy_named, toy_meta, toy_tables
 from tests.functional import job as commands
-from tests.functional.test_training_job import settings
+from tests.functional.test_training_job import losses, settings
 from tests.toy_kg import toy_dataset
 
 pytest.importorskip("torchbiggraph", reason="torchbiggraph is not installed here: run make test-pbg")
 
 DIM = 16
 LIMIT_SECONDS = 240
+NUM_EPOCHS = 6
 
 
 def biggraph(command: str, config: Path, *arguments: str) -> str:
@@ -78,6 +78,17 @@ def same_figures(text: str, run: Path) -> None:
     ours, theirs = json.loads(done.stdout)["both"], figures(text)
     for name, their_name in (("mr", "pos_rank"), ("mrr", "mrr"), ("hits@1", "r1"), ("hits@10", "r10")):
         assert theirs[their_name] == pytest.approx(ours[name], rel=2e-4, abs=2e-4), (name, ours, theirs)
+
+
+def same_relation_state(theirs: Path, run: Path, relation_order: np.ndarray) -> None:
+    """Hold a run's Adagrad sums of relations against the means of PyTorch-BigGraph's."""
+    with h5py.File(theirs / f"model.v{open_checkpoint(theirs).version}.h5") as file:
+        state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
+    expected = np.concatenate([state[number]["sum"].numpy() for number in range(4)], axis=1).mean(axis=1)
+    with h5py.File(run / "checkpoint" / "model.v1.h5") as file:
+        found = file["optimizer/sum"][:]
+    assert (expected > 0).all()
+    np.testing.assert_allclose(found[relation_order], expected, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -196,15 +207,30 @@ def test_we_load_evaluate_and_resume_its(dataset: Dataset, tmp_path: Path) -> No
         for column, order in ((0, entity_order), (1, relation_order), (2, entity_order)):
             triples[:, column] = np.argsort(order)[triples[:, column]]
         edges[split] = str(write_edges(tmp_path / split, triples))
-    config = write_config(tmp_path / "train.py", model, edge_paths=[edges["train"]], num_epochs=2)
+    config = write_config(tmp_path / "train.py", model, edge_paths=[edges["train"]], num_epochs=NUM_EPOCHS)
     biggraph("train", config)
-    convert_to_run(open_checkpoint(theirs), dataset, tmp_path / "run")
+    refused = commands.train_alone(*settings(dataset.path, theirs))
+    assert refused.returncode == 2
+    command = f"checkpoint convert {theirs} --to run --dataset {dataset.path} --output"
+    assert f"dglkge {command} {theirs}_resumed" in refused.stderr
+    done = commands.dglkge(*command.split(), str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    same_relation_state(theirs, tmp_path / "run", relation_order)
     config = write_config(
         tmp_path / "eval.py", model, edge_paths=[edges["test"]], **everything_negative(model)
     )
     same_figures(biggraph("eval", config), tmp_path / "run")
-    chosen = settings(dataset.path, tmp_path / "run", "training.num_epochs=3", "optimizer.name=row_adagrad")
-    done = commands.train_alone(*chosen, "evaluation.split=none")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "resumed: 2 epochs and 0 batches done" in done.stdout + done.stderr
-    assert open_checkpoint(tmp_path / "run").progress["finished_epochs"] == 3
+    more = ("optimizer.name=row_adagrad", "evaluation.split=none")
+    resumed = settings(dataset.path, tmp_path / "run", f"training.num_epochs={NUM_EPOCHS + 1}", *more)
+    anew = settings(dataset.path, tmp_path / "anew", "training.num_epochs=1", *more)
+    taken_over = (*anew, f"output={tmp_path / 'taken'}", f"checkpoint.init_path={theirs}")
+    for chosen in (resumed, anew, taken_over):
+        done = commands.train_alone(*chosen)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "starts anew" not in done.stdout + done.stderr
+        if chosen is resumed:
+            assert f"resumed: {NUM_EPOCHS} epochs and 0 batches done" in done.stdout + done.stderr
+    assert open_checkpoint(tmp_path / "run").progress["finished_epochs"] == NUM_EPOCHS + 1
+    goes_on, warm, starts = (losses(tmp_path / name)[0] for name in ("run", "taken", "anew"))
+    print(f"loss of the first batch: resumed {goes_on:.3f}, warm start {warm:.3f}, anew {starts:.3f}")
+    assert goes_on < 0.8 * starts and warm < 0.8 * starts

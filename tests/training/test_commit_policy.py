@@ -66,6 +66,28 @@ def test_minutes_are_those_of_rank_0():
     assert due == [False, False, True, False, False, True]
 
 
+def test_what_is_due_while_a_version_is_written_waits_for_the_next_batch():
+    trainers = Trainers()
+    both = [policy("checkpoint.every_batches=3", cluster=trainers.cluster(rank)) for rank in (0, 1)]
+    due = []
+    for batches in range(1, 12):
+        writing = (3 <= batches <= 4, batches != 7)  # of rank 1 it does not matter
+        answers = {one.due_after_batch(batches, 12, writing[rank]) for rank, one in enumerate(both)}
+        assert len(answers) == 1
+        if answers.pop():
+            due.append(batches)
+            for one in both:
+                one.committed()
+    assert due == [5, 6, 9]
+
+
+def test_minutes_that_are_over_while_a_version_is_written():
+    clock = Clock()
+    chosen = policy("checkpoint.every_minutes=2", clock=clock)
+    clock.seconds = 121
+    assert [chosen.due_after_batch(1, 9, writing) for writing in (True, True, False)] == [False, False, True]
+
+
 def test_epochs():
     chosen = policy("checkpoint.every_epochs=4", "checkpoint.keep_every_epochs=3")
     assert [n for n in range(1, 11) if chosen.due_after_epoch(n)] == [3, 4, 6, 8, 9, 10]

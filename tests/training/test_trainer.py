@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import signal
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dglkge.checkpoint import row_stream
+from dglkge.config import load_config
 from dglkge.distributed.preemption import Preempted
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
+from dglkge.training import build
 from tests.training.toy_trainer import BATCH_SIZE, NUM_BATCHES, NUM_QUERY_BATCHES, NUM_TRIPLES, ToyRun
 
 
@@ -58,6 +65,23 @@ def test_a_signal_before_the_first_batch_trains_nothing(tmp_path: Path) -> None:
     assert (life.trained, life.committed()) == ([], (0, 0))
 
 
+def test_a_signal_while_a_trainer_is_built_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, reached = Cluster(World(), None), []
+
+    def long_work(config: Any, cluster: Cluster) -> None:
+        reached.append("begun")
+        signal.raise_signal(signal.SIGTERM)
+        reached.append("done")
+
+    monkeypatch.setattr(build, "_build", long_work)
+    with cluster.stop.listening():
+        for _ in range(2):
+            with pytest.raises(Preempted) as caught:
+                build.build_trainer(load_config(None, ["dataset=x"]), cluster)
+            assert caught.value.code == 143
+    assert reached == ["begun"]
+
+
 def test_a_signal_in_the_evaluation_stops_between_two_batches_of_queries(tmp_path: Path) -> None:
     life = ToyRun(tmp_path)
     life.train(2)
@@ -105,7 +129,7 @@ def test_what_is_left_by_an_exception_counts_in_memory_and_not_in_the_checkpoint
     tmp_path: Path, error: type[BaseException]
 ) -> None:
     """Rows 5 and 11: after a restart finished is what was stored, and loops that were done are skipped."""
-    first = ToyRun(tmp_path, "checkpoint.every_batches=2")
+    first = ToyRun(tmp_path, "checkpoint.every_batches=2", "checkpoint.background=false")
     with pytest.raises(error):
         for epoch in first.epochs.remaining_until(2):
             for batch in first.trainer.batches():
@@ -188,6 +212,32 @@ def test_a_version_for_every_batch(tmp_path: Path) -> None:
     life.train(2)
     assert life.checkpoints.storage.published_version() == 2 * NUM_BATCHES
     assert life.committed() == (2, 0)
+
+
+def test_training_does_not_wait_for_the_version_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version after batch 2 is written until batch 5; what is due after batch 4 comes after batch 5."""
+    disk, real = threading.Event(), row_stream.fill_rows
+
+    def wait_and_fill(*arguments: Any) -> int:
+        assert disk.wait(60)
+        return real(*arguments)
+
+    life = ToyRun(tmp_path, "checkpoint.every_batches=2", "checkpoint.every_epochs=0")
+    life.checkpoints.finish()
+    monkeypatch.setattr(row_stream, "fill_rows", wait_and_fill)
+    seen = []
+    for epoch in life.epochs.remaining_until(2):
+        for batch in life.trainer.batches():
+            life.trainer.step(batch)
+            if (epoch, batch.index) == (1, 0):
+                assert life.checkpoints.is_writing
+                disk.set()
+                seen.append(life.committed())
+            if (epoch, batch.index) == (1, 1):
+                seen.append(life.committed())
+    assert seen == [(0, 2), (1, 1)]
 
 
 def test_batches_outside_of_an_epoch_are_refused(tmp_path: Path) -> None:
