@@ -196,12 +196,11 @@ def test_alone_it_does_not_matter_whether_trainers_wait(dataset: Path, tmp_path:
             for _ in dglkge.remaining_epochs_until(2):
                 totals.append([trainer.step(batch) for batch in trainer.batches()])
         JOB.restore(0)
+        del trainer
     assert totals[:2] == totals[2:]
 
 
 def test_trainers_of_several_machines_must_wait() -> None:
     config = load_config(None, ["dataset=toy", "training.synchronous=false"])
-    with pytest.raises(
-        InputError, match="false is for trainers that share one machine"
-    ):
+    with pytest.raises(InputError, match="false is for trainers that share one machine"):
         build_optimizer(config, [], num_machines=2)

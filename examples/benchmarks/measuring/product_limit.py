@@ -104,4 +104,5 @@ def _work(num_threads: int, rows: int, columns: int, dimension: int, dtype: str,
 
 
 if __name__ == "__main__":
-    _work(*map(int, sys.argv[1:5]), sys.argv[5], float(sys.argv[6]))  # type: ignore[arg-type]
+    num_threads, num_rows, num_columns, width = map(int, sys.argv[1:5])
+    _work(num_threads, num_rows, num_columns, width, sys.argv[5], float(sys.argv[6]))
