@@ -19,15 +19,15 @@ from dglkge.checkpoint import hdf5_format
 NUM_BLOCKS_IN_MEMORY = 4
 """Blocks of rows that are being put in order or wait to be written."""
 
-NUM_BLOCKS_IN_CACHE = 16
-"""Blocks behind the one being written that may stay in the page cache."""
+NUM_BLOCKS_BETWEEN_ADVICE = 8
+"""Blocks after which the disk is told to begin; each time the kernel waits for all cores for a moment."""
 
 
 def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tensor) -> int:
     """Write rows in a given order to their places in a closed file.
 
-    The disk begins with each block at once and not when the file is synced, and what it has leaves the
-    page cache: a version must not push out of memory what training reads.
+    The disk begins at once and not when the file is synced, and what it has leaves the page cache: a
+    version must not push out of memory what training reads.
 
     Parameters
     ----------
@@ -73,6 +73,7 @@ class _BlockWriter:
 
     def __init__(self, raw: io.FileIO) -> None:
         self.position = 0
+        self._num_written = 0
         self._raw = raw
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint-blocks")
         self._waiting: deque[Future[None]] = deque()
@@ -100,11 +101,11 @@ class _BlockWriter:
         descriptor, written = self._raw.fileno(), 0
         while written < block.nbytes:
             written += os.pwrite(descriptor, block[written:], place + written)
-        behind = NUM_BLOCKS_IN_CACHE * hdf5_format.BLOCK_BYTES
-        with contextlib.suppress(OSError):  # advice only; some disks take none
-            # A block that is not on the disk yet begins to be written; one that is leaves the cache.
-            os.posix_fadvise(descriptor, place, block.nbytes, os.POSIX_FADV_DONTNEED)
-            os.posix_fadvise(descriptor, 0, max(1, place - behind), os.POSIX_FADV_DONTNEED)
+        self._num_written += 1
+        if self._num_written % NUM_BLOCKS_BETWEEN_ADVICE == 0:
+            with contextlib.suppress(OSError):  # advice only; some disks take none
+                # What is not on the disk yet begins to be written; what is leaves the cache.
+                os.posix_fadvise(descriptor, 0, place + written, os.POSIX_FADV_DONTNEED)
 
 
 def _ordered_blocks(values: np.ndarray, order: np.ndarray, writer: _BlockWriter) -> Iterator[memoryview]:

@@ -101,6 +101,7 @@ def test_a_disk_that_takes_no_advice(tmp_path, monkeypatch):
         raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(os, "posix_fadvise", refuse)
+    monkeypatch.setattr(row_stream, "NUM_BLOCKS_BETWEEN_ADVICE", 1)
     values = torch.rand(9, 2)
     with hdf5_format.create(tmp_path / "x.h5", {}) as file:
         hdf5_format.allocate_rows(file, "rows", values)
