@@ -21,9 +21,9 @@ def above(low: float) -> Check:
     return lambda value: None if value > low else f"a number above {low:g}"
 
 
-def one_of(*allowed: str) -> Check:
-    """Return a check that a value is one of a few words."""
-    return lambda value: None if value in allowed else "one of " + ", ".join(allowed)
+def one_of(*allowed: Any) -> Check:
+    """Return a check that a value is one of a few."""
+    return lambda value: None if value in allowed else "one of " + ", ".join(map(str, allowed))
 
 
 def not_empty(value: str) -> str | None:
@@ -81,7 +81,16 @@ class NegativesConfig:
     """What each positive is scored against."""
 
     num_uniform: int = setting(
-        1000, "uniform negatives of the right entity type, shared by the positives of a chunk", at_least(1)
+        1000, "negatives of the right entity type, shared by the positives of a chunk", at_least(1)
+    )
+    global_share: float = setting(
+        1.0, "share of them that is uniform over the whole graph; the three shares sum to 1", at_least(0)
+    )
+    local_share: float = setting(
+        0.0, "share that is uniform over the machine's own partition (on one machine: global)", at_least(0)
+    )
+    in_batch_share: float = setting(
+        0.0, "share that is drawn from the entities of the trainer's positives of the chunk", at_least(0)
     )
     chunk_size: int = setting(1000, "positives of a global batch that share their negatives", at_least(1))
     own_entity: bool = setting(
@@ -117,6 +126,21 @@ class TrainingConfig:
     profile: bool = setting(
         False,
         "write how long each phase of a batch took, over all trainers, to stats.jsonl once an epoch",
+    )
+    lookup: str = setting(
+        "exchange",
+        "rows of other machines come by the trainers' own exchange, or by DGL's kvstore",
+        one_of("exchange", "kvstore"),
+    )
+    staleness: int = setting(
+        0,
+        "1: rows of other machines may be one update old, and travel while the batch before computes",
+        one_of(0, 1),
+    )
+    wire: str = setting(
+        "float32",
+        "type in which rows and gradients travel between machines: float32, or bfloat16 for half the bytes",
+        one_of("float32", "bfloat16"),
     )
     progress: str = setting(
         "auto", "progress bar: auto (on a terminal), always or never", one_of("auto", "always", "never")

@@ -49,6 +49,9 @@ class PartitionLayout:
     def open(cls, path: str | Path, graph_name: str) -> PartitionLayout:
         """Read DGL's description of the partitions and check that the id maps and edge tables fit it.
 
+        A machine needs the folder of its own partition only: partitions whose folder is not here are
+        passed over, and asking for the edges of one is an error. A folder that is here must be whole.
+
         Parameters
         ----------
         path : str or Path
@@ -59,10 +62,13 @@ class PartitionLayout:
         Raises
         ------
         InputError
-            If a file is missing or damaged.
+            If a file is missing or damaged, or no partition's folder is here.
         """
         layout = cls.open_maps(path, graph_name)
-        for part_id in range(layout.num_parts):
+        here = [part_id for part_id in range(layout.num_parts) if layout.part_path(part_id).is_dir()]
+        if not here:
+            raise InputError(f"{path} has no partition: {layout.part_path(0)} and the others are missing")
+        for part_id in here:
             layout.edge_table(part_id)
         return layout
 
@@ -114,6 +120,10 @@ class PartitionLayout:
         boundaries = self._boundaries[ntype]
         return int(boundaries[part_id]), int(boundaries[part_id + 1])
 
+    def range_starts(self, ntype: str) -> np.ndarray:
+        """Return the first node id of a type in each partition and, last, their number: (num_parts + 1,)."""
+        return self._boundaries[ntype]
+
     def part_of(self, ntype: str, node_ids: np.ndarray) -> np.ndarray:
         """Return which partition owns each node.
 
@@ -138,9 +148,19 @@ class PartitionLayout:
         """Return the node id of each original id of a type, (n,) int64; inverse of :meth:`original_ids`."""
         return load_array(self.path / f"node_ids_{ntype}.npy", (self.num_nodes(ntype),), np.int64)
 
+    def part_path(self, part_id: int) -> Path:
+        """Return the folder of a partition, which need not be on this machine."""
+        return self.path / f"part{part_id}"
+
     def edge_table(self, part_id: int) -> EdgeTable:
-        """Return the triples that a partition owns: those whose tail it owns."""
-        folder = self.path / f"part{part_id}"
+        """Return the triples that a partition owns: those whose tail it owns.
+
+        Raises
+        ------
+        InputError
+            If the partition is not on this machine, or damaged.
+        """
+        folder = self.part_path(part_id)
         triple_ids = load_array(folder / "triple_ids.npy", (None,), np.int64)
         edges = load_array(folder / "edges.npy", (len(triple_ids), 3), np.int64)
         weights_path = folder / "weights.npy"

@@ -29,6 +29,13 @@ class EmbeddingTable:
         Width of a row.
     part : int
         The partition on this machine.
+
+    Attributes
+    ----------
+    range_starts : (num_parts + 1,) int64
+        First node id on each machine and, last, the number of rows.
+    pulled_bytes : int
+        Bytes of ids and rows that were pulled through the kvstore.
     """
 
     def __init__(self, graph: Any, layout: PartitionLayout, name: str, dim: int, part: int) -> None:
@@ -37,6 +44,8 @@ class EmbeddingTable:
         self.part = part
         self.original_ids = _mapped(layout.original_ids(name))
         self.node_ids = _mapped(layout.node_ids(name))
+        self.range_starts = layout.range_starts(name)
+        self.pulled_bytes = 0
         self.first_node_id, self.end_node_id = layout.node_range(name, part)
         policy = graph.get_node_partition_policy(name)
         # Rows start as zeros, so that nothing of ours has to be importable by the servers.
@@ -73,7 +82,9 @@ class EmbeddingTable:
         rows = torch.empty(len(node_ids), self.dim) if out is None else out
         rows[here] = self.local_rows[node_ids[here] - self.first_node_id]
         if not bool(here.all()):
-            rows[~here] = self.embedding._tensor[node_ids[~here]]
+            away = node_ids[~here]
+            rows[~here] = self.embedding._tensor[away]
+            self.pulled_bytes += len(away) * (away.element_size() + self.dim * rows.element_size())
         return rows
 
     def shard(self, index: int, count: int) -> TableShard:

@@ -9,6 +9,9 @@ import torch
 
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.embeddings.row_exchange import RowExchange
+from dglkge.embeddings.row_lookup import DirectLookup, ExchangeLookup, RowLookup
+from dglkge.optim.alltoall import Alltoall
 from dglkge.typing import RELATION
 
 
@@ -24,6 +27,11 @@ class TableSet(Mapping[str, EmbeddingTable]):
         Widths of an entity's and of a relation's row.
     part : int
         The partition on this machine.
+
+    Attributes
+    ----------
+    lookup : RowLookup
+        Where the rows of a batch come from; :meth:`use_exchange` replaces it on several machines.
     """
 
     def __init__(
@@ -35,8 +43,10 @@ class TableSet(Mapping[str, EmbeddingTable]):
         relation_dim: int,
         part: int,
     ) -> None:
+        self._part = part
         self._tables = {name: EmbeddingTable(graph, layout, name, entity_dim, part) for name in entity_types}
         self._tables[RELATION] = EmbeddingTable(graph, layout, RELATION, relation_dim, part)
+        self.lookup: RowLookup = DirectLookup(self._tables)
 
     def __getitem__(self, name: str) -> EmbeddingTable:
         return self._tables[name]
@@ -51,6 +61,21 @@ class TableSet(Mapping[str, EmbeddingTable]):
     def entity_types(self) -> list[str]:
         """Names of the entity types."""
         return [name for name in self._tables if name != RELATION]
+
+    def use_exchange(self, group: Alltoall, wire_dtype: torch.dtype, staleness: int) -> None:
+        """Look the rows of batches up through the trainers' own exchange from now on; a collective.
+
+        Parameters
+        ----------
+        group : Alltoall
+            All trainers, in a group of its own.
+        wire_dtype : torch.dtype
+            Type in which rows travel.
+        staleness : {0, 1}
+            Whether rows of other machines may be as they were one update before.
+        """
+        exchange = RowExchange(group, self._part, list(self._tables.values()), wire_dtype)
+        self.lookup = ExchangeLookup(self._tables, exchange, staleness)
 
     def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table."""

@@ -39,12 +39,21 @@ class Alltoall:
     own_group : bool
         Open a new process group instead of using the default one (a collective call): needed where a
         background thread communicates while the caller does.
+    purpose, duty : str
+        What the collectives serve and what every trainer must do, for the messages of errors.
     """
 
     _num_groups = 0
 
-    def __init__(self, timeout_seconds: float, own_group: bool = False) -> None:
+    def __init__(
+        self,
+        timeout_seconds: float,
+        own_group: bool = False,
+        purpose: str = "optimizer step",
+        duty: str = "call step() equally often, also without gradients",
+    ) -> None:
         self.timeout_seconds = timeout_seconds
+        self._purpose, self._duty = purpose, duty
         self.rank, self.size = 0, 1
         self.device = torch.device("cpu")
         self._group: Any = None
@@ -149,7 +158,6 @@ class Alltoall:
         reason = str(error).splitlines()[0]
         if "timed out" in reason.lower():
             return TimeoutError(
-                f"optimizer step: {who} within {self.timeout_seconds:g} s: every trainer must call "
-                f"step() equally often, also without gradients"
+                f"{self._purpose}: {who} within {self.timeout_seconds:g} s: every trainer must {self._duty}"
             )
-        return ConnectionError(f"optimizer step: the exchange broke, {who} ({reason})")
+        return ConnectionError(f"{self._purpose}: the exchange broke, {who} ({reason})")

@@ -290,3 +290,8 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
     def sent_bytes(self) -> int:
         """Bytes of gradients that this trainer sent to others since the start."""
         return 0 if self._connected is None else self._connected.sent_bytes
+
+    @property
+    def network_bytes(self) -> int:
+        """Those of them that went over the network: to trainers of other machines, normally."""
+        return 0 if self._connected is None else self._connected.network_bytes

@@ -99,6 +99,11 @@ class StepExchange:
         """Bytes that this trainer sent to others since the start."""
         return sum(way.sent_bytes for way in (self._network, self._neighbours) if way is not None)
 
+    @property
+    def network_bytes(self) -> int:
+        """Bytes that this trainer sent over the network since the start."""
+        return 0 if self._network is None else self._network.sent_bytes
+
     def run(
         self, enter: Callable[[str], None] = ignore_phase
     ) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:

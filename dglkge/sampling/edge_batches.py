@@ -107,6 +107,7 @@ class EdgeBatches:
         self._local_rank = local_rank
         self._trainers_per_machine = trainers_per_machine
         self._seed = seed
+        self._ahead: EdgeBatch | None = None  # made before its turn
         self._has_all = len(edges.triple_ids) == num_triples
 
     def __len__(self) -> int:
@@ -118,6 +119,20 @@ class EdgeBatches:
 
         ``enter`` is told which phase begins: ``order``, then ``edges``.
         """
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and (ahead.epoch, ahead.index) == (epoch, index):
+            return ahead
+        return self._make(epoch, index, enter)
+
+    def following(self, batch: EdgeBatch, enter: Callable[[str], None] = _ignore) -> EdgeBatch | None:
+        """Return this trainer's share of the batch that comes next in the epoch, None after the last."""
+        if batch.index + 1 >= len(self):
+            return None
+        self._ahead = self._make(batch.epoch, batch.index + 1, enter)
+        return self._ahead
+
+    def _make(self, epoch: int, index: int, enter: Callable[[str], None]) -> EdgeBatch:
+        """Find and sort this trainer's share."""
         enter("order")
         positions = epoch_plan.window(index, self._batch_size, self._num_triples)
         turns = slice(self._local_rank, None, self._trainers_per_machine)

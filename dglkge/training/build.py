@@ -29,12 +29,13 @@ from dglkge.model.regularizers import build_regularizer
 from dglkge.optim import RowAdagrad, SparseAdagrad, SparseAdam
 from dglkge.registry import Registry
 from dglkge.sampling.edge_batches import EdgeBatches
-from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.sampling.mixed_negatives import MixedNegatives
 from dglkge.training import dot_softmax
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
 from dglkge.training.live_evaluator import LiveEvaluator
+from dglkge.training.lookup_choice import choose_lookup
 from dglkge.training.phase_clock import PhaseClock
 from dglkge.training.products import with_products_chosen
 from dglkge.training.train_step import TrainStep
@@ -106,6 +107,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     )
     _initialize(tables, model, config, cluster)
     optimizer = build_optimizer(config, [table.embedding for table in tables.values()], world.num_machines)
+    choose_lookup(config, tables, world.num_machines)
+    cluster.when_left(tables.lookup.finish)
     pairs = [(lhs, rhs) for lhs, rhs, _, _ in dataset.edge_types]
     edge_batches = EdgeBatches(
         layout.edge_table(world.machine),
@@ -119,7 +122,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     )
     clock = PhaseClock(config.training.profile)
     train_step = _build_train_step(
-        config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop
+        config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, edge_batches
     )
     output = Path(config.output)
     if world.rank == 0:
@@ -153,7 +156,9 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
             f"got {num_machines} machines"
         )
     make = OPTIMIZERS.get(config.optimizer.name)
-    return make(embeddings, lr=config.optimizer.lr, synchronous=synchronous)
+    # Gradients are narrowed on their way to other machines only.
+    wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None
+    return make(embeddings, lr=config.optimizer.lr, synchronous=synchronous, wire_dtype=wire_dtype)
 
 
 def _build_train_step(
@@ -166,6 +171,7 @@ def _build_train_step(
     pairs: list[tuple[str, str]],
     clock: PhaseClock,
     stop: StopRequest,
+    edge_batches: EdgeBatches,
 ) -> TrainStep:
     options = {name: getattr(config.loss, name) for name in LOSS_OPTIONS.get(config.loss.name, ())}
     loss = build_loss(config.loss.name, **options)
@@ -177,8 +183,7 @@ def _build_train_step(
             config.regularizer.p,
             model.score_function.complex_valued,
         )
-    node_ids = {name: layout.node_ids(name) for name in dataset.entity_types}
-    negatives = UniformNegatives(config.negatives.num_uniform, node_ids, config.seed)
+    negatives = _build_negatives(config, dataset, layout, tables, pairs)
     own_entity = config.negatives.own_entity
     of_groups: Union[AutogradLoss, DotSoftmax]
     if dot_softmax.is_known(model, loss):
@@ -186,7 +191,21 @@ def _build_train_step(
         of_groups = DotSoftmax(model, regularizer, own_entity, products, clock)
     else:
         of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock)
-    return TrainStep(of_groups, tables, optimizer, negatives, pairs, clock, stop)
+    return TrainStep(of_groups, tables, optimizer, negatives, pairs, clock, stop, edge_batches.following)
+
+
+def _build_negatives(
+    config: Config, dataset: Dataset, layout: PartitionLayout, tables: TableSet, pairs: list[tuple[str, str]]
+) -> MixedNegatives:
+    chosen = config.negatives
+    return MixedNegatives(
+        chosen.num_uniform,
+        (chosen.global_share, chosen.local_share, chosen.in_batch_share),
+        {name: layout.node_ids(name) for name in dataset.entity_types},
+        {name: (tables[name].first_node_id, tables[name].end_node_id) for name in dataset.entity_types},
+        pairs,
+        config.seed,
+    )
 
 
 def _pair_of_relation(dataset: Dataset, layout: PartitionLayout, pairs: list[tuple[str, str]]) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.sampling.mixed_negatives import MixedNegatives
 from dglkge.training.row_request import NodeIds, RowPlaces, RowRequest
 from dglkge.typing import RELATION, Side
 
@@ -55,7 +55,7 @@ class Group:
 def ask_for_rows(
     batch: EdgeBatch,
     pairs: Sequence[tuple[str, str]],
-    sampler: UniformNegatives,
+    sampler: MixedNegatives,
     requests: Mapping[str, RowRequest],
 ) -> list[Group]:
     """Make the groups of a batch, drawing negatives and asking for all rows.
@@ -67,7 +67,7 @@ def ask_for_rows(
     batch : EdgeBatch
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
-    sampler : UniformNegatives
+    sampler : MixedNegatives
     requests : mapping of str to RowRequest
         By table.
     """
@@ -75,7 +75,7 @@ def ask_for_rows(
 
     def negatives(entity_type: str, chunk: int) -> Negatives:
         if (chunk, entity_type) not in drawn:
-            ids = sampler.sample(entity_type, batch.epoch, batch.index, chunk)
+            ids = sampler.sample(entity_type, batch, chunk)
             drawn[chunk, entity_type] = Negatives(ids, requests[entity_type].add(ids))
         return drawn[chunk, entity_type]
 

@@ -23,18 +23,20 @@ class RowRequest:
     Parameters
     ----------
     table : EmbeddingTable
+    scratch : Scratch, optional
+        Memory that is shared with requests that are never open at the same time.
     """
 
-    def __init__(self, table: EmbeddingTable) -> None:
+    def __init__(self, table: EmbeddingTable, scratch: Scratch | None = None) -> None:
         self.table = table
-        self._scratch = Scratch()
+        self._scratch = Scratch() if scratch is None else scratch
         self.clear()
 
     def clear(self) -> None:
         """Forget the batch."""
         self._wanted: list[NodeIds] = []
         self._num_wanted = 0
-        self.ids = torch.empty(0, dtype=torch.int64)
+        self._ids: torch.Tensor | None = None
         self._rows = self._scratch.take("rows", 0, self.table.dim)
         self.gradients = self._scratch.take("gradients", 0, self.table.dim)
 
@@ -45,7 +47,15 @@ class RowRequest:
         self._num_wanted += len(node_ids)
         return RowPlaces(self, slice(start, self._num_wanted))
 
-    def open(self, copy: bool) -> None:
+    @property
+    def ids(self) -> torch.Tensor:
+        """All node ids (n,) that were asked for, as often as they were."""
+        if self._ids is None:
+            wanted = np.concatenate(self._wanted) if self._wanted else np.empty(0, np.int64)
+            self._ids = torch.from_numpy(wanted)
+        return self._ids
+
+    def open(self, copy: bool, rows: torch.Tensor | None = None) -> None:
         """Find all rows that were asked for.
 
         Parameters
@@ -53,17 +63,19 @@ class RowRequest:
         copy : bool
             Copy them, and start with gradients of 0; otherwise rows of this machine's shared memory are read
             where they lie, and gradients are undefined until they are written.
+        rows : (n, D) tensor, optional
+            The rows, where somebody has fetched them already.
         """
-        ids = np.concatenate(self._wanted) if self._wanted else np.empty(0, np.int64)
-        self.ids = torch.from_numpy(ids)
+        ids = self.ids.numpy()
         self.gradients = self._scratch.take("gradients", len(ids), self.table.dim)
         if copy:
             self.gradients.zero_()
-        if not copy and self.table.is_whole:
+        if rows is None and not copy and self.table.is_whole:
             self._rows, self._numbers = self.table.local_rows, ids
             return
-        self._rows = self.table.gather(self.ids, self._scratch.take("rows", len(ids), self.table.dim))
-        self._numbers = np.arange(len(ids))
+        if rows is None:
+            rows = self.table.gather(self.ids, self._scratch.take("rows", len(ids), self.table.dim))
+        self._rows, self._numbers = rows, np.arange(len(ids))
 
     def leaf(self, place: slice) -> torch.Tensor:
         """Return some of the copied rows as a leaf whose gradient lands in ``gradients[place]``."""

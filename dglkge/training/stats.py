@@ -59,8 +59,8 @@ class EpochReport:
         self._epoch = epoch
         self._every = reports_apart(num_batches)
         self._num_batches = num_batches
-        self._recent = np.zeros(2)  # summed loss and triples of this trainer since the last report
-        self._epoch_total = np.zeros(2)
+        self._recent = np.zeros(3)  # this trainer's summed loss, triples and bytes since the last report
+        self._epoch_total = np.zeros(3)
         self._started = self._last = time.monotonic()
         self._title = f"epoch {epoch + 1}/{num_epochs}"
         self._has_bar = bar
@@ -68,15 +68,15 @@ class EpochReport:
             total=num_batches, initial=first_batch, desc=self._title, unit="batch", disable=not bar
         )
 
-    def count(self, batches_done: int, loss: float, num_triples: int) -> None:
-        """Take note of a trained batch."""
-        self._recent += (loss, num_triples)
+    def count(self, batches_done: int, loss: float, num_triples: int, num_bytes: int = 0) -> None:
+        """Take note of a trained batch, for which so many bytes went to other machines."""
+        self._recent += (loss, num_triples, num_bytes)
         if batches_done % self._every == 0 or batches_done == self._num_batches:
             self._report(batches_done)
 
     def record(self) -> dict[str, Any]:
         """Describe the epoch so far, over all trainers, for the checkpoint's statistics."""
-        loss, num_triples = self._epoch_total
+        loss, num_triples, _ = self._epoch_total
         return epoch_record(self._epoch, int(num_triples), loss / max(num_triples, 1))
 
     def close(self) -> None:
@@ -99,6 +99,7 @@ class EpochReport:
                 "epoch_loss": self._epoch_total[0] / max(self._epoch_total[1], 1),
                 "edges_per_second": total[1] / max(now - self._last, 1e-9),
                 "epoch_seconds": now - self._started,
+                "bytes_sent": int(self._epoch_total[2]),
                 **phases,
             }
             with self._path.open("a", encoding="utf-8") as lines:

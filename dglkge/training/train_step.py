@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Union
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Union
+
+import torch
 
 from dglkge.distributed.preemption import StopRequest
+from dglkge.embeddings.row_lookup import DirectLookup, RowLookup
 from dglkge.embeddings.table_set import TableSet
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.sampling.mixed_negatives import MixedNegatives
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax
-from dglkge.training.groups import ask_for_rows
+from dglkge.training.groups import Group, ask_for_rows
 from dglkge.training.phase_clock import PhaseClock
 from dglkge.training.row_request import RowRequest
+from dglkge.training.scratch import Scratch
 
 
 class TrainStep:
@@ -26,12 +31,14 @@ class TrainStep:
     tables : TableSet
     optimizer : SparseOptimizer
         Of ``dglkge.optim``, over the embeddings of all tables.
-    negatives : UniformNegatives
+    negatives : MixedNegatives
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     clock : PhaseClock
     stop : StopRequest
         What this trainer was asked; a step tells all trainers.
+    following : callable
+        Returns this trainer's share of the batch that comes after one, None after the last.
 
     Attributes
     ----------
@@ -44,15 +51,22 @@ class TrainStep:
         loss: Union[AutogradLoss, DotSoftmax],
         tables: TableSet,
         optimizer: Any,
-        negatives: UniformNegatives,
+        negatives: MixedNegatives,
         pairs: Sequence[tuple[str, str]],
         clock: PhaseClock,
         stop: StopRequest,
+        following: Callable[[EdgeBatch, Callable[[str], None]], EdgeBatch | None],
     ) -> None:
         self._stop = stop
         self.someone_must_stop = False
         self._loss = loss
-        self._requests = {name: RowRequest(table) for name, table in tables.items()}
+        self._tables = tables
+        scratch = {name: Scratch() for name in tables}  # of the batch that trains, not of the next one
+        self._requests, self._spare_requests = (
+            {name: RowRequest(table, scratch[name]) for name, table in tables.items()} for _ in range(2)
+        )
+        self._following = following
+        self._next_plan: _Plan | None = None
         self._optimizer = optimizer
         self._negatives = negatives
         self._pairs = pairs
@@ -68,19 +82,78 @@ class TrainStep:
             The sum of the losses of this trainer's triples, both sides, regularizer included. Shares
             are uneven, so losses are summed over trainers and divided by the global batch, never averaged.
         """
-        requests = self._requests
-        self._clock.enter("negatives")
-        for request in requests.values():
-            request.clear()
-        groups = ask_for_rows(batch, self._pairs, self._negatives, requests)
+        plan = self._take_plan(batch)
         self._clock.enter("gather")
-        for request in requests.values():
-            request.open(copy=not self._loss.reads_in_place)
-        loss = self._loss(groups, batch.global_size)
+        self._open(plan)
+        self._announce_next(batch)
+        loss = self._loss(plan.groups, batch.global_size)
+        self._lookup.before_update()
         self._clock.enter("merge")
         self._optimizer.step_rows(
-            [(request.table.embedding, request.ids, request.gradients) for request in requests.values()],
+            [(request.table.embedding, request.ids, request.gradients) for request in plan.requests.values()],
             vote=self._stop.is_noted,
         )
         self.someone_must_stop = self._optimizer.num_votes > 0
         return loss
+
+    @property
+    def _lookup(self) -> RowLookup:
+        return self._tables.lookup
+
+    def _open(self, plan: _Plan) -> None:
+        """Find the rows of a batch: where they lie, or as the lookup brings them."""
+        rows: Mapping[str, torch.Tensor] = {}
+        if not isinstance(self._lookup, DirectLookup):
+            self._optimizer.finish()
+            wanted = {name: request.ids for name, request in plan.requests.items()}
+            rows = self._lookup.rows(plan.number, wanted)
+        for name, request in plan.requests.items():
+            request.open(copy=not self._loss.reads_in_place, rows=rows.get(name))
+
+    def _take_plan(self, batch: EdgeBatch) -> _Plan:
+        """Return the plan of a batch, which was made already if the step before looked ahead to it."""
+        plan, self._next_plan = self._next_plan, None
+        if plan is None or plan.number != _number(batch):
+            plan = self._plan(batch)
+        return plan
+
+    def _plan(self, batch: EdgeBatch) -> _Plan:
+        """Draw the negatives of a batch and ask for its rows."""
+        self._clock.enter("negatives")
+        requests, self._spare_requests = self._spare_requests, self._requests
+        self._requests = requests
+        for request in requests.values():
+            request.clear()
+        groups = ask_for_rows(batch, self._pairs, self._negatives, requests)
+        return _Plan(_number(batch), requests, groups)
+
+    def _announce_next(self, batch: EdgeBatch) -> None:
+        """Let the ids of the next batch travel while this one computes, where rows live elsewhere too."""
+        if not self._lookup.looks_ahead:
+            return
+        following = self._following(batch, self._clock.enter)
+        if following is not None:
+            self._next_plan = plan = self._plan(following)
+            self._lookup.announce(plan.number, {name: request.ids for name, request in plan.requests.items()})
+
+
+def _number(batch: EdgeBatch) -> int:
+    """Number a batch among those of all epochs."""
+    return (batch.epoch << 32) + batch.index
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All that is known of a batch before its rows are there.
+
+    Attributes
+    ----------
+    number : int
+    requests : mapping of str to RowRequest
+        By table.
+    groups : list of Group
+    """
+
+    number: int
+    requests: Mapping[str, RowRequest]
+    groups: list[Group]

@@ -81,6 +81,7 @@ class Trainer:
         self._position = (0, 0)  # an epoch, and its batches that are done
         self._report: EpochReport | None = None
         self._must_stop: bool | None = None  # what the last step told all trainers
+        self._bytes_sent = self._bytes_sent_so_far()
         self._committed: tuple[int, int] | None = None
         self._policy = CommitPolicy(config, cluster)
         cluster.when_left(self._checkpoints.finish)
@@ -145,9 +146,14 @@ class Trainer:
         loss = self._train_step(batch)
         self._must_stop = self._train_step.someone_must_stop
         self._clock.enter("other")
+        before, self._bytes_sent = self._bytes_sent, self._bytes_sent_so_far()
         if self._report is not None:
-            self._report.count(batch.index + 1, loss, len(batch))
+            self._report.count(batch.index + 1, loss, len(batch), self._bytes_sent - before)
         return loss
+
+    def _bytes_sent_so_far(self) -> int:
+        """Return the bytes of ids, rows and gradients that this trainer sent to other machines."""
+        return int(self.tables.lookup.sent_bytes + self.optimizer.network_bytes)
 
     def commit(self) -> None:
         """Write a version of the checkpoint, unless one holds this state; when it returns, it counts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -95,3 +96,24 @@ def test_maps_open_before_the_edge_tables_exist(partitions):
     assert PartitionLayout.open_maps(partitions, "toy").num_parts == 2
     with pytest.raises(InputError, match="part1/edges.npy"):
         PartitionLayout.open(partitions, "toy")
+
+
+def test_a_machine_needs_the_folder_of_its_own_part_only(partitions):
+    everywhere = PartitionLayout.open(partitions, "toy").edge_table(1).triple_ids.tolist()
+    shutil.rmtree(partitions / "part0")
+    layout = PartitionLayout.open(partitions, "toy")
+    assert layout.num_parts == 2 and layout.edge_table(1).triple_ids.tolist() == everywhere
+    with pytest.raises(InputError, match="part0/triple_ids.npy"):
+        layout.edge_table(0)
+    (partitions / "part1" / "edges.npy").unlink()
+    with pytest.raises(InputError, match="part1/edges.npy"):
+        PartitionLayout.open(partitions, "toy")
+    shutil.rmtree(partitions / "part1")
+    with pytest.raises(InputError, match="has no partition: .*part0 and the others are missing"):
+        PartitionLayout.open(partitions, "toy")
+
+
+def test_starts_of_ranges(partitions):
+    layout = PartitionLayout.open(partitions, "toy")
+    for ntype, bounds in BOUNDARIES.items():
+        assert layout.range_starts(ntype).tolist() == list(bounds)

@@ -12,6 +12,9 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.embeddings.table_set import TableSet
+from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.ranking_evaluator import RankingEvaluator
+from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 
@@ -116,3 +119,22 @@ def test_parts_and_the_whole_are_in_the_order_they_say(tables: list[TableSet]) -
     assert list(tables[0]) == ["entity", RELATION] and tables[0].entity_types == ["entity"]
     together = np.concatenate([machine["entity"].own_part().original_ids for machine in tables])
     assert sorted(together) == list(range(60))
+
+
+def test_ranking_pulls_the_rows_of_its_queries_and_no_table(
+    tables: list[TableSet], layout: PartitionLayout
+) -> None:
+    data = Dataset.open(toy_dataset(num_parts=2))
+    triples = np.asarray(data.split("test")[:3])
+    shards = {"entity": [machine["entity"].shard(0, 1) for machine in tables]}
+    evaluator = RankingEvaluator(
+        build_model("complex", DIM, reciprocal=False), data.relations.relations, Protocol(filtered=False)
+    )
+    evaluator.evaluate(triples, None, tables[0], shards)
+    asked = {"entity": np.unique(triples[:, [0, 2]]), RELATION: np.unique(triples[:, 1])}
+    for name, ids in asked.items():
+        table: Any = tables[0][name]
+        node_ids = layout.node_ids(name)[ids]
+        elsewhere = node_ids[node_ids >= table.end_node_id]
+        assert set(table.embedding._tensor.pulled) == set(elsewhere.tolist()), name
+        assert table.pulled_bytes == len(table.embedding._tensor.pulled) * (8 + 4 * DIM)

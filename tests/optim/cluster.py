@@ -27,9 +27,9 @@ from tests.optim import cluster_process
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-_FORKS = multiprocessing.get_context("forkserver")
+FORKS = multiprocessing.get_context("forkserver")
 # Importing torch and DGL takes each process seconds: one process does it, the others are its copies.
-_FORKS.set_forkserver_preload(["dgl.distributed", "torch.distributed", "tests.optim.workers"])
+FORKS.set_forkserver_preload(["torch.distributed", "dglkge.training.build", "tests.optim.workers"])
 
 
 def free_ports(num_ports: int) -> int:
@@ -167,7 +167,7 @@ def _start(
             "TEST_MACHINE": str(machine),
         }
         log = str(folder / f"{role}{number}.log")
-        process = _FORKS.Process(target=cluster_process.run, args=(env, str(REPOSITORY), log))
+        process = FORKS.Process(target=cluster_process.run, args=(env, str(REPOSITORY), log))
         processes[role, number] = process
         process.start()
 

@@ -16,10 +16,10 @@ from dglkge.training.stats import EpochReport, wants_bar
 
 
 class TwoTrainers(Cluster):
-    """A cluster whose other trainer has lost 10 on 5 triples in every interval."""
+    """A cluster whose other trainer has lost 10 on 5 triples and sent 100 bytes in every interval."""
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        return values + np.array([10.0, 5.0])
+        return values + np.array([10.0, 5.0, 100.0])
 
 
 def report(path: Path, rank: int, first_batch: int = 0) -> EpochReport:
@@ -37,7 +37,7 @@ def test_losses_are_means_over_the_triples_of_all_trainers(tmp_path: Path) -> No
     path = tmp_path / "stats.jsonl"
     epoch = report(path, rank=0)
     for batch in range(40):
-        epoch.count(batch + 1, loss=float(batch), num_triples=10)
+        epoch.count(batch + 1, loss=float(batch), num_triples=10, num_bytes=7)
     epoch.close()
     records = lines(path)
     assert [record["batches_done"] for record in records] == list(range(2, 41, 2))
@@ -47,6 +47,7 @@ def test_losses_are_means_over_the_triples_of_all_trainers(tmp_path: Path) -> No
     total = sum(range(40)) + 10 * 20
     assert records[-1]["epoch_loss"] == pytest.approx(total / (20 * 25))
     assert all(record["edges_per_second"] > 0 for record in records)
+    assert [record["bytes_sent"] for record in records] == [114 * n for n in range(1, 21)]
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:

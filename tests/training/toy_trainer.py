@@ -41,6 +41,7 @@ class ToyTables(dict):
     """The tables of the toy run."""
 
     entity_types = ("person",)
+    lookup = SimpleNamespace(sent_bytes=0)
 
 
 class ToyEvaluator:
@@ -80,7 +81,9 @@ class ToyRun:
             config,
             self.cluster,
             self.tables,
-            SimpleNamespace(state_tensors=lambda name: {"sum": self.tables[name].rows + 0.5}),
+            SimpleNamespace(
+                state_tensors=lambda name: {"sum": self.tables[name].rows + 0.5}, network_bytes=0
+            ),
             order,
             self,
             self.evaluator,

@@ -1,0 +1,191 @@
+"""Rows of other machines through the trainers' own exchange: unique ids out, rows back, all tables in one.
+
+Whoever wants rows of machine m asks a trainer of m, which reads them from its machine's shared memory. Both
+halves are collectives: every trainer takes part in every one, also with nothing to ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.buffers import Buffer
+from dglkge.optim.ownership import owner_ranks, ranks_by_machine
+
+Ids = npt.NDArray[np.int64]
+FLOAT32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What every trainer wants to know of every other: the result of the first half.
+
+    Attributes
+    ----------
+    to_get : (size, T) int64
+        Rows of each table that come from each rank, in the order in which they were asked for.
+    to_give : (size, T) int64
+        Rows of each table that each rank wants.
+    given : list of (n,) int64
+        For each rank and, in it, each table: the local rows that are to be read.
+    """
+
+    to_get: Ids
+    to_give: Ids
+    given: list[Ids]
+
+
+class RowExchange:
+    """The ways to the rows of other machines. Constructed by all trainers together.
+
+    Parameters
+    ----------
+    group : Alltoall
+        All trainers, in a group in which nobody else communicates.
+    part_id : int
+        The partition on this trainer's machine.
+    tables : sequence of EmbeddingTable
+    wire_dtype : torch.dtype
+        Type in which rows travel: float32, or bfloat16 for half of the bytes.
+
+    Attributes
+    ----------
+    sent_bytes : int
+        Bytes sent to other machines since the start: numbers of rows, ids and rows.
+    """
+
+    def __init__(
+        self, group: Alltoall, part_id: int, tables: Sequence[EmbeddingTable], wire_dtype: torch.dtype
+    ) -> None:
+        self._group = group
+        self._tables = tables
+        self._wire_dtype = wire_dtype
+        self._dims = np.array([table.dim for table in tables], np.int64)
+        narrow = max(len(table) for table in tables) < 2**31
+        self._id_dtype = np.dtype(np.int32 if narrow else np.int64)
+        num_parts = len(tables[0].range_starts) - 1
+        self._machines = ranks_by_machine(group.gather(part_id), num_parts)
+        self._num_strangers = group.size - len(self._machines[part_id])
+        self._outgoing, self._incoming = Buffer(), Buffer()
+        self._outgoing_ids, self._incoming_ids = Buffer(), Buffer()
+        self._sorted = [Buffer() for _ in tables]
+        self.sent_bytes = 0
+
+    @property
+    def size(self) -> int:
+        """Number of trainers."""
+        return self._group.size
+
+    def owners(self, table: int, ids: Ids) -> npt.NDArray[np.int32]:
+        """Return the rank (n,) of the trainer that answers for each node id of a table."""
+        return owner_ranks(ids, self._tables[table].range_starts, self._machines)
+
+    def ask(self, wanted: Sequence[Sequence[Ids]], batch: int) -> Asked:
+        """Tell the owners which rows this trainer wants, and hear what they want of it.
+
+        Parameters
+        ----------
+        wanted : sequence of sequence of (n,) int64
+            For each table and, in it, each rank: distinct node ids.
+        batch : int
+            Number of the batch, which must be the same on every trainer.
+
+        Raises
+        ------
+        RuntimeError
+            If another trainer is at another batch.
+        """
+        size, num_tables = self._group.size, len(self._tables)
+        counts = np.empty((size, num_tables + 1), np.int64)
+        counts[:, num_tables] = batch
+        for table, by_rank in enumerate(wanted):
+            counts[:, table] = [len(ids) for ids in by_rank]
+        received = self._group.counts(counts)
+        others = np.flatnonzero(received[:, num_tables] != batch)
+        if len(others):
+            raise RuntimeError(
+                f"lookup of rows: trainers {others.tolist()} are at another batch than this one"
+            )
+        to_get, to_give = counts[:, :num_tables].copy(), received[:, :num_tables].copy()
+        width = self._id_dtype.itemsize
+        out_bytes, in_bytes = to_get.sum(1) * width, to_give.sum(1) * width
+        sent = self._outgoing_ids.take(int(out_bytes.sum()))
+        np.concatenate(
+            [by_rank[rank] for rank in range(size) for by_rank in wanted],
+            out=sent.view(self._id_dtype),
+            casting="same_kind",
+        )
+        arrived = self._incoming_ids.take(int(in_bytes.sum()))
+        self._group.messages(sent, out_bytes.tolist(), arrived, in_bytes.tolist())
+        self.sent_bytes += len(sent) + self._num_strangers * counts[0].nbytes
+        ids = np.split(arrived.view(self._id_dtype).astype(np.int64), np.cumsum(to_give.ravel())[:-1])
+        firsts = [table.first_node_id for table in self._tables] * size
+        return Asked(to_get, to_give, [some - first for some, first in zip(ids, firsts)])
+
+    def read(self, asked: Asked) -> npt.NDArray[np.uint8]:
+        """Copy the rows that others want from shared memory; nothing travels yet.
+
+        Returns
+        -------
+        (n,) uint8
+            The messages to all ranks, one after the other, valid until the next call.
+        """
+        total = int((asked.to_give * self._dims).sum())
+        buffer = self._outgoing.take(total * self._wire_dtype.itemsize)
+        message = self._as_numbers(buffer)
+        start = 0
+        for number, rows in enumerate(asked.given):
+            if not len(rows):
+                continue
+            table = self._tables[number % len(self._tables)]
+            end = start + len(rows) * table.dim
+            space = message[start:end].view(len(rows), table.dim)
+            if self._wire_dtype == table.local_rows.dtype:
+                torch.index_select(table.local_rows, 0, torch.from_numpy(rows), out=space)
+            else:
+                space.copy_(table.local_rows[torch.from_numpy(rows)])
+            start = end
+        return buffer
+
+    def send(self, asked: Asked, message: npt.NDArray[np.uint8]) -> list[torch.Tensor]:
+        """Send what was read, and take what the others read for this trainer.
+
+        Returns
+        -------
+        list of (n, D) float32 tensor
+            For each table the rows that it asked for, rank after rank; valid until the next call.
+        """
+        width = self._wire_dtype.itemsize
+        out_bytes = (asked.to_give * self._dims).sum(1) * width
+        in_bytes = (asked.to_get * self._dims).sum(1) * width
+        arrived = self._incoming.take(int(in_bytes.sum()))
+        self._group.messages(message, out_bytes.tolist(), arrived, in_bytes.tolist())
+        self.sent_bytes += int(out_bytes.sum())
+        return self._unpack(asked.to_get, self._as_numbers(arrived))
+
+    def _as_numbers(self, message: npt.NDArray[np.uint8]) -> torch.Tensor:
+        """View bytes as numbers of the wire's type; torch views no empty array as another type."""
+        if not len(message):
+            return torch.empty(0, dtype=self._wire_dtype)
+        return torch.from_numpy(message).view(self._wire_dtype)
+
+    def _unpack(self, counts: Ids, message: torch.Tensor) -> list[torch.Tensor]:
+        """Sort what arrived, rank after rank, by table."""
+        spaces = zip(self._sorted, counts.sum(0).tolist(), self._tables)
+        rows = [torch.from_numpy(space.rows(n, table.dim, FLOAT32)) for space, n, table in spaces]
+        places = [0] * len(rows)
+        start = 0
+        for of_rank in counts.tolist():
+            for table, count in enumerate(of_rank):
+                dim = self._tables[table].dim
+                end = start + count * dim
+                rows[table][places[table] : places[table] + count] = message[start:end].view(count, dim)
+                places[table] += count
+                start = end
+        return rows

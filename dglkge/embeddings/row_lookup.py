@@ -1,0 +1,235 @@
+"""Where the rows of a batch come from: shared memory, DGL's kvstore, or the trainers' own exchange."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.embeddings.row_exchange import Asked, Ids, RowExchange
+from dglkge.optim.buffers import Buffer
+
+Wanted = Mapping[str, torch.Tensor]
+"""Node ids (n,) int64 that are wanted of some tables, by name; ids may repeat."""
+
+
+class RowLookup(Protocol):
+    """Fetches the rows of one batch after the other."""
+
+    looks_ahead: bool
+    """Whether it is of use to announce a batch before its rows are fetched."""
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this trainer sent to other machines, or had sent to it by their servers."""
+        ...
+
+    def announce(self, batch: int, wanted: Wanted) -> None:
+        """Say what the next call of ``rows`` will want."""
+        ...
+
+    def rows(self, batch: int, wanted: Wanted) -> dict[str, torch.Tensor]:
+        """Return the rows (n, D) of each table's ids."""
+        ...
+
+    def before_update(self) -> None:
+        """Wait until no row of this machine is being read any more for the batch that was announced."""
+        ...
+
+    def finish(self) -> None:
+        """Let what goes on in the background end, before this trainer leaves."""
+        ...
+
+
+class DirectLookup:
+    """Rows from this machine's shared memory, and what is not there through DGL's kvstore.
+
+    Parameters
+    ----------
+    tables : mapping of str to EmbeddingTable
+    """
+
+    looks_ahead = False
+
+    def __init__(self, tables: Mapping[str, EmbeddingTable]) -> None:
+        self._tables = tables
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of ids and rows that went through the kvstore; its own overhead is not in it."""
+        return sum(table.pulled_bytes for table in self._tables.values())
+
+    def announce(self, batch: int, wanted: Wanted) -> None:
+        """Do nothing: rows are only read when they are needed."""
+
+    def rows(self, batch: int, wanted: Wanted) -> dict[str, torch.Tensor]:
+        """Return the rows (n, D) of each table's ids."""
+        return {name: self._tables[name].gather(ids) for name, ids in wanted.items()}
+
+    def before_update(self) -> None:
+        """Do nothing: nothing is read ahead."""
+
+    def finish(self) -> None:
+        """Do nothing: nothing goes on in the background."""
+
+
+class ExchangeLookup:
+    """Rows of other machines through a :class:`RowExchange`; a collective, as is each of its methods.
+
+    Rows of this machine are always read when they are needed. Ids of an announced batch travel in a
+    thread while the caller computes. With ``staleness`` 0 the rows follow when they are asked for; with
+    1 they are read and travel right after the ids: those of other machines then are as they were before
+    the update of the batch in between. Only one batch can be announced, and it may be dropped.
+
+    Parameters
+    ----------
+    tables : mapping of str to EmbeddingTable
+        In the order of the exchange's tables.
+    exchange : RowExchange
+    staleness : {0, 1}
+    """
+
+    looks_ahead = True
+
+    def __init__(self, tables: Mapping[str, EmbeddingTable], exchange: RowExchange, staleness: int) -> None:
+        self._tables = tables
+        self._exchange = exchange
+        self._reads_ahead = staleness > 0
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-lookup")
+        self._announced: _Announced | None = None
+        self._spaces = {name: Buffer() for name in tables}
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of ids and rows that this trainer sent to other machines."""
+        return self._exchange.sent_bytes
+
+    def announce(self, batch: int, wanted: Wanted) -> None:
+        """Exchange the ids of the next batch in the background, and its rows too if they may be stale."""
+        self._take_announced()
+        read = threading.Event()
+        self._announced = _Announced(
+            batch, self._thread.submit(self._prepare_ahead, batch, wanted, read), read
+        )
+
+    def rows(self, batch: int, wanted: Wanted) -> dict[str, torch.Tensor]:
+        """Return the rows (n, D) of each table's ids; those of the batch that was announced, or any other.
+
+        They are valid until the next call.
+
+        Raises
+        ------
+        RuntimeError
+            If another trainer is at another batch.
+        TimeoutError
+            If a trainer did not come.
+        ConnectionError
+            If a trainer ended.
+        """
+        prepared = self._take_announced(batch) or self._prepare(batch, wanted)
+        remote = prepared.rows
+        if remote is None:
+            remote = self._exchange.send(prepared.asked, self._exchange.read(prepared.asked))
+        found = zip(self._tables, prepared.routes, remote)
+        return {name: route.place(rows, self._spaces[name]) for name, route, rows in found if name in wanted}
+
+    def before_update(self) -> None:
+        """Wait until the rows that were announced to be read before this update have been read."""
+        if self._announced is not None and self._reads_ahead:
+            self._announced.read.wait()
+
+    def finish(self) -> None:
+        """Let the exchange of a batch end that was announced and is not trained any more."""
+        self._take_announced()
+
+    def _take_announced(self, batch: int | None = None) -> _Prepared | None:
+        """Let the exchange of the announced batch end, and return what came of it if it is this batch.
+
+        It is never cut short, since the other trainers take part in it to its end.
+        """
+        announced, self._announced = self._announced, None
+        if announced is None:
+            return None
+        prepared = announced.work.result()
+        return prepared if announced.batch == batch else None
+
+    def _prepare(self, batch: int, wanted: Wanted) -> _Prepared:
+        """Exchange ids."""
+        routes = [
+            _Route(table, wanted.get(name), self._exchange, number)
+            for number, (name, table) in enumerate(self._tables.items())
+        ]
+        return _Prepared(routes, self._exchange.ask([route.by_rank for route in routes], batch))
+
+    @torch.no_grad()
+    def _prepare_ahead(self, batch: int, wanted: Wanted, read: threading.Event) -> _Prepared:
+        """Do in the background what can be done before the update."""
+        try:
+            prepared = self._prepare(batch, wanted)
+            if not self._reads_ahead:
+                return prepared
+            message = self._exchange.read(prepared.asked)
+        finally:
+            read.set()  # also after a failure, which the result then raises
+        prepared.rows = self._exchange.send(prepared.asked, message)
+        return prepared
+
+
+class _Route:
+    """The ids that are wanted of one table, split into those of this machine and the distinct others.
+
+    Attributes
+    ----------
+    by_rank : list of (m,) int64
+        The distinct ids of other machines for each rank that answers for them.
+    """
+
+    def __init__(
+        self, table: EmbeddingTable, ids: torch.Tensor | None, exchange: RowExchange, number: int
+    ) -> None:
+        self._table = table
+        self._ids: Ids = np.empty(0, np.int64) if ids is None else ids.numpy()
+        self._away = np.flatnonzero((self._ids < table.first_node_id) | (self._ids >= table.end_node_id))
+        distinct, source = np.unique(self._ids[self._away], return_inverse=True)
+        owners = exchange.owners(number, distinct)
+        order = np.argsort(owners, kind="stable")
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        self._source = place[source]  # which of the rows that come belongs to each id in ``away``
+        counts = np.bincount(owners, minlength=exchange.size)
+        self.by_rank = np.split(distinct[order], np.cumsum(counts)[:-1])
+
+    def place(self, remote: torch.Tensor, space: Buffer) -> torch.Tensor:
+        """Return all rows (n, D): those of this machine as they are now, others from the (U, D) that came."""
+        rows = torch.from_numpy(space.rows(len(self._ids), self._table.dim, np.dtype(np.float32)))
+        local_rows = self._table.local_rows
+        if len(local_rows):
+            # Ids of other machines read any row here, and are overwritten.
+            numbers = np.clip(self._ids - self._table.first_node_id, 0, len(local_rows) - 1)
+            torch.index_select(local_rows, 0, torch.from_numpy(numbers), out=rows)
+        rows.numpy()[self._away] = remote.numpy()[self._source]  # several times as fast as torch's own
+        return rows
+
+
+@dataclass
+class _Prepared:
+    """A batch whose ids have been exchanged, and its rows of other machines where they may be stale."""
+
+    routes: list[_Route]
+    asked: Asked
+    rows: list[torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class _Announced:
+    """A batch whose exchange has begun in the background."""
+
+    batch: int
+    work: Future[_Prepared]
+    read: threading.Event

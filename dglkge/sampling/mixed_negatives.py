@@ -1,0 +1,125 @@
+"""Negatives from the whole graph, from the own partition and from the batch itself, in given shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.errors import InputError
+from dglkge.sampling.edge_batches import EdgeBatch
+from dglkge.sampling.keyed_hash import below, combine
+from dglkge.sampling.negative_samplers import UniformNegatives
+
+Ids = npt.NDArray[np.int64]
+
+_LOCAL_KEY = 0x10CA1
+_IN_BATCH_KEY = 0xBA7C4
+
+
+def split_count(num_negatives: int, shares: Sequence[float]) -> list[int]:
+    """Split a number of negatives by shares that sum to 1, by largest remainders (Hamilton's method).
+
+    Raises
+    ------
+    InputError
+        If a share is negative or the sum is not 1.
+
+    Examples
+    --------
+    >>> split_count(10, (0.25, 0.5, 0.25))
+    [3, 5, 2]
+    """
+    if min(shares) < 0 or not math.isclose(sum(shares), 1, abs_tol=1e-6):
+        raise InputError(
+            f"the shares of negatives {tuple(shares)} are not allowed: global_share, local_share and "
+            "in_batch_share are at least 0 and sum to 1"
+        )
+    exact = [num_negatives * share for share in shares]
+    counts = [math.floor(value + 1e-6) for value in exact]
+    by_remainder = sorted(range(len(shares)), key=lambda place: counts[place] - exact[place])
+    for place in by_remainder[: num_negatives - sum(counts)]:
+        counts[place] += 1
+    return counts
+
+
+class MixedNegatives:
+    """Negatives of three kinds; a share of 1 of the first is :class:`UniformNegatives`.
+
+    * *global*: uniform entities of the type, the same for the chunk on every machine. On several machines
+      most of their rows travel.
+    * *local*: uniform entities of the type that live on this machine, the same for all of its trainers; no
+      row travels. On one machine they are global ones. Where the type has none here, they are global too.
+    * *in-batch*: entities of the type in the positives of the chunk that this trainer holds, drawn with
+      replacement, so as often as they occur; their rows are there already.
+
+    Only global ones make a result independent of how the graph is partitioned; in-batch ones depend on how
+    a batch is split between trainers too.
+
+    Parameters
+    ----------
+    num_negatives : int
+        Negatives of a chunk, of all kinds.
+    shares : (float, float, float)
+        Of global, local and in-batch negatives.
+    node_ids : mapping of str to (n,) int64
+        For each entity type the node id of every original id, in the order of the data set's types.
+    local_ranges : mapping of str to (int, int)
+        For each entity type the first node id on this machine and the one behind its last.
+    pairs : sequence of (str, str)
+        Entity types of the heads and tails of each edge type.
+    seed : int
+
+    Raises
+    ------
+    InputError
+        If a share is negative or the sum is not 1.
+    """
+
+    def __init__(
+        self,
+        num_negatives: int,
+        shares: tuple[float, float, float],
+        node_ids: Mapping[str, Ids],
+        local_ranges: Mapping[str, tuple[int, int]],
+        pairs: Sequence[tuple[str, str]],
+        seed: int,
+    ) -> None:
+        self._num_global, self._num_local, self._num_in_batch = split_count(num_negatives, shares)
+        self._node_ids = node_ids
+        self._ranges = local_ranges
+        self._pairs = pairs
+        self._seed = seed
+        self._number_of_type = {name: number for number, name in enumerate(node_ids)}
+        self._uniform = {
+            number: UniformNegatives(number, node_ids, seed)
+            for number in (self._num_global, self._num_global + self._num_local)
+        }
+
+    def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
+        """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
+        first, end = self._ranges[entity_type]
+        num_local = self._num_local
+        if end - first in (0, len(self._node_ids[entity_type])):
+            num_local = 0
+        num_uniform = self._num_global + self._num_local - num_local
+        kinds = [self._uniform[num_uniform].sample(entity_type, batch.epoch, batch.index, chunk)]
+        key = (self._seed, batch.epoch, batch.index, chunk, self._number_of_type[entity_type])
+        if num_local:
+            kinds.append(first + below(combine(_LOCAL_KEY, *key, first), num_local, end - first))
+        if self._num_in_batch:
+            present = self._present(entity_type, batch, chunk)
+            kinds.append(present[below(combine(_IN_BATCH_KEY, *key), self._num_in_batch, len(present))])
+        return np.concatenate(kinds) if len(kinds) > 1 else kinds[0]
+
+    def _present(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
+        """Return the entities of a type in the positives of a chunk, once for each time that they occur."""
+        found = []
+        for group in batch.groups:
+            if group.chunk == chunk:
+                lhs, rhs = self._pairs[group.pair]
+                found += [batch.heads[group.start : group.end]] if lhs == entity_type else []
+                found += [batch.tails[group.start : group.end]] if rhs == entity_type else []
+        return np.concatenate(found)

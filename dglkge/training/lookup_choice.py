@@ -1,0 +1,42 @@
+"""The way by which rows of other machines come, from the configuration."""
+
+from __future__ import annotations
+
+import torch
+
+from dglkge.config import Config
+from dglkge.distributed.runtime import COLLECTIVE_TIMEOUT_SECONDS
+from dglkge.embeddings.table_set import TableSet
+from dglkge.errors import InputError
+from dglkge.optim.alltoall import Alltoall
+
+
+def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
+    """Let rows of other machines come in the way that is configured; a collective.
+
+    Parameters
+    ----------
+    config : Config
+    tables : TableSet
+    num_machines : int
+
+    Raises
+    ------
+    InputError
+        If rows that the kvstore brings are to be stale.
+    """
+    chosen = config.training
+    if chosen.lookup == "kvstore":
+        if chosen.staleness:
+            raise InputError(
+                "training.staleness is 1 and training.lookup is kvstore: only lookup exchange reads ahead"
+            )
+        return
+    if num_machines > 1:
+        group = Alltoall(
+            COLLECTIVE_TIMEOUT_SECONDS,
+            own_group=True,
+            purpose="lookup of rows",
+            duty="train every batch, also with no triples of its own",
+        )
+        tables.use_exchange(group, getattr(torch, chosen.wire), chosen.staleness)

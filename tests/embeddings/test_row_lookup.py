@@ -1,0 +1,166 @@
+"""Rows of other machines through the exchange, against rows looked up in one table of all machines."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.embeddings.row_exchange import RowExchange
+from dglkge.embeddings.row_lookup import ExchangeLookup
+from tests.embeddings.memory_tables import Machines, draw, run_trainers
+from tests.optim.test_exchanges import ThreadGroup, Threads
+
+LAYOUTS = [[0, 1], [0, 0, 1], [2, 1, 0, 0, 2, 1], [0, 0]]
+"""The machine of each rank."""
+
+NUM_STEPS = 10
+
+
+def expect(
+    machines: Machines,
+    rows: dict[str, torch.Tensor],
+    wanted: dict[str, torch.Tensor],
+    machine: int,
+    wire_dtype: torch.dtype = torch.float32,
+) -> dict[str, torch.Tensor]:
+    """Rows as the trainer of a machine should see them: those of others as ``rows`` has them, narrowed."""
+    found = {}
+    for name, ids in wanted.items():
+        local = machines.is_local(name, ids, machine)[:, None]
+        found[name] = torch.where(local, machines.rows[name][ids], rows[name][ids].to(wire_dtype).float())
+    return found
+
+
+def assert_rows(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Hold two lookups equal, bit by bit."""
+    assert got.keys() == expected.keys()
+    for name, rows in expected.items():
+        torch.testing.assert_close(got[name], rows, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("wire_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_every_trainer_gets_the_rows_that_it_asks_for(
+    layout: list[int], wire_dtype: torch.dtype, ahead: bool
+) -> None:
+    machines = Machines(max(layout) + 1)
+
+    def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> None:
+        for step in range(NUM_STEPS):
+            wanted = draw(machines, step, rank)
+            got = lookup.rows(step, wanted)
+            assert_rows(got, expect(machines, machines.rows, wanted, machine, wire_dtype))
+            if ahead and step % 4 != 3:  # what is announced in vain is dropped
+                lookup.announce(step + 1, draw(machines, step + 1 if step % 4 else 99, rank))
+                if step % 4 == 0:
+                    lookup.announce(step + 1, draw(machines, step + 1, rank))
+
+    run_trainers(machines, layout, trainer, wire_dtype)
+
+
+def test_bfloat16_is_near() -> None:
+    machines = Machines(2)
+
+    def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> None:
+        wanted = {name: torch.arange(len(rows)) for name, rows in machines.rows.items()}
+        for name, got in lookup.rows(0, wanted).items():
+            torch.testing.assert_close(got, machines.rows[name], rtol=2**-8, atol=0)
+            assert (got == machines.rows[name]).any() and (got != machines.rows[name]).any()
+
+    run_trainers(machines, [0, 1], trainer, torch.bfloat16)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:3], ids=str)
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_rows_are_as_old_as_the_setting_says(layout: list[int], staleness: int) -> None:
+    """The oracle keeps the tables as they were before the last update; own rows are always current."""
+    machines = Machines(max(layout) + 1)
+    before = {name: rows.clone() for name, rows in machines.rows.items()}
+
+    def trainer(rank: int, machine: int, lookup: ExchangeLookup, threads: Threads) -> None:
+        barrier = threads.barrier
+        for step in range(NUM_STEPS):
+            wanted = draw(machines, step, rank)
+            got = lookup.rows(step, wanted)
+            seen = before if staleness and step else machines.rows
+            assert_rows(got, expect(machines, seen, wanted, machine))
+            if step + 1 < NUM_STEPS:
+                lookup.announce(step + 1, draw(machines, step + 1, rank))
+            lookup.before_update()
+            barrier.wait()  # as the optimizer's exchange: nobody writes before all have come
+            if rank == 0:
+                for name, rows in machines.rows.items():
+                    before[name].copy_(rows)
+                    rows += 1 + step
+            barrier.wait()
+
+    run_trainers(machines, layout, trainer, staleness=staleness)
+
+
+@pytest.mark.parametrize("wire_dtype", [torch.float32, torch.bfloat16])
+def test_bytes_to_other_machines_are_counted(wire_dtype: torch.dtype) -> None:
+    """Distinct ids of four bytes, their rows, and the numbers of rows; nothing for the own machine's."""
+    machines, layout = Machines(2), [0, 0, 1]
+    num_tables = len(machines.rows)
+    wanted = [draw(machines, 1, rank) for rank in range(3)]
+
+    def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> int:
+        lookup.rows(0, wanted[rank])
+        return lookup.sent_bytes
+
+    sent = sum(run_trainers(machines, layout, trainer, wire_dtype))
+    expected = 4 * (num_tables + 1) * 8  # two trainers with one stranger each, one with two
+    for rank, machine in enumerate(layout):
+        for name, ids in wanted[rank].items():
+            away = ids[~machines.is_local(name, ids, machine)].unique()
+            expected += len(away) * (4 + machines.rows[name].shape[1] * wire_dtype.itemsize)
+    assert sent == expected
+
+
+def test_the_trainers_of_a_machine_share_its_answers() -> None:
+    machines, threads, nothing = Machines(2), Threads(3), np.empty(0, np.int64)
+    first, end = machines.starts["entity"][1:3]
+
+    def trainer(rank: int) -> int:
+        group: Any = ThreadGroup(threads, rank)
+        machine = [0, 1, 1][rank]
+        exchange = RowExchange(group, machine, list(machines.tables(machine).values()), torch.float32)
+        ids = np.arange(first, end) if rank == 0 else nothing
+        owners = exchange.owners(0, ids)
+        by_rank = [ids[owners == owner] for owner in range(3)]
+        return int(exchange.ask([by_rank, [nothing] * 3, [nothing] * 3], 0).to_give.sum())
+
+    with ThreadPoolExecutor(3) as pool:
+        given = list(pool.map(trainer, range(3)))
+    assert given == [0, 17, 16]
+
+
+def test_trainers_at_different_batches_are_told_so() -> None:
+    machines = Machines(2)
+
+    def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> str:
+        with pytest.raises(RuntimeError) as caught:
+            lookup.rows(3 + rank, draw(machines, 0, rank))
+        return str(caught.value)
+
+    messages = run_trainers(machines, [0, 1], trainer)
+    assert messages == [
+        f"lookup of rows: trainers [{1 - r}] are at another batch than this one" for r in (0, 1)
+    ]
+
+
+def test_a_failure_in_the_background_is_raised_at_the_next_lookup() -> None:
+    machines = Machines(2)
+
+    def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> None:
+        lookup.announce(rank, {})
+        lookup.before_update()  # does not wait for ever
+        with pytest.raises(RuntimeError, match="another batch"):
+            lookup.rows(rank, {})
+
+    run_trainers(machines, [0, 1], trainer, staleness=1)

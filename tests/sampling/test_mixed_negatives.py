@@ -1,0 +1,103 @@
+"""Shares of global, local and in-batch negatives: how many, from where, the same for whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dglkge.errors import InputError
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
+from dglkge.sampling.mixed_negatives import MixedNegatives, split_count
+from dglkge.sampling.negative_samplers import UniformNegatives
+
+random = np.random.default_rng(1)
+NODE_IDS = {"person": random.permutation(500), "place": random.permutation(30), "day": np.arange(7)}
+RANGES = {"person": (100, 300), "place": (10, 20), "day": (7, 7)}
+PAIRS = [("person", "person"), ("person", "place"), ("place", "day")]
+ONE_MACHINE = {name: (0, len(ids)) for name, ids in NODE_IDS.items()}
+
+
+def a_batch(seed: int = 0, epoch: int = 0, index: int = 0) -> EdgeBatch:
+    """Return two chunks: the first with the first two edge types, the second with the last."""
+    drawn = np.random.default_rng(seed)
+    groups = (EdgeGroup(0, 0, 0, 20), EdgeGroup(1, 0, 20, 30), EdgeGroup(2, 1, 30, 40))
+    heads = np.concatenate([drawn.integers(0, 500, 30), drawn.integers(0, 30, 10)])
+    tails = np.concatenate([drawn.integers(0, 500, 20), drawn.integers(0, 30, 10), drawn.integers(0, 7, 10)])
+    nothing = np.zeros(40, np.int64)
+    return EdgeBatch(epoch, index, 100, nothing, heads, nothing, tails, None, groups)
+
+
+def sampler(shares: tuple[float, float, float], ranges=RANGES, number: int = 100) -> MixedNegatives:
+    """Return a sampler of a hundred negatives."""
+    return MixedNegatives(number, shares, NODE_IDS, ranges, PAIRS, seed=3)
+
+
+def test_global_only_is_uniform_everywhere() -> None:
+    uniform = UniformNegatives(100, NODE_IDS, seed=3)
+    for ranges in (RANGES, ONE_MACHINE):
+        for name, chunk in (("person", 0), ("place", 1), ("day", 1)):
+            drawn = sampler((1, 0, 0), ranges).sample(name, a_batch(0, 2, 5), chunk)
+            assert (drawn == uniform.sample(name, 2, 5, chunk)).all()
+
+
+def test_on_one_machine_local_is_global() -> None:
+    mixed, whole = sampler((0.25, 0.75, 0), ONE_MACHINE), sampler((1, 0, 0), ONE_MACHINE)
+    for name in ("person", "place"):
+        assert (mixed.sample(name, a_batch(), 0) == whole.sample(name, a_batch(), 0)).all()
+
+
+def test_each_kind_comes_from_its_place_in_its_share() -> None:
+    batch = a_batch()
+    drawn = sampler((0.5, 0.3, 0.2)).sample("person", batch, 0)
+    assert (drawn[:50] == UniformNegatives(50, NODE_IDS, seed=3).sample("person", 0, 0, 0)).all()
+    assert ((drawn[50:80] >= 100) & (drawn[50:80] < 300)).all()
+    assert len(set(drawn[50:80])) > 20
+    assert set(drawn[80:]) <= {*batch.heads[:30], *batch.tails[:20]}
+    assert set(sampler((0, 0, 1)).sample("place", batch, 0)) <= set(batch.tails[20:30])
+    assert set(sampler((0, 0, 1)).sample("day", batch, 1)) <= set(batch.tails[30:])
+
+
+def test_a_type_without_entities_here_has_global_negatives_instead() -> None:
+    drawn = sampler((0, 1, 0)).sample("day", a_batch(), 1)
+    assert (drawn == UniformNegatives(100, NODE_IDS, seed=3).sample("day", 0, 0, 1)).all()
+
+
+def test_all_that_is_here_is_drawn_equally_often() -> None:
+    local, in_batch = sampler((0, 1, 0), number=1000), sampler((0, 0, 1), number=1000)
+    drawn = [local.sample("place", a_batch(0, 0, index), 0) for index in range(60)]
+    counts = np.bincount(np.concatenate(drawn), minlength=20)[10:]
+    assert ((counts - 6000) ** 2 / 6000).sum() < 9 + 5 * np.sqrt(2 * 9)
+    batch = a_batch()
+    present = np.concatenate([batch.heads[:30], batch.tails[:20]])
+    drawn = [in_batch.sample("person", a_batch(0, 0, index), 0) for index in range(50)]
+    expected = np.bincount(present, minlength=500) * 1000
+    counts = np.bincount(np.concatenate(drawn), minlength=500)
+    assert (counts[expected == 0] == 0).all()
+    kinds = (expected > 0).sum() - 1
+    assert ((counts - expected) ** 2 / np.maximum(expected, 1)).sum() < kinds + 5 * np.sqrt(2 * kinds)
+
+
+def test_draws_depend_on_their_whole_key_and_on_nothing_else() -> None:
+    mixed = sampler((0, 0.5, 0.5))
+    batches = [a_batch(0, *key) for key in ((0, 0), (1, 0), (0, 1))]
+    drawn = {tuple(mixed.sample("person", batch, 0)) for batch in batches}
+    assert len(drawn) == 3 and tuple(sampler((0, 0.5, 0.5)).sample("person", batches[0], 0)) in drawn
+    elsewhere = sampler((0, 0.5, 0.5), {**RANGES, "person": (300, 500)}).sample("person", batches[0], 0)
+    assert ((elsewhere[:50] >= 300) & (elsewhere[:50] < 500)).all()
+
+
+@given(st.integers(1, 2000), st.lists(st.integers(0, 9), min_size=3, max_size=3).filter(any))
+def test_counts_are_the_shares_to_within_one(number: int, weights: list[int]) -> None:
+    shares = [weight / sum(weights) for weight in weights]
+    counts = split_count(number, shares)
+    assert sum(counts) == number and min(counts) >= 0
+    assert all(abs(count - number * share) < 1 + 1e-5 for count, share in zip(counts, shares))
+    assert all(count == 0 for count, share in zip(counts, shares) if not share)
+
+
+@pytest.mark.parametrize("shares", [(1, 0.5, 0), (0.5, 0, 0.4), (1.5, -0.5, 0)])
+def test_shares_that_do_not_sum_to_one_are_refused(shares: tuple[float, float, float]) -> None:
+    with pytest.raises(InputError, match="shares of negatives .* at least 0 and sum to 1"):
+        sampler(shares)
