@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -15,20 +16,13 @@ from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import InputError
 from dglkge.launch.arguments import parse_arguments
 from dglkge.launch.console import Console
-from dglkge.launch.job_lock import hold_machine
 from dglkge.launch.job_result import JobResult
-from dglkge.launch.local_executor import LocalExecutor
-from dglkge.launch.local_hosts import local_interfaces, locate_hosts, usable_cores
-from dglkge.launch.local_job import (
-    find_leftovers,
-    find_unreadable_arguments,
-    plan_local_job,
-    write_job_files,
-)
-from dglkge.launch.part_config import check_part_config
-from dglkge.launch.ports import check_server_ports
-from dglkge.launch.process_plan import Host, JobSettings, choose_num_trainers, describe_plan
+from dglkge.launch.local_job import find_unreadable_arguments, write_job_files
+from dglkge.launch.preflight import PreflightError
+from dglkge.launch.process_plan import Host, JobSettings, choose_num_trainers, describe_plan, plan_to_dict
 from dglkge.launch.restarts import INPUT_ERROR_STATUS, attempt_log_dir, run_with_restarts
+from dglkge.launch.site import Site
+from dglkge.launch.ssh_command import SshSettings
 from dglkge.launch.supervisor import Limits, Supervisor
 
 
@@ -60,32 +54,46 @@ def _launch(argv: Sequence[str]) -> int:
     workspace = Path(options.workspace).resolve()
     _check_script(command, workspace)
     log_dir = Path(options.log_dir or f"logs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").resolve()
-    if options.dry_run:
-        logs = attempt_log_dir(log_dir, 0, options.max_restarts)
-        hosts, settings = _prepare(options, command, logs, workspace)
-        print(describe_plan(plan_local_job(hosts, settings)), end="")
-        return 0
     console = Console.of(sys.stdout, sys.stderr)
+    with contextlib.closing(Site(_ssh_settings(options), options.python, str(workspace))) as site:
+        if options.dry_run:
+            logs = attempt_log_dir(log_dir, 0, options.max_restarts)
+            hosts, settings = _prepare(options, command, logs, workspace, site)
+            plan = site.plan(hosts, settings)
+            print(json.dumps(plan_to_dict(plan)) if options.json else describe_plan(plan).rstrip("\n"))
+            return 0
 
-    def run(attempt: int) -> JobResult:
-        logs = attempt_log_dir(log_dir, attempt, options.max_restarts)
-        return _run_once(options, command, logs, workspace, console)
+        def run(attempt: int) -> JobResult:
+            logs = attempt_log_dir(log_dir, attempt, options.max_restarts)
+            try:
+                return _run_once(options, command, logs, workspace, site, console)
+            except PreflightError as error:
+                if attempt == 0:
+                    raise
+                # what has just failed may take a while to come back
+                return JobResult(1, str(error), 0.0, str(logs), ())
 
-    with hold_machine():
         result = run_with_restarts(run, options.max_restarts, console.message)
     _conclude(result, console, options.json)
     return result.status
 
 
+def _ssh_settings(options: argparse.Namespace) -> SshSettings:
+    """Pick what the user says about ssh."""
+    return SshSettings(
+        options.ssh_port, options.ssh_username, options.identity_file, tuple(options.ssh_option)
+    )
+
+
 def _prepare(
-    options: argparse.Namespace, command: tuple[str, ...], log_dir: Path, workspace: Path
+    options: argparse.Namespace, command: tuple[str, ...], log_dir: Path, workspace: Path, site: Site
 ) -> tuple[list[Host], JobSettings]:
-    """Read what an attempt depends on as it is now: the machines, their cores, the partition file."""
+    """Read what an attempt depends on as it is now: the machines, their cores, what lies in the way."""
     machines = read_ip_config(workspace / options.ip_config)
-    hosts = locate_hosts(machines, local_interfaces(), usable_cores())
-    if options.part_config is not None:
-        check_part_config(workspace / options.part_config, len(hosts))
-    return hosts, _settings(options, command, hosts, machines, log_dir, workspace)
+    hosts = site.connect(machines, is_locked=not options.dry_run)
+    settings = _settings(options, command, hosts, machines, log_dir, workspace)
+    site.check(hosts, settings)
+    return hosts, settings
 
 
 def _run_once(
@@ -93,20 +101,20 @@ def _run_once(
     command: tuple[str, ...],
     log_dir: Path,
     workspace: Path,
+    site: Site,
     console: Console,
 ) -> JobResult:
     """Run one attempt to its end."""
-    hosts, settings = _prepare(options, command, log_dir, workspace)
-    for host in hosts:
-        check_server_ports(host.address, host.port, settings.num_servers)
-    plan = plan_local_job(hosts, settings)
+    hosts, settings = _prepare(options, command, log_dir, workspace, site)
+    plan = site.plan(hosts, settings)
     unreadable = find_unreadable_arguments(workspace / options.ip_config, command, workspace)
-    for warning in [*find_leftovers(), *unreadable]:
+    for warning in [*site.warnings(), *unreadable]:
         console.message(f"warning: {warning}")
     write_job_files(log_dir, hosts)
+    site.write_job_files(log_dir, hosts)
     console.message(_announce(settings, hosts, log_dir))
     limits = Limits(stop_seconds=options.stop_seconds, exit_seconds=options.exit_seconds)
-    return Supervisor(LocalExecutor(str(workspace)), console, log_dir, limits).run(plan)
+    return Supervisor(site.executor(), console, log_dir, limits).run(plan)
 
 
 def _check_script(command: Sequence[str], workspace: Path) -> None:

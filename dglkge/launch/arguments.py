@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from typing import Callable, NoReturn
 
@@ -72,6 +73,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="variables for every process; they win over all others")  # fmt: skip
     add("--workspace", default=".", metavar="FOLDER",
         help="where the processes run; relative paths above are sought there (default: here)")  # fmt: skip
+    add("--ssh_port", type=_count(1, 65535), metavar="PORT", help="of the machines' SSH servers")
+    add("--ssh_username", metavar="USER", help="on the machines")
+    add("--identity_file", metavar="FILE", help="private key for ssh")
+    add("--ssh_option", action="append", default=[], metavar="KEY=VALUE",
+        help="a further option for ssh, see ssh_config(5); may be repeated")  # fmt: skip
+    add("--python", default=sys.executable, metavar="FILE",
+        help="the interpreter on machines of several (default: this one's path)")  # fmt: skip
     add("--log_dir", metavar="FOLDER", help="folder for the logs (default: logs/<time>-<pid>)")
     add("--max_restarts", type=_count(0), default=0, metavar="K",
         help="start the job again up to K times after a failure, or when a signal to a trainer has stopped "
@@ -148,12 +156,12 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
     return own, ()
 
 
-def _count(lowest: int) -> Callable[[str], int]:
-    """Return a reader of whole numbers from `lowest` on."""
+def _count(lowest: int, highest: int = 4096) -> Callable[[str], int]:
+    """Return a reader of whole numbers within bounds."""
 
     def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and lowest <= int(text) <= 4096):
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {lowest} to 4096")
+        if not (text.isascii() and text.isdigit() and lowest <= int(text) <= highest):
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {lowest} to {highest}")
         return int(text)
 
     return read

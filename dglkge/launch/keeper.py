@@ -5,15 +5,17 @@ starts in milliseconds and works through any channel that carries stdin, stdout 
 
 stdin
     One line of JSON, the request: ``command``, ``environment`` (added to the keeper's own), ``folder`` to run
-    in, ``protected_segments`` (shared memory that was there before the job). Then one signal number per line;
-    SIGKILL goes to the process and all its descendants, any other to the process alone. End of file: the
-    launcher is gone.
+    in, ``protected_segments`` (shared memory that was there before the job), ``silence_seconds`` (0: stdin is
+    a pipe, whose end always comes). Then one signal number per line; SIGKILL goes to the process and all its
+    descendants, any other to the process alone; an empty line only says that the launcher is there. End of
+    file, or nothing for ``silence_seconds``: the launcher is gone.
 stdout
     What the process and its descendants write to stdout and stderr.
 stderr
     One JSON object per line: ``{"pid": 12}`` once it runs, ``{"segments": [...]}`` for shared memory newly
     seen with it, ``{"status": 0, "time": ...}`` when it has ended (minus the signal's number if one ended
-    it), or ``{"error": "..."}`` if it could not be started.
+    it), or ``{"error": "..."}`` if it could not be started; with ``silence_seconds``, ``{}`` every
+    BEAT_SECONDS.
 """
 
 from __future__ import annotations
@@ -36,6 +38,10 @@ SCAN_GROWTH = 1.25
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0
 """From SIGTERM to SIGKILL where the keeper decides by itself."""
+BEAT_SECONDS = 2.0
+"""How often keeper and launcher tell each other that they are there, over a channel that may go silent."""
+SILENCE_SECONDS = 12.0
+"""After so long without a word the other side counts as gone; with GRACE_SECONDS well below 20."""
 KILL_LIMIT_SECONDS = 5.0
 """Processes that outlive SIGKILL for so long (in a call of a dead disk, say) are given up."""
 
@@ -81,10 +87,14 @@ class Keeper:
     ----------
     protected_segments : iterable of str
         Shared memory that is not the job's.
+    silence_seconds : float
+        How long the launcher may be silent; 0: for ever.
     """
 
-    def __init__(self, protected_segments: list[str]) -> None:
+    def __init__(self, protected_segments: list[str], silence_seconds: float = 0.0) -> None:
         self._protected = set(protected_segments)
+        self._silence_seconds = silence_seconds
+        self._last_heard = self._last_beat = time.monotonic()
         self._segments: set[str] = set()
         self._pid = 0
         self._status: int | None = None
@@ -132,25 +142,39 @@ class Keeper:
         """Stay until the process has ended, or the launcher is gone; leave nothing behind."""
         while self._status is None:
             seconds = max(0.0, self._next_scan - time.monotonic())
+            if self._silence_seconds:
+                seconds = min(seconds, BEAT_SECONDS)
             ready, _, _ = select.select([0, self._wakeup[0]], [], [], seconds)
             if self._wakeup[0] in ready:
                 os.read(self._wakeup[0], 4096)
             self._reap()
             if time.monotonic() >= self._next_scan:
                 self._scan()
-            if 0 in ready and not self._obey():
+            if (0 in ready and not self._obey()) or self._is_forsaken():
                 self._abandon()
                 return
         self._end_descendants(signal.SIGTERM)
 
     def _obey(self) -> bool:
         """Send the signals that the launcher asked for; False if the launcher is gone."""
-        data = os.read(0, 4096)
+        try:
+            data = os.read(0, 4096)
+        except OSError:  # the channel was reset
+            return False
+        self._last_heard = time.monotonic()
         *lines, self._input = (self._input + data).split(b"\n")
-        for line in lines:
+        for line in filter(None, lines):
             self._scan()
             self._send(int(line))
         return bool(data)
+
+    def _is_forsaken(self) -> bool:
+        """Tell the launcher that all is well here; True if it has not done so itself for too long."""
+        now = time.monotonic()
+        if self._silence_seconds and now - self._last_beat >= BEAT_SECONDS:
+            self._last_beat = now
+            report()
+        return 0 < self._silence_seconds < now - self._last_heard
 
     def _send(self, number: int) -> None:
         """Send a signal to the process; SIGKILL to all its descendants too."""
@@ -236,7 +260,7 @@ def main() -> int:
     request = read_request()
     if request is None:
         return 1
-    keeper = Keeper(request["protected_segments"])
+    keeper = Keeper(request["protected_segments"], request.get("silence_seconds", 0.0))
     try:
         keeper.start(request["command"], request["environment"], request["folder"])
     except OSError as error:

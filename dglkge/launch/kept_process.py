@@ -11,11 +11,14 @@ import time
 from collections.abc import Collection, Sequence
 from typing import IO, cast
 
+from dglkge.launch.keeper import BEAT_SECONDS, SILENCE_SECONDS
 from dglkge.launch.process_plan import PlannedProcess
 
 NEVER_STARTED_STATUS = 127
 LOST_STATUS = 255
 REAP_SECONDS = 5.0
+START_SECONDS = 30.0
+"""How long a keeper on another machine may take to report for the first time."""
 
 
 class KeptProcess:
@@ -30,6 +33,11 @@ class KeptProcess:
         Where the process runs.
     protected_segments : collection of str
         Shared memory that was there before the job.
+    program : bytes
+        What the keeper's command reads before the request: its own source, where it runs elsewhere.
+    is_remote : bool
+        Whether the keeper runs on another machine, so that it may go silent without an end of its pipes, and
+        process numbers are not this machine's.
 
     Attributes
     ----------
@@ -55,8 +63,11 @@ class KeptProcess:
         keeper_command: Sequence[str],
         folder: str,
         protected_segments: Collection[str],
+        program: bytes = b"",
+        is_remote: bool = False,
     ) -> None:
         self.planned = planned
+        self.is_remote = is_remote
         self.pid: int | None = None
         self.status: int | None = None
         self.ended_at = 0.0
@@ -65,6 +76,7 @@ class KeptProcess:
         self.is_gone = False
         self.segments: set[str] = set()
         self._partial = b""
+        self._last_beat = self._last_heard = time.monotonic()
         pipe = subprocess.PIPE
         self._keeper = subprocess.Popen(
             keeper_command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
@@ -74,8 +86,9 @@ class KeptProcess:
             "environment": dict(planned.environment),
             "folder": folder,
             "protected_segments": sorted(protected_segments),
+            "silence_seconds": SILENCE_SECONDS if is_remote else 0.0,
         }
-        self._write(json.dumps(request).encode() + b"\n")
+        self._write(program + json.dumps(request).encode() + b"\n")
 
     @property
     def output(self) -> int:
@@ -90,6 +103,7 @@ class KeptProcess:
     def read_reports(self) -> bool:
         """Take in what the keeper reported; False at the end, when the keeper is gone."""
         data = os.read(self.reports, 65536)
+        self._last_heard = time.monotonic()
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             self._take(line)
@@ -103,8 +117,24 @@ class KeptProcess:
         """Have the keeper send a signal; SIGKILL reaches all descendants too."""
         self._write(b"%d\n" % number)
 
+    def beat(self) -> None:
+        """Tell a keeper on another machine that the launcher is there; cut the channel to one long silent."""
+        now = time.monotonic()
+        if not self.is_remote or self.is_gone:
+            return
+        if now - self._last_beat >= BEAT_SECONDS:
+            self._last_beat = now
+            self._write(b"\n")
+        limit = START_SECONDS if self.pid is None else SILENCE_SECONDS
+        if now - self._last_heard > limit:
+            self.error = f"nothing was heard of it for {limit:g} s"
+            self._cut()
+
     def close(self) -> None:
         """Let go of the keeper: one that still runs ends its process, clears up and goes."""
+        if self.is_remote and not self.is_gone:
+            self._cut()
+            self.is_gone = True
         for pipe in (self._keeper.stdin, self._keeper.stdout, self._keeper.stderr):
             if pipe is not None:
                 with contextlib.suppress(OSError):
@@ -118,9 +148,12 @@ class KeptProcess:
         try:
             message = json.loads(line)
         except ValueError:
+            message = None
+        if not isinstance(message, dict):
             self.error = line.decode(errors="replace").strip() or self.error
             return
-        self.pid = message.get("pid", self.pid)
+        if "pid" in message:
+            self.pid, self.error = message["pid"], None  # words before were greetings of the channel
         self.segments.update(message.get("segments", ()))
         self.error = message.get("error", self.error)
         if "status" in message:
@@ -133,10 +166,17 @@ class KeptProcess:
             self.status = NEVER_STARTED_STATUS
         else:
             self.status = LOST_STATUS
-            self.error = self.error or "its keeper was killed"
+            self.error = self.error or ("the connection ended" if self.is_remote else "its keeper was killed")
+            if self.is_remote:
+                return
             # the process died with its keeper, but what it had started did not
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
+
+    def _cut(self) -> None:
+        """End the channel to another machine, with whatever it has started here; the pipes then end."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._keeper.pid, signal.SIGKILL)
 
     def _write(self, data: bytes) -> None:
         """Write to the keeper, whose end is noticed elsewhere."""

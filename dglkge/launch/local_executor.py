@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from dglkge.launch import keeper
 from dglkge.launch.kept_process import KeptProcess
 from dglkge.launch.process_plan import PlannedProcess
-from dglkge.launch.shared_memory import dgl_segments, remove_segments, segment_names, segment_users
+from dglkge.launch.shared_memory import remove_job_segments, segment_names
 
 
 class Executor(Protocol):
@@ -20,8 +20,8 @@ class Executor(Protocol):
         """Start one process under a keeper."""
         ...
 
-    def clean_up(self, segments: Collection[str]) -> list[str]:
-        """Remove the shared memory that the ended job has left; return its names."""
+    def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
+        """Remove the shared memory that the ended job has left, by machine; return its names."""
         ...
 
 
@@ -44,11 +44,6 @@ class LocalExecutor:
         keeper_command = [sys.executable, "-I", "-S", str(Path(keeper.__file__).resolve())]
         return KeptProcess(planned, keeper_command, self._folder, self._before)
 
-    def clean_up(self, segments: Collection[str]) -> list[str]:
-        """Remove what the keepers saw in use, and DGL's segments that are new and in nobody's use.
-
-        The latter were made by a process that was killed before its keeper looked.
-        """
-        new = segment_names() - self._before
-        unseen = dgl_segments(new) - set(segments)
-        return remove_segments((new & set(segments)) | (unseen - segment_users(unseen).keys()))
+    def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
+        """Remove the shared memory that the ended job has left."""
+        return remove_job_segments(set().union(*segments.values()), self._before)

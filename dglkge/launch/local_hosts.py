@@ -35,7 +35,7 @@ def locate_hosts(machines: Sequence[Machine], interfaces: Mapping[str, str], num
     Parameters
     ----------
     machines : sequence of Machine
-        The lines of ip_config.txt.
+        The lines of ip_config.txt; their addresses are this machine's.
     interfaces : mapping of str to str
         Addresses of this machine and their interfaces; all of 127.0.0.0/8 belongs to it besides.
     num_cores : int
@@ -49,15 +49,9 @@ def locate_hosts(machines: Sequence[Machine], interfaces: Mapping[str, str], num
     Raises
     ------
     InputError
-        If a name has no IPv4 address, if an address is not this machine's, or if several are.
+        If a name has no IPv4 address, or if there are several.
     """
     resolved = [resolve(machine.address) for machine in machines]
-    remote = [address for address in resolved if not is_local(address, interfaces)]
-    if remote:
-        raise InputError(
-            f"{', '.join(remote)} in ip_config is not an address of this machine (its own: "
-            f"{', '.join(sorted(interfaces))}); jobs on several machines are not supported yet"
-        )
     if len(machines) > 1:
         raise InputError(
             f"ip_config names this machine {len(machines)} times ({', '.join(resolved)}): the shared memory "
@@ -68,6 +62,17 @@ def locate_hosts(machines: Sequence[Machine], interfaces: Mapping[str, str], num
         Host(address, machine.port, num_cores, interfaces.get(address, loopback))
         for address, machine in zip(resolved, machines)
     ]
+
+
+def are_all_local(machines: Sequence[Machine], interfaces: Mapping[str, str]) -> bool:
+    """Whether every machine is this one, so that no SSH is needed.
+
+    Raises
+    ------
+    InputError
+        If a name has no IPv4 address.
+    """
+    return all(is_local(resolve(machine.address), interfaces) for machine in machines)
 
 
 def is_local(address: str, interfaces: Mapping[str, str]) -> bool:

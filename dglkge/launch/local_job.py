@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
@@ -10,23 +11,84 @@ from pathlib import Path
 from dglkge.distributed.ip_config import Machine, is_read_by_dgl, write_ip_config
 from dglkge.errors import InputError
 from dglkge.launch import script_runner
-from dglkge.launch.ports import describe_process, find_master_port
+from dglkge.launch.job_lock import hold_machine
+from dglkge.launch.local_executor import LocalExecutor
+from dglkge.launch.local_hosts import local_interfaces, locate_hosts, usable_cores
+from dglkge.launch.part_config import check_part_config
+from dglkge.launch.ports import check_server_ports, describe_process, find_master_port
 from dglkge.launch.process_plan import Host, JobSettings, PlannedProcess, plan_processes
 from dglkge.launch.shared_memory import dgl_segments, segment_names, segment_users
 
 
-def plan_local_job(hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
-    """Plan a job with this interpreter and a rendezvous port that is free now.
+class LocalJob:
+    """The one machine of a job that needs no SSH; see :class:`dglkge.launch.cluster.Cluster`, its sibling.
 
-    Raises
-    ------
-    InputError
-        If no port is free.
+    Parameters
+    ----------
+    folder : str
+        Where the processes run.
     """
-    server_ports = range(hosts[0].port, hosts[0].port + settings.num_servers)
-    master_port = find_master_port(hosts[0].address, server_ports)
-    runner = (sys.executable, str(Path(script_runner.__file__).resolve()))
-    return plan_processes(hosts, settings, master_port, runner, os.environ)
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._held = contextlib.ExitStack()
+        self._is_held = False
+
+    def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
+        """Find this machine among those of ip_config, and hold it for the job.
+
+        Raises
+        ------
+        InputError
+            If it is there several times, or another job holds it.
+        """
+        hosts = locate_hosts(machines, local_interfaces(), usable_cores())
+        if is_locked and not self._is_held:
+            self._held.enter_context(hold_machine())
+            self._is_held = True
+        return hosts
+
+    def check(self, hosts: Sequence[Host], settings: JobSettings) -> None:
+        """Look for what would keep the job from running.
+
+        Raises
+        ------
+        InputError
+            If the partition file does not fit, or a port is not free.
+        """
+        if settings.part_config is not None:
+            check_part_config(Path(settings.part_config), len(hosts))
+        for host in hosts:
+            check_server_ports(host.address, host.port, settings.num_servers)
+
+    def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
+        """Plan a job with this interpreter and a rendezvous port that is free now.
+
+        Raises
+        ------
+        InputError
+            If no port is free.
+        """
+        server_ports = range(hosts[0].port, hosts[0].port + settings.num_servers)
+        master_port = find_master_port(hosts[0].address, server_ports)
+        runner = (sys.executable, str(Path(script_runner.__file__).resolve()))
+        return plan_processes(hosts, settings, master_port, runner, os.environ)
+
+    def warnings(self) -> list[str]:
+        """Return what was found that is no obstacle."""
+        return find_leftovers()
+
+    def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
+        """Do nothing: the launcher's own log folder is the job's."""
+
+    def executor(self) -> LocalExecutor:
+        """Return what runs processes here."""
+        return LocalExecutor(self._folder)
+
+    def close(self) -> None:
+        """Let the machine go."""
+        self._held.close()
+        self._is_held = False
 
 
 def write_job_files(log_dir: Path, hosts: Sequence[Host]) -> None:

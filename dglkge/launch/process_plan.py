@@ -31,12 +31,16 @@ class Host:
         Processor cores that the job may use there.
     interface : str or None
         Network interface that holds the address, None where it is not known.
+    runner : tuple of str
+        What runs the user's command there: the interpreter and its arguments before the script. Empty: what
+        runs it on all machines.
     """
 
     address: str
     port: int
     num_cores: int
     interface: str | None = None
+    runner: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class PlannedProcess:
 
 def choose_num_trainers(hosts: Sequence[Host], lowest: int = 1, highest: int = MOST_DEFAULT_TRAINERS) -> int:
     """One trainer for each core of the smallest machine, within limits."""
-    return max(lowest, min(highest, *(host.num_cores for host in hosts)))
+    return max(lowest, min([highest, *(host.num_cores for host in hosts)]))
 
 
 def plan_processes(
@@ -138,7 +142,7 @@ def plan_processes(
     master_port : int
         Port of torch's rendezvous.
     runner : sequence of str
-        What runs the user's command: the interpreter and its arguments before the script.
+        What runs the user's command on machines that do not say so themselves.
     inherited : mapping of str to str
         Environment of the launcher; conveniences (not DGL's and torch's variables) that the user set
         there already are left as they are.
@@ -149,10 +153,10 @@ def plan_processes(
         Servers in the order of ``DGL_SERVER_ID``, then trainers in the order of their ranks
         (machine * trainers per machine + local rank).
     """
-    command = (*runner, *settings.command)
     shared = _shared_environment(settings, len(hosts))
     servers, trainers = [], []
     for machine, host in enumerate(hosts):
+        command = (*(host.runner or runner), *settings.command)
         conveniences = {"PYTHONUNBUFFERED": "1"}
         if settings.is_watched:
             conveniences["DGLKGE_PROGRESS"] = "1"
@@ -185,6 +189,19 @@ def describe_plan(processes: Sequence[PlannedProcess]) -> str:
         lines.append(f"# {process.name} on {process.address}")
         lines.append(" ".join(["env", *variables, shlex.join(process.command)]))
     return "\n".join(lines) + "\n"
+
+
+def plan_to_dict(processes: Sequence[PlannedProcess]) -> list[dict[str, object]]:
+    """Return the plan for programs, for ``--dry_run --json``."""
+    return [
+        {
+            "name": process.name,
+            "address": process.address,
+            "command": list(process.command),
+            "environment": dict(process.environment),
+        }
+        for process in processes
+    ]
 
 
 def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]:

@@ -11,6 +11,7 @@ from dglkge.launch.keeper import SHARED_MEMORY_FOLDER, mapped_segments
 __all__ = [
     "SHARED_MEMORY_FOLDER",
     "dgl_segments",
+    "remove_job_segments",
     "remove_segments",
     "segment_names",
     "segment_users",
@@ -69,3 +70,20 @@ def remove_segments(names: Iterable[str], folder: str = SHARED_MEMORY_FOLDER) ->
             os.unlink(os.path.join(folder, name))
             removed.append(name)
     return removed
+
+
+def remove_job_segments(segments: Collection[str], before: Collection[str]) -> list[str]:
+    """Remove what keepers saw in use, and DGL's segments that are new and in nobody's use.
+
+    The latter were made by a process that was killed before its keeper looked.
+
+    Parameters
+    ----------
+    segments : collection of str
+        Those that the keepers saw.
+    before : collection of str
+        All that were there before the job; they stay.
+    """
+    new = segment_names() - set(before)
+    unseen = dgl_segments(new) - set(segments)
+    return remove_segments((new & set(segments)) | (unseen - segment_users(unseen).keys()))

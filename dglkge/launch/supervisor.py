@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import selectors
 import signal
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.launch.console import Console
@@ -19,13 +17,15 @@ from dglkge.launch.job_result import JobResult, ProcessResult, describe_process,
 from dglkge.launch.kept_process import KeptProcess
 from dglkge.launch.local_executor import Executor
 from dglkge.launch.noise import is_noise
+from dglkge.launch.noted_signals import signals_noted
 from dglkge.launch.process_output import ProcessOutput
 from dglkge.launch.process_plan import TRAINER, PlannedProcess
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
-FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+MOST_CONNECTING = 6
+"""SSH servers drop connections when more than 10 (MaxStartups) are not logged in yet."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Supervisor:
         JobResult
         """
         start = time.monotonic()
-        with self._signals_noted():
+        with signals_noted(self._signals):
             try:
                 self._start(plan)
                 self._watch()
@@ -115,13 +115,24 @@ class Supervisor:
     def _start(self, plan: Sequence[PlannedProcess]) -> None:
         """Start all processes, or none after the first signal."""
         for planned in plan:
-            if self._signals:
+            self._await_logins(planned.address)
+            if self._signals or any(process.status for process in self._processes):
                 return
             self._outputs[planned.name] = ProcessOutput(self._log_dir / planned.log_name)
             process = self._executor.start(planned)
             self._processes.append(process)
             self._selector.register(process.output, selectors.EVENT_READ, process)
             self._selector.register(process.reports, selectors.EVENT_READ, process)
+
+    def _await_logins(self, address: str) -> None:
+        """Wait until few connections to a machine are still being made; each has a time limit of its own."""
+
+        def is_connecting(process: KeptProcess) -> bool:
+            is_open = process.is_remote and process.pid is None and process.status is None
+            return is_open and process.planned.address == address
+
+        while not self._signals and sum(map(is_connecting, self._processes)) >= MOST_CONNECTING:
+            self._pump(POLL_SECONDS)
 
     def _watch(self) -> None:
         """Return when all trainers have ended well, one process has failed, or a signal has come."""
@@ -231,7 +242,9 @@ class Supervisor:
             self._show(process, self._outputs[planned.name].finish())
             process.close()
         self._selector.close()
-        segments = set().union(*(process.segments for process in self._processes))
+        segments: dict[str, set[str]] = {}
+        for process in self._processes:
+            segments.setdefault(process.planned.address, set()).update(process.segments)
         removed = self._executor.clean_up(segments)
         logger.debug("removed shared memory: %s", removed)
 
@@ -266,6 +279,8 @@ class Supervisor:
                 if not data:
                     self._selector.unregister(key.fd)
                 self._show(process, self._outputs[process.planned.name].feed(data))
+        for process in self._processes:
+            process.beat()
         self._ended.extend(sorted(ended, key=lambda process: process.ended_at))
 
     def _show(self, process: KeptProcess, lines: Sequence[str]) -> None:
@@ -277,20 +292,3 @@ class Supervisor:
             if is_noise(line):
                 continue
             self._console.line(planned.name, self._processes.index(process), line)
-
-    @contextlib.contextmanager
-    def _signals_noted(self) -> Iterator[None]:
-        """Note signals instead of dying of them."""
-
-        def note(number: int, _frame: FrameType | None) -> None:
-            self._signals.append(number)
-
-        before = {number: signal.getsignal(number) for number in FORWARDED_SIGNALS}
-        for number in FORWARDED_SIGNALS:
-            if before[number] != signal.SIG_IGN:  # nohup
-                signal.signal(number, note)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

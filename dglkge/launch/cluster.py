@@ -1,0 +1,217 @@
+"""The machines of a job that does not run on this machine alone: an agent on each, asked side by side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from dglkge import __version__
+from dglkge.distributed.ip_config import Machine
+from dglkge.errors import InputError
+from dglkge.launch.cluster_executor import ClusterExecutor
+from dglkge.launch.forwarded_environment import forwarded_environment
+from dglkge.launch.host_session import HostSession, close_all
+from dglkge.launch.local_hosts import is_local, local_interfaces, resolve
+from dglkge.launch.preflight import compare_fingerprints, compare_versions, raise_problems
+from dglkge.launch.process_plan import Host, JobSettings, PlannedProcess, plan_processes
+from dglkge.launch.ssh_command import SshSettings
+
+Problems = list[tuple[str, str]]
+
+
+class Cluster:
+    """Sessions with the agents of all machines; they stay open from one attempt of a job to the next.
+
+    Machines with an address of this one are reached without SSH.
+
+    Parameters
+    ----------
+    ssh : SshSettings
+    python : str
+        The interpreter on every machine.
+    folder : str
+        Where the processes run.
+    """
+
+    def __init__(self, ssh: SshSettings, python: str, folder: str) -> None:
+        self._ssh = ssh
+        self._python = python
+        self._folder = folder
+        self._sessions: dict[str, HostSession] = {}
+        self._described: dict[str, dict[str, Any]] = {}
+        self._problems: Problems = []
+        self._order: list[str] = []
+
+    def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
+        """Start agents where there are none yet and learn what the plan depends on.
+
+        Parameters
+        ----------
+        machines : sequence of Machine
+            Sessions with machines that are not among them end.
+        is_locked : bool
+            Whether to hold each machine for this job.
+
+        Returns
+        -------
+        list of Host
+            Those that answered; what is wrong with the others, :meth:`check` raises.
+
+        Raises
+        ------
+        InputError
+            If a name has no address or two have the same, or a loopback address is among several.
+        """
+        addresses = self._order = _addresses(machines)
+        self._problems = []
+        names = dict(zip(addresses, (machine.address for machine in machines)))
+        dead = [
+            address
+            for address, session in self._sessions.items()
+            if address not in names or not session.is_alive
+        ]
+        close_all([self._sessions.pop(address) for address in dead])
+        new = [address for address in addresses if address not in self._sessions]
+        for address in new:
+            self._sessions[address] = self._open(address, names[address])
+        self._described = self._ask_all({address: {} for address in addresses}, "describe")
+        if is_locked:
+            self._ask_all({address: {} for address in new if address in self._described}, "lock")
+        return [
+            _host(address, machine, self._described[address])
+            for address, machine in zip(addresses, machines)
+            if address in self._described
+        ]
+
+    def check(self, hosts: Sequence[Host], settings: JobSettings) -> None:
+        """Look on all machines for all that would keep the job from running.
+
+        Parameters
+        ----------
+        hosts : sequence of Host
+            Those that answered.
+        settings : JobSettings
+
+        Raises
+        ------
+        PreflightError
+            With every problem of every machine.
+        """
+        script = None if settings.command[0] == "-m" else settings.command[0]
+        questions = {
+            host.address: {
+                "address": host.address,
+                "port": host.port,
+                "num_servers": settings.num_servers,
+                "folder": self._folder,
+                "script": script,
+                "part_config": settings.part_config,
+                "part_id": self._order.index(host.address),
+                "num_parts": len(self._order),
+                "shared_memory_bytes": 0,
+            }
+            for host in hosts
+        }
+        self._problems += compare_versions(self._described, __version__)
+        found = self._ask_all(questions, "check")
+        for address, answer in found.items():
+            self._problems += [(address, text) for text in answer["problems"]]
+        prints = {address: answer["fingerprint"] for address, answer in found.items()}
+        self._problems += compare_fingerprints(prints)
+        self._problems.sort(key=lambda problem: self._order.index(problem[0]))
+        raise_problems(self._problems, len(self._order))
+
+    def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
+        """Plan the job, with a rendezvous port that is free on the first machine now."""
+        first = hosts[0]
+        avoid = list(range(first.port, first.port + settings.num_servers))
+        port = self._sessions[first.address].ask("choose_master_port", address=first.address, avoid=avoid)
+        return plan_processes(hosts, settings, port, (), os.environ)
+
+    def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
+        """Make the log folder on every machine, with the ip_config.txt that the processes read.
+
+        Raises
+        ------
+        PreflightError
+            If a machine cannot write it.
+        """
+        machines = [[host.address, host.port] for host in hosts]
+        question = {"log_dir": str(log_dir), "machines": machines}
+        self._ask_all({host.address: question for host in hosts}, "write_job_files")
+        raise_problems(self._problems, len(self._order))
+
+    def warnings(self) -> list[str]:
+        """Return what the agents found that is no obstacle."""
+        return [
+            f"{address}: {warning}"
+            for address, described in self._described.items()
+            for warning in described["warnings"]
+        ]
+
+    def executor(self) -> ClusterExecutor:
+        """Return what runs processes on these machines."""
+        before = {address: described["segments"] for address, described in self._described.items()}
+        return ClusterExecutor(self._sessions, before, self._folder)
+
+    def close(self) -> None:
+        """Let all agents go."""
+        close_all(list(self._sessions.values()))
+        self._sessions = {}
+
+    def _open(self, address: str, name: str) -> HostSession:
+        """Start an agent."""
+        here = is_local(address, local_interfaces())
+        return HostSession(name, None if here else self._ssh, self._python, forwarded_environment(os.environ))
+
+    def _ask_all(self, questions: Mapping[str, dict[str, Any]], task: str) -> dict[str, Any]:
+        """Ask machines side by side; note the problems, return the answers."""
+
+        def ask(address: str) -> Any:
+            return self._sessions[address].ask(task, **questions[address])
+
+        answers: dict[str, Any] = {}
+        for address, outcome in side_by_side(ask, list(questions)).items():
+            if isinstance(outcome, InputError):
+                self._problems.append((address, str(outcome)))
+            else:
+                answers[address] = outcome
+        return answers
+
+
+def side_by_side(work: Callable[[str], Any], addresses: Sequence[str]) -> dict[str, Any]:
+    """Do some work for each machine in a thread of its own; an InputError stands in place of a result."""
+
+    def attempt(address: str) -> Any:
+        try:
+            return work(address)
+        except InputError as error:
+            return error
+
+    if not addresses:
+        return {}
+    with ThreadPoolExecutor(len(addresses)) as threads:
+        return dict(zip(addresses, threads.map(attempt, addresses)))
+
+
+def _addresses(machines: Sequence[Machine]) -> list[str]:
+    """Return the IPv4 address of each machine."""
+    addresses = [resolve(machine.address) for machine in machines]
+    for address, machine in zip(addresses, machines):
+        if is_local(address, {}) and len(machines) > 1:
+            raise InputError(
+                f"ip_config names {machine.address} among {len(machines)} machines: the others cannot reach "
+                "a loopback address; give the machine's address on their network"
+            )
+        if addresses.count(address) > 1:
+            raise InputError(f"ip_config names {address} {addresses.count(address)} times, under other names")
+    return addresses
+
+
+def _host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:
+    """Return a machine as the plan needs it."""
+    interface = described["interfaces"].get(address)
+    return Host(address, machine.port, described["num_cores"], interface, tuple(described["runner"]))

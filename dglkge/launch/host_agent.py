@@ -1,0 +1,78 @@
+"""The launcher's agent on a machine: answers questions, does small work, and holds the machine for the job.
+
+stdin has one JSON object per line, ``{"do": name of a task, ...arguments}``; an empty line only says that
+the launcher is there. stdout answers each with ``{"ok": result}`` or ``{"error": sentence}``. At the end of
+stdin, or after SILENCE_SECONDS without a line, the agent leaves, and with it the lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dglkge.errors import DglkgeError
+from dglkge.launch import host_tasks
+from dglkge.launch.job_lock import hold_machine
+from dglkge.launch.keeper import SILENCE_SECONDS
+
+TASKS: Mapping[str, Callable[..., Any]] = {
+    "describe": host_tasks.describe_machine,
+    "check": host_tasks.check_machine,
+    "choose_master_port": host_tasks.choose_master_port,
+    "write_job_files": host_tasks.write_job_files,
+    "clean_up": host_tasks.clean_up,
+}
+
+
+def serve(requests: int, answers: int) -> None:
+    """Answer until the launcher is gone.
+
+    Parameters
+    ----------
+    requests, answers : int
+        File descriptors.
+    """
+    pending = b""
+    with contextlib.ExitStack() as held:
+        tasks = {**TASKS, "lock": lambda: held.enter_context(hold_machine())}
+        while select.select([requests], [], [], SILENCE_SECONDS)[0]:
+            try:
+                data = os.read(requests, 65536)
+            except OSError:  # the connection was reset
+                return
+            if not data:
+                return
+            *lines, pending = (pending + data).split(b"\n")
+            for line in filter(None, lines):
+                answer = json.dumps(_answer(tasks, json.loads(line))).encode() + b"\n"
+                while answer:
+                    answer = answer[os.write(answers, answer) :]
+
+
+def _answer(tasks: Mapping[str, Callable[..., Any]], request: dict[str, Any]) -> dict[str, Any]:
+    """Do one task."""
+    name = request.pop("do")
+    try:
+        return {"ok": tasks[name](**request)}
+    except DglkgeError as error:
+        return {"error": str(error)}
+    except Exception as error:
+        return {"error": f"{name} failed: {error!r}"}
+
+
+def main() -> None:
+    """Serve the launcher over stdin and stdout; what anything here prints goes to stderr."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        serve(0, answers)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

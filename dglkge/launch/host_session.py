@@ -1,0 +1,163 @@
+"""The launcher's line to its agent on one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, cast
+
+from dglkge.errors import InputError
+from dglkge.launch import agent_starter
+from dglkge.launch.keeper import BEAT_SECONDS
+from dglkge.launch.ssh_command import SshSettings, python_from_stdin, ssh_command
+
+ANSWER_SECONDS = 30.0
+LEAVE_SECONDS = 2.0
+
+
+class HostSession:
+    """An agent on this machine (without SSH) or on another one; tells it every BEAT_SECONDS that we are here.
+
+    Parameters
+    ----------
+    address : str
+        As ip_config.txt has it.
+    ssh : SshSettings or None
+        None: this machine.
+    python : str
+        The interpreter there.
+    environment : mapping of str to str
+        Added to the environment there.
+    """
+
+    def __init__(
+        self, address: str, ssh: SshSettings | None, python: str, environment: Mapping[str, str]
+    ) -> None:
+        self.address = address
+        self.ssh = ssh
+        self.python = python
+        self.environment = dict(environment)
+        starter = Path(agent_starter.__file__).read_bytes()
+        self._errors = tempfile.TemporaryFile()
+        self._answers = b""
+        self._writing = threading.Lock()
+        self._process = subprocess.Popen(
+            self.command(python_from_stdin(python, starter)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
+            start_new_session=True,
+        )
+        agent = {"command": [python, "-m", "dglkge.launch.host_agent"], "environment": self.environment}
+        self._write(starter + json.dumps(agent).encode() + b"\n")
+        self._closing = threading.Event()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the agent is still there, as far as it can be seen from here."""
+        return self._process.poll() is None
+
+    def command(self, words: list[str]) -> list[str]:
+        """Return the command that runs some words on the machine."""
+        return words if self.ssh is None else ssh_command(self.ssh, self.address, words)
+
+    def ask(self, task: str, seconds: float = ANSWER_SECONDS, **arguments: Any) -> Any:
+        """Have the agent do a task.
+
+        Parameters
+        ----------
+        task : str
+            One of ``host_agent.TASKS``, or ``lock``.
+        seconds : float
+            How long it may take.
+        **arguments
+            Of the task.
+
+        Raises
+        ------
+        InputError
+            What the agent says is wrong, or that it is gone or silent.
+        """
+        self._write(json.dumps({"do": task, **arguments}).encode() + b"\n")
+        deadline = time.monotonic() + seconds
+        while True:
+            answer = self._read_answer(deadline, seconds)
+            if "error" in answer:
+                raise InputError(answer["error"])
+            if "ok" in answer:
+                return answer["ok"]
+
+    def close(self) -> None:
+        """Let the agent go; one that does not is cut off."""
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            cast(IO[bytes], self._process.stdin).close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVE_SECONDS)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        cast(IO[bytes], self._process.stdout).close()
+        self._errors.close()
+
+    def _read_answer(self, deadline: float, seconds: float) -> dict[str, Any]:
+        """Read one line of JSON; a login shell may have written others."""
+        answers = cast(IO[bytes], self._process.stdout).fileno()
+        while b"\n" not in self._answers:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([answers], [], [], left)[0]:
+                raise InputError(f"did not answer within {seconds:g} s")
+            data = os.read(answers, 65536)
+            if not data:
+                raise InputError(self._describe_end())
+            self._answers += data
+        line, _, self._answers = self._answers.partition(b"\n")
+        with contextlib.suppress(ValueError):
+            answer = json.loads(line)
+            if isinstance(answer, dict):
+                return answer
+        return {}
+
+    def _describe_end(self) -> str:
+        """Say why there is no agent, in the last words of ssh, the shell or Python."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVE_SECONDS)
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        words = lines[-1].strip() if lines else f"status {self._process.returncode}"
+        if self.ssh is not None and self._process.returncode == 255:
+            return f"cannot be reached by ssh: {words}"
+        if "No module named" in words:
+            return f"dglkge must be installed for {self.python} there: {words}"
+        return f"{self.python} could not run there: {words}"
+
+    def _beat(self) -> None:
+        """Say that we are here, until the session is closed."""
+        while not self._closing.wait(BEAT_SECONDS):
+            self._write(b"\n")
+
+    def _write(self, data: bytes) -> None:
+        """Write whole lines; that nobody reads them is noticed elsewhere."""
+        with self._writing, contextlib.suppress(OSError, ValueError):
+            while data:
+                data = data[cast(IO[bytes], self._process.stdin).write(data) :]
+
+
+def close_all(sessions: Sequence[HostSession]) -> None:
+    """Close sessions side by side."""
+    threads = [threading.Thread(target=session.close) for session in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

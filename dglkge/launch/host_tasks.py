@@ -1,0 +1,160 @@
+"""What the launcher wants to know of a machine and wants done there; the agent there runs it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dglkge import __version__
+from dglkge.distributed.ip_config import Machine, write_ip_config
+from dglkge.errors import InputError
+from dglkge.launch import script_runner
+from dglkge.launch.local_hosts import is_local, local_interfaces, usable_cores
+from dglkge.launch.local_job import find_leftovers
+from dglkge.launch.part_config import check_part, check_part_config
+from dglkge.launch.ports import check_server_ports, find_master_port
+from dglkge.launch.shared_memory import SHARED_MEMORY_FOLDER, remove_job_segments, segment_names
+
+COMPARED_PACKAGES = ("dgl", "torch")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return what a plan depends on, what must be equal everywhere, and what lies in the way."""
+    versions = {name: _installed_version(name) for name in COMPARED_PACKAGES}
+    return {
+        "versions": {"python": ".".join(map(str, sys.version_info[:2])), "dglkge": __version__, **versions},
+        "interfaces": local_interfaces(),
+        "num_cores": usable_cores(),
+        "runner": [sys.executable, str(Path(script_runner.__file__).resolve())],
+        "segments": sorted(segment_names()),
+        "warnings": find_leftovers(),
+    }
+
+
+def check_machine(
+    address: str,
+    port: int,
+    num_servers: int,
+    folder: str,
+    script: str | None,
+    part_config: str | None,
+    part_id: int,
+    num_parts: int,
+    shared_memory_bytes: int,
+) -> dict[str, Any]:
+    """Look for all that would keep a job from running on this machine.
+
+    Parameters
+    ----------
+    address, port, num_servers
+        Where the servers will listen.
+    folder : str
+        Where the processes will run.
+    script : str or None
+        A file that must be there; relative to the folder.
+    part_config : str or None
+        DGL's partition file, relative to the folder.
+    part_id, num_parts : int
+        The machine's own partition, and how many there must be.
+    shared_memory_bytes : int
+        What the servers will put into shared memory; 0 where that is not known.
+
+    Returns
+    -------
+    dict
+        ``problems``, a list of sentences; ``fingerprint`` of the partition file or None.
+    """
+    problems: list[str] = []
+
+    def attempt(check: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return check(*arguments)
+        except InputError as error:
+            problems.append(str(error))
+            return None
+
+    attempt(_check_address, address)
+    attempt(_check_folder, folder, script)
+    attempt(check_server_ports, address, port, num_servers)
+    attempt(_check_shared_memory, shared_memory_bytes)
+    fingerprint = None
+    if part_config is not None:
+        fingerprint = attempt(_check_partition, Path(folder, part_config), part_id, num_parts)
+    return {"problems": problems, "fingerprint": fingerprint}
+
+
+def choose_master_port(address: str, avoid: Sequence[int]) -> int:
+    """Return a free port of this machine for torch's rendezvous."""
+    return find_master_port(address, avoid)
+
+
+def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
+    """Make the log folder with the job's ip_config.txt; several machines may share it.
+
+    Raises
+    ------
+    InputError
+        If it cannot be written.
+    """
+    folder = Path(log_dir)
+    temporary = folder / f"ip_config.txt.{os.uname().nodename}.{os.getpid()}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_ip_config(temporary, [Machine(address, port) for address, port in machines])
+        os.replace(temporary, folder / "ip_config.txt")
+    except OSError as error:
+        raise InputError(f"cannot write logs to {log_dir}: {error.strerror}") from None
+
+
+def clean_up(segments: Sequence[str], before: Sequence[str]) -> list[str]:
+    """Remove the shared memory that a job has left here."""
+    return remove_job_segments(set(segments), set(before))
+
+
+def _installed_version(package: str) -> str | None:
+    """Return the public part of a package's version (not ``+cpu``), without importing it."""
+    try:
+        return importlib.metadata.version(package).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address that is not ours: DGL would silently take us for machine 0."""
+    interfaces = local_interfaces()
+    if not is_local(address, interfaces):
+        raise InputError(
+            f"none of its interfaces has the address {address} that ip_config gives it "
+            f"(it has {', '.join(sorted(interfaces))})"
+        )
+
+
+def _check_folder(folder: str, script: str | None) -> None:
+    """Look for the working folder and the script."""
+    if not os.path.isdir(folder):
+        raise InputError(f"has no folder {folder}; give another --workspace, or --sync to have it made")
+    if script is not None and not os.path.isfile(os.path.join(folder, script)):
+        raise InputError(f"has no script {os.path.join(folder, script)}; --sync brings it there")
+
+
+def _check_shared_memory(needed_bytes: int) -> None:
+    """Compare what the tables need with what is free; without this, a process dies of SIGBUS in mid-run."""
+    free_bytes = shutil.disk_usage(SHARED_MEMORY_FOLDER).free
+    if needed_bytes > free_bytes:
+        raise InputError(
+            f"the tables need {needed_bytes / 1e9:.2f} GB of shared memory, "
+            f"{SHARED_MEMORY_FOLDER} has {free_bytes / 1e9:.2f} GB free"
+        )
+
+
+def _check_partition(path: Path, part_id: int, num_parts: int) -> str:
+    """Look for the machine's own partition; return a fingerprint of the partition file."""
+    check_part_config(path, num_parts)
+    check_part(path, part_id)
+    return hashlib.sha256(path.read_bytes()).hexdigest()

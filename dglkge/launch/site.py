@@ -1,0 +1,78 @@
+"""Where a job runs: on this machine alone, or on several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dglkge.distributed.ip_config import Machine
+from dglkge.launch.cluster import Cluster
+from dglkge.launch.local_executor import Executor
+from dglkge.launch.local_hosts import are_all_local, local_interfaces
+from dglkge.launch.local_job import LocalJob
+from dglkge.launch.process_plan import Host, JobSettings, PlannedProcess
+from dglkge.launch.ssh_command import SshSettings
+
+
+class Site:
+    """This machine alone where ip_config names no other, else all machines; each attempt decides anew.
+
+    Parameters
+    ----------
+    ssh : SshSettings
+    python : str
+        The interpreter on the machines of several.
+    folder : str
+        Where the processes run.
+    """
+
+    def __init__(self, ssh: SshSettings, python: str, folder: str) -> None:
+        self._ssh = ssh
+        self._python = python
+        self._folder = folder
+        self._job: LocalJob | Cluster = LocalJob(folder)
+
+    def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
+        """Reach the machines of ip_config and hold them for the job.
+
+        Raises
+        ------
+        InputError
+            If ip_config does not make sense. What is wrong on machines, :meth:`check` raises.
+        """
+        kind = LocalJob if are_all_local(machines, local_interfaces()) else Cluster
+        if not isinstance(self._job, kind):
+            self._job.close()
+            is_alone = kind is LocalJob
+            self._job = LocalJob(self._folder) if is_alone else Cluster(self._ssh, self._python, self._folder)
+        return self._job.connect(machines, is_locked)
+
+    def check(self, hosts: Sequence[Host], settings: JobSettings) -> None:
+        """Look for all that would keep the job from running.
+
+        Raises
+        ------
+        InputError
+            With every problem of every machine.
+        """
+        self._job.check(hosts, settings)
+
+    def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
+        """Plan the job; its rendezvous port is free now."""
+        return self._job.plan(hosts, settings)
+
+    def warnings(self) -> list[str]:
+        """Return what was found that is no obstacle."""
+        return self._job.warnings()
+
+    def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
+        """Make the log folder and its ip_config.txt on machines that are not this one."""
+        self._job.write_job_files(log_dir, hosts)
+
+    def executor(self) -> Executor:
+        """Return what runs processes there."""
+        return self._job.executor()
+
+    def close(self) -> None:
+        """Let the machines go."""
+        self._job.close()
