@@ -5,9 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+if TYPE_CHECKING:  # the launcher reads this file and does without torch
+    import torch
 
 RELATION = "relation"
 """Name of the node type, and of the table, that holds the relations."""

@@ -1,0 +1,38 @@
+"""Run as a program: makes DGL's server of one part, without starting it, and says what it put in /dev/shm.
+
+``python segments_of_server.py IP_CONFIG PARTITION_JSON PART`` prints {new segment: bytes of its pages}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["DGLBACKEND"] = "pytorch"
+os.environ["DGL_ROLE"] = "server"
+
+import dgl
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def sizes() -> dict[str, int]:
+    """Return the bytes that each segment takes."""
+    return {path.name: path.stat().st_blocks * 512 for path in SHARED_MEMORY.iterdir() if path.is_file()}
+
+
+def main(ip_config: str, part_config: str, part: str) -> None:
+    """Make the server, print, and let the server remove its segments."""
+    before = sizes()
+    with contextlib.redirect_stdout(sys.stderr):
+        server = dgl.distributed.DistGraphServer(int(part), ip_config, 1, 1, part_config, graph_format="csc")
+    found = {name: size for name, size in sizes().items() if name not in before}
+    print(json.dumps(found))
+    del server
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,127 @@
+"""What is said to be needed in /dev/shm against what DGL's own servers, optimizers and tables take there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dglkge.config import Config, load_config
+from dglkge.errors import InputError
+from dglkge.launch import shared_memory_need
+from dglkge.launch.part_sizes import PartSize, read_dataset_size
+from dglkge.model.kge_model import build_model
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.training.build import OPTIMIZERS
+from dglkge.typing import RELATION
+from tests.toy_kg import REPOSITORY, toy_dataset
+
+SERVER = Path(__file__).with_name("segments_of_server.py")
+PAGE = 4096
+
+
+def config(*settings: str) -> Config:
+    return load_config(None, ["dataset=x", *settings])
+
+
+def segments(dataset: Path, part: int, folder: Path) -> dict[str, int]:
+    """Return what a server of one part puts in /dev/shm; the graph gets a name of its own."""
+    graph_name = json.loads((dataset / "dataset.json").read_text())["graph_name"]
+    ip_config = folder / "ip_config.txt"
+    ip_config.write_text("127.0.0.1 30050\n127.0.0.2 30050\n")
+    command = [sys.executable, str(SERVER), str(ip_config)]
+    command += [str(dataset / "partitions" / f"{graph_name}.json"), str(part)]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("num_parts, typed", [(1, True), (2, False)])
+def test_graph_is_what_a_server_of_dgl_makes(tmp_path: Path, num_parts: int, typed: bool) -> None:
+    dataset = toy_dataset(num_parts, typed)
+    size = read_dataset_size(dataset).parts[num_parts - 1]
+    found = segments(dataset, num_parts - 1, tmp_path)
+    # so small a graph takes part of a page for each segment: the figure may be off by that much, no more
+    assert abs(sum(found.values()) - shared_memory_need.graph_bytes(size)) <= len(found) * PAGE
+
+
+def test_part_sizes_are_those_of_the_files() -> None:
+    dataset = toy_dataset(2, method="metis")
+    sizes = read_dataset_size(dataset)
+    layout_rows = {"entity": 60, RELATION: 4}
+    assert sizes.num_rows == layout_rows
+    assert sizes.splits == {"train": 192, "valid": 24, "test": 24}
+    cut = [
+        part["cut_edges"] for part in json.loads((dataset / "partitions/report.json").read_text())["parts"]
+    ]
+    assert [part.num_halo_edges for part in sizes.parts] == cut[::-1]
+    assert sum(part.num_edges for part in sizes.parts) == 192
+    assert sizes.name_bytes == sum(len(f"e{i:03d}\n") for i in range(60))
+
+
+@pytest.mark.parametrize("score_function", list(SCORE_FUNCTIONS))
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_row_widths_are_the_models(score_function: str, reciprocal: bool) -> None:
+    chosen = config(
+        f"model.score_function={score_function}",
+        "model.dimension=6",
+        f"model.reciprocal_relations={reciprocal}",
+    )
+    model = build_model(score_function, 6, reciprocal)
+    for table in ("entity", RELATION):
+        assert shared_memory_need.row_width(table, chosen) == model.table_width(table)
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_state_widths_are_the_optimizers(name: str) -> None:
+    optimizer = OPTIMIZERS.get(name)
+    if name == "sparse_adam":
+        optimizer = type("Adam", (optimizer,), {"__init__": lambda self: None, "_row_wise": False})()
+        shapes = optimizer._state_shapes(7)
+    else:
+        shapes = optimizer._state_shapes(None, 7)
+    widths = sorted(torch.empty(shape).numel() for shape in shapes.values())
+    assert sorted(shared_memory_need.state_widths(7, config(f"optimizer.name={name}"))) == widths
+
+
+def test_bytes_by_hand() -> None:
+    """1,000 entities and 10 relations of 8 numbers, two directions of a relation, one number of state."""
+    part = PartSize({"entity": 1000, RELATION: 10}, num_edges=5000, has_weights=True)
+    chosen = config("model.dimension=8", "optimizer.name=row_adagrad")
+    assert shared_memory_need.table_bytes(part, chosen) == 8 * PAGE + 1 * PAGE  # 32,000 and 640 bytes
+    assert shared_memory_need.state_bytes(part, chosen) == 1 * PAGE + 1 * PAGE  # 4,000 and 40 bytes
+    graph = 5000 * (8 + 8 + 4) + 5010 * (8 + 8 + 8 + 4 + 1) + 1010 * (8 + 8 + 1) + 14 * PAGE
+    assert shared_memory_need.graph_bytes(part) == graph
+    assert shared_memory_need.shared_memory_bytes(part, chosen) == 11 * PAGE + graph
+
+
+def test_each_machine_has_its_own_figure() -> None:
+    dataset = toy_dataset(2)
+    figures = shared_memory_need.shared_memory_by_machine(dataset, config("model.dimension=4096"))
+    rows = [sum(part.num_rows.values()) for part in read_dataset_size(dataset).parts]
+    assert len(figures) == 2
+    for figure, num_rows in zip(figures, rows):
+        assert figure == pytest.approx(2 * 4 * 4096 * (num_rows + 2), rel=0.1)  # a relation's row is two
+
+
+def test_damaged_descriptions_are_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read .*dataset.json"):
+        read_dataset_size(tmp_path)
+    folder = tmp_path / "copy"
+    shutil.copytree(toy_dataset(), folder)
+    (folder / "partitions" / "report.json").write_text("[]")
+    with pytest.raises(InputError, match="report.json holds list"):
+        read_dataset_size(folder)
+    (folder / "partitions" / "report.json").write_text("{}")
+    with pytest.raises(InputError, match="no dataset folder.*'parts'"):
+        read_dataset_size(folder)
+    (folder / "dataset.json").write_text('{"graph_')
+    with pytest.raises(InputError, match="dataset.json is cut off"):
+        read_dataset_size(folder)
