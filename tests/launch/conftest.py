@@ -20,6 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = 60
+LAUNCHER = ["-m", "dglkge.cli.launch"]
 
 
 class LaunchedJob:
@@ -30,7 +31,7 @@ class LaunchedJob:
         self.seen: list[str] = []
         self._lines: queue.Queue[str | None] = queue.Queue()
         self.launcher = subprocess.Popen(
-            [sys.executable, "-m", "dglkge.cli.launch", *arguments],
+            [sys.executable, *LAUNCHER, *arguments],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **environment},
             stdout=subprocess.PIPE,

@@ -1,0 +1,14 @@
+"""``dglkge-launch`` that takes this machine for another one, so that it goes by ssh; run as a program."""
+
+from __future__ import annotations
+
+import sys
+
+from dglkge.cli import launch
+from dglkge.launch import cluster, site
+
+site.are_all_local = lambda machines, interfaces: False
+cluster.is_local = lambda address, interfaces: False
+
+if __name__ == "__main__":
+    sys.exit(launch.main())

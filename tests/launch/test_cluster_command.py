@@ -1,0 +1,193 @@
+"""``dglkge-launch`` over a stand-in for ssh, which gives the command to a shell as sshd does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
+
+LAUNCHER = Path(__file__).with_name("remote_launch.py")
+FAKE_SSH = """#!/bin/sh
+# -o ... -- address command
+while [ "$1" != -- ]; do shift; done
+echo "$2" >>"$FAKE_SSH_CALLS"
+[ -z "$FAKE_SSH_FAILS" ] || { echo "ssh: connect to host $2 port 22: No route to host" >&2; exit 255; }
+echo "Welcome to $2"
+cd /
+exec env -i HOME="$HOME" FAKE_SSH_CALLS="$FAKE_SSH_CALLS" sh -c "$3"
+"""
+SERVERS_LEAVE = "import os, sys\nif os.environ['DGL_ROLE'] == 'server': sys.exit()\n"
+WAITS = """
+import os, signal, sys
+def leave(number, frame):
+    sys.exit(143)
+signal.signal(signal.SIGTERM, leave if "RANK" in os.environ else signal.SIG_IGN)
+print("waits", os.environ.get("RANK", "server"), flush=True)
+while True: signal.pause()
+"""
+
+
+@pytest.fixture
+def remote(launch, tmp_path: Path, ip_config: Path, monkeypatch: pytest.MonkeyPatch):
+    """Start jobs on "another" machine."""
+    program = tmp_path / "bin" / "ssh"
+    program.parent.mkdir()
+    program.write_text(FAKE_SSH)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SSH_CALLS", str(tmp_path / "calls"))
+    monkeypatch.setattr("tests.launch.conftest.LAUNCHER", [str(LAUNCHER)])
+    return launch
+
+
+@pytest.fixture
+def run(remote, tmp_path: Path):
+    """Run the launcher alone, to its end, without a job."""
+
+    def go(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+        (tmp_path / "train.py").touch()
+        return subprocess.run(
+            [sys.executable, str(LAUNCHER), *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+        )
+
+    return go
+
+
+def test_arguments_and_environment_arrive(remote, tmp_path: Path) -> None:
+    """No shell reads arguments or variables; the folder is the workspace; secrets stay at home."""
+    hostile = ["a b", "it's", '"', "$HOME `id`", "; touch injected", "\\", "a\nb", "", "*", "--port", "é"]
+    names = ["ODD", "OMP_PROC_BIND", "SECRET", "DGL_ROLE", "RANK", "MASTER_ADDR"]
+    script = (
+        SERVERS_LEAVE + f"import json\nprint(json.dumps([sys.argv[1:], [os.environ.get(n) for n in {names}]"
+    )
+    script += ", os.getcwd()]), file=sys.stderr); sys.exit(5)"
+    options = ["--num_trainers", "1", "--extra-envs", "ODD=$x; 'y'"]
+    job = remote(options, script, *hostile, OMP_PROC_BIND="it's", SECRET="s")
+    output = job.finish()
+    assert job.launcher.returncode == 5, output
+    (line,) = [line for line in output.splitlines() if line.startswith("[trainer 0] [[")]
+    arguments, variables, folder = json.loads(line.partition("] ")[2])
+    assert (arguments, folder) == (hostile, str(tmp_path))
+    assert variables == ["$x; 'y'", "it's", None, "client", "0", "127.0.0.1"]
+    assert not (tmp_path / "injected").exists()
+    assert "[launcher] trainer 0 (pid " in output
+    assert ") on 127.0.0.1 ended with status 5\n" in output
+    assert "[trainer 0] Welcome to 127.0.0.1\n" in output
+    # the agent, a server, a trainer
+    assert (tmp_path / "calls").read_text().split() == ["127.0.0.1"] * 3
+    job.await_none_left()
+
+
+def test_sigterm_commits(remote) -> None:
+    """SIGTERM to the launcher reaches the trainers; their 143 is the launcher's."""
+    job = remote(["--num_trainers", "2"], WAITS)
+    job.wait_for("waits server", "waits 0", "waits 1")
+    job.launcher.send_signal(signal.SIGTERM)
+    output = job.finish()
+    assert job.launcher.returncode == 143
+    assert "stopped by SIGTERM; all trainers have committed and left" in output
+    job.await_none_left()
+
+
+@pytest.mark.parametrize("victim", ["launcher", "keeper"])
+def test_broken_connection(remote, victim: str) -> None:
+    """Whoever is killed, nothing is left on the other machine."""
+    job = remote(["--num_trainers", "1"], WAITS)
+    job.wait_for("waits server", "waits 0")
+    keeper = job.process("trainer", 0).parent()
+    (job.launcher if victim == "launcher" else keeper).kill()
+    output = job.finish()
+    job.await_none_left()
+    if victim == "keeper":
+        assert job.launcher.returncode == 255
+        assert ") on 127.0.0.1 was lost: " in output
+
+
+def test_restart(remote, tmp_path: Path) -> None:
+    """A job is started again over the same agents, which still hold the machine."""
+    script = (
+        SERVERS_LEAVE
+        + "from pathlib import Path\nmark = Path('mark')\nif not mark.exists(): mark.touch(); 1 / 0"
+    )
+    job = remote(["--num_trainers", "1", "--max_restarts", "1"], script)
+    output = job.finish()
+    assert job.launcher.returncode == 0, output
+    assert "[launcher] restart 1 of 1 in 1 s" in output
+    assert len((tmp_path / "calls").read_text().split()) == 1 + 2 * 2
+
+
+def test_all_problems_are_told(run, tmp_path: Path, ip_config: Path) -> None:
+    """One line for each problem, status 2, no log folder, nothing started."""
+    (tmp_path / "two.json").write_text('{"num_parts": 2}')
+    done = run("--workspace", str(tmp_path), "--part_config", "two.json", "--num_servers", "2", "train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    first, *problems = done.stderr.splitlines()
+    assert first == "dglkge-launch: error: 1 problem on 1 of 1 hosts; nothing was started"
+    assert "two.json has 2 partitions and ip_config has 1 machines" in problems[0]
+    assert len((tmp_path / "calls").read_text().split()) == 1
+    assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "message"),
+    [
+        (
+            [],
+            {"FAKE_SSH_FAILS": "1"},
+            "cannot be reached by ssh: ssh: connect to host 127.0.0.1 port 22: No route",
+        ),
+        (["--python", "/no/such/python"], {}, "/no/such/python could not run there: "),
+        ([], {"PYTHONPATH": ""}, "dglkge must be installed for "),
+    ],
+)
+def test_machine_that_cannot_be_used(run, options, environment, message, tmp_path: Path) -> None:
+    """Why there is no agent, in the words of ssh, the shell or Python."""
+    if "PYTHONPATH" in environment:
+        pytest.importorskip("venv")
+        environment = {}
+        options = ["--python", _bare_python(tmp_path)]
+    done = run(*options, "train.py", **environment)
+    assert done.returncode == 2
+    assert f"  127.0.0.1  {message}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def _bare_python(folder: Path) -> str:
+    """An interpreter that does not find dglkge."""
+    program = folder / "bare"
+    program.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} -S "$@"\n')
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_dry_run(run, tmp_path: Path) -> None:
+    """The plan is that of the machine, as text and as JSON; nothing is written or started."""
+    before = sorted(path.name for path in tmp_path.iterdir())
+    options = ["--num_trainers", "1", "--dry_run"]
+    done = run(*options, "train.py", "a b")
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("#")] == [
+        "# server 0 on 127.0.0.1",
+        "# trainer 0 on 127.0.0.1",
+    ]
+    assert done.stdout.count("script_runner.py train.py 'a b'\n") == 2
+    plan = json.loads(run(*options, "--json", "train.py", "a b").stdout)
+    assert [(process["name"], process["address"]) for process in plan] == [
+        ("server 0", "127.0.0.1"),
+        ("trainer 0", "127.0.0.1"),
+    ]
+    assert plan[1]["command"][-2:] == ["train.py", "a b"]
+    assert plan[1]["environment"]["GLOO_SOCKET_IFNAME"] == "lo"
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, "calls", "train.py"])

@@ -1,0 +1,64 @@
+"""Commands for other machines: what ssh is told, and that nothing of the user's is read by a shell."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from dglkge.launch.ssh_command import SshSettings, python_from_stdin, ssh_client, ssh_command
+
+HOSTILE = ["a b", "it's", '"', "$HOME", "`id`", "; touch injected", "\\", "a\nb", "*", "&& false", "-o", "é"]
+
+
+def options(command: list[str]) -> list[str]:
+    """The values of -o, in order."""
+    return [value for flag, value in zip(command, command[1:]) if flag == "-o"]
+
+
+def test_users_options_come_first() -> None:
+    """ssh takes the first value of an option, so the user's win; ours make a silent host known in time."""
+    command = ssh_client(SshSettings(options=("ConnectTimeout=3", "StrictHostKeyChecking=no")))
+    assert options(command)[:2] == ["ConnectTimeout=3", "StrictHostKeyChecking=no"]
+    values = dict(option.split("=", 1) for option in reversed(options(command)))
+    assert values["ConnectTimeout"] == "3"
+    assert values["BatchMode"] == "yes"
+    assert int(values["ServerAliveInterval"]) * int(values["ServerAliveCountMax"]) <= 15
+
+
+def test_only_what_was_said_is_passed() -> None:
+    """Without settings, ~/.ssh/config decides about port, user, key and known hosts."""
+    command = ssh_client(SshSettings())
+    assert not {"-p", "-l", "-i"} & set(command)
+    assert not any(option.startswith("StrictHostKeyChecking") for option in options(command))
+    command = ssh_client(SshSettings(2222, "me", "my key"))
+    assert command[-6:] == ["-i", "my key", "-l", "me", "-p", "2222"]
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+def test_words_survive_the_shell(word: str, tmp_path) -> None:
+    """What the remote shell makes of the last word is the command as it was."""
+    wanted = [sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", word, "end"]
+    command = ssh_command(SshSettings(), "host", wanted)
+    assert command[-3:-1] == ["--", "host"]
+    assert shlex.split(command[-1]) == wanted
+    done = subprocess.run(["sh", "-c", command[-1]], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout == f"{ascii([word, 'end'])}\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_program_over_stdin() -> None:
+    """The program is read to its last byte and not beyond: the rest of stdin is its own."""
+    program = "import sys\nprint('é', sys.argv[1:], sys.stdin.read())".encode()
+    done = subprocess.run(
+        python_from_stdin(sys.executable, program), input=program + b"rest", capture_output=True, check=True
+    )
+    assert done.stdout.decode() == "é [] rest\n"
+
+
+def test_program_that_never_comes() -> None:
+    """Where the launcher goes before it has sent the program, the interpreter goes too."""
+    done = subprocess.run(python_from_stdin(sys.executable, b"x" * 10), input=b"x", timeout=30)
+    assert done.returncode == 1
