@@ -9,8 +9,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import InputError
@@ -18,9 +20,18 @@ from dglkge.launch.arguments import parse_arguments
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult
 from dglkge.launch.local_job import find_unreadable_arguments, write_job_files
+from dglkge.launch.places import Places
 from dglkge.launch.preflight import PreflightError
-from dglkge.launch.process_plan import Host, JobSettings, choose_num_trainers, describe_plan, plan_to_dict
+from dglkge.launch.process_plan import (
+    Host,
+    JobSettings,
+    PlannedProcess,
+    choose_num_trainers,
+    describe_plan,
+    plan_to_dict,
+)
 from dglkge.launch.restarts import INPUT_ERROR_STATUS, attempt_log_dir, run_with_restarts
+from dglkge.launch.script_config import Needs, partition_file, script_config, shared_memory_need
 from dglkge.launch.site import Site
 from dglkge.launch.ssh_command import SshSettings
 from dglkge.launch.supervisor import Limits, Supervisor
@@ -52,21 +63,24 @@ def _launch(argv: Sequence[str]) -> int:
     """Check that the job can run, run it, and again as often as it may be."""
     options, command = parse_arguments(argv)
     workspace = Path(options.workspace).resolve()
-    _check_script(command, workspace)
+    places = Places(Path.cwd() if options.sync else workspace, workspace)
+    _check_script(command, places.here)
     log_dir = Path(options.log_dir or f"logs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").resolve()
     console = Console.of(sys.stdout, sys.stderr)
-    with contextlib.closing(Site(_ssh_settings(options), options.python, str(workspace))) as site:
+    ssh = SshSettings(
+        options.ssh_port, options.ssh_username, options.identity_file, tuple(options.ssh_option)
+    )
+    with contextlib.closing(Site(ssh, options.python, str(workspace), options.sync)) as site:
+        job = _Job(options, command, places, site, console)
         if options.dry_run:
-            logs = attempt_log_dir(log_dir, 0, options.max_restarts)
-            hosts, settings = _prepare(options, command, logs, workspace, site)
-            plan = site.plan(hosts, settings)
+            plan = job.plan(attempt_log_dir(log_dir, 0, options.max_restarts))
             print(json.dumps(plan_to_dict(plan)) if options.json else describe_plan(plan).rstrip("\n"))
             return 0
 
         def run(attempt: int) -> JobResult:
             logs = attempt_log_dir(log_dir, attempt, options.max_restarts)
             try:
-                return _run_once(options, command, logs, workspace, site, console)
+                return job.run(logs)
             except PreflightError as error:
                 if attempt == 0:
                     raise
@@ -78,43 +92,59 @@ def _launch(argv: Sequence[str]) -> int:
     return result.status
 
 
-def _ssh_settings(options: argparse.Namespace) -> SshSettings:
-    """Pick what the user says about ssh."""
-    return SshSettings(
-        options.ssh_port, options.ssh_username, options.identity_file, tuple(options.ssh_option)
-    )
+@dataclass(frozen=True)
+class _Job:
+    """A job as its command line describes it; each attempt looks anew at what that depends on."""
 
+    options: argparse.Namespace
+    command: tuple[str, ...]
+    places: Places
+    site: Site
+    console: Console
 
-def _prepare(
-    options: argparse.Namespace, command: tuple[str, ...], log_dir: Path, workspace: Path, site: Site
-) -> tuple[list[Host], JobSettings]:
-    """Read what an attempt depends on as it is now: the machines, their cores, what lies in the way."""
-    machines = read_ip_config(workspace / options.ip_config)
-    hosts = site.connect(machines, is_locked=not options.dry_run)
-    settings = _settings(options, command, hosts, machines, log_dir, workspace)
-    site.check(hosts, settings)
-    return hosts, settings
+    def plan(self, log_dir: Path) -> list[PlannedProcess]:
+        """Plan an attempt that will not be made; no file is sent, no machine is held."""
+        hosts, settings, config = self._prepare(log_dir, is_locked=False)
+        if not self.options.sync:
+            self.site.check(hosts, settings, self._needs(settings, config))
+        return self.site.plan(hosts, settings)
 
+    def run(self, log_dir: Path) -> JobResult:
+        """Run one attempt to its end."""
+        site, console, here = self.site, self.console, self.places.here
+        hosts, settings, config = self._prepare(log_dir, is_locked=True)
+        site.send_files(self.command, config, self.options.part_config, self.places)
+        site.check(hosts, settings, self._needs(settings, config))
+        plan = site.plan(hosts, settings)
+        unreadable = find_unreadable_arguments(here / self.options.ip_config, self.command, here)
+        for warning in [*site.warnings(), *unreadable]:
+            console.message(f"warning: {warning}")
+        write_job_files(log_dir, hosts)
+        site.write_job_files(Path(settings.log_dir), hosts)
+        console.message(_announce(settings, hosts, log_dir))
+        limits = Limits(stop_seconds=self.options.stop_seconds, exit_seconds=self.options.exit_seconds)
+        result = Supervisor(site.executor(), console, log_dir, limits).run(plan)
+        try:
+            output = None if config is None else here / config.output
+            site.bring_files(output, log_dir, self.places)
+        except InputError as error:
+            console.message(f"warning: not all files could be brought back: {error}")
+        return result
 
-def _run_once(
-    options: argparse.Namespace,
-    command: tuple[str, ...],
-    log_dir: Path,
-    workspace: Path,
-    site: Site,
-    console: Console,
-) -> JobResult:
-    """Run one attempt to its end."""
-    hosts, settings = _prepare(options, command, log_dir, workspace, site)
-    plan = site.plan(hosts, settings)
-    unreadable = find_unreadable_arguments(workspace / options.ip_config, command, workspace)
-    for warning in [*site.warnings(), *unreadable]:
-        console.message(f"warning: {warning}")
-    write_job_files(log_dir, hosts)
-    site.write_job_files(log_dir, hosts)
-    console.message(_announce(settings, hosts, log_dir))
-    limits = Limits(stop_seconds=options.stop_seconds, exit_seconds=options.exit_seconds)
-    return Supervisor(site.executor(), console, log_dir, limits).run(plan)
+    def _prepare(self, log_dir: Path, is_locked: bool) -> tuple[list[Host], JobSettings, Config | None]:
+        """Read what an attempt depends on as it is now: the machines, their cores, the configuration."""
+        here = self.places.here
+        machines = read_ip_config(here / self.options.ip_config)
+        hosts = self.site.connect(machines, is_locked)
+        settings = _settings(self.options, self.command, hosts, machines, log_dir, self.places)
+        return hosts, settings, script_config(self.command, here)
+
+    def _needs(self, settings: JobSettings, config: Config | None) -> Needs:
+        """Return what the job needs of its machines."""
+        here = self.places.here
+        found = partition_file(config, here)
+        graph = settings.part_config or (None if found is None else str(self.places.on_machines(found)))
+        return Needs(graph, shared_memory_need(config, here))
 
 
 def _check_script(command: Sequence[str], workspace: Path) -> None:
@@ -137,9 +167,11 @@ def _settings(
     hosts: Sequence[Host],
     machines: Sequence[Machine],
     log_dir: Path,
-    workspace: Path,
+    places: Places,
 ) -> JobSettings:
-    """Fill in the defaults."""
+    """Fill in the defaults; paths are those on the machines."""
+    log_dir = places.on_machines(log_dir) if options.sync else log_dir
+    part_config = None if options.part_config is None else places.on_machines(Path(options.part_config))
     return JobSettings(
         command=command,
         ip_config=str(log_dir / "ip_config.txt"),
@@ -149,10 +181,11 @@ def _settings(
         num_omp_threads=options.num_omp_threads,
         num_server_threads=options.num_server_threads,
         graph_format=options.graph_format,
-        part_config=None if options.part_config is None else str(workspace / options.part_config),
+        part_config=None if part_config is None else str(part_config),
         log_dir=str(log_dir),
         extra_envs=options.extra_envs,
         is_watched=sys.stdout.isatty(),
+        has_own_disks=options.sync,
     )
 
 

@@ -71,8 +71,16 @@ def build_parser() -> argparse.ArgumentParser:
         help="DGL's sparse formats of the servers' graph (default: csc)")  # fmt: skip
     add("--extra_envs", type=_variable, nargs="*", default=[], metavar="NAME=VALUE",
         help="variables for every process; they win over all others")  # fmt: skip
-    add("--workspace", default=".", metavar="FOLDER",
-        help="where the processes run; relative paths above are sought there (default: here)")  # fmt: skip
+    add(
+        "--workspace",
+        default=".",
+        metavar="FOLDER",
+        help="where the processes run; relative paths above are sought there (default: here)",
+    )
+    add("--sync", action="store_true",
+        help="bring the machines, which share no disk, the script and the modules beside it, files that its "
+             "arguments name, and of the data set what they need; bring logs and the run's folder back. "
+             "Relative paths are then sought here, and --workspace is made")  # fmt: skip
     add("--ssh_port", type=_count(1, 65535), metavar="PORT", help="of the machines' SSH servers")
     add("--ssh_username", metavar="USER", help="on the machines")
     add("--identity_file", metavar="FILE", help="private key for ssh")

@@ -9,14 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from dglkge import __version__
+from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
 from dglkge.errors import InputError
 from dglkge.launch.cluster_executor import ClusterExecutor
+from dglkge.launch.cluster_sync import (
+    bring_logs,
+    bring_newer_output,
+    bring_output,
+    send_checkpoint,
+    send_inputs,
+)
 from dglkge.launch.forwarded_environment import forwarded_environment
 from dglkge.launch.host_session import HostSession, close_all
 from dglkge.launch.local_hosts import is_local, local_interfaces, resolve
+from dglkge.launch.places import Places
 from dglkge.launch.preflight import compare_fingerprints, compare_versions, raise_problems
 from dglkge.launch.process_plan import Host, JobSettings, PlannedProcess, plan_processes
+from dglkge.launch.script_config import Needs
 from dglkge.launch.ssh_command import SshSettings
 
 Problems = list[tuple[str, str]]
@@ -86,7 +96,7 @@ class Cluster:
             if address in self._described
         ]
 
-    def check(self, hosts: Sequence[Host], settings: JobSettings) -> None:
+    def check(self, hosts: Sequence[Host], settings: JobSettings, needs: Needs) -> None:
         """Look on all machines for all that would keep the job from running.
 
         Parameters
@@ -94,6 +104,7 @@ class Cluster:
         hosts : sequence of Host
             Those that answered.
         settings : JobSettings
+        needs : Needs
 
         Raises
         ------
@@ -108,10 +119,10 @@ class Cluster:
                 "num_servers": settings.num_servers,
                 "folder": self._folder,
                 "script": script,
-                "part_config": settings.part_config,
+                "part_config": needs.partition_file,
                 "part_id": self._order.index(host.address),
                 "num_parts": len(self._order),
-                "shared_memory_bytes": 0,
+                "shared_memory_bytes": needs.shared_memory_bytes.get(self._order.index(host.address), 0),
             }
             for host in hosts
         }
@@ -130,6 +141,41 @@ class Cluster:
         avoid = list(range(first.port, first.port + settings.num_servers))
         port = self._sessions[first.address].ask("choose_master_port", address=first.address, avoid=avoid)
         return plan_processes(hosts, settings, port, (), os.environ)
+
+    def send_files(
+        self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
+    ) -> None:
+        """Bring every machine what it needs; see :mod:`dglkge.launch.cluster_sync`.
+
+        Raises
+        ------
+        PreflightError
+            If a machine cannot be reached or cannot take its files.
+        """
+        raise_problems(self._problems, len(self._order))
+        sessions, order = self._sessions, self._order
+        work = send_inputs(sessions, order, command, config, part_config, places)
+        self._do_all(work)
+        if config is not None and not self._problems:
+            output = places.here / config.output
+            if bring_newer_output(sessions[order[0]], output, places):
+                self._do_all(lambda address: send_checkpoint(sessions[address], output, places))
+        raise_problems(self._problems, len(self._order))
+
+    def bring_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
+        """Bring logs, and the run's folder from the first machine, here.
+
+        Raises
+        ------
+        PreflightError
+            If a machine cannot be reached.
+        """
+        self._problems = []
+        self._do_all(lambda address: bring_logs(self._sessions[address], log_dir, places))
+        first = self._order[0]
+        if output is not None and first not in dict(self._problems):
+            self._do_all(lambda address: bring_output(self._sessions[address], output, places), [first])
+        raise_problems(self._problems, len(self._order), "their files are still there")
 
     def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
         """Make the log folder on every machine, with the ip_config.txt that the processes read.
@@ -173,8 +219,13 @@ class Cluster:
         def ask(address: str) -> Any:
             return self._sessions[address].ask(task, **questions[address])
 
+        return self._do_all(ask, list(questions))
+
+    def _do_all(self, work: Callable[[str], Any], addresses: Sequence[str] | None = None) -> dict[str, Any]:
+        """Do some work for machines side by side; note the problems, return the results."""
         answers: dict[str, Any] = {}
-        for address, outcome in side_by_side(ask, list(questions)).items():
+        chosen = self._order if addresses is None else addresses
+        for address, outcome in side_by_side(work, chosen).items():
             if isinstance(outcome, InputError):
                 self._problems.append((address, str(outcome)))
             else:

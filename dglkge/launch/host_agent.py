@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dglkge.errors import DglkgeError
-from dglkge.launch import host_tasks
+from dglkge.launch import host_files, host_tasks
 from dglkge.launch.job_lock import hold_machine
 from dglkge.launch.keeper import SILENCE_SECONDS
 
@@ -26,6 +26,12 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "choose_master_port": host_tasks.choose_master_port,
     "write_job_files": host_tasks.write_job_files,
     "clean_up": host_tasks.clean_up,
+    "list_files": host_files.list_files,
+    "stale_files": host_files.stale_files,
+    "make_staging": host_files.make_staging,
+    "place_folder": host_files.place_folder,
+    "place_files": host_files.place_files,
+    "read_text": host_files.read_text,
 }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from dglkge.launch.local_hosts import is_local, local_interfaces, usable_cores
 from dglkge.launch.local_job import find_leftovers
 from dglkge.launch.part_config import check_part, check_part_config
 from dglkge.launch.ports import check_server_ports, find_master_port
-from dglkge.launch.shared_memory import SHARED_MEMORY_FOLDER, remove_job_segments, segment_names
+from dglkge.launch.shared_memory import check_shared_memory, remove_job_segments, segment_names
 
 COMPARED_PACKAGES = ("dgl", "torch")
 
@@ -82,7 +81,7 @@ def check_machine(
     attempt(_check_address, address)
     attempt(_check_folder, folder, script)
     attempt(check_server_ports, address, port, num_servers)
-    attempt(_check_shared_memory, shared_memory_bytes)
+    attempt(check_shared_memory, shared_memory_bytes)
     fingerprint = None
     if part_config is not None:
         fingerprint = attempt(_check_partition, Path(folder, part_config), part_id, num_parts)
@@ -141,16 +140,6 @@ def _check_folder(folder: str, script: str | None) -> None:
         raise InputError(f"has no folder {folder}; give another --workspace, or --sync to have it made")
     if script is not None and not os.path.isfile(os.path.join(folder, script)):
         raise InputError(f"has no script {os.path.join(folder, script)}; --sync brings it there")
-
-
-def _check_shared_memory(needed_bytes: int) -> None:
-    """Compare what the tables need with what is free; without this, a process dies of SIGBUS in mid-run."""
-    free_bytes = shutil.disk_usage(SHARED_MEMORY_FOLDER).free
-    if needed_bytes > free_bytes:
-        raise InputError(
-            f"the tables need {needed_bytes / 1e9:.2f} GB of shared memory, "
-            f"{SHARED_MEMORY_FOLDER} has {free_bytes / 1e9:.2f} GB free"
-        )
 
 
 def _check_partition(path: Path, part_id: int, num_parts: int) -> str:

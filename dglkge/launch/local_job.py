@@ -17,7 +17,8 @@ from dglkge.launch.local_hosts import local_interfaces, locate_hosts, usable_cor
 from dglkge.launch.part_config import check_part_config
 from dglkge.launch.ports import check_server_ports, describe_process, find_master_port
 from dglkge.launch.process_plan import Host, JobSettings, PlannedProcess, plan_processes
-from dglkge.launch.shared_memory import dgl_segments, segment_names, segment_users
+from dglkge.launch.script_config import Needs
+from dglkge.launch.shared_memory import check_shared_memory, dgl_segments, segment_names, segment_users
 
 
 class LocalJob:
@@ -48,14 +49,15 @@ class LocalJob:
             self._is_held = True
         return hosts
 
-    def check(self, hosts: Sequence[Host], settings: JobSettings) -> None:
+    def check(self, hosts: Sequence[Host], settings: JobSettings, needs: Needs) -> None:
         """Look for what would keep the job from running.
 
         Raises
         ------
         InputError
-            If the partition file does not fit, or a port is not free.
+            If the partition file does not fit, a port is not free, or shared memory is too small.
         """
+        check_shared_memory(needs.shared_memory_bytes.get(0, 0))
         if settings.part_config is not None:
             check_part_config(Path(settings.part_config), len(hosts))
         for host in hosts:

@@ -21,11 +21,11 @@ def check_part_config(path: Path, num_machines: int) -> None:
     num_parts = content.get("num_parts") if isinstance(content, dict) else None
     if not isinstance(num_parts, int):
         raise InputError(
-            f"--part_config {path} has no 'num_parts'; expected the file that DGL's partitioner wrote"
+            f"partition file {path} has no 'num_parts'; expected the file that DGL's partitioner wrote"
         )
     if num_parts != num_machines:
         raise InputError(
-            f"--part_config {path} has {num_parts} partitions and ip_config has {num_machines} machines; "
+            f"partition file {path} has {num_parts} partitions and ip_config has {num_machines} machines; "
             "each machine holds one partition"
         )
 
@@ -57,6 +57,6 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise InputError(f"cannot read --part_config {path}: {error.strerror}") from None
+        raise InputError(f"cannot read partition file {path}: {error.strerror}") from None
     except ValueError as error:
-        raise InputError(f"--part_config {path} is no JSON file: {error}") from None
+        raise InputError(f"partition file {path} is no JSON file: {error}") from None

@@ -12,7 +12,9 @@ class PreflightError(InputError):
     """Machines are not ready; each problem has a line. Nothing was started."""
 
 
-def raise_problems(problems: Sequence[tuple[str, str]], num_hosts: int) -> None:
+def raise_problems(
+    problems: Sequence[tuple[str, str]], num_hosts: int, outcome: str = "nothing was started"
+) -> None:
     """Raise all problems in one error, if there are any.
 
     Parameters
@@ -20,6 +22,8 @@ def raise_problems(problems: Sequence[tuple[str, str]], num_hosts: int) -> None:
     problems : sequence of (address, sentence)
     num_hosts : int
         Machines of the job.
+    outcome : str
+        What became of it all.
 
     Raises
     ------
@@ -31,7 +35,7 @@ def raise_problems(problems: Sequence[tuple[str, str]], num_hosts: int) -> None:
     hosts = len({address for address, _ in problems})
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
     lines = [f"  {address:{width}}  {' '.join(text.split())}" for address, text in problems]
-    raise PreflightError("\n".join([f"{count} on {hosts} of {num_hosts} hosts; nothing was started", *lines]))
+    raise PreflightError("\n".join([f"{count} on {hosts} of {num_hosts} hosts; {outcome}", *lines]))
 
 
 def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: str) -> list[tuple[str, str]]:

@@ -69,6 +69,8 @@ class JobSettings:
         Variables for every process; they win over all others.
     is_watched : bool
         Whether a person watches on a terminal, so that trainers show progress although they write to a pipe.
+    has_own_disks : bool
+        Whether the machines share no disk, so that each sends its parts of a checkpoint to the first.
     """
 
     command: tuple[str, ...]
@@ -83,6 +85,7 @@ class JobSettings:
     log_dir: str = "logs"
     extra_envs: Mapping[str, str] = field(default_factory=dict)
     is_watched: bool = False
+    has_own_disks: bool = False
 
 
 @dataclass(frozen=True)
@@ -215,6 +218,8 @@ def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]
         "DGL_GRAPH_FORMAT": settings.graph_format,
         "DGLKGE_LOG_DIR": settings.log_dir,
     }
+    if settings.has_own_disks:
+        environment["DGLKGE_OWN_DISKS"] = "1"
     if settings.part_config is not None:
         environment["DGL_CONF_PATH"] = settings.part_config
     return environment

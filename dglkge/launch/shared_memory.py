@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Collection, Iterable
 
+from dglkge.errors import InputError
 from dglkge.launch.keeper import SHARED_MEMORY_FOLDER, mapped_segments
 
 __all__ = [
     "SHARED_MEMORY_FOLDER",
+    "check_shared_memory",
     "dgl_segments",
     "remove_job_segments",
     "remove_segments",
@@ -87,3 +90,19 @@ def remove_job_segments(segments: Collection[str], before: Collection[str]) -> l
     new = segment_names() - set(before)
     unseen = dgl_segments(new) - set(segments)
     return remove_segments((new & set(segments)) | (unseen - segment_users(unseen).keys()))
+
+
+def check_shared_memory(needed_bytes: int, folder: str = SHARED_MEMORY_FOLDER) -> None:
+    """Compare what a machine's tables need with what is free: without room a process dies of SIGBUS.
+
+    Raises
+    ------
+    InputError
+        If it is too little; the message has both figures.
+    """
+    free_bytes = shutil.disk_usage(folder).free
+    if needed_bytes > free_bytes:
+        raise InputError(
+            f"the tables need {needed_bytes / 1e9:.2f} GB of shared memory, "
+            f"{folder} has {free_bytes / 1e9:.2f} GB free"
+        )

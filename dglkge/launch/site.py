@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
 from dglkge.launch.cluster import Cluster
 from dglkge.launch.local_executor import Executor
 from dglkge.launch.local_hosts import are_all_local, local_interfaces
 from dglkge.launch.local_job import LocalJob
+from dglkge.launch.places import Places
 from dglkge.launch.process_plan import Host, JobSettings, PlannedProcess
+from dglkge.launch.script_config import Needs
 from dglkge.launch.ssh_command import SshSettings
 
 
@@ -24,9 +27,12 @@ class Site:
         The interpreter on the machines of several.
     folder : str
         Where the processes run.
+    has_own_disks : bool
+        Whether files are brought to the machines and back; then also this one gets a copy.
     """
 
-    def __init__(self, ssh: SshSettings, python: str, folder: str) -> None:
+    def __init__(self, ssh: SshSettings, python: str, folder: str, has_own_disks: bool = False) -> None:
+        self._has_own_disks = has_own_disks
         self._ssh = ssh
         self._python = python
         self._folder = folder
@@ -40,14 +46,25 @@ class Site:
         InputError
             If ip_config does not make sense. What is wrong on machines, :meth:`check` raises.
         """
-        kind = LocalJob if are_all_local(machines, local_interfaces()) else Cluster
-        if not isinstance(self._job, kind):
+        is_alone = are_all_local(machines, local_interfaces()) and not self._has_own_disks
+        if isinstance(self._job, LocalJob) != is_alone:
             self._job.close()
-            is_alone = kind is LocalJob
             self._job = LocalJob(self._folder) if is_alone else Cluster(self._ssh, self._python, self._folder)
         return self._job.connect(machines, is_locked)
 
-    def check(self, hosts: Sequence[Host], settings: JobSettings) -> None:
+    def send_files(
+        self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
+    ) -> None:
+        """Bring the machines what they need where they share no disk."""
+        if isinstance(self._job, Cluster) and self._has_own_disks:
+            self._job.send_files(command, config, part_config, places)
+
+    def bring_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
+        """Bring back what a job has written where the machines share no disk."""
+        if isinstance(self._job, Cluster) and self._has_own_disks:
+            self._job.bring_files(output, log_dir, places)
+
+    def check(self, hosts: Sequence[Host], settings: JobSettings, needs: Needs) -> None:
         """Look for all that would keep the job from running.
 
         Raises
@@ -55,7 +72,7 @@ class Site:
         InputError
             With every problem of every machine.
         """
-        self._job.check(hosts, settings)
+        self._job.check(hosts, settings, needs)
 
     def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
         """Plan the job; its rendezvous port is free now."""

@@ -19,7 +19,7 @@ FAKE_SSH = """#!/bin/sh
 while [ "$1" != -- ]; do shift; done
 echo "$2" >>"$FAKE_SSH_CALLS"
 [ -z "$FAKE_SSH_FAILS" ] || { echo "ssh: connect to host $2 port 22: No route to host" >&2; exit 255; }
-echo "Welcome to $2"
+case $3 in tar*) ;; *) echo "Welcome to $2" ;; esac
 cd /
 exec env -i HOME="$HOME" FAKE_SSH_CALLS="$FAKE_SSH_CALLS" sh -c "$3"
 """
@@ -191,3 +191,25 @@ def test_dry_run(run, tmp_path: Path) -> None:
     assert plan[1]["command"][-2:] == ["train.py", "a b"]
     assert plan[1]["environment"]["GLOO_SOCKET_IFNAME"] == "lo"
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, "calls", "train.py"])
+
+
+def test_sync(remote, tmp_path: Path) -> None:
+    """Another workspace gets script, helper and named files; logs come back, and only what is new is sent."""
+    (tmp_path / "helper.py").write_text("def read(path): return open(path).read()")
+    (tmp_path / "my file.txt").write_text("it's here")
+    script = SERVERS_LEAVE + (
+        "import helper\nfrom pathlib import Path\n"
+        "print('read', helper.read(sys.argv[1]), 'in', os.getcwd(), os.environ['DGLKGE_OWN_DISKS'])\n"
+        "Path(os.environ['DGLKGE_LOG_DIR'], 'notes.txt').write_text('noted')\n"
+    )
+    work = tmp_path / "its" / "own work"
+    options = ["--num_trainers", "1", "--sync", "--workspace", str(work), "--log_dir", "logs"]
+    job = remote(options, script, "my file.txt")
+    output = job.finish()
+    assert job.launcher.returncode == 0, output
+    assert f"[trainer 0] read it's here in {work} 1\n" in output
+    assert sorted(path.name for path in work.iterdir()) == ["helper.py", "logs", "my file.txt", "script_0.py"]
+    assert "warning" not in output, output
+    assert (tmp_path / "logs" / "notes.txt").read_text() == "noted"
+    # the agent, tar there, a server, a trainer, tar back
+    assert len((tmp_path / "calls").read_text().split()) == 5

@@ -8,7 +8,14 @@ import pytest
 
 from dglkge.distributed.ip_config import Machine
 from dglkge.errors import InputError
-from dglkge.launch.local_hosts import is_local, local_interfaces, locate_hosts, resolve, usable_cores
+from dglkge.launch.local_hosts import (
+    are_all_local,
+    is_local,
+    local_interfaces,
+    locate_hosts,
+    resolve,
+    usable_cores,
+)
 from dglkge.launch.process_plan import Host
 
 INTERFACES = {"127.0.0.1": "lo", "10.1.2.3": "eth0"}
@@ -46,13 +53,18 @@ def test_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve("nowhere")
 
 
-def test_remote() -> None:
-    """A foreign address is refused with the reason and our own addresses."""
-    with pytest.raises(InputError) as caught:
-        locate_hosts([Machine("10.1.2.3"), Machine("10.1.2.4")], INTERFACES, 1)
-    assert str(caught.value).startswith("10.1.2.4 in ip_config is not an address of this machine")
-    assert "10.1.2.3, 127.0.0.1" in str(caught.value)
-    assert "several machines are not supported yet" in str(caught.value)
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        (["127.0.0.1"], True),
+        (["localhost", "10.1.2.3"], True),
+        (["10.1.2.4"], False),
+        (["10.1.2.3", "10.1.2.4"], False),
+    ],
+)
+def test_all_local(addresses: list[str], expected: bool) -> None:
+    """One foreign address makes it a job on several machines."""
+    assert are_all_local([Machine(address) for address in addresses], INTERFACES) is expected
 
 
 def test_two_addresses_of_one_machine() -> None:

@@ -32,16 +32,16 @@ def test_fitting(tmp_path: Path) -> None:
     ],
 )
 def test_refused(tmp_path: Path, content: bytes, message: str) -> None:
-    """Each error names the option and the file."""
+    """Each error names the file."""
     path = tmp_path / "ring.json"
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:
         check_part_config(path, 2)
-    assert str(caught.value).startswith(f"--part_config {path} ")
+    assert str(caught.value).startswith(f"partition file {path} ")
     assert message in str(caught.value)
 
 
 def test_missing(tmp_path: Path) -> None:
     """A missing file is named with the reason."""
-    with pytest.raises(InputError, match=r"cannot read --part_config .*absent\.json: No such file"):
+    with pytest.raises(InputError, match=r"cannot read partition file .*absent\.json: No such file"):
         check_part_config(tmp_path / "absent.json", 1)

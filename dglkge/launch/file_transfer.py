@@ -1,0 +1,176 @@
+"""Files from the launcher to a machine and back: tar through ssh, then renamed into their places."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dglkge.errors import InputError
+from dglkge.launch.host_files import (
+    FileState,
+    file_state,
+    list_files,
+    make_staging,
+    place_files,
+    remove_others,
+    stale_files,
+)
+from dglkge.launch.host_session import HostSession
+
+COMPARE_SECONDS = 300.0
+PLACE_SECONDS = 600.0
+"""Bringing a partition to a slow disk takes its time; a connection that is lost ends this sooner."""
+
+LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Some files of a folder here that belong into a folder there.
+
+    Attributes
+    ----------
+    here, there : str
+    names : tuple of str
+        Relative to both.
+    """
+
+    here: str
+    there: str
+    names: tuple[str, ...]
+
+
+def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: bool = False) -> int:
+    """Bring files to a machine, those that it has not yet.
+
+    Parameters
+    ----------
+    session : HostSession
+    tree : Tree
+    last : sequence of str
+        Names that take their places after all others.
+    is_mirror : bool
+        Whether other files in the folder there are removed.
+
+    Returns
+    -------
+    int
+        How many were sent.
+
+    Raises
+    ------
+    InputError
+        If the machine cannot be reached or cannot take them.
+    """
+    if session.ssh is None and Path(tree.here).resolve() == Path(tree.there).resolve():
+        return 0
+    wanted = _states(tree)
+    stale = session.ask("stale_files", COMPARE_SECONDS, folder=tree.there, wanted=wanted)
+    if stale or is_mirror:
+        staging = session.ask("make_staging", folder=tree.there)
+        _pipe(_pack(tree.here), session.command(_unpack(staging)), stale, session)
+        keep = list(tree.names) if is_mirror else []
+        question = {"folder": tree.there, "staging": staging, "last": list(last), "keep": keep}
+        session.ask("place_files", PLACE_SECONDS, **question)
+    return len(stale)
+
+
+def bring(
+    session: HostSession,
+    there: str,
+    here: str,
+    last: Sequence[str] = (),
+    skip: Sequence[str] = (),
+    dropped_in: str | None = None,
+) -> int:
+    """Bring the files of a folder from a machine, those that are not here yet.
+
+    Parameters
+    ----------
+    session : HostSession
+    there, here : str
+        The folder there; where its files go.
+    last : sequence of str
+        Names that take their places after all others.
+    skip : sequence of str
+        Names that stay there.
+    dropped_in : str, optional
+        A folder in it where files that are gone there are removed here.
+
+    Returns
+    -------
+    int
+        How many were brought.
+
+    Raises
+    ------
+    InputError
+        If the machine cannot be reached, or there is no room here.
+    """
+    if session.ssh is None and Path(there).resolve() == Path(here).resolve():
+        return 0
+    found = session.ask("list_files", COMPARE_SECONDS, folder=there)
+    wanted: list[FileState] = [tuple(state) for state in found if state[0] not in skip]
+    stale = stale_files(here, wanted)
+    if stale:
+        staging = make_staging(here)
+        try:
+            _pipe(session.command(_pack(there)), _unpack(staging), stale, session)
+            place_files(here, staging, last)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    if dropped_in is not None and stale:
+        below = [name[len(dropped_in) + 1 :] for name, *_ in wanted if name.startswith(dropped_in + "/")]
+        remove_others(str(Path(here, dropped_in)), below)
+    return len(stale)
+
+
+def files_below(folder: Path) -> tuple[str, ...]:
+    """Return the names of all files below a folder."""
+    return tuple(name for name, *_ in list_files(str(folder)))
+
+
+def _states(tree: Tree) -> list[FileState]:
+    """Return the state of the files here."""
+    found = [(name, file_state(tree.here, name)) for name in tree.names]
+    missing = [name for name, state in found if state is None]
+    if missing:
+        raise InputError(f"cannot send {Path(tree.here, missing[0])}: there is no such file")
+    return [state for _, state in found if state is not None]
+
+
+def _pack(folder: str) -> list[str]:
+    """Return the command that packs the files named on stdin."""
+    return ["tar", "--create", "--directory", folder, "--null", "--verbatim-files-from", "--files-from=-"]
+
+
+def _unpack(folder: str) -> list[str]:
+    """Return the command that unpacks stdin."""
+    return ["tar", "--extract", "--no-same-owner", "--directory", folder]
+
+
+def _pipe(pack: list[str], unpack: list[str], names: Sequence[str], session: HostSession) -> None:
+    """Run one command into the other; both must end well."""
+    with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors:
+        listed.write(b"".join(name.encode(errors="surrogateescape") + b"\0" for name in names))
+        listed.seek(0)
+        packer = subprocess.Popen(pack, stdin=listed, stdout=subprocess.PIPE, stderr=errors)
+        unpacker = subprocess.Popen(unpack, stdin=packer.stdout, stdout=errors, stderr=errors)
+        try:
+            with contextlib.suppress(AttributeError):
+                packer.stdout.close()  # type: ignore[union-attr]
+            statuses = [unpacker.wait(), packer.wait()]
+        finally:
+            for process in (packer, unpacker):
+                process.kill()
+                process.wait()
+        if any(statuses):
+            errors.seek(0)
+            words = " ".join(errors.read().decode(errors="replace").split())
+            what = words[:LONGEST_REASON] or f"tar ended with status {max(statuses)}"
+            raise InputError(f"files could not be copied from or to {session.address}: {what}")

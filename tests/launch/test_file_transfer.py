@@ -1,0 +1,132 @@
+"""Files to a machine and back, over an agent on this one: each in one step, unchanged ones not again."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dglkge.errors import InputError
+from dglkge.launch import host_files
+from dglkge.launch.file_transfer import Tree, bring, files_below, send
+from dglkge.launch.host_session import HostSession
+from tests.launch.conftest import ROOT
+
+ODD_NAMES = ("a b", "it's", "$x; `id`", "-C", "deep/er/file", "new\nline", "é", "@file")
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[HostSession]:
+    """An agent on this machine."""
+    opened = HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with odd names in it."""
+    folder = tmp_path / "he re"
+    for name in ODD_NAMES:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """All files below a folder."""
+    return {name: (folder / name).read_text() for name in files_below(folder)}
+
+
+def test_there_and_back(session: HostSession, here: Path, tmp_path: Path) -> None:
+    """Every name and byte arrives; what has not changed is not sent again; nothing else is left."""
+    there, back = tmp_path / "there", tmp_path / "back"
+    tree = Tree(str(here), str(there), files_below(here))
+    assert send(session, tree) == len(ODD_NAMES)
+    assert contents(there) == {name: name for name in ODD_NAMES}
+    assert send(session, tree) == 0
+    (here / "a b").write_text("longer")
+    assert send(session, tree) == 1
+    assert (there / "a b").read_text() == "longer"
+    assert bring(session, str(there), str(back), skip=["it's"]) == len(ODD_NAMES) - 1
+    assert contents(back) == {name: text for name, text in contents(here).items() if name != "it's"}
+    assert bring(session, str(there), str(back), skip=["it's"]) == 0
+    assert not [path for path in tmp_path.rglob("*") if host_files.STAGING_PREFIX in path.name]
+
+
+def test_mirror(session: HostSession, here: Path, tmp_path: Path) -> None:
+    """Other files there are removed, also when nothing is sent; without that they stay."""
+    there = tmp_path / "there"
+    tree = Tree(str(here), str(there), files_below(here))
+    send(session, tree)
+    (there / "other").touch()
+    send(session, tree)
+    assert (there / "other").exists()
+    assert send(session, tree, is_mirror=True) == 0
+    assert contents(there) == contents(here)
+
+
+def test_dropped_files(session: HostSession, here: Path, tmp_path: Path) -> None:
+    """Of one folder alone, files that are gone there are removed here."""
+    back = tmp_path / "back"
+    (back / "deep").mkdir(parents=True)
+    (back / "deep" / "old").touch()
+    (back / "own").touch()
+    bring(session, str(here), str(back), dropped_in="deep")
+    assert sorted(files_below(back)) == sorted([*ODD_NAMES, "own"])
+
+
+def test_links_stay_links(session: HostSession, tmp_path: Path) -> None:
+    """Kept versions of a checkpoint are links."""
+    (tmp_path / "from" / "best").mkdir(parents=True)
+    (tmp_path / "from" / "file").write_text("x")
+    os.symlink("../file", tmp_path / "from" / "best" / "link")
+    bring(session, str(tmp_path / "from"), str(tmp_path / "to"))
+    assert os.readlink(tmp_path / "to" / "best" / "link") == "../file"
+
+
+def test_what_says_that_others_count_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where placing files breaks off, the version file is the old one."""
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / "a_version").write_text("old")
+    staging = Path(host_files.make_staging(str(tmp_path / "to")))
+    for name in ("a_version", "b", "c"):
+        (staging / name).write_text("new")
+    order = []
+    replace = os.replace
+
+    def note(source: str, target: str) -> None:
+        order.append(os.path.basename(target))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", note)
+    host_files.place_files(str(tmp_path / "to"), str(staging), last=["a_version"])
+    assert order == ["b", "c", "a_version"]
+    assert not staging.exists()
+
+
+def test_leavings_of_a_broken_transfer_go(tmp_path: Path) -> None:
+    """What was unpacked and never placed is removed by the next transfer."""
+    first = host_files.make_staging(str(tmp_path))
+    second = host_files.make_staging(str(tmp_path))
+    assert [str(path) for path in tmp_path.iterdir()] == [second]
+    assert first != second
+
+
+def test_what_cannot_be_sent(session: HostSession, here: Path, tmp_path: Path) -> None:
+    """A missing file, and a folder that cannot be made, are told by name."""
+    with pytest.raises(InputError, match="cannot send .*absent: there is no such file"):
+        send(session, Tree(str(here), str(tmp_path), ("absent",)))
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot write to .*file/there: Not a directory"):
+        send(session, Tree(str(here), str(tmp_path / "file" / "there"), ("a b",)))
+
+
+def test_same_folder(session: HostSession, here: Path) -> None:
+    """Nothing is copied onto itself."""
+    assert send(session, Tree(str(here), f"{here}/../{here.name}", ("a b",))) == 0
+    assert bring(session, str(here), str(here)) == 0

@@ -1,0 +1,111 @@
+"""What machine k gets: never another machine's partition."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dglkge.config import load_config
+from dglkge.errors import InputError
+from dglkge.launch.file_transfer import Tree
+from dglkge.launch.places import Places
+from dglkge.launch.script_config import partition_file, script_config, shared_memory_need
+from dglkge.launch.sync_plan import plan_sync
+
+DATASET = (
+    "dataset.json", "relations.tsv", "train.npy", "entities/part0.txt", "partitions/kg.json",
+    "partitions/node_ids_part1.npy", "partitions/part0/edges.npy", "partitions/part1/edges.npy",
+    "partitions/part10/edges.npy",
+)  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder as users have them."""
+    folder = tmp_path / "here"
+    for name in (
+        "jobs/train.py",
+        "jobs/helper.py",
+        "jobs/notes.txt",
+        "my.yaml",
+        "big.bin",
+        "package/main.py",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    for name in DATASET:
+        (folder / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "data" / name).touch()
+    (folder / "data" / "dataset.json").write_text('{"graph_name": "kg"}')
+    return folder
+
+
+def names(trees: list[Tree]) -> list[str]:
+    """The files of a plan with one tree."""
+    (tree,) = trees
+    return sorted(tree.names)
+
+
+@pytest.mark.parametrize("part_id", [0, 1, 10])
+def test_own_partition_only(here: Path, part_id: int) -> None:
+    """Script, modules beside it, named files, the data set, and of its partitions one."""
+    config = load_config(None, ["dataset=data"])
+    command = ["jobs/train.py", "--config=my.yaml"]
+    trees = plan_sync(command, config, None, Places(here, Path("/work")), part_id)
+    own = f"partitions/part{part_id}/edges.npy"
+    wanted = [f"data/{name}" for name in DATASET if "/edges.npy" not in name or name == own]
+    assert names(trees) == sorted(["jobs/helper.py", "jobs/train.py", "my.yaml", *wanted])
+    assert (trees[0].here, trees[0].there) == (str(here), "/work")
+
+
+def test_module(here: Path) -> None:
+    """Of -m, the whole package."""
+    trees = plan_sync(["-m", "package.main", "x"], None, None, Places(here, Path("/work")), 0)
+    assert names(trees) == ["package/main.py"]
+
+
+def test_graph_of_another_script(here: Path) -> None:
+    """DGL's partition file and the files that it names for the machine."""
+    files = {part: {"node_feats": f"{part}/n.dgl", "part_graph": f"{part}/g.dgl"} for part in ("p0", "p1")}
+    (here / "ring.json").write_text(json.dumps({"part-0": files["p0"], "part-1": files["p1"]}))
+    trees = plan_sync(["package/main.py"], None, "ring.json", Places(here, Path("/work")), 1)
+    assert names(trees) == ["p1/g.dgl", "p1/n.dgl", "package/main.py", "ring.json"]
+
+
+def test_absolute_paths_stay(here: Path, tmp_path: Path) -> None:
+    """A file outside goes to the same path; a relative one may not lead out."""
+    (tmp_path / "far.yaml").touch()
+    trees = plan_sync(
+        ["package/main.py", str(tmp_path / "far.yaml")], None, None, Places(here, Path("/w")), 0
+    )
+    assert trees[0] == Tree(str(tmp_path), str(tmp_path), ("far.yaml",))
+    with pytest.raises(InputError, match="lies outside of"):
+        plan_sync(["package/main.py", "../far.yaml"], None, None, Places(here, Path("/w")), 0)
+
+
+def test_places() -> None:
+    """Inside, a path moves with the workspace; outside, it stays."""
+    places = Places(Path("/here"), Path("/there"))
+    assert places.on_machines(Path("a/b")) == Path("/there/a/b")
+    assert places.on_machines(Path("/here/a")) == Path("/there/a")
+    assert places.on_machines(Path("/hereafter/a")) == Path("/hereafter/a")
+
+
+def test_configuration_of_a_script(here: Path) -> None:
+    """--config and --set as examples/train.py reads them; other and wrong command lines have none."""
+    (here / "my.yaml").write_text("model: {dimension: 8}\n")
+    config = script_config(["train.py", "--config", "my.yaml", "--other", "--set", "dataset=data"], here)
+    assert (config.model.dimension, config.dataset) == (8, "data")
+    assert partition_file(config, here) == here / "data" / "partitions" / "kg.json"
+    assert script_config(["train.py", "--epochs", "3"], here) is None
+    assert script_config(["train.py", "--set", "no_such_field=3"], here) is None
+    assert script_config(["train.py", "--config"], here) is None
+
+
+def test_needs_that_are_not_known_here(here: Path) -> None:
+    """Where the data set is not here, or is damaged, the launcher does not guess."""
+    assert (partition_file(None, here), shared_memory_need(None, here)) == (None, {})
+    config = load_config(None, ["dataset=absent"])
+    assert (partition_file(config, here), shared_memory_need(config, here)) == (None, {})
