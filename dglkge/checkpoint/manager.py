@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from dglkge.checkpoint import restore, snapshots
+from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.fallback import fall_back
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.checkpoint.row_copy import RowCopy
@@ -27,7 +28,8 @@ WRITER_LIMIT_SECONDS = 600.0
 class CheckpointManager:
     """Saves and restores the tables of a run; each machine handles what it owns.
 
-    All trainers call :meth:`save` or :meth:`start` together. The folder is one that all machines see.
+    All trainers call :meth:`save` or :meth:`start` together. The folder is one that all machines see, unless
+    there is a courier: then rank 0's is the checkpoint, and the others hold what was there at the start.
 
     Parameters
     ----------
@@ -45,6 +47,8 @@ class CheckpointManager:
         Parts of each table over all machines; None where this process owns them all.
     limit_seconds : float
         How long rank 0 waits for another machine of which nothing new is seen.
+    courier : Courier or None
+        Brings files to rank 0 where machines share no disk.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class CheckpointManager:
         names: Mapping[str, Vocabulary] | None = None,
         num_parts: int | None = None,
         limit_seconds: float = WRITER_LIMIT_SECONDS,
+        courier: Courier | None = None,
     ) -> None:
         self.storage = CheckpointStorage(path)
         self.rank = rank
@@ -63,7 +68,8 @@ class CheckpointManager:
         self.barrier = barrier
         self.num_parts = num_parts
         self.row_copy = RowCopy()
-        self._writer = VersionWriter(self.storage, names or {}, limit_seconds)
+        self._writer = VersionWriter(self.storage, names or {}, limit_seconds, courier)
+        self._courier = courier
         self._writing: Future[object] | None = None
         self._stats: list[Mapping[str, Any]] = []
 
@@ -151,6 +157,8 @@ class CheckpointManager:
         if previous is not None:
             check_same_run(previous.meta, meta)
         version = 1 if previous is None else previous.version + 1
+        if self._courier is not None:
+            version = self._courier.agree(version)
         self.barrier()  # nobody writes before all have seen the same version
         if self.rank == 0:
             self.storage.prepare()

@@ -11,6 +11,7 @@ from typing import Any
 
 from dglkge.checkpoint import layout, part_files, training_stats
 from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
+from dglkge.checkpoint.courier import Courier, empty_outbox
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, check_complete
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.data.relation_vocabulary import RelationVocabulary
@@ -59,6 +60,7 @@ class VersionWriter:
     """Writes a process's files; on rank 0 waits for those of the others and publishes.
 
     Writers tell rank 0 through receipts in the folder, which all machines see; training may go on meanwhile.
+    Where machines share no disk, a courier brings files and receipts of the others into rank 0's folder.
 
     Parameters
     ----------
@@ -66,11 +68,18 @@ class VersionWriter:
     names : mapping of str to Vocabulary
     limit_seconds : float
         Rank 0 gives up when the other writers' files have not changed for so long.
+    courier : Courier or None
+        None where all machines see the folder.
     """
 
     def __init__(
-        self, storage: CheckpointStorage, names: Mapping[str, Vocabulary], limit_seconds: float
+        self,
+        storage: CheckpointStorage,
+        names: Mapping[str, Vocabulary],
+        limit_seconds: float,
+        courier: Courier | None = None,
     ) -> None:
+        self.courier = courier
         self.storage = storage
         self.names = names
         self.limit_seconds = limit_seconds
@@ -85,15 +94,23 @@ class VersionWriter:
         """
         config = bigraph_config(new.meta, new.num_parts, str(self.storage.path.resolve()))
         attributes = bigraph_attributes(new.meta, config)
+        is_delivered = self.courier is not None and not self.courier.is_first
+        storage = self.storage
+        if is_delivered and new.parts:
+            storage = CheckpointStorage(empty_outbox(self.storage.path))
         for part in new.parts:
-            entry = part_files.write_part(self.storage, new.version, part, new.meta, attributes)
-            if not self._has_names(entry, new.previous):
-                part_files.write_names(self.storage, part, self.names.get(part.table))
-            self.storage.write_receipt(entry)
+            entry = part_files.write_part(storage, new.version, part, new.meta, attributes)
+            if is_delivered or not self._has_names(entry, new.previous):
+                part_files.write_names(storage, part, self.names.get(part.table))
+            storage.write_receipt(entry)
+        if self.courier is not None and is_delivered and new.parts:
+            self.courier.send(storage.path)
         if new.relations is not None:
             self.storage.write_receipt(
                 part_files.write_relations(self.storage, new.version, new.relations, new.meta, attributes)
             )
+            if self.courier is not None:
+                self.courier.receive(self.storage)
             self._publish(new, self._wait_for_all(new), config)
 
     def _wait_for_all(self, new: NewVersion) -> list[FileEntry]:

@@ -28,6 +28,8 @@ class World:
         trains alone, in DGL's standalone mode.
     is_watched : bool
         Whether the launcher shows the output to a person on a terminal.
+    has_own_disk : bool
+        Whether the machines of the job share no disk.
     """
 
     rank: int = 0
@@ -36,6 +38,7 @@ class World:
     trainers_per_machine: int = 1
     launched: bool = False
     is_watched: bool = False
+    has_own_disk: bool = False
 
     @property
     def machine(self) -> int:
@@ -85,7 +88,8 @@ class World:
                 f"RANK={rank} does not fit LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={per_machine}"
             )
         watched = env.get("DGLKGE_PROGRESS") == "1"
-        return cls(rank, world_size, local_rank, per_machine, launched=True, is_watched=watched)
+        own_disk = env.get("DGLKGE_OWN_DISKS") == "1"
+        return cls(rank, world_size, local_rank, per_machine, True, watched, own_disk)
 
 
 def choose_dgl_backend() -> None:

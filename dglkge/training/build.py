@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from dglkge import __version__
-from dglkge.checkpoint.manager import CheckpointManager
+from dglkge.checkpoint.courier import Courier
+from dglkge.checkpoint.manager import WRITER_LIMIT_SECONDS, CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
@@ -20,6 +21,7 @@ from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.runtime import join_cluster as join_graph
+from dglkge.distributed.world import World
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
@@ -132,7 +134,13 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         {name: dataset.vocabulary(name) for name in dataset.entity_types} if world.is_machine_leader else {}
     )
     checkpoints = CheckpointManager(
-        output / "checkpoint", world.rank, world.is_machine_leader, cluster.barrier, names, dataset.num_parts
+        output / "checkpoint",
+        world.rank,
+        world.is_machine_leader,
+        cluster.barrier,
+        names,
+        dataset.num_parts,
+        courier=_build_courier(world),
     )
     evaluator = LiveEvaluator(dataset, model, tables, cluster, _protocol(config))
     meta = _meta(config, dataset)
@@ -206,6 +214,14 @@ def _build_negatives(
         pairs,
         config.seed,
     )
+
+
+def _build_courier(world: World) -> Courier | None:
+    """Return what brings checkpoints to the first machine where machines share no disk."""
+    if not world.has_own_disk or world.num_machines == 1:
+        return None
+    leaders = range(0, world.world_size, world.trainers_per_machine)
+    return Courier(world.rank, leaders, WRITER_LIMIT_SECONDS)
 
 
 def _pair_of_relation(dataset: Dataset, layout: PartitionLayout, pairs: list[tuple[str, str]]) -> np.ndarray:

@@ -1,0 +1,151 @@
+"""Two machines without a shared disk: the first one holds the whole checkpoint, the other keeps nothing."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dglkge.checkpoint import CheckpointManager
+from dglkge.checkpoint.courier import OUTBOX_FOLDER, Courier
+from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.errors import CheckpointError
+from dglkge.typing import RELATION, TablePart
+from tests.checkpoint.toy_checkpoint import TWO_PAIRS, blank, cut, toy_meta, toy_names, toy_tables
+
+MACHINE_OF = (0, 0, 1)
+LEADERS = (0, 2)
+LIMIT_SECONDS = 120
+
+
+def run_all(target, folder: Path) -> None:
+    """Run a function as three trainers of two machines, each to a good end."""
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=target, args=(rank, folder)) for rank in range(len(MACHINE_OF))]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(LIMIT_SECONDS)
+        assert [process.exitcode for process in processes] == [0] * len(processes)
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def join(rank: int, folder: Path) -> Courier:
+    """Make the process group."""
+    torch.set_num_threads(1)
+    method = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=len(MACHINE_OF))
+    return Courier(rank, LEADERS, 30.0)
+
+
+def disk(folder: Path, machine: int) -> Path:
+    """The checkpoint's folder on a machine's own disk."""
+    return folder / f"machine{machine}" / "checkpoint"
+
+
+def tables_of(machine: int, seed: int) -> tuple:
+    """The toy run's parts on one machine, and its relations."""
+    meta = toy_meta(relations=TWO_PAIRS)
+    tables = toy_tables(meta, seed)
+    parts = [cut(name, tables[name], 2)[machine] for name in meta.entity_types]
+    relations = tables[RELATION]
+    ids = torch.arange(len(meta.relations))
+    return meta, parts, TablePart(RELATION, 0, ids, relations.rows, relations.state)
+
+
+def save_three_versions(rank: int, folder: Path) -> None:
+    """Two in the foreground, one beside; the second machine's disk stays as it was at the start."""
+    courier = join(rank, folder)
+    machine = MACHINE_OF[rank]
+    is_writer = rank in LEADERS
+    meta = toy_meta(relations=TWO_PAIRS)
+    arguments = (disk(folder, machine), rank, is_writer, dist.barrier, toy_names(meta), 2)
+    manager = CheckpointManager(*arguments, courier=courier)
+    for seed in (1, 2, 3):
+        meta, parts, relations = tables_of(machine, seed)
+        save = manager.start if seed == 3 else manager.save
+        assert save(parts, relations if rank == 0 else None, meta) == seed
+    manager.finish()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def restore_from_own_disk(rank: int, folder: Path) -> None:
+    """Each machine fills its parts from the copy that it was brought, then the run goes on."""
+    courier = join(rank, folder)
+    machine = MACHINE_OF[rank]
+    meta, parts, relations = tables_of(machine, 3)
+    arguments = (disk(folder, machine), rank, rank in LEADERS, dist.barrier, toy_names(meta), 2)
+    manager = CheckpointManager(*arguments, courier=courier)
+    live = [blank(part) for part in parts]
+    manager.restore(live, blank(relations))
+    for part, filled in zip(parts, live):
+        assert torch.equal(part.rows.view(torch.int32), filled.rows.view(torch.int32))
+    assert manager.save(parts, relations if rank == 0 else None, meta) == 4
+    dist.destroy_process_group()
+
+
+@pytest.mark.timeout(3 * LIMIT_SECONDS)
+def test_first_disk_holds_everything(tmp_path: Path) -> None:
+    """Every version is whole there and nowhere else; a copy of it restores on every machine."""
+    run_all(save_three_versions, tmp_path)
+    storage = CheckpointStorage(disk(tmp_path, 0))
+    manifest = storage.published()
+    assert manifest.version == 3
+    storage.check_files(manifest, checksums=True)
+    parts = sorted((entry.table, entry.part) for entry in manifest.files)
+    assert parts == [("film", 0), ("film", 1), ("person", 0), ("person", 1), (RELATION, 0)]
+    assert len(list(storage.path.glob("entity_names_*.json"))) == 4
+    assert not list(storage.path.glob("*.receipt.json"))
+    other = disk(tmp_path, 1)
+    assert not other.exists()
+    assert not other.with_name(OUTBOX_FOLDER).exists()
+    shutil.copytree(storage.path, other)
+    (tmp_path / "rendezvous").unlink(missing_ok=True)
+    run_all(restore_from_own_disk, tmp_path)
+    assert storage.published().version == 4
+    assert CheckpointStorage(other).published().version == 3
+
+
+class OneMessage:
+    """A courier whose other machine sends what a test says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *messages: bytes) -> None:
+        self.messages = list(messages)
+        monkeypatch.setattr(dist, "new_group", lambda *_, **__: None)
+        monkeypatch.setattr(dist, "recv", self.recv)
+        monkeypatch.setattr(dist, "send", lambda *_, **__: None)
+        self.courier = Courier(0, LEADERS, 1.0)
+
+    def recv(self, target: torch.Tensor, _source: int, group: object = None) -> None:
+        if target.dtype == torch.int64:
+            target[0] = len(self.messages[0])
+        else:
+            target.copy_(torch.frombuffer(bytearray(self.messages.pop(0)), dtype=torch.uint8))
+
+
+def test_damage_on_the_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A file that is not what its receipt says is no part of a checkpoint."""
+    receipt = json.dumps({"crc32": 1}).encode()
+    listed = json.dumps([["model.v1.h5", 3], ["model.v1.h5.receipt.json", len(receipt)]]).encode()
+    other = OneMessage(monkeypatch, listed, b"abc", receipt)
+    with pytest.raises(CheckpointError, match=r"model\.v1\.h5 was damaged on its way from rank 2"):
+        other.courier.receive(CheckpointStorage(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["../x", ".hidden", "/etc/x"])
+def test_names_stay_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    """A file goes nowhere but into the checkpoint's folder."""
+    other = OneMessage(monkeypatch, json.dumps([[name, 0]]).encode())
+    with pytest.raises(CheckpointError, match="sent a file named"):
+        other.courier.receive(CheckpointStorage(tmp_path))
