@@ -57,8 +57,8 @@ class Cluster:
 
     def leave(self) -> None:
         """Do what is still to be done before this trainer leaves."""
-        for farewell in self._farewells:
-            farewell()
+        while self._farewells:  # none is kept: it may hold the cluster, and tables that must go now
+            self._farewells.pop(0)()
 
     def barrier(self) -> None:
         """Wait until every trainer has come here."""

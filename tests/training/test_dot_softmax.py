@@ -40,7 +40,7 @@ class Table:
         return torch.index_select(self.local_rows, 0, ids, out=out)
 
 
-def sample(entity_type: str, epoch: int, batch: int, chunk: int) -> np.ndarray:
+def sample(entity_type: str, batch: EdgeBatch, chunk: int) -> np.ndarray:
     """Draw negatives; some are true answers, some come twice."""
     return np.random.default_rng((len(entity_type), chunk)).integers(0, SIZES[entity_type], NUM_NEGATIVES)
 
