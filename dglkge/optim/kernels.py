@@ -21,7 +21,7 @@ FAST_MATH = {"reassoc", "contract", "nsz"}
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 CACHE_LINE_BYTES = 64
 #: Rows between the one that is worked on and the one that is asked for from memory.
-LOOKAHEAD = 2
+LOOKAHEAD = 4
 
 
 def compiled(function: Callable) -> Callable:

@@ -99,8 +99,11 @@ class EdgeBatches:
         trainers_per_machine: int,
         seed: int,
     ) -> None:
-        self._edges = edges
+        # Plain arrays over the same mapped memory: numpy's memmap takes its time for every index.
+        self._triple_ids, self._all_edges = np.asarray(edges.triple_ids), np.asarray(edges.edges)
+        self._weights = None if edges.weights is None else np.asarray(edges.weights)
         self._pair_of_relation = pair_of_relation
+        self._pairs = np.unique(pair_of_relation[pair_of_relation >= 0])
         self._num_triples = num_triples
         self._batch_size = batch_size
         self._chunk_size = chunk_size
@@ -108,7 +111,7 @@ class EdgeBatches:
         self._trainers_per_machine = trainers_per_machine
         self._seed = seed
         self._ahead: EdgeBatch | None = None  # made before its turn
-        self._has_all = len(edges.triple_ids) == num_triples
+        self._has_all = len(self._triple_ids) == num_triples
 
     def __len__(self) -> int:
         """Return the number of global batches in an epoch."""
@@ -146,12 +149,11 @@ class EdgeBatches:
             triple_ids = triple_ids[places]
         enter("edges")
         chunks = places // self._chunk_size
-        edges = self._edges.edges[rows]
-        pairs = self._pair_of_relation[edges[:, 1]]
-        order = np.lexsort((pairs, chunks))
-        edges = edges[order]
-        weights = None if self._edges.weights is None else self._edges.weights[rows[order]]
-        heads, relations, tails = (np.ascontiguousarray(edges[:, column]) for column in range(3))
+        heads, relations, tails = np.take(self._all_edges, rows, axis=0).T.copy()
+        pairs = self._pair_of_relation[relations]
+        order = np.lexsort((pairs, chunks)) if len(self._pairs) > 1 else slice(None)
+        heads, relations, tails = heads[order], relations[order], tails[order]
+        weights = None if self._weights is None else self._weights[rows[order]]
         groups = _groups(chunks[order], pairs[order])
         ids = triple_ids[order]
         return EdgeBatch(epoch, index, len(positions), ids, heads, relations, tails, weights, groups)
@@ -164,11 +166,11 @@ class EdgeBatches:
         (places, rows) : two (m,) int64
             Places in ``triple_ids``, ascending, and rows in the edge table.
         """
-        if not len(self._edges.triple_ids):
+        if not len(self._triple_ids):
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        rows = np.searchsorted(self._edges.triple_ids, triple_ids)
-        rows[rows == len(self._edges.triple_ids)] = 0
-        places = np.flatnonzero(self._edges.triple_ids[rows] == triple_ids)
+        rows = np.searchsorted(self._triple_ids, triple_ids)
+        rows[rows == len(self._triple_ids)] = 0
+        places = np.flatnonzero(self._triple_ids[rows] == triple_ids)
         return places, rows[places]
 
 
@@ -176,7 +178,7 @@ def _groups(chunks: Ids, pairs: Ids) -> tuple[EdgeGroup, ...]:
     """Find the runs of equal (chunk, pair)."""
     if not len(chunks):
         return ()
-    changes = np.flatnonzero((np.diff(chunks) != 0) | (np.diff(pairs) != 0)) + 1
+    changes = np.flatnonzero((chunks[1:] != chunks[:-1]) | (pairs[1:] != pairs[:-1])) + 1
     bounds = [0, *changes.tolist(), len(chunks)]
     return tuple(
         EdgeGroup(int(pairs[start]), int(chunks[start]), start, end)

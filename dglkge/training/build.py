@@ -209,7 +209,7 @@ def _build_negatives(
     return MixedNegatives(
         chosen.num_uniform,
         (chosen.global_share, chosen.local_share, chosen.in_batch_share),
-        {name: layout.node_ids(name) for name in dataset.entity_types},
+        {name: np.asarray(layout.node_ids(name)) for name in dataset.entity_types},
         {name: (tables[name].first_node_id, tables[name].end_node_id) for name in dataset.entity_types},
         pairs,
         config.seed,
