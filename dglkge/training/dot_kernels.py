@@ -18,37 +18,24 @@ import numpy as np
 
 from dglkge.optim.kernels import LOOKAHEAD, compiled, prefetch_row
 from dglkge.training.narrow_rows import load_row, store_row
+from dglkge.training.unaliased import compiled_unaliased
 
 
-@compiled
-def multiply(left: np.ndarray, right: np.ndarray, is_complex: bool, conjugate: bool, out: np.ndarray) -> None:
-    """Write left o right, or left o conj(right), rows "(D,)"."""
-    out[:] = 0
-    add_product(left, right, is_complex, conjugate, out)
-
-
-@compiled
-def add_product(
-    left: np.ndarray, right: np.ndarray, is_complex: bool, conjugate: bool, out: np.ndarray
+@compiled_unaliased
+def query_of(
+    anchor: np.ndarray, relation: np.ndarray, is_complex: bool, conjugate: bool, query: np.ndarray
 ) -> None:
-    """Add left o right, or left o conj(right), to a row "(D,)"."""
+    """Write anchor o relation, or anchor o conj(relation), rows "(D,)"."""
     if not is_complex:
-        for k in range(out.shape[0]):
-            out[k] += left[k] * right[k]
+        for k in range(query.shape[0]):
+            query[k] = anchor[k] * relation[k]
         return
-    half = out.shape[0] // 2
-    left_real, left_imaginary, right_real = left[:half], left[half:], right[:half]
-    right_imaginary, out_real, out_imaginary = right[half:], out[:half], out[half:]
-    if conjugate:
-        for k in range(half):
-            out_real[k] += left_real[k] * right_real[k] + left_imaginary[k] * right_imaginary[k]
-        for k in range(half):
-            out_imaginary[k] += left_imaginary[k] * right_real[k] - left_real[k] * right_imaginary[k]
-    else:
-        for k in range(half):
-            out_real[k] += left_real[k] * right_real[k] - left_imaginary[k] * right_imaginary[k]
-        for k in range(half):
-            out_imaginary[k] += left_imaginary[k] * right_real[k] + left_real[k] * right_imaginary[k]
+    half = query.shape[0] // 2
+    sign = query.dtype.type(-1 if conjugate else 1)
+    for k in range(half):
+        real, imaginary = relation[k], sign * relation[half + k]
+        query[k] = anchor[k] * real - anchor[half + k] * imaginary
+        query[half + k] = anchor[k] * imaginary + anchor[half + k] * real
 
 
 @compiled
@@ -94,10 +81,10 @@ def make_queries(
             prefetch_row(heads, head_rows[i + LOOKAHEAD])
             prefetch_row(tails, tail_rows[i + LOOKAHEAD])
         head, tail, relation = heads[head_rows[i]], tails[tail_rows[i]], relations[relation_rows[i]]
-        multiply(head, relation[:dim], is_complex, False, query)
+        query_of(head, relation[:dim], is_complex, False, query)
         positive[i], own[i] = inner_product(query, tail), inner_product(query, head)
         store_row(query, one, operand[i])
-        multiply(tail, relation[relation.shape[0] - dim :], is_complex, not is_reciprocal, query)
+        query_of(tail, relation[relation.shape[0] - dim :], is_complex, not is_reciprocal, query)
         positive[num + i], own[num + i] = inner_product(query, head), inner_product(query, tail)
         store_row(query, one, operand[num + i])
 
@@ -128,7 +115,7 @@ def penalize(row: np.ndarray, factor: float, is_complex: bool, gradient: np.ndar
     return total
 
 
-@compiled
+@compiled_unaliased
 def add_query_gradients(
     anchor: np.ndarray,
     relation: np.ndarray,
@@ -138,24 +125,34 @@ def add_query_gradients(
     of_query: np.ndarray,
     missing: float,
     own_share: float,
-    query: np.ndarray,
     of_anchor: np.ndarray,
     of_relation: np.ndarray,
     of_truth: np.ndarray,
 ) -> None:
-    """Add the gradients of a query's three rows; ``of_query`` holds what the negatives give, and changes."""
-    multiply(anchor, relation, is_complex, conjugate, query)
-    for k in range(query.shape[0]):
-        of_query[k] += missing * truth[k] + own_share * anchor[k]
-    for k in range(query.shape[0]):
-        of_truth[k] += missing * query[k]
-    for k in range(query.shape[0]):
-        of_anchor[k] += own_share * query[k]
-    add_product(of_query, relation, is_complex, not conjugate, of_anchor)
-    if conjugate:
-        add_product(anchor, of_query, is_complex, True, of_relation)
-    else:
-        add_product(of_query, anchor, is_complex, True, of_relation)
+    """Add the gradients of a query's three rows; ``of_query`` holds what the negatives give."""
+    if not is_complex:
+        for k in range(anchor.shape[0]):
+            query = anchor[k] * relation[k]
+            g = of_query[k] + missing * truth[k] + own_share * anchor[k]
+            of_truth[k] += missing * query
+            of_anchor[k] += own_share * query + g * relation[k]
+            of_relation[k] += g * anchor[k]
+        return
+    half = anchor.shape[0] // 2
+    sign = anchor.dtype.type(-1 if conjugate else 1)
+    for k in range(half):
+        a_real, a_imaginary = anchor[k], anchor[half + k]
+        r_real, r_imaginary = relation[k], sign * relation[half + k]
+        query_real = a_real * r_real - a_imaginary * r_imaginary
+        query_imaginary = a_real * r_imaginary + a_imaginary * r_real
+        g_real = of_query[k] + missing * truth[k] + own_share * a_real
+        g_imaginary = of_query[half + k] + missing * truth[half + k] + own_share * a_imaginary
+        of_truth[k] += missing * query_real
+        of_truth[half + k] += missing * query_imaginary
+        of_anchor[k] += own_share * query_real + g_real * r_real + g_imaginary * r_imaginary
+        of_anchor[half + k] += own_share * query_imaginary + g_imaginary * r_real - g_real * r_imaginary
+        of_relation[k] += g_real * a_real + g_imaginary * a_imaginary
+        of_relation[half + k] += sign * (g_imaginary * a_real - g_real * a_imaginary)
 
 
 @compiled
@@ -199,7 +196,7 @@ def write_gradients(
     is_complex, is_reciprocal = operator
     num, dim = head_rows.shape[0], heads.shape[1]
     kind = heads.dtype.type
-    query, of_query = np.empty(dim, heads.dtype), np.empty(dim, heads.dtype)
+    of_query = np.empty(dim, heads.dtype)
     penalty = 0.0
     for i in range(num):
         if i + LOOKAHEAD < num:
@@ -220,12 +217,12 @@ def write_gradients(
         penalty += once * cubes
         load_row(of_queries[i], of_query)
         add_query_gradients(
-            head, relation[:dim], tail, is_complex, False, of_query, missing[i], own_shares[i], query,
+            head, relation[:dim], tail, is_complex, False, of_query, missing[i], own_shares[i],
             of_heads[i], of_relation[:dim], of_tails[i],
         )  # fmt: skip
         load_row(of_queries[num + i], of_query)
         add_query_gradients(
             tail, relation[last:], head, is_complex, not is_reciprocal, of_query, missing[num + i],
-            own_shares[num + i], query, of_tails[i], of_relation[last:], of_heads[i],
+            own_shares[num + i], of_tails[i], of_relation[last:], of_heads[i],
         )  # fmt: skip
     return penalty
