@@ -104,6 +104,20 @@ def test_two_servers_and_three_trainers_train_the_same_tables(
     assert_same(tables(tmp_path / "run"), tables(launched))
 
 
+def test_trainers_that_do_not_wait_for_one_another_learn_and_resume(ring: Path, tmp_path: Path) -> None:
+    more = ("training.synchronous=false", "checkpoint.every_batches=3", "evaluation.split=none")
+    done = commands.train(tmp_path, 2, *settings(ring, tmp_path / "run", *more))
+    assert done.returncode == 0, done.stdout + done.stderr
+    reported = losses(tmp_path / "run")
+    assert reported[-1] < reported[0]
+    done = commands.train_alone(*settings(ring, tmp_path / "run", *more, "training.num_epochs=6"))
+    assert done.returncode == 0, done.stderr
+    assert "resumed: 4 epochs and 0 batches done" in done.stderr
+    lines = (tmp_path / "run" / "checkpoint" / "training_stats.json").read_text(encoding="utf-8").splitlines()
+    counts = [json.loads(line)["stats"]["count"] for line in lines]
+    assert len(counts) == 6 and len(set(counts)) == 1  # every triple in every epoch, whoever trained it
+
+
 def test_evaluation_of_the_files_equals_that_of_the_live_tables(launched: Path) -> None:
     done = commands.dglkge("evaluate", str(launched), "--json")
     assert done.returncode == 0, done.stderr
