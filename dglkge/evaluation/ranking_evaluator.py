@@ -1,7 +1,8 @@
 """Exact ranking of true triples against rows that are spread over processes.
 
-Every process asks the same queries, scores them against the rows it owns and counts; one sum over all
-processes makes the ranks. No process ever holds a whole table.
+Every process scores queries against the rows it can read and counts; one sum over all processes makes the
+ranks. Processes that read the same rows, those of one machine, take turns with the batches of queries; those
+of different machines ask the same ones.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class RankingEvaluator:
         shards: Shards,
         reduce: Reduce = lambda array: array,
         progress: Optional[Callable[[int], object]] = None,
+        turn: tuple[int, int] = (0, 1),
     ) -> RankingResult:
         """Rank both sides of every triple.
 
@@ -69,11 +71,15 @@ class RankingEvaluator:
         rows : RowSource
             Looks up the rows of heads, relations and tails.
         shards : mapping of str to sequence of RowShard
-            By entity type, the rows that this process scores against; over all processes, each row once.
+            By entity type, the rows that this process scores against; over all groups of processes that take
+            turns, each row once.
         reduce : callable
             Sums an int64 array over all processes. Called twice, with equal shapes on all of them.
         progress : callable, optional
-            Called with the number of queries just ranked; there are 2 n of them.
+            Called with the number of queries just ranked; there are 2 n of them. As often on every process.
+        turn : (int, int)
+            This process is number i of the k that have the same shards and share the batches out; k is the
+            same everywhere.
 
         Returns
         -------
@@ -91,21 +97,24 @@ class RankingEvaluator:
         if self._protocol.filtered and known is None:
             raise InputError("filtered ranking needs the known triples; rank raw without them")
         triples = np.ascontiguousarray(triples, dtype=np.int64)
-        num_entities = _count_entities(self._candidate_types(triples), shards, reduce)
-        counts = np.zeros((2, len(SIDES), len(triples)), np.int64)
-        num_negatives = np.zeros((len(SIDES), len(triples)), np.int64)
+        types = self._candidate_types(triples)
+        num_entities, num_groups = _count_entities(types, shards, reduce, turn)
+        counts = np.zeros((3, len(SIDES), len(triples)), np.int64)
+        batches = list(plan_queries(triples, self._relations, self._protocol.batch_size))
         with torch.no_grad(), full_float32_products():
-            for batch in plan_queries(triples, self._relations, self._protocol.batch_size):
-                side = SIDES.index(batch.side)
-                shards_here = shards.get(batch.candidate_type, ())
-                negatives, greater, equal = self._rank(
-                    batch, known, rows, shards_here, num_entities[batch.candidate_type]
-                )
-                counts[:, side, batch.places] = greater, equal
-                num_negatives[side, batch.places] = negatives
+            for first in range(0, len(batches), turn[1]):
+                together = batches[first : first + turn[1]]
+                for batch in together[turn[0] : turn[0] + 1]:
+                    shards_here, num_here = (
+                        shards.get(batch.candidate_type, ()),
+                        num_entities[batch.candidate_type],
+                    )
+                    found = self._rank(batch, known, rows, shards_here, num_here)
+                    counts[:, SIDES.index(batch.side), batch.places] = found
                 if progress is not None:
-                    progress(len(batch.places))
-        return self._result(triples, reduce(counts), num_negatives)
+                    progress(sum(len(batch.places) for batch in together))
+        negatives, greater, equal = reduce(counts)
+        return self._result(triples, greater, equal, negatives // num_groups)
 
     def _rank(
         self,
@@ -137,9 +146,10 @@ class RankingEvaluator:
         asked = [self._relations[id_] for id_ in np.unique(triples[:, 1])]
         return sorted({relation.candidate_type(side) for relation in asked for side in Side})
 
-    def _result(self, triples: np.ndarray, counts: np.ndarray, num_negatives: np.ndarray) -> RankingResult:
+    def _result(
+        self, triples: np.ndarray, greater: np.ndarray, equal: np.ndarray, num_negatives: np.ndarray
+    ) -> RankingResult:
         labels = RelationVocabulary(self._relations).labels
-        greater, equal = counts
         return RankingResult(
             protocol=self._protocol,
             relation_labels=[labels[id_] for id_ in range(len(self._relations))],
@@ -149,26 +159,36 @@ class RankingEvaluator:
         )
 
 
-def _count_entities(types: Sequence[str], shards: Shards, reduce: Reduce) -> dict[str, int]:
+def _count_entities(
+    types: Sequence[str], shards: Shards, reduce: Reduce, turn: tuple[int, int]
+) -> tuple[dict[str, int], int]:
     """Count the rows of each type over all processes, and check that they are ids 0, 1, 2, ... once each.
+
+    Returns
+    -------
+    num_entities : dict of str to int
+    num_groups : int
+        Groups of processes that share batches out.
 
     Raises
     ------
     InputError
         If rows are missing or occur twice.
     """
-    found = np.zeros((len(types), 2), np.int64)
-    for place, entity_type in enumerate(types):
-        for shard in shards.get(entity_type, ()):
-            found[place] += len(shard.original_ids), int(shard.original_ids.sum())
+    found = np.zeros((len(types) + 1, 2), np.int64)
+    if turn[0] == 0:  # those that take turns have the same rows
+        found[-1] = 1
+        for place, entity_type in enumerate(types):
+            for shard in shards.get(entity_type, ()):
+                found[place] += len(shard.original_ids), int(shard.original_ids.sum())
     found = reduce(found)
-    for entity_type, (count, sum_of_ids) in zip(types, found):
+    for entity_type, (count, sum_of_ids) in zip(types, found[:-1]):
         if count == 0 or sum_of_ids != count * (count - 1) // 2:
             raise InputError(
                 f"the rows of type {entity_type!r} are not complete: {count} rows were given, and their ids "
                 "are not 0, 1, 2, ... once each"
             )
-    return {entity_type: int(count) for entity_type, (count, _) in zip(types, found)}
+    return {entity_type: int(count) for entity_type, (count, _) in zip(types, found)}, int(found[-1, 0])
 
 
 def _count_negatives(queries: ScoredQueries, num_entities: int) -> torch.Tensor:

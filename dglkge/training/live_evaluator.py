@@ -1,4 +1,4 @@
-"""Ranks a split with the live tables: every trainer scores against rows that its machine owns."""
+"""Ranks a split with the live tables: a machine's trainers take turns to score against all its rows."""
 
 from __future__ import annotations
 
@@ -60,10 +60,8 @@ class LiveEvaluator:
             The same on every trainer.
         """
         world = self._cluster.world
-        shards = {
-            name: [self._tables[name].shard(world.local_rank, world.trainers_per_machine)]
-            for name in self._tables.entity_types
-        }
+        turn = (world.local_rank, world.trainers_per_machine)
+        shards = {name: [self._tables[name].shard(0, 1)] for name in self._tables.entity_types}
         triples = self._dataset.split(split)[: max_triples or None]
         protocol = dataclasses.replace(self._protocol, split=split)
         evaluator = RankingEvaluator(self._model, self._dataset.relations.relations, protocol)
@@ -74,7 +72,7 @@ class LiveEvaluator:
                 between()
 
             return evaluator.evaluate(
-                triples, self._known_triples(), self._tables, shards, self._cluster.sum, progress
+                triples, self._known_triples(), self._tables, shards, self._cluster.sum, progress, turn
             )
 
     def _known_triples(self) -> KnownTriples | None:

@@ -182,7 +182,7 @@ def test_missing_rows_are_an_error():
             whole(
                 Protocol(),
                 known=known_of(world),
-                reduce=lambda found: found + [[22, 22 * 11], [7, 21]][: len(found)],
+                reduce=lambda found: found + [[22, 22 * 11], [7, 21], [0, 0]][: len(found)],
             )
 
 

@@ -1,4 +1,4 @@
-"""Two processes, each with some of the rows, find what one process with all of them finds."""
+"""Two processes, each with some of the rows or with some of the queries, find what one alone finds."""
 
 from __future__ import annotations
 
@@ -47,6 +47,22 @@ def evaluate_on(rank: int, folder: str) -> None:
         result = RankingEvaluator(world.model, RELATIONS, protocol).evaluate(
             world.triples, known, MemoryRows(world.tables), shards, sum_over_processes
         )
+        whole = {name: split_rows(world.tables[name], 1) for name in ("person", "town")}
+        steps: list[int] = []
+        in_turn = RankingEvaluator(world.model, RELATIONS, protocol).evaluate(
+            world.triples,
+            known,
+            MemoryRows(world.tables),
+            whole,
+            sum_over_processes,
+            steps.append,
+            (rank, WORLD_SIZE),
+        )
+        for side in Side:
+            np.testing.assert_array_equal(in_turn.ranks[side], result.ranks[side])
+            np.testing.assert_array_equal(in_turn.num_negatives[side], result.num_negatives[side])
+        if sum(steps) != 2 * len(world.triples):
+            raise AssertionError(f"{steps} queries were reported")
         arrays = {f"ranks_{side.value}": result.ranks[side] for side in Side}
         arrays.update({f"negatives_{side.value}": result.num_negatives[side] for side in Side})
         np.savez(Path(folder) / f"{name}_{rank}.npz", **arrays)
