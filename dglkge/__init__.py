@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from dglkge.cli.run_command import run_command
     from dglkge.config import load_config
     from dglkge.evaluation.report import format_table
-    from dglkge.training.build import build_trainer, join_cluster
+    from dglkge.training.build import build_trainer
     from dglkge.training.epochs import current_epoch, finished_epochs, remaining_epochs_until
+    from dglkge.training.join import join_cluster
 
 _HOME = {
     "build_trainer": "dglkge.training.build",
     "current_epoch": "dglkge.training.epochs",
     "finished_epochs": "dglkge.training.epochs",
     "format_table": "dglkge.evaluation.report",
-    "join_cluster": "dglkge.training.build",
+    "join_cluster": "dglkge.training.join",
     "load_config": "dglkge.config",
     "open_checkpoint": "dglkge.checkpoint.reader",
     "remaining_epochs_until": "dglkge.training.epochs",

@@ -7,6 +7,7 @@ import logging
 import sys
 from typing import Any
 
+from dglkge.distributed.server_loop import without_sleep
 from dglkge.distributed.world import choose_dgl_backend
 
 choose_dgl_backend()
@@ -25,7 +26,8 @@ def serve(ip_config: str) -> None:
     ip_config : str
         Path of the file of addresses.
     """
-    dgl.distributed.initialize(ip_config)
+    with without_sleep(dgl.distributed.rpc_server):
+        dgl.distributed.initialize(ip_config)
     sys.exit(0)
 
 

@@ -19,11 +19,15 @@ import torch.distributed as dist
 from dglkge.distributed import dgl_compat
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.distributed.preemption import StopRequest
+from dglkge.distributed.server_loop import is_own_address
 from dglkge.distributed.server_ports import wait_until_listening
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 
 logger = logging.getLogger(__name__)
+
+RENDEZVOUS_WAIT_SECONDS = 60
+"""How long to wait for a rank 0 on this machine to listen before torch's own attempts begin."""
 
 SERVER_WAIT_SECONDS = 60
 """How long to wait for this machine's servers to listen before DGL's own, slower attempts begin."""
@@ -77,6 +81,16 @@ class Cluster:
         return bool(self.sum(np.array([self.stop.is_noted], dtype=np.int64))[0])
 
 
+def is_server() -> bool:
+    """Tell whether the launcher started this process as a server."""
+    return os.environ.get("DGL_ROLE", "client") == "server"
+
+
+def num_servers() -> int:
+    """Return how many servers each machine of a launched job has."""
+    return int(os.environ.get("DGL_NUM_SERVER", "1"))
+
+
 @contextlib.contextmanager
 def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[Cluster]:
     """Join the job that the launcher started; alone, train in DGL's standalone mode.
@@ -105,7 +119,7 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
     """
     os.environ.setdefault("DGL_CONF_PATH", part_config)
     ip_config = os.environ.get("DGL_IP_CONFIG", "ip_config.txt")
-    if os.environ.get("DGL_ROLE", "client") == "server":
+    if is_server():
         dgl_compat.serve(ip_config)
     world = World.detect()
     _check_parts(num_parts, world)
@@ -127,13 +141,20 @@ def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> C
     """Connect to the servers, then to the other trainers."""
     if world.launched:
         machine = read_ip_config(ip_config)[world.machine]
-        num_servers = int(os.environ.get("DGL_NUM_SERVER", "1"))
-        wait_until_listening(range(machine.port, machine.port + num_servers), SERVER_WAIT_SECONDS)
+        wait_until_listening(range(machine.port, machine.port + num_servers()), SERVER_WAIT_SECONDS)
     dgl_compat.connect(ip_config)
     if world.launched:
+        _wait_for_rendezvous(world)
         limit = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_SECONDS)
         dist.init_process_group("gloo", rank=world.rank, world_size=world.world_size, timeout=limit)
     return Cluster(world, dgl_compat.open_graph(graph_name, part_config))
+
+
+def _wait_for_rendezvous(world: World) -> None:
+    """Wait until rank 0 listens; torch's own attempts lie most of a second apart."""
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if world.rank > 0 and port.isdigit() and is_own_address(address):
+        wait_until_listening([int(port)], RENDEZVOUS_WAIT_SECONDS)
 
 
 def _check_parts(num_parts: int, world: World) -> None:

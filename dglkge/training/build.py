@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Union
 
@@ -20,7 +19,6 @@ from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.runtime import Cluster
-from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.distributed.world import World
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
@@ -55,23 +53,6 @@ LOSS_OPTIONS = {
     "self_adversarial": ("margin", "adversarial_temperature"),
 }
 """Which fields of the loss's configuration each loss takes."""
-
-
-@contextlib.contextmanager
-def join_cluster(config: Config) -> Iterator[Cluster]:
-    """Join the job that ``dglkge-launch`` started, or train alone where nothing was launched.
-
-    In a server process this serves the graph and the tables, and does not return.
-
-    Raises
-    ------
-    InputError
-        If the data set cannot be read, or has not as many partitions as there are machines.
-    """
-    dataset = Dataset.open(config.dataset)
-    part_config = str(dataset.graph_config_path)
-    with join_graph(dataset.graph_name, part_config, dataset.num_parts) as cluster:
-        yield cluster
 
 
 def build_trainer(config: Config, cluster: Cluster) -> Trainer:
