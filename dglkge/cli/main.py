@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from dglkge import __version__
-from dglkge.cli import checkpoint, evaluate, export, inspect_run, predict, similar
+from dglkge.cli import checkpoint, evaluate, export, inspect_run, plan, predict, similar
 from dglkge.cli.run_command import run_command
 
 COMMANDS = {
@@ -18,6 +18,7 @@ COMMANDS = {
     "export": export,
     "inspect": inspect_run,
     "checkpoint": checkpoint,
+    "plan": plan,
 }
 
 DESCRIPTION = "Everything that is done with a trained model, on its files alone, with no server."

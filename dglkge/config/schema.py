@@ -142,6 +142,9 @@ class TrainingConfig:
         "type in which rows and gradients travel between machines: float32, or bfloat16 for half the bytes",
         one_of("float32", "bfloat16"),
     )
+    check_memory: bool = setting(
+        True, "refuse, before anything is made, what does not fit into memory or /dev/shm (see dglkge plan)"
+    )
     progress: str = setting(
         "auto", "progress bar: auto (on a terminal), always or never", one_of("auto", "always", "never")
     )
@@ -181,7 +184,7 @@ class EvaluationConfig:
     ties: str = setting(
         "realistic", "rank among equal scores", one_of("realistic", "optimistic", "pessimistic")
     )
-    batch_size: int = setting(512, "queries scored at a time", at_least(1))
+    batch_size: int = setting(2048, "queries that a trainer scores at a time", at_least(1))
     valid_every_epochs: int = setting(
         0, "rank the valid split after every so many epochs; 0: never", at_least(0)
     )

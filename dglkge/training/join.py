@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 from collections.abc import Iterator
 
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
-from dglkge.distributed.runtime import Cluster, is_server
+from dglkge.distributed.runtime import Cluster, is_server, num_servers
 from dglkge.distributed.runtime import join_cluster as join_graph
+from dglkge.distributed.world import World
+from dglkge.errors import InputError
+from dglkge.launch.host_memory import host_memory, installed_base, misfits
+from dglkge.launch.memory_plan import describe_hosts, plan_memory
+from dglkge.launch.part_sizes import read_dataset_size
+
+logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -21,11 +29,35 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
     Raises
     ------
     InputError
-        If the data set cannot be read, or has not as many partitions as there are machines.
+        If the data set cannot be read, has not as many partitions as there are machines, or its tables do
+        not fit into the machine.
     """
     dataset = Dataset.open(config.dataset)
     if not is_server():
+        check_memory(config, World.detect())
         importlib.import_module("dglkge.training.build")  # now, while the servers load the graph
     part_config = str(dataset.graph_config_path)
     with join_graph(dataset.graph_name, part_config, dataset.num_parts) as cluster:
         yield cluster
+
+
+def check_memory(config: Config, world: World) -> None:
+    """Refuse, before tables are made, what does not fit into this machine; one trainer of it looks.
+
+    Raises
+    ------
+    InputError
+        The plan is logged before.
+    """
+    size = read_dataset_size(config.dataset)
+    if not config.training.check_memory or not world.is_machine_leader or world.machine >= len(size.parts):
+        return
+    servers = num_servers() if world.launched else 0
+    planned = plan_memory(config, size, world.trainers_per_machine, servers, installed_base())[world.machine]
+    found = misfits(planned, host_memory(config.output), has_started=True)
+    if found:
+        logger.error("%s", describe_hosts([planned]))
+        raise InputError(
+            f"the configuration does not fit into machine {world.machine}: {'; '.join(found)} "
+            "(training.check_memory=false trains all the same)"
+        )

@@ -38,10 +38,13 @@ def run(monkeypatch, tmp_path, capsys):
 def test_figures_belong_together(run, score_function, reciprocal):
     figures, shown = run(
         *("--num-entities", "300", "--num-triples", "50", "--num-relations", "4"),
-        *("--dim", "8", "--score-function", score_function, reciprocal, "--num-threads", "1"),
+        *("--dim", "8", "--score-function", score_function, reciprocal, "--num-threads", "1", "--markdown"),
     )
     assert figures["score_function"] == score_function and figures["num_threads"] == 1
     assert figures["num_queries"] == 100
     assert figures["scores_per_second"] == pytest.approx(300 * figures["queries_per_second"], rel=0.02)
+    assert figures["mrr"] == pytest.approx(figures["plain_loop_mrr"], abs=1e-5)
+    assert figures["times_faster_than_plain_loop"] > 0
+    assert f"| {figures['graph']} | {score_function} | 8 | 1 | 100 |" in shown
     for name, value in figures.items():
         assert f"{name:24} {value}" in shown

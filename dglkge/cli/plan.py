@@ -1,0 +1,143 @@
+"""``dglkge plan``: what a configuration needs on each machine, before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dglkge.cli.output import human_bytes, print_columns, print_json
+from dglkge.config import Config, load_config
+from dglkge.distributed.ip_config import read_ip_config
+from dglkge.errors import InputError
+from dglkge.launch.epoch_time import Rates, epoch_seconds
+from dglkge.launch.host_memory import HostMemory, host_memory, installed_base, misfits
+from dglkge.launch.local_hosts import usable_cores
+from dglkge.launch.memory_plan import PlannedHost, is_compiled, plan_memory
+from dglkge.launch.part_sizes import read_dataset_size
+from dglkge.launch.process_plan import MOST_DEFAULT_TRAINERS
+
+HELP = "say what a configuration needs of memory, /dev/shm, disk and time"
+DESCRIPTION = """Say what training a configuration needs on each machine, before anything starts: tables,
+optimizer state, edges, buffers, libraries, /dev/shm and the checkpoint's disk, and how long an epoch
+should take. Exit status 2 if it does not fit into this machine."""
+EXAMPLES = """examples:
+  dglkge plan examples/fb15k237/complex.yaml --num_trainers 2
+  dglkge plan my.yaml --set model.dimension=200 --ip_config ip_config.txt --json"""
+
+DOES_NOT_FIT_STATUS = 2
+MEASURED_SECONDS = 0.3
+PRODUCT_ROWS, COPY_BYTES = 1000, 2**26
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("config", help="YAML file of the run")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
+    parser.add_argument("--ip_config", metavar="FILE", help="the machines; without it one for each partition")
+    parser.add_argument("--num_trainers", type=int, metavar="N", help="on each machine (default: one a core)")
+    parser.add_argument("--num_servers", type=int, default=1, metavar="N", help="on each machine; 0: none, "
+                        "one process alone (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, look at this machine, print."""
+    config = load_config(args.config, args.set)
+    size = read_dataset_size(config.dataset)
+    if args.ip_config is not None and len(read_ip_config(args.ip_config)) != len(size.parts):
+        raise InputError(
+            f"{args.ip_config} has {len(read_ip_config(args.ip_config))} machines and {config.dataset} has "
+            f"{len(size.parts)} partitions; each machine holds one partition"
+        )
+    num_trainers = args.num_trainers or min(MOST_DEFAULT_TRAINERS, usable_cores())
+    if num_trainers < 1 or args.num_servers < 0 or (args.num_servers == 0 and num_trainers > 1):
+        raise InputError("--num_trainers must be at least 1, and 1 where --num_servers is 0")
+    hosts = plan_memory(config, size, num_trainers, args.num_servers, installed_base())
+    there = host_memory(config.output)
+    seconds = epoch_seconds(config, size, num_trainers, measure_rates(config))
+    problems = [f"machine {host.machine}: {text}" for host in hosts for text in misfits(host, there)]
+    if args.json:
+        print_json(_report(hosts, there, seconds, problems))
+    else:
+        _print_plan(hosts, there, seconds, problems)
+    return DOES_NOT_FIT_STATUS if problems else 0
+
+
+def measure_rates(config: Config) -> Rates:
+    """Measure this machine for a moment: products of matrices in the run's type, and a copy."""
+    import torch  # here: the other commands of this file's package should not pay for it twice
+
+    chosen = config.training.products
+    names = ("float32", "bfloat16") if chosen == "auto" and is_compiled(config) else (chosen,)
+    dim = config.model.dimension
+    product = min(_product_seconds(getattr(torch, name, torch.float32), dim) for name in names)
+    source = torch.ones(COPY_BYTES // 4)
+    target = torch.empty_like(source)
+    copy = _seconds_of(lambda: target.copy_(source))
+    return Rates(2 * PRODUCT_ROWS**2 * dim / product, 2 * COPY_BYTES / copy)
+
+
+def _product_seconds(dtype: Any, dim: int) -> float:
+    """Return the time of a product of matrices in a type of torch."""
+    import torch
+
+    left, right = torch.randn(2, PRODUCT_ROWS, dim).to(dtype)
+    return _seconds_of(lambda: left @ right.T)
+
+
+def _seconds_of(work: Callable[[], Any]) -> float:
+    """Return the shortest time of some repetitions."""
+    work()
+    best, end = float("inf"), time.perf_counter() + MEASURED_SECONDS
+    while time.perf_counter() < end:
+        start = time.perf_counter()
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _report(
+    hosts: list[PlannedHost], there: HostMemory, seconds: float, problems: list[str]
+) -> dict[str, Any]:
+    """Describe the plan for programs."""
+    return {
+        "machines": [
+            {
+                "machine": host.machine,
+                "memory": dict(host.memory),
+                "memory_bytes": host.memory_bytes,
+                "shared_memory_bytes": host.shared_memory_bytes,
+                "checkpoint_disk_bytes": host.disk_bytes,
+            }
+            for host in hosts
+        ],
+        "this_machine": {
+            "memory_bytes": there.memory_bytes,
+            "shared_memory_bytes": there.shared_memory_bytes,
+            "disk_bytes": there.disk_bytes,
+        },
+        "epoch_seconds": round(seconds, 2),
+        "problems": problems,
+    }
+
+
+def _print_plan(hosts: list[PlannedHost], there: HostMemory, seconds: float, problems: list[str]) -> None:
+    """Print a column for each machine, and one for what this machine has."""
+    header = ["", *(f"machine {host.machine}" for host in hosts), "here now"]
+    rows = [
+        [what, *(human_bytes(dict(host.memory)[what]) for host in hosts), ""]
+        for what, _ in hosts[0].memory
+        if any(dict(host.memory)[what] for host in hosts)
+    ]
+    totals = (
+        ("memory, all processes", [host.memory_bytes for host in hosts], there.memory_bytes),
+        ("of this in /dev/shm", [host.shared_memory_bytes for host in hosts], there.shared_memory_bytes),
+        ("disk for the checkpoint", [host.disk_bytes for host in hosts], there.disk_bytes),
+    )
+    rows += [[what, *map(human_bytes, needed), human_bytes(has)] for what, needed, has in totals]
+    print_columns(header, rows)
+    print(f"an epoch should take about {seconds:.3g} s on machines like this one")
+    for problem in problems:
+        print(f"does not fit: {problem}")

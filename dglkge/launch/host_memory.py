@@ -1,0 +1,108 @@
+"""What a machine has: memory, shared memory, disk. And whether a plan fits into it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from dglkge.launch.memory_plan import BASE_OF_DGL, PlannedHost, ProcessBase, readable
+
+SHARED_MEMORY_FOLDER = Path("/dev/shm")
+MEMORY_INFO = Path("/proc/meminfo")
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """What is there for a job now.
+
+    Attributes
+    ----------
+    memory_bytes : int
+        Memory that processes can still take, within the limit of this container.
+    shared_memory_bytes : int
+        Room in ``/dev/shm``.
+    disk_bytes : int
+        Room where the checkpoint goes.
+    """
+
+    memory_bytes: int
+    shared_memory_bytes: int
+    disk_bytes: int
+
+
+def host_memory(output: str | Path) -> HostMemory:
+    """Look at this machine.
+
+    Parameters
+    ----------
+    output : str or Path
+        Folder of the run, which need not exist.
+    """
+    folder = Path(output).resolve()
+    while not folder.exists():
+        folder = folder.parent
+    shared = SHARED_MEMORY_FOLDER
+    room = shutil.disk_usage(shared).free if shared.is_dir() else 0
+    return HostMemory(available_memory(), room, shutil.disk_usage(folder).free)
+
+
+def installed_base() -> ProcessBase:
+    """Return what processes take with the DGL that is installed here."""
+    try:
+        version = importlib.metadata.version("dgl")
+    except importlib.metadata.PackageNotFoundError:
+        return ProcessBase()
+    first = version.partition(".")[0]
+    return BASE_OF_DGL.get(int(first) if first.isdigit() else 0, ProcessBase())
+
+
+def available_memory(info: Path = MEMORY_INFO, group: Path = CONTROL_GROUP) -> int:
+    """Return the bytes that processes can still take: the kernel's estimate, or what the container has left.
+
+    Parameters
+    ----------
+    info : Path
+        ``/proc/meminfo``.
+    group : Path
+        The root of the second version of control groups.
+    """
+    lines = dict(line.split(":", 1) for line in info.read_text(encoding="ascii").splitlines())
+    available = int(lines["MemAvailable"].split()[0]) * 1024
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+        statistics = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+        cache = next(int(line.split()[1]) for line in statistics if line.startswith("inactive_file "))
+    except (OSError, StopIteration):  # no such group, or none that counts memory
+        return available
+    return available if limit == "max" else min(available, max(0, int(limit) - used + cache))
+
+
+def misfits(planned: PlannedHost, there: HostMemory, has_started: bool = False) -> list[str]:
+    """Say what does not fit; files that are only mapped can be dropped from memory and do not count.
+
+    Parameters
+    ----------
+    planned : PlannedHost
+    there : HostMemory
+    has_started : bool
+        Whether the processes run already, so that interpreters and libraries are no longer to come.
+
+    Returns
+    -------
+    list of str
+        Empty if all fits.
+    """
+    needed = planned.memory_bytes - planned.mapped_bytes - (planned.base_bytes if has_started else 0)
+    found = []
+    if needed > there.memory_bytes:
+        found.append(f"{readable(needed)} of memory are needed and {readable(there.memory_bytes)} are there")
+    if planned.shared_memory_bytes > there.shared_memory_bytes:
+        found.append(
+            f"{readable(planned.shared_memory_bytes)} of {SHARED_MEMORY_FOLDER} are needed and "
+            f"{readable(there.shared_memory_bytes)} are there"
+        )
+    return found

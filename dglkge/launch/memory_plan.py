@@ -1,0 +1,276 @@
+"""What a configuration needs of each machine: pure arithmetic, nothing is started, opened or measured here.
+
+The figures that are no exact sizes are the constants below; ``examples/benchmarks/memory_plan.py`` compares
+the sum with the peak of a running job (proportional set size of all its processes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dglkge.config import Config
+from dglkge.launch import shared_memory_need as shared
+from dglkge.launch.part_sizes import DatasetSize, PartSize
+from dglkge.typing import RELATION
+
+MIB = 2**20
+LAUNCHER_BYTES = 13 * MIB
+KEEPER_BYTES = 6 * MIB
+
+SERVER_BYTES_PER_EDGE = 30
+"""What DGL's server keeps, apart from shared memory, of reading a partition's graph."""
+
+KEPT_BLOCK_BYTES = 32 * MIB
+"""glibc gives larger freed blocks back to the system, smaller ones may stay (``M_MMAP_THRESHOLD_MAX``)."""
+
+MAPPED_BYTES_PER_TRIPLE = 24
+"""Head, relation and tail of the memory-mapped edge table: shared by all trainers, and page cache."""
+
+TRIPLE_ID_BYTES = 8
+NODE_ID_BYTES = 16
+"""Both id maps of a node, mapped too."""
+
+NAME_BYTES = 57
+"""Of a name in memory besides its letters: a string object and its place in a list."""
+
+KNOWN_TRIPLE_BYTES = 72
+"""Filtered ranking, of each triple of all splits: two sorted indices (32) and the sort of one (40)."""
+
+SPARE_SHARE = 1.125
+"""Buffers are made an eighth larger than what asked for them."""
+
+AUTOGRAD_SCORES = 6
+"""Copies of the scores that are alive at once where torch's autograd computes the loss."""
+
+RANKING_TILE_BYTES = 8 * MIB
+"""A tile of scores and a tile of candidates of the ranking."""
+
+RANKED_QUERY_NUMBERS = 4
+"""Float64 rows for each query that is ranked: anchors, relations, truths and the query itself."""
+
+
+@dataclass(frozen=True)
+class ProcessBase:
+    """What a process takes before it has any data: the interpreter and the libraries.
+
+    Attributes
+    ----------
+    trainer_bytes, server_bytes : int
+        Private memory of one.
+    library_bytes : int
+        Files of the libraries, mapped by all processes and counted once.
+    """
+
+    trainer_bytes: int = 255 * MIB
+    server_bytes: int = 183 * MIB
+    library_bytes: int = 175 * MIB
+
+
+BASE_OF_DGL = {1: ProcessBase(), 2: ProcessBase(335 * MIB, 262 * MIB, 300 * MIB)}
+"""By first number of the version of DGL: 1.1.3 with torch 2.13.0, 2.1.0 with torch 2.2.1, without CUDA."""
+
+
+@dataclass(frozen=True)
+class PlannedHost:
+    """What one machine needs.
+
+    Attributes
+    ----------
+    machine : int
+    memory : tuple of (what, bytes)
+        Everything in memory, shared memory included; the sum is the peak.
+    shared_memory_bytes : int
+        The part of it that lies in ``/dev/shm``; 0 for a process alone, whose tables are its own memory.
+    base_bytes : int
+        The part of it that interpreters and libraries take.
+    mapped_bytes : int
+        The part of it that is files only mapped, which the system may drop.
+    disk_bytes : int
+        Files of this machine's share of the checkpoint, while a new version is written beside the old one.
+    """
+
+    machine: int
+    memory: tuple[tuple[str, int], ...]
+    shared_memory_bytes: int
+    base_bytes: int
+    mapped_bytes: int
+    disk_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """The peak of all processes of the job on this machine."""
+        return sum(num_bytes for _, num_bytes in self.memory)
+
+
+def plan_memory(
+    config: Config,
+    size: DatasetSize,
+    num_trainers: int,
+    num_servers: int,
+    base: ProcessBase = ProcessBase(),
+) -> list[PlannedHost]:
+    """Plan every machine of a job.
+
+    Parameters
+    ----------
+    config : Config
+    size : DatasetSize
+    num_trainers, num_servers : int
+        On each machine; no servers: one process alone, without the launcher.
+    base : ProcessBase
+
+    Returns
+    -------
+    list of PlannedHost
+        Entry k holds part k.
+    """
+    return [
+        _plan_host(config, size, machine, num_trainers, num_servers, base)
+        for machine in range(len(size.parts))
+    ]
+
+
+def _plan_host(
+    config: Config, size: DatasetSize, machine: int, num_trainers: int, num_servers: int, base: ProcessBase
+) -> PlannedHost:
+    """Plan one machine."""
+    part = size.parts[machine]
+    table_bytes, state_bytes = shared.table_bytes(part, config), shared.state_bytes(part, config)
+    graph_bytes = shared.graph_bytes(part)
+    world_size = num_trainers * len(size.parts)
+    processes = num_trainers + num_servers
+    base_bytes = num_trainers * base.trainer_bytes + num_servers * base.server_bytes + base.library_bytes
+    base_bytes += LAUNCHER_BYTES + KEEPER_BYTES * processes if num_servers else 0
+    mapped = mapped_bytes(part, size)
+    copy_bytes = table_bytes + state_bytes if config.checkpoint.background else 0
+    work = num_trainers * max(batch_bytes(config, size, world_size), ranking_bytes(config, size))
+    outboxes = num_trainers * outbox_bytes(config, size, world_size)
+    later = work + outboxes + copy_bytes + name_bytes(size)
+    making = making_bytes(part, config, later) if num_servers else 0
+    memory = (
+        ("tables", table_bytes),
+        ("optimizer state", state_bytes),
+        ("graph of DGL's servers", graph_bytes if num_servers else 0),
+        ("what servers keep of reading it", num_servers * SERVER_BYTES_PER_EDGE * part.num_edges),
+        ("a table twice while it is made", making),
+        ("edges and ids, mapped files", mapped),
+        ("batches and ranking", work),
+        ("exchange between trainers", outboxes),
+        ("names", name_bytes(size)),
+        ("checkpoint's background copy", copy_bytes),
+        ("interpreters and libraries", base_bytes),
+    )
+    in_shared_memory = table_bytes + state_bytes + graph_bytes if num_servers else 0
+    # the new version lies beside the old one until it counts
+    versions = 2 + _kept_versions(config)
+    disk_bytes = versions * (table_bytes + state_bytes)
+    return PlannedHost(machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes)
+
+
+def making_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
+    """Return what the server's making of tables adds to the peak.
+
+    It makes each table in its own memory and copies that to shared memory (``kvstore.py``, ``init_data``).
+    That is over when trainers begin to take the memory that they need later.
+    """
+    largest = max(
+        count * shared.row_width(table, config) * shared.FLOAT_BYTES for table, count in part.num_rows.items()
+    )
+    return max(min(largest, KEPT_BLOCK_BYTES), largest - later_bytes)
+
+
+def batch_rows(config: Config, world_size: int) -> tuple[int, int]:
+    """Return how many rows of entities and of relations a trainer reads for one batch."""
+    share = -(-config.training.batch_size // world_size)
+    return 2 * share + _num_chunks(config) * config.negatives.num_uniform, share
+
+
+def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
+    """Return the memory that one trainer works in: rows, their gradients, queries and scores."""
+    dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
+    num_entities, num_relations = batch_rows(config, world_size)
+    rows = 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
+    num_negatives = config.negatives.num_uniform
+    in_chunk = min(num_relations, config.negatives.chunk_size)
+    narrow = config.training.products == "bfloat16"
+    product_bytes = 2 if narrow else shared.FLOAT_BYTES
+    products = product_bytes * 2 * dim * (2 * in_chunk + num_negatives)
+    scores = 2 * in_chunk * num_negatives * product_bytes
+    if not is_compiled(config):
+        scores = AUTOGRAD_SCORES * 2 * num_relations * num_negatives * shared.FLOAT_BYTES
+        products += rows
+    return int(SPARE_SHARE * (rows + products + scores))
+
+
+def is_compiled(config: Config) -> bool:
+    """Tell whether the loss needs no autograd."""
+    return config.loss.name == "softmax" and config.model.score_function in ("distmult", "complex")
+
+
+def outbox_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
+    """Return the memory in which one trainer hands gradients to the others, and merges them."""
+    if world_size == 1:
+        return 0
+    num_entities, num_relations = batch_rows(config, world_size)
+    dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
+    return 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
+
+
+def ranking_bytes(config: Config, size: DatasetSize) -> int:
+    """Return the memory that one trainer takes to rank a split."""
+    if config.evaluation.split == "none" and not config.evaluation.valid_every_epochs:
+        return 0
+    known = KNOWN_TRIPLE_BYTES * sum(size.splits.values()) if config.evaluation.filtered else 0
+    num_triples = max(size.splits.get(name, 0) for name in ("valid", config.evaluation.split))
+    num_queries = min(config.evaluation.batch_size, config.evaluation.max_triples or num_triples)
+    queries = RANKED_QUERY_NUMBERS * 8 * config.model.dimension * num_queries
+    return known + queries + RANKING_TILE_BYTES
+
+
+def mapped_bytes(part: PartSize, size: DatasetSize) -> int:
+    """Return the bytes of the data set's files that trainers map and read."""
+    edge = MAPPED_BYTES_PER_TRIPLE + (TRIPLE_ID_BYTES if len(size.parts) > 1 else 0)
+    edge += shared.WEIGHT_BYTES if part.has_weights else 0
+    nodes = NODE_ID_BYTES * sum(size.num_rows.values())
+    return edge * part.num_edges + nodes + MAPPED_BYTES_PER_TRIPLE * sum(size.splits.values())
+
+
+def name_bytes(size: DatasetSize) -> int:
+    """Return the memory of the entities' names, which one trainer of each machine holds."""
+    num_entities = sum(count for table, count in size.num_rows.items() if table != RELATION)
+    return NAME_BYTES * num_entities + size.name_bytes
+
+
+def describe_hosts(hosts: Sequence[PlannedHost]) -> str:
+    """Write the plan as plain text, a line for each figure."""
+    lines = []
+    for host in hosts:
+        lines.append(f"machine {host.machine}:")
+        lines += [f"  {what:32}{readable(num_bytes):>10}" for what, num_bytes in host.memory if num_bytes]
+        lines.append(f"  {'memory, all processes':32}{readable(host.memory_bytes):>10}")
+        lines.append(f"  {'of this in /dev/shm':32}{readable(host.shared_memory_bytes):>10}")
+        lines.append(f"  {'disk for the checkpoint':32}{readable(host.disk_bytes):>10}")
+    return "\n".join(lines)
+
+
+def _num_chunks(config: Config) -> int:
+    """Return how many chunks, each with negatives of its own, a global batch has."""
+    return -(-config.training.batch_size // config.negatives.chunk_size)
+
+
+def _kept_versions(config: Config) -> int:
+    """Return how many old versions stay on the disk."""
+    every = config.checkpoint.keep_every_epochs
+    kept = config.training.num_epochs // every if every else 0
+    return kept + int(config.checkpoint.keep_best)
+
+
+def readable(num_bytes: int) -> str:
+    """Write bytes for people."""
+    value, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.1f} {unit}" if unit != "B" else f"{num_bytes} B"

@@ -1,0 +1,86 @@
+"""``dglkge plan``: its figures, its refusal, its words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dglkge.cli import plan
+from dglkge.cli.main import main
+from dglkge.config import load_config
+from dglkge.launch.host_memory import HostMemory, installed_base
+from dglkge.launch.memory_plan import plan_memory
+from dglkge.launch.part_sizes import read_dataset_size
+from tests.toy_kg import toy_dataset
+
+GIB = 2**30
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "toy.yaml"
+    path.write_text(f"dataset: {toy_dataset()}\noutput: {tmp_path / 'run'}\nmodel:\n  dimension: 16\n")
+    return path
+
+
+@pytest.fixture
+def there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "host_memory", lambda output: HostMemory(64 * GIB, 32 * GIB, 16 * GIB))
+    monkeypatch.setattr(plan, "MEASURED_SECONDS", 0.001)
+
+
+def test_json_holds_the_plan(config_file: Path, there: None, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", str(config_file), "--set", "model.dimension=8", "--num_trainers", "3", "--json"]
+    assert main(words) == 0
+    report = json.loads(capsys.readouterr().out)
+    config = load_config(config_file, ["model.dimension=8"])
+    (host,) = plan_memory(config, read_dataset_size(config.dataset), 3, 1, installed_base())
+    assert report["machines"][0]["memory"] == dict(host.memory)
+    assert report["machines"][0]["memory_bytes"] == host.memory_bytes
+    assert report["this_machine"]["shared_memory_bytes"] == 32 * GIB
+    assert report["epoch_seconds"] >= 0
+    assert report["problems"] == []
+
+
+def test_table_for_people(config_file: Path, there: None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(config_file)]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split() == ["machine", "0", "here", "now"]
+    assert "64.0 GiB" in out
+    assert "an epoch should take about" in out
+
+
+def test_what_does_not_fit_is_status_2(
+    config_file: Path, there: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plan, "host_memory", lambda output: HostMemory(64 * GIB, 4096, GIB))
+    assert main(["plan", str(config_file), "--num_trainers", "1"]) == 2
+    out = capsys.readouterr().out
+    assert "does not fit: machine 0: " in out
+    assert "4.0 KiB are there" in out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--set", "dataset=nowhere"], "cannot read nowhere/dataset.json"),
+        (["--num_servers", "0", "--num_trainers", "2"], "--num_trainers must be"),
+        (["--set", "model.dimnsion=3"], "model.dimension"),
+    ],
+)
+def test_bad_input(
+    config_file: Path, there: None, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(config_file), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_cluster_of_another_size(
+    config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = tmp_path / "ip_config.txt"
+    cluster.write_text("10.0.0.1\n10.0.0.2\n")
+    assert main(["plan", str(config_file), "--ip_config", str(cluster)]) == 2
+    assert "2 machines" in capsys.readouterr().err

@@ -1,0 +1,80 @@
+"""What is there, from files made by hand; and what does not fit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dglkge.launch.host_memory import HostMemory, available_memory, host_memory, installed_base, misfits
+from dglkge.launch.memory_plan import BASE_OF_DGL, PlannedHost, ProcessBase
+
+MIB = 2**20
+
+
+def info(folder: Path, available_kib: int) -> Path:
+    path = folder / "meminfo"
+    path.write_text(f"MemTotal:  9999999 kB\nMemAvailable: {available_kib} kB\nHugePages_Total:   0\n")
+    return path
+
+
+def group(folder: Path, limit: str, current: int, inactive_file: int) -> Path:
+    (folder / "memory.max").write_text(limit + "\n")
+    (folder / "memory.current").write_text(f"{current}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_file}\nactive_file 7\n")
+    return folder
+
+
+def test_without_a_limit_the_kernels_estimate_counts(tmp_path: Path) -> None:
+    assert available_memory(info(tmp_path, 2048), tmp_path / "none") == 2 * MIB
+    assert available_memory(info(tmp_path, 2048), group(tmp_path, "max", 5, 0)) == 2 * MIB
+
+
+def test_a_containers_limit_counts(tmp_path: Path) -> None:
+    found = available_memory(info(tmp_path, 1 << 20), group(tmp_path, str(50 * MIB), 40 * MIB, 10 * MIB))
+    assert found == 20 * MIB  # 50 - 40, and 10 of the 40 are files that can go
+    found = available_memory(info(tmp_path, 2048), group(tmp_path, str(50 * MIB), 40 * MIB, 10 * MIB))
+    assert found == 2 * MIB
+    assert available_memory(info(tmp_path, 2048), group(tmp_path, "5", 10 * MIB, 0)) == 0
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    there = host_memory(tmp_path / "not" / "yet" / "there")
+    assert 0 < there.memory_bytes <= psutil.virtual_memory().total
+    assert there.disk_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
+    shared = os.statvfs("/dev/shm")
+    assert there.shared_memory_bytes == pytest.approx(shared.f_bavail * shared.f_frsize, rel=0.05)
+
+
+@pytest.mark.parametrize("version, key", [("1.1.3", 1), ("2.1.0+cpu", 2), ("7.0", None), ("dev", None)])
+def test_base_follows_the_installed_dgl(monkeypatch: pytest.MonkeyPatch, version: str, key: int) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
+    assert installed_base() == BASE_OF_DGL.get(key, ProcessBase())
+
+
+def planned(memory: int, shared: int, base: int, mapped: int) -> PlannedHost:
+    return PlannedHost(0, (("all", memory),), shared, base, mapped, 0)
+
+
+@pytest.mark.parametrize(
+    "memory, shared, has_started, words",
+    [
+        (100, 10, False, []),
+        (111, 10, False, ["111 B of memory are needed and 100 B are there"]),  # 10 of 121 are mapped files
+        (131, 10, True, ["111 B of memory"]),  # 20 of base are there already
+        (130, 10, True, ["110 B of memory"]),
+        (120, 10, True, []),
+        (50, 51, False, ["51 B of /dev/shm are needed and 50 B are there"]),
+        (500, 51, False, ["of memory", "of /dev/shm"]),
+    ],
+)
+def test_misfits(memory: int, shared: int, has_started: bool, words: list[str]) -> None:
+    there = HostMemory(100, 50, 0)
+    mapped = 10 if not has_started else 0
+    found = misfits(planned(memory + mapped, shared, 20, mapped), there, has_started)
+    assert len(found) == len(words)
+    for text, word in zip(found, words):
+        assert word in text

@@ -1,0 +1,170 @@
+"""The plan against arrays that are really made, and against figures by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dglkge.config import Config, load_config
+from dglkge.launch import memory_plan
+from dglkge.launch.memory_plan import MIB, ProcessBase, describe_hosts, plan_memory, readable
+from dglkge.launch.part_sizes import DatasetSize, PartSize, read_dataset_size
+from dglkge.typing import RELATION
+from tests.toy_kg import toy_dataset
+
+BASE = ProcessBase(trainer_bytes=1000 * MIB, server_bytes=100 * MIB, library_bytes=10 * MIB)
+
+
+def config(*settings: str) -> Config:
+    return load_config(None, ["dataset=x", "evaluation.split=none", *settings])
+
+
+def one_part(num_entities: int = 100_000, num_edges: int = 1_000_000) -> DatasetSize:
+    part = PartSize({"entity": num_entities, RELATION: 10}, num_edges)
+    return DatasetSize((part,), 10, {"train": num_edges, "valid": 5000, "test": 5000}, 7 * num_entities)
+
+
+def item(size: DatasetSize, name: str, *settings: str, num_trainers: int = 1, num_servers: int = 1) -> int:
+    (host,) = plan_memory(config(*settings), size, num_trainers, num_servers, BASE)
+    return dict(host.memory)[name]
+
+
+@pytest.mark.parametrize("optimizer, copies", [("row_adagrad", 1), ("sparse_adagrad", 2), ("sparse_adam", 3)])
+def test_tables_and_state_are_as_large_as_arrays(optimizer: str, copies: int) -> None:
+    size = one_part()
+    rows = np.empty((100_000, 200), np.float32).nbytes
+    settings = ("model.dimension=200", f"optimizer.name={optimizer}")
+    found = item(size, "tables", *settings) + item(size, "optimizer state", *settings)
+    assert found == pytest.approx(copies * rows, rel=0.01)
+    assert item(size, "checkpoint's background copy", *settings) == found
+    assert item(size, "checkpoint's background copy", *settings, "checkpoint.background=false") == 0
+    (host,) = plan_memory(config(*settings), size, 1, 1, BASE)
+    assert host.disk_bytes == 2 * found
+
+
+def test_only_servers_need_shared_memory() -> None:
+    size = one_part()
+    (alone,) = plan_memory(config(), size, 1, 0, BASE)
+    (served,) = plan_memory(config(), size, 1, 1, BASE)
+    assert alone.shared_memory_bytes == 0
+    assert dict(alone.memory)["tables"] == dict(served.memory)["tables"]
+    assert dict(alone.memory)["graph of DGL's servers"] == 0
+    names = ("tables", "optimizer state", "graph of DGL's servers")
+    assert served.shared_memory_bytes == sum(dict(served.memory)[name] for name in names)
+
+
+def test_processes_are_counted() -> None:
+    size = one_part()
+    found = {
+        (trainers, servers): item(
+            size, "interpreters and libraries", num_trainers=trainers, num_servers=servers
+        )
+        for trainers, servers in ((1, 0), (1, 1), (3, 2))
+    }
+    keepers = memory_plan.LAUNCHER_BYTES + 5 * memory_plan.KEEPER_BYTES
+    assert found[1, 0] == 1010 * MIB
+    assert found[3, 2] == 3210 * MIB + keepers
+    (host,) = plan_memory(config(), size, 3, 2, BASE)
+    assert host.base_bytes == found[3, 2]
+    assert host.memory_bytes == sum(num_bytes for _, num_bytes in host.memory)
+
+
+def test_batch_buffers_by_hand() -> None:
+    """Two trainers, 40 triples each, 30 negatives, width 8, relations of both directions 16."""
+    chosen = config("model.dimension=8", "training.batch_size=80", "negatives.num_uniform=30",
+                    "training.products=float32")  # fmt: skip
+    assert memory_plan.batch_rows(chosen, 2) == (110, 40)
+    rows = 2 * 4 * (110 * 8 + 40 * 16)
+    products = 4 * (2 * 80 * 8 + 2 * 30 * 8)
+    scores = 4 * 80 * 30
+    assert memory_plan.batch_bytes(chosen, one_part(), 2) == int(1.125 * (rows + products + scores))
+    assert memory_plan.outbox_bytes(chosen, one_part(), 2) == rows
+    assert memory_plan.outbox_bytes(chosen, one_part(), 1) == 0
+
+
+def test_peak_is_that_of_the_start_or_of_the_work() -> None:
+    """A table of 80 MB is twice there at the start; where the work takes more later, nothing is added."""
+    table = 4 * 200 * 100_000
+    part = one_part().parts[0]
+    chosen = config("model.dimension=200")
+    assert memory_plan.making_bytes(part, chosen, 0) == table
+    assert memory_plan.making_bytes(part, chosen, 30_000_000) == table - 30_000_000
+    assert memory_plan.making_bytes(part, chosen, 10 * table) == memory_plan.KEPT_BLOCK_BYTES
+    assert memory_plan.making_bytes(part, config("model.dimension=2"), 10 * table) == 4 * 2 * 100_000
+    (host,) = plan_memory(chosen, one_part(), 1, 1, BASE)
+    start = host.base_bytes + host.shared_memory_bytes + table + memory_plan.SERVER_BYTES_PER_EDGE * 1_000_000
+    assert host.memory_bytes >= start + host.mapped_bytes
+
+
+def test_buffers_grow_with_what_fills_them() -> None:
+    def of(*settings: str) -> int:
+        return memory_plan.batch_bytes(config(*settings), one_part(), 1)
+
+    assert of("negatives.chunk_size=100") > of("negatives.chunk_size=1000")  # more negatives in all
+    assert of("loss.name=logistic") > of()  # autograd keeps more
+    assert of("training.products=bfloat16") < of("training.products=float32")
+    assert of("training.batch_size=2000") > of("training.batch_size=1000")
+
+
+def test_ranking_counts_when_it_is_the_larger() -> None:
+    size = one_part(num_edges=10_000_000)
+    known = memory_plan.KNOWN_TRIPLE_BYTES * 10_010_000
+    assert item(size, "batches and ranking", "evaluation.split=test") > known
+    assert item(size, "batches and ranking", "evaluation.split=test", "evaluation.filtered=false") < known
+    assert item(size, "batches and ranking") < known
+
+
+def test_few_queries_take_little() -> None:
+    """Four float64 rows of 400 numbers for each query, no more queries than a batch or the split has."""
+    size = one_part(num_edges=10)  # 5,000 test triples
+
+    def of(*settings: str) -> int:
+        chosen = config("evaluation.split=test", "evaluation.filtered=false", *settings)
+        return memory_plan.ranking_bytes(chosen, size) - memory_plan.RANKING_TILE_BYTES
+
+    assert of("evaluation.batch_size=10000") == 4 * 8 * 400 * 5000
+    assert of("evaluation.batch_size=100") == 4 * 8 * 400 * 100
+    assert of("evaluation.max_triples=7") == 4 * 8 * 400 * 7
+
+
+def test_known_triples_take_what_is_planned() -> None:
+    """The constant against numpy's own sizes: two sorted indices stay, five arrays are alive in a sort."""
+    triples = np.zeros((1000, 3), np.int64)
+    stays = 2 * (triples[:, 0].copy().nbytes + triples[:, 2].copy().nbytes)
+    assert memory_plan.KNOWN_TRIPLE_BYTES * 1000 == stays + 5 * triples[:, 0].copy().nbytes
+
+
+def test_each_machine_of_a_cluster() -> None:
+    size = read_dataset_size(toy_dataset(2))
+    hosts = plan_memory(config(), size, 2, 1, BASE)
+    assert [host.machine for host in hosts] == [0, 1]
+    both = sum(dict(host.memory)["tables"] for host in hosts)
+    rows = 4 * 400 * (60 + 2 * 4)
+    assert rows <= both <= rows + 4 * 4096
+
+
+def test_kept_versions_are_on_the_disk() -> None:
+    def disk(*settings: str) -> int:
+        return plan_memory(config("training.num_epochs=10", *settings), one_part(), 1, 1)[0].disk_bytes
+
+    assert disk("checkpoint.keep_every_epochs=3") == 5 * disk() // 2  # two and three kept
+    assert disk("checkpoint.keep_best=true") == 3 * disk() // 2
+
+
+def test_description_has_every_figure() -> None:
+    text = describe_hosts(plan_memory(config(), one_part(), 1, 1, BASE))
+    assert text.startswith("machine 0:\n  tables ")
+    assert "152.6 MiB" in text  # 100,000 rows of 400 float32
+    for word in ("in /dev/shm", "memory, all processes", "disk for the checkpoint"):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    "num_bytes, text",
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 2**30, "3.0 GiB"), (2**50, "1024.0 TiB")],
+)
+def test_readable(num_bytes: int, text: str) -> None:
+    as_text: Callable[[int], str] = readable
+    assert as_text(num_bytes) == text

@@ -1,0 +1,56 @@
+"""What does not fit is refused before DGL is asked for anything."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from dglkge.config import Config, load_config
+from dglkge.distributed.world import World
+from dglkge.errors import InputError
+from dglkge.launch.host_memory import HostMemory
+from dglkge.training import join
+from tests.toy_kg import toy_dataset
+
+LEADER = World(0, 2, 0, 2, launched=True)
+
+
+def config(*settings: str) -> Config:
+    return load_config(None, [f"dataset={toy_dataset()}", "model.dimension=4096", *settings])
+
+
+def small_machine(monkeypatch: pytest.MonkeyPatch, shared_bytes: int) -> None:
+    monkeypatch.setattr(join, "host_memory", lambda output: HostMemory(2**40, shared_bytes, 2**40))
+
+
+def test_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    small_machine(monkeypatch, 2**20)
+    with caplog.at_level(logging.ERROR), pytest.raises(InputError) as refused:
+        join.check_memory(config(), LEADER)
+    assert "does not fit into machine 0" in str(refused.value)
+    assert "1.0 MiB are there" in str(refused.value)
+    assert "training.check_memory=false" in str(refused.value)
+    assert "optimizer state" in caplog.text
+
+
+def test_only_the_leader_speaks_and_all_may_be_overruled(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_machine(monkeypatch, 2**20)
+    join.check_memory(config(), World(1, 2, 1, 2, launched=True))
+    join.check_memory(config("training.check_memory=false"), LEADER)
+
+
+def test_a_process_alone_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_machine(monkeypatch, 0)
+    join.check_memory(config(), World())
+
+
+def test_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_machine(monkeypatch, 2**30)
+    join.check_memory(config(), LEADER)
+
+
+def test_joining_refuses_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(join, "host_memory", lambda output: HostMemory(2**20, 2**40, 2**40))
+    with pytest.raises(InputError, match="of memory are needed"), join.join_cluster(config()):
+        pass
