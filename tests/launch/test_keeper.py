@@ -238,3 +238,39 @@ def test_descendants() -> None:
         assert keeper.descendants(grandchild) == []
     finally:
         child.communicate(timeout=TIMEOUT_SECONDS)
+
+
+SILENT = """
+import sys
+import dglkge.launch.keeper as keeper
+keeper.BEAT_SECONDS, keeper.GRACE_SECONDS = 0.1, 0.2
+sys.exit(keeper.main())
+"""
+
+
+@pytest.mark.parametrize("code", [WAIT_FOR_EVER, STUBBORN])
+def test_silent_launcher(tmp_path: Path, code: str) -> None:
+    """Over a channel that may go silent, silence is the launcher's end; until then both sides beat."""
+    request = {
+        "command": [sys.executable, "-c", code],
+        "environment": {},
+        "folder": str(tmp_path),
+        "protected_segments": [],
+        "silence_seconds": 1.0,
+    }
+    pipe = subprocess.PIPE
+    running = subprocess.Popen(
+        [sys.executable, "-c", SILENT], stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0
+    )
+    try:
+        running.stdin.write(json.dumps(request).encode() + b"\n")
+        process = psutil.Process(json.loads(running.stderr.readline())["pid"])
+        for _ in range(15):  # longer than the silence that it would bear
+            assert json.loads(running.stderr.readline()) == {}
+            running.stdin.write(b"\n")
+        assert process.is_running()
+        running.wait(TIMEOUT_SECONDS)  # stdin stays open
+        assert not process.is_running()
+    finally:
+        running.kill()
+        running.communicate()

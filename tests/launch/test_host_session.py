@@ -1,0 +1,146 @@
+"""The agent on a machine, over its own pipes: what it answers, whom it serves, and when it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dglkge import __version__
+from dglkge.errors import InputError
+from dglkge.launch.host_session import HostSession, close_all
+from dglkge.launch.local_hosts import local_interfaces, usable_cores
+from tests.launch.conftest import ROOT
+
+CHECK = {
+    "address": "127.0.0.1",
+    "port": 1,
+    "num_servers": 1,
+    "folder": "/no/such/folder",
+    "script": "train.py",
+    "part_config": None,
+    "part_id": 0,
+    "num_parts": 1,
+    "shared_memory_bytes": 0,
+}
+
+
+@pytest.fixture
+def session() -> Iterator[HostSession]:
+    """An agent on this machine."""
+    opened = HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT), "ODD": "it's"})
+    yield opened
+    opened.close()
+
+
+def test_description(session: HostSession) -> None:
+    """What a plan depends on, as it is here."""
+    described = session.ask("describe")
+    assert described["num_cores"] == usable_cores()
+    assert described["interfaces"] == local_interfaces()
+    assert described["versions"]["dglkge"] == __version__
+    assert described["versions"]["python"] == ".".join(map(str, sys.version_info[:2]))
+    assert described["runner"][0] == sys.executable
+    assert Path(described["runner"][1]).name == "script_runner.py"
+
+
+def test_every_obstacle_is_found(session: HostSession, tmp_path: Path) -> None:
+    """Address, folder, ports, shared memory and partition are looked at, whatever the others say."""
+    (tmp_path / "ring.json").write_text('{"num_parts": 1, "part-0": {"part_graph": "part0/graph.dgl"}}')
+    question = {
+        **CHECK,
+        "address": "192.0.2.7",
+        "port": 65535,
+        "num_servers": 2,
+        "part_config": str(tmp_path / "ring.json"),
+        "shared_memory_bytes": 10**18,
+    }
+    answer = session.ask("check", **question)
+    texts = " | ".join(answer["problems"])
+    assert len(answer["problems"]) == 5
+    assert "none of its interfaces has the address 192.0.2.7 that ip_config gives it (it has " in texts
+    assert "has no folder /no/such/folder" in texts
+    assert "2 servers from port 65535 on pass the highest port" in texts
+    assert "the tables need 1000000000.00 GB of shared memory, /dev/shm has " in texts
+    assert f"partition 0 is not whole: {tmp_path}/part0/graph.dgl is missing" in texts
+
+
+def test_nothing_in_the_way(session: HostSession, tmp_path: Path, free_port: int) -> None:
+    """A machine that is ready has no problems, and says which partition file it has."""
+    (tmp_path / "train.py").touch()
+    (tmp_path / "part0").mkdir()
+    (tmp_path / "part0" / "graph.dgl").touch()
+    (tmp_path / "ring.json").write_text('{"num_parts": 1, "part-0": {"part_graph": "part0/graph.dgl"}}')
+    question = {**CHECK, "port": free_port, "folder": str(tmp_path), "part_config": "ring.json"}
+    answer = session.ask("check", **question)
+    assert answer["problems"] == []
+    assert len(answer["fingerprint"]) == 64
+
+
+def test_job_files(session: HostSession, tmp_path: Path) -> None:
+    """ip_config.txt as DGL reads it, in a folder that is made."""
+    session.ask(
+        "write_job_files", log_dir=str(tmp_path / "a" / "b"), machines=[["10.0.0.1", 5], ["10.0.0.2", 6]]
+    )
+    assert (tmp_path / "a" / "b" / "ip_config.txt").read_text() == "10.0.0.1 5\n10.0.0.2 6\n"
+    assert len(list((tmp_path / "a" / "b").iterdir())) == 1
+
+
+def test_failed_tasks(session: HostSession) -> None:
+    """What a task raises is an answer; the agent goes on."""
+    with pytest.raises(InputError, match="write_job_files failed: TypeError"):
+        session.ask("write_job_files")
+    with pytest.raises(InputError, match="cannot write logs to /proc/x"):
+        session.ask("write_job_files", log_dir="/proc/x", machines=[])
+    assert session.ask("describe")
+
+
+def test_one_job_at_a_time(session: HostSession) -> None:
+    """The second agent is told who holds the machine; the lock ends with its holder."""
+    session.ask("lock")
+    second = HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+    try:
+        with pytest.raises(InputError, match=r"another job runs on this machine \(pid \d+: .*host_agent"):
+            second.ask("lock")
+        session.close()
+        second.ask("lock")
+    finally:
+        second.close()
+
+
+def test_agent_that_is_gone(session: HostSession) -> None:
+    """A dead agent is noticed, in asking as well as in between."""
+    assert session.ask("describe")
+    (agent,) = [child for child in psutil.Process().children() if "host_agent" in " ".join(child.cmdline())]
+    agent.kill()
+    with pytest.raises(InputError, match="could not run there: status -9"):
+        session.ask("describe")
+    assert not session.is_alive
+
+
+def test_silent_agent(session: HostSession) -> None:
+    """An answer has a time limit."""
+    assert session.ask("describe")
+    (agent,) = [child for child in psutil.Process().children() if "host_agent" in " ".join(child.cmdline())]
+    agent.send_signal(signal.SIGSTOP)
+    with pytest.raises(InputError, match=r"did not answer within 0\.1 s"):
+        session.ask("describe", 0.1)
+    close_all([session])
+    assert not agent.is_running()
+
+
+def test_environment_and_greetings(tmp_path: Path) -> None:
+    """The interpreter gets our variables; lines of a login shell before the answers do no harm."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\necho "Welcome"; echo "[1]"\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    session = HostSession("here", None, str(program), {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]})
+    try:
+        assert session.ask("describe")["versions"]["dglkge"] == __version__
+    finally:
+        session.close()
