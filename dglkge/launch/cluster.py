@@ -54,6 +54,7 @@ class Cluster:
         self._described: dict[str, dict[str, Any]] = {}
         self._problems: Problems = []
         self._order: list[str] = []
+        self._locked: set[str] = set()
 
     def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
         """Start agents where there are none yet and learn what the plan depends on.
@@ -84,12 +85,14 @@ class Cluster:
             if address not in names or not session.is_alive
         ]
         close_all([self._sessions.pop(address) for address in dead])
-        new = [address for address in addresses if address not in self._sessions]
-        for address in new:
-            self._sessions[address] = self._open(address, names[address])
+        self._locked -= set(dead)
+        for address in addresses:
+            if address not in self._sessions:
+                self._sessions[address] = self._open(address, names[address])
         self._described = self._ask_all({address: {} for address in addresses}, "describe")
         if is_locked:
-            self._ask_all({address: {} for address in new if address in self._described}, "lock")
+            free = [address for address in self._described if address not in self._locked]
+            self._locked |= set(self._ask_all({address: {} for address in free}, "lock"))
         return [
             _host(address, machine, self._described[address])
             for address, machine in zip(addresses, machines)
@@ -136,7 +139,14 @@ class Cluster:
         raise_problems(self._problems, len(self._order))
 
     def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
-        """Plan the job, with a rendezvous port that is free on the first machine now."""
+        """Plan the job, with a rendezvous port that is free on the first machine now.
+
+        Raises
+        ------
+        PreflightError
+            If a machine was not reached.
+        """
+        raise_problems(self._problems, len(self._order))
         first = hosts[0]
         avoid = list(range(first.port, first.port + settings.num_servers))
         port = self._sessions[first.address].ask("choose_master_port", address=first.address, avoid=avoid)

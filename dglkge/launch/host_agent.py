@@ -1,7 +1,7 @@
 """The launcher's agent on a machine: answers questions, does small work, and holds the machine for the job.
 
-stdin has one JSON object per line, ``{"do": name of a task, ...arguments}``; an empty line only says that
-the launcher is there. stdout answers each with ``{"ok": result}`` or ``{"error": sentence}``. At the end of
+stdin has one JSON object per line, ``{"id": number, "do": name of a task, ...arguments}``; an empty line only
+says that the launcher is there. stdout answers each with its id and ``ok`` or ``error``. At the end of
 stdin, or after SILENCE_SECONDS without a line, the agent leaves, and with it the lock.
 """
 
@@ -62,13 +62,13 @@ def serve(requests: int, answers: int) -> None:
 
 def _answer(tasks: Mapping[str, Callable[..., Any]], request: dict[str, Any]) -> dict[str, Any]:
     """Do one task."""
-    name = request.pop("do")
+    name, number = request.pop("do"), request.pop("id")
     try:
-        return {"ok": tasks[name](**request)}
+        return {"id": number, "ok": tasks[name](**request)}
     except DglkgeError as error:
-        return {"error": str(error)}
+        return {"id": number, "error": str(error)}
     except Exception as error:
-        return {"error": f"{name} failed: {error!r}"}
+        return {"id": number, "error": f"{name} failed: {error!r}"}
 
 
 def main() -> None:

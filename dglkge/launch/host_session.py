@@ -49,6 +49,7 @@ class HostSession:
         starter = Path(agent_starter.__file__).read_bytes()
         self._errors = tempfile.TemporaryFile()
         self._answers = b""
+        self._num_asked = 0
         self._writing = threading.Lock()
         self._process = subprocess.Popen(
             self.command(python_from_stdin(python, starter)),
@@ -89,14 +90,16 @@ class HostSession:
         InputError
             What the agent says is wrong, or that it is gone or silent.
         """
-        self._write(json.dumps({"do": task, **arguments}).encode() + b"\n")
+        self._num_asked += 1
+        self._write(json.dumps({"id": self._num_asked, "do": task, **arguments}).encode() + b"\n")
         deadline = time.monotonic() + seconds
         while True:
             answer = self._read_answer(deadline, seconds)
+            if answer.get("id") != self._num_asked:
+                continue  # of a task that took too long, or words of a login shell
             if "error" in answer:
                 raise InputError(answer["error"])
-            if "ok" in answer:
-                return answer["ok"]
+            return answer["ok"]
 
     def close(self) -> None:
         """Let the agent go; one that does not is cut off."""

@@ -130,6 +130,9 @@ def test_silent_agent(session: HostSession) -> None:
     agent.send_signal(signal.SIGSTOP)
     with pytest.raises(InputError, match=r"did not answer within 0\.1 s"):
         session.ask("describe", 0.1)
+    agent.send_signal(signal.SIGCONT)
+    assert session.ask("read_text", path="/no/such/file") is None  # and not the late answer
+    agent.send_signal(signal.SIGSTOP)
     close_all([session])
     assert not agent.is_running()
 
