@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.launch.part_config import check_part_config
+from dglkge.launch.part_config import check_part, check_part_config
 
 
 def test_fitting(tmp_path: Path) -> None:
@@ -45,3 +45,18 @@ def test_missing(tmp_path: Path) -> None:
     """A missing file is named with the reason."""
     with pytest.raises(InputError, match=r"cannot read partition file .*absent\.json: No such file"):
         check_part_config(tmp_path / "absent.json", 1)
+
+
+def test_own_partition(tmp_path: Path) -> None:
+    """The files of one partition must be there, those of others need not."""
+    path = tmp_path / "ring.json"
+    path.write_text(
+        '{"num_parts": 2, "part-0": {"part_graph": "part0/g"}, "part-1": {"part_graph": "part1/g"}}'
+    )
+    (tmp_path / "part1").mkdir()
+    (tmp_path / "part1" / "g").touch()
+    check_part(path, 1)
+    with pytest.raises(InputError, match=r"partition 0 is not whole: .*part0/g is missing"):
+        check_part(path, 0)
+    with pytest.raises(InputError, match=r"names no files of partition 2"):
+        check_part(path, 2)

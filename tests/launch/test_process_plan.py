@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from dglkge.distributed.world import World
 from dglkge.launch.process_plan import (
     SERVER,
     TRAINER,
@@ -16,6 +17,7 @@ from dglkge.launch.process_plan import (
     choose_num_trainers,
     describe_plan,
     plan_processes,
+    plan_to_dict,
 )
 
 ONE = [Host("127.0.0.1", 30050, 2, "lo")]
@@ -147,3 +149,38 @@ def test_description_can_be_pasted_into_a_shell() -> None:
     output = subprocess.run(["sh", "-c", text], capture_output=True, check=True, text=True).stdout
     assert output.split("\0") == [*hard * 3, ""]
     assert f"ODD={shlex.quote(settings.extra_envs['ODD'])} " in text
+
+
+def test_machines_with_interpreters_of_their_own() -> None:
+    """Where a machine says what runs the script there, that does."""
+    hosts = [replace(TWO[0], runner=("/a/python", "/a/runner.py")), TWO[1]]
+    commands = {
+        process.address: process.command for process in plan_processes(hosts, SETTINGS, 1, RUNNER, {})
+    }
+    assert commands == {
+        "10.0.0.1": ("/a/python", "/a/runner.py", "train.py", "--lr", "1"),
+        "10.0.0.2": ("python", "runner.py", "train.py", "--lr", "1"),
+    }
+
+
+@pytest.mark.parametrize("has_own_disks", [False, True])
+def test_trainers_know_whether_they_share_a_disk(has_own_disks: bool) -> None:
+    """What the plan says is what a trainer reads."""
+    plan = plan_processes(TWO, replace(SETTINGS, has_own_disks=has_own_disks), 29500, RUNNER, {})
+    worlds = [World.detect(process.environment) for process in plan if process.role == TRAINER]
+    assert [world.has_own_disk for world in worlds] == [has_own_disks] * 4
+    assert [world.machine for world in worlds] == [0, 0, 1, 1]
+
+
+def test_plan_for_programs() -> None:
+    """The same processes, with commands and variables as they are."""
+    plan = plan_processes(ONE, SETTINGS, 29500, RUNNER, {})
+    entries = plan_to_dict(plan)
+    assert [entry["name"] for entry in entries] == ["server 0", "trainer 0", "trainer 1"]
+    assert entries[1]["command"] == list(plan[1].command)
+    assert entries[1]["environment"] == dict(plan[1].environment)
+
+
+def test_no_machine_that_answers() -> None:
+    """The checks of other machines go on with some number of trainers."""
+    assert choose_num_trainers([], 2, 5) == 5

@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from dglkge.errors import InputError
 from dglkge.launch.keeper import SHARED_MEMORY_FOLDER, mapped_segments
-from dglkge.launch.shared_memory import dgl_segments, remove_segments, segment_names, segment_users
+from dglkge.launch.shared_memory import (
+    check_shared_memory,
+    dgl_segments,
+    remove_job_segments,
+    remove_segments,
+    segment_names,
+    segment_users,
+)
 
 RING = {
     "node~_N~emb_0-kvdata-",
@@ -88,3 +96,28 @@ def test_no_names_no_search(names: object, monkeypatch: pytest.MonkeyPatch) -> N
     """Without names nothing is searched."""
     monkeypatch.setattr(os, "listdir", lambda _path: pytest.fail("searched"))
     assert segment_users(names) == {}
+
+
+def test_room_for_the_tables(tmp_path: Path) -> None:
+    """What does not fit is refused with both figures."""
+    check_shared_memory(0, str(tmp_path))
+    with pytest.raises(InputError, match=r"the tables need 1000000000\.00 GB of shared memory, .* GB free"):
+        check_shared_memory(10**18, str(tmp_path))
+
+
+def test_segments_of_a_job() -> None:
+    """Those that keepers saw and new ones of DGL's in nobody's use go; what was there before stays."""
+    mark = uuid.uuid4().hex
+    seen, unseen, old, foreign = (
+        f"{mark}-{kind}" for kind in ("seen", "x-kvdata-", "old-kvdata-", "foreign")
+    )
+    paths = [Path(SHARED_MEMORY_FOLDER, name) for name in (seen, unseen, old, foreign)]
+    for path in paths:
+        path.touch()
+    try:
+        before = segment_names() - {seen, unseen, foreign}
+        assert remove_job_segments({seen, old}, before) == sorted([seen, unseen])
+        assert [path.exists() for path in paths] == [False, False, True, True]
+    finally:
+        for path in paths:
+            path.unlink(missing_ok=True)
