@@ -40,7 +40,7 @@ class Courier:
 
     def __init__(self, rank: int, leaders: Sequence[int], limit_seconds: float) -> None:
         self.is_first = rank == 0
-        self._rank = rank
+        self.rank = rank
         self._leaders = list(leaders)
         limit = datetime.timedelta(seconds=limit_seconds)
         # a group of its own: training uses the others at the same time
@@ -139,9 +139,9 @@ class Courier:
         return data.numpy().tobytes()
 
 
-def empty_outbox(checkpoint: Path) -> Path:
+def empty_outbox(checkpoint: Path, rank: int) -> Path:
     """Make the folder beside a checkpoint's in which a machine keeps what it has not delivered yet."""
-    outbox = checkpoint.with_name(OUTBOX_FOLDER)
+    outbox = checkpoint.with_name(f"{OUTBOX_FOLDER}_{rank}")
     try:
         shutil.rmtree(outbox, ignore_errors=True)
         outbox.mkdir(parents=True)

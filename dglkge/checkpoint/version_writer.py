@@ -94,17 +94,17 @@ class VersionWriter:
         """
         config = bigraph_config(new.meta, new.num_parts, str(self.storage.path.resolve()))
         attributes = bigraph_attributes(new.meta, config)
-        is_delivered = self.courier is not None and not self.courier.is_first
         storage = self.storage
-        if is_delivered and new.parts:
-            storage = CheckpointStorage(empty_outbox(self.storage.path))
+        courier = None if self.courier is None or self.courier.is_first or not new.parts else self.courier
+        if courier is not None:
+            storage = CheckpointStorage(empty_outbox(self.storage.path, courier.rank))
         for part in new.parts:
             entry = part_files.write_part(storage, new.version, part, new.meta, attributes)
-            if is_delivered or not self._has_names(entry, new.previous):
+            if courier is not None or not self._has_names(entry, new.previous):
                 part_files.write_names(storage, part, self.names.get(part.table))
             storage.write_receipt(entry)
-        if self.courier is not None and is_delivered and new.parts:
-            self.courier.send(storage.path)
+        if courier is not None:
+            courier.send(storage.path)
         if new.relations is not None:
             self.storage.write_receipt(
                 part_files.write_relations(self.storage, new.version, new.relations, new.meta, attributes)
