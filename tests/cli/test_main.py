@@ -40,7 +40,7 @@ def test_help_teaches_with_examples(command, capsys):
     text = capsys.readouterr().out
     assert exit_.value.code == 0
     assert (
-        re.search(rf"dglkge {command} (inspect )?runs/demo", text)
+        re.search(rf"dglkge {command} (inspect )?(runs/demo|\S+\.yaml)", text)
         if command
         else all(name in text for name in COMMANDS)
     )
@@ -284,10 +284,18 @@ def test_every_command_says_that_there_is_no_run(call, tmp_path):
         "export": ["--format", "npy", "--output", tmp_path / "out"],
     }
     for command in COMMANDS:
+        if command == "plan":  # reads a configuration, before there is a run
+            continue
         action = ["inspect"] if command == "checkpoint" else []
         status, out, err = call(command, *action, tmp_path / "nowhere", *more.get(command, []))
         assert (status, out) == (2, "")
         assert err == f"dglkge: error: {tmp_path}/nowhere does not exist; expected the folder of a run\n"
+
+
+def test_plan_says_that_there_is_no_configuration(call, tmp_path):
+    status, out, err = call("plan", tmp_path / "nowhere.yaml")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"dglkge: error: cannot read the configuration {tmp_path}/nowhere.yaml: ")
 
 
 def test_run_command(capsys):
