@@ -1,0 +1,24 @@
+"""Clusters of real hosts, each with its own network, process ids, shared memory, working folder and sshd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cluster_hosts import ClusterHost, cluster_hosts, what_is_missing
+
+
+@pytest.fixture(scope="session")
+def hosts_can_be_made() -> None:
+    """Skip, with the reason, where this machine cannot make hosts."""
+    reason = what_is_missing()
+    if reason is not None:
+        pytest.skip(f"no hosts can be made here: {reason}")
+
+
+@pytest.fixture(scope="module")
+def two_hosts(hosts_can_be_made: None) -> Iterator[list[ClusterHost]]:
+    """Two hosts for the tests of a module, which leave nothing running on them; the launcher runs on one."""
+    with cluster_hosts(2) as hosts:
+        yield hosts

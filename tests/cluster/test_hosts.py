@@ -1,0 +1,107 @@
+"""The hosts that the other tests of this folder run on are what they seem."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster_hosts import SSH_PORTS, ClusterHost, cluster_hosts
+
+SSH = ["ssh", "-o", "BatchMode=yes"]
+
+
+def ssh(source: ClusterHost, target: ClusterHost, command: str, *options: str) -> tuple[int, str]:
+    """Run a shell's command on one host by ssh from another; returns its status and what it wrote."""
+    line = [*SSH, "-i", source.identity, *options, target.address, command]
+    done = source.run(line, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_ssh_leads_to_the_other_host_on_both_ports(two_hosts):
+    first, second = two_hosts
+    for port in SSH_PORTS:
+        assert ssh(first, second, "hostname; exit 3", "-p", str(port)) == (3, "host1\n")
+    assert ssh(second, first, "hostname") == (0, "host0\n")
+
+
+def test_a_stranger_is_not_let_in(two_hosts, tmp_path):
+    first, second = two_hosts
+    key = tmp_path / "stranger"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    line = [*SSH, "-i", key, "-o", "IdentitiesOnly=yes", second.address, "true"]
+    done = first.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 255 and "Permission denied" in done.stderr
+
+
+def test_hosts_share_neither_working_folder_nor_shared_memory_nor_processes(two_hosts):
+    first, second = two_hosts
+    first.run(["sh", "-c", "echo mine > note; echo mine > /dev/shm/segment"], check=True)
+    assert (first.folder / "note").read_text() == "mine\n"
+    assert list(second.folder.iterdir()) == []
+    assert not Path("/dev/shm/segment").exists()
+    done = second.run(
+        ["sh", "-c", "pwd; ls; ls /dev/shm; ls -d /proc/[0-9]* | wc -l"], capture_output=True, text=True
+    )
+    where, number = done.stdout.split()
+    assert where == str(second.work) and int(number) < 10
+    first.run(["rm", "note", "/dev/shm/segment"], check=True)
+
+
+def test_hosts_reach_nothing_else(two_hosts):
+    first, _ = two_hosts
+    script = "tail -n +2 /proc/net/route; exec 3<>/dev/tcp/192.0.2.1/80"  # an address for documentation
+    done = first.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "Network is unreachable" in done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["eth0"]
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        assert probe.connect_ex((first.address, SSH_PORTS[0])) != 0
+
+
+def test_traffic_listeners_and_processes_are_seen_from_outside(two_hosts):
+    first, second = two_hosts
+    before = second.traffic()
+    assert ssh(first, second, "cat >/dev/null; head -c 1000000 /dev/zero")[0] == 0
+    after = second.traffic()
+    assert 1_000_000 < after.sent_bytes - before.sent_bytes < 1_200_000
+    assert 0 < after.received_bytes - before.received_bytes < 200_000
+    assert first.listening() == {(first.address, port) for port in SSH_PORTS}
+    sleeper = second.popen(["sleep", "600"])
+    try:
+        while not (found := second.processes()):
+            assert sleeper.poll() is None
+        assert [process.cmdline() for process in found] == [["sleep", "600"]] and first.processes() == []
+    finally:
+        psutil.Process(sleeper.pid).kill()
+        for process in second.processes():
+            process.kill()
+        sleeper.wait()
+
+
+def test_links_fail_and_come_back(two_hosts):
+    first, second = two_hosts
+    for fail in (second.drop_packets, second.take_link_down):
+        fail()
+        assert ssh(first, second, "true", "-o", "ConnectTimeout=1")[0] == 255
+        second.reconnect()
+        assert ssh(first, second, "echo back") == (0, "back\n")
+
+
+@pytest.mark.usefixtures("hosts_can_be_made")
+def test_nothing_outlives_the_block_even_when_it_fails():
+    interfaces = {name for _, name in socket.if_nameindex()}
+    with pytest.raises(ZeroDivisionError):
+        with cluster_hosts(2) as hosts:
+            job = hosts[1].popen(["sh", "-c", "setsid sleep 600 & sleep 600"])
+            while len(hosts[1].processes()) < 3:
+                assert job.poll() is None
+            started = [*hosts[1].processes(), psutil.Process(job.pid)]
+            raise ZeroDivisionError
+    job.wait(20)
+    assert not [process for process in started if process.is_running()]
+    assert not hosts[0].folder.parent.exists()
+    assert {name for _, name in socket.if_nameindex()} == interfaces
