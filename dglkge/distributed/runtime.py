@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import logging
 import os
 import sys
@@ -19,6 +18,8 @@ import torch.distributed as dist
 from dglkge.distributed import dgl_compat
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.distributed.preemption import StopRequest
+from dglkge.distributed.process_group import start_process_group
+from dglkge.distributed.request_limit import limit_farewell, limited_requests, set_request_limit
 from dglkge.distributed.server_loop import is_own_address
 from dglkge.distributed.server_ports import wait_until_listening
 from dglkge.distributed.world import World
@@ -31,9 +32,6 @@ RENDEZVOUS_WAIT_SECONDS = 60
 
 SERVER_WAIT_SECONDS = 60
 """How long to wait for this machine's servers to listen before DGL's own, slower attempts begin."""
-
-COLLECTIVE_TIMEOUT_SECONDS = 600
-"""No trainer waits longer than this for another; it then fails, and the launcher ends the job."""
 
 
 @dataclass(frozen=True)
@@ -139,15 +137,18 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
 
 def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> Cluster:
     """Connect to the servers, then to the other trainers."""
-    if world.launched:
-        machine = read_ip_config(ip_config)[world.machine]
-        wait_until_listening(range(machine.port, machine.port + num_servers()), SERVER_WAIT_SECONDS)
-    dgl_compat.connect(ip_config)
-    if world.launched:
-        _wait_for_rendezvous(world)
-        limit = datetime.timedelta(seconds=COLLECTIVE_TIMEOUT_SECONDS)
-        dist.init_process_group("gloo", rank=world.rank, world_size=world.world_size, timeout=limit)
-    return Cluster(world, dgl_compat.open_graph(graph_name, part_config))
+    if not world.launched:
+        dgl_compat.connect(ip_config)
+        return Cluster(world, dgl_compat.open_graph(graph_name, part_config))
+    machine = read_ip_config(ip_config)[world.machine]
+    wait_until_listening(range(machine.port, machine.port + num_servers()), SERVER_WAIT_SECONDS)
+    dgl_compat.connect(ip_config)  # has a limit of its own; from here on all trainers are there
+    set_request_limit(world.limit_seconds)
+    limit_farewell()
+    _wait_for_rendezvous(world)
+    start_process_group(world.rendezvous, world.rank, world.world_size, world.limit_seconds)
+    with limited_requests():
+        return Cluster(world, dgl_compat.open_graph(graph_name, part_config))
 
 
 def _wait_for_rendezvous(world: World) -> None:

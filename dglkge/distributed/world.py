@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from dglkge.errors import InputError
 
+DEFAULT_LIMIT_SECONDS = 600.0
+LIMIT_VARIABLE = "DGLKGE_TIMEOUT_SECONDS"
+
 
 @dataclass(frozen=True)
 class World:
@@ -30,6 +33,11 @@ class World:
         Whether the launcher shows the output to a person on a terminal.
     has_own_disk : bool
         Whether the machines of the job share no disk.
+    rendezvous : tuple of (str, int)
+        Address and port where the trainers find each other.
+    limit_seconds : float
+        No trainer waits longer than this for another one or for a server; it then fails, and the launcher
+        ends the job. The user sets it as ``DGLKGE_TIMEOUT_SECONDS``.
     """
 
     rank: int = 0
@@ -39,6 +47,8 @@ class World:
     launched: bool = False
     is_watched: bool = False
     has_own_disk: bool = False
+    rendezvous: tuple[str, int] = ("127.0.0.1", 0)
+    limit_seconds: float = DEFAULT_LIMIT_SECONDS
 
     @property
     def machine(self) -> int:
@@ -87,9 +97,17 @@ class World:
             raise InputError(
                 f"RANK={rank} does not fit LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={per_machine}"
             )
-        watched = env.get("DGLKGE_PROGRESS") == "1"
-        own_disk = env.get("DGLKGE_OWN_DISKS") == "1"
-        return cls(rank, world_size, local_rank, per_machine, True, watched, own_disk)
+        return cls(
+            rank,
+            world_size,
+            local_rank,
+            per_machine,
+            launched=True,
+            is_watched=env.get("DGLKGE_PROGRESS") == "1",
+            has_own_disk=env.get("DGLKGE_OWN_DISKS") == "1",
+            rendezvous=(env.get("MASTER_ADDR", "127.0.0.1"), _number(env, "MASTER_PORT")),
+            limit_seconds=_seconds(env.get(LIMIT_VARIABLE, str(DEFAULT_LIMIT_SECONDS))),
+        )
 
 
 def choose_dgl_backend() -> None:
@@ -103,3 +121,14 @@ def _number(environment: Mapping[str, str], name: str) -> int:
     if not text.isdigit():
         raise InputError(f"the launcher's variable {name} is {text!r}; expected a whole number")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    """Read the limit of waiting."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86400:
+        raise InputError(f"{LIMIT_VARIABLE} is {text!r}; expected seconds above 0 and up to 86400")
+    return seconds

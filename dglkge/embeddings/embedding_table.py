@@ -10,6 +10,7 @@ import torch
 
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl
+from dglkge.distributed.request_limit import limited_requests
 from dglkge.embeddings.row_shard import TableShard
 from dglkge.typing import TablePart
 
@@ -83,7 +84,8 @@ class EmbeddingTable:
         rows[here] = self.local_rows[node_ids[here] - self.first_node_id]
         if not bool(here.all()):
             away = node_ids[~here]
-            rows[~here] = self.embedding._tensor[away]
+            with limited_requests():
+                rows[~here] = self.embedding._tensor[away]
             self.pulled_bytes += len(away) * (away.element_size() + self.dim * rows.element_size())
         return rows
 

@@ -18,6 +18,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.preemption import StopRequest
+from dglkge.distributed.request_limit import limited_requests
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.embeddings.table_set import TableSet
@@ -80,16 +81,13 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     chosen = config.model
     model = build_model(chosen.score_function, chosen.dimension, chosen.reciprocal_relations)
     world = cluster.world
-    tables = TableSet(
-        cluster.graph,
-        layout,
-        dataset.entity_types,
-        config.model.dimension,
-        model.relation_width,
-        world.machine,
-    )
+    widths = (config.model.dimension, model.relation_width)
+    with limited_requests():
+        tables = TableSet(cluster.graph, layout, dataset.entity_types, *widths, world.machine)
     _initialize(tables, model, config, cluster)
-    optimizer = build_optimizer(config, [table.embedding for table in tables.values()], world.num_machines)
+    embeddings = [table.embedding for table in tables.values()]
+    with limited_requests():
+        optimizer = build_optimizer(config, embeddings, world.num_machines)
     choose_lookup(config, tables, world.num_machines)
     cluster.when_left(tables.lookup.finish)
     pairs = [(lhs, rhs) for lhs, rhs, _, _ in dataset.edge_types]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dglkge.config import Config
-from dglkge.distributed.runtime import COLLECTIVE_TIMEOUT_SECONDS
+from dglkge.distributed.request_limit import request_limit_seconds
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
 from dglkge.optim.alltoall import Alltoall
@@ -34,7 +34,7 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
         return
     if num_machines > 1:
         group = Alltoall(
-            COLLECTIVE_TIMEOUT_SECONDS,
+            request_limit_seconds(),
             own_group=True,
             purpose="lookup of rows",
             duty="train every batch, also with no triples of its own",

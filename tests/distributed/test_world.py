@@ -11,7 +11,8 @@ from dglkge.errors import InputError
 def launched(**changes: str) -> dict[str, str]:
     """Variables of rank 3 of 2 machines with 2 trainers each."""
     env = {"DGL_DIST_MODE": "distributed", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
-    return {**env, "LOCAL_WORLD_SIZE": "2", **changes}
+    meeting = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    return {**env, **meeting, "LOCAL_WORLD_SIZE": "2", **changes}
 
 
 def test_without_a_launcher_a_process_is_alone() -> None:
@@ -36,6 +37,9 @@ def test_every_rank_of_a_cluster_knows_its_machine() -> None:
         ({"LOCAL_WORLD_SIZE": "0"}, "do not fit"),
         ({"RANK": "4"}, "do not fit"),
         ({"LOCAL_RANK": "0"}, "RANK=3 does not fit LOCAL_RANK=0, LOCAL_WORLD_SIZE=2"),
+        ({"MASTER_PORT": ""}, "the launcher's variable MASTER_PORT is ''; expected a whole number"),
+        ({"DGLKGE_TIMEOUT_SECONDS": "soon"}, "DGLKGE_TIMEOUT_SECONDS is 'soon'; expected seconds above 0"),
+        ({"DGLKGE_TIMEOUT_SECONDS": "0"}, "DGLKGE_TIMEOUT_SECONDS is '0'"),
     ],
 )
 def test_variables_that_do_not_fit_are_refused(changes: dict[str, str], message: str) -> None:
@@ -46,3 +50,9 @@ def test_variables_that_do_not_fit_are_refused(changes: dict[str, str], message:
 def test_a_trainer_knows_whether_a_person_watches() -> None:
     assert not World.detect(launched()).is_watched
     assert World.detect(launched(DGLKGE_PROGRESS="1")).is_watched
+
+
+def test_a_trainer_knows_where_the_others_are_and_how_long_to_wait() -> None:
+    assert World.detect(launched()).rendezvous == ("10.0.0.1", 29500)
+    assert World.detect(launched()).limit_seconds == 600
+    assert World.detect(launched(DGLKGE_TIMEOUT_SECONDS="7.5")).limit_seconds == 7.5

@@ -1,0 +1,64 @@
+"""The process group: its rendezvous listens where the job is, and nowhere else."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dglkge.distributed.process_group import start_process_group
+from dglkge.distributed.server_ports import SOCKET_TABLES
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listeners(port: int) -> set[str]:
+    """Return the addresses, as the kernel writes them, on which somebody listens at a port."""
+    lines = [line.split() for table in SOCKET_TABLES for line in table.read_text().splitlines()[1:]]
+    local = [fields[1].partition(":") for fields in lines if fields[3] == "0A"]
+    return {address for address, _, number in local if int(number, 16) == port}
+
+
+def be_trainer(port: int, rank: int, found: multiprocessing.Queue) -> None:
+    """Join, sum the ranks, and report the sum and who listens meanwhile."""
+    start_process_group(("127.0.0.1", port), rank, 2, 60.0)
+    total = torch.tensor([rank + 1])
+    dist.all_reduce(total)
+    found.put((rank, int(total), listeners(port)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_two_trainers_meet_on_one_address() -> None:
+    context, port = multiprocessing.get_context("fork"), free_port()
+    found = context.Queue()
+    processes = [context.Process(target=be_trainer, args=(port, rank, found)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    try:
+        results = sorted(found.get(timeout=60) for _ in processes)
+        for process in processes:
+            process.join(60)
+        assert [process.exitcode for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    assert results == [(rank, 3, {"0100007F"}) for rank in range(2)]  # 127.0.0.1, and neither 0.0.0.0 nor ::
+
+
+def test_a_port_that_is_taken_is_an_error() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        with pytest.raises(OSError, match="in use"):
+            start_process_group(holder.getsockname(), 0, 1, 5.0)
+    assert not dist.is_initialized()

@@ -1,0 +1,53 @@
+"""A request that is never answered ends the process, even one that waits in C and keeps Python's lock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.toy_kg import REPOSITORY
+
+SCRIPT = """
+import atexit, ctypes, sys
+from dglkge.distributed.request_limit import limit_farewell, limited_requests, set_request_limit
+wait = ctypes.PyDLL(None).pause  # PyDLL keeps the lock, as DGL's requests do
+
+def ask_server():
+    with limited_requests():
+        wait()
+
+set_request_limit(float(sys.argv[2]))
+if sys.argv[1] == "request":
+    ask_server()
+elif sys.argv[1] == "farewell":
+    atexit.register(wait)
+    limit_farewell()
+else:
+    with limited_requests():
+        print("answered")
+    import time
+    time.sleep(1.5 * float(sys.argv[2]))
+    print("went on")
+"""
+
+
+def run(what: str, seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run the script with a limit."""
+    command = [sys.executable, "-c", SCRIPT, what, str(seconds)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+
+
+def test_a_request_without_an_answer_ends_the_process_and_says_where() -> None:
+    done = run("request", 0.2)
+    assert done.returncode == 1
+    assert "Timeout (0:00:00.200000)!" in done.stderr and "in ask_server" in done.stderr
+
+
+def test_the_farewell_is_limited_too() -> None:
+    done = run("farewell", 0.2)
+    assert done.returncode == 1 and "Timeout" in done.stderr
+
+
+def test_an_answer_ends_the_limit() -> None:
+    done = run("answered", 0.2)
+    assert done.returncode == 0 and done.stdout == "answered\nwent on\n"
