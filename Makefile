@@ -11,7 +11,7 @@ VENV2 := .venv-dgl2
 VENV_PBG := .venv-pbg
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-dgl2 test-pbg lint clean
+.PHONY: help demo test test-dgl2 test-cluster test-pbg lint clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1 \t/' | expand -t 20
@@ -24,6 +24,9 @@ test: lint  ## all that CI runs: lint, then every test
 
 test-dgl2: $(VENV2)/installed  ## every test with dgl 2.1.0 and torch 2.2.1
 	$(VENV2)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+
+test-cluster: $(VENV)/installed  ## every fault of a job on two hosts, with a table: 5 minutes; root only
+	$(VENV)/bin/python examples/benchmarks/cluster_faults.py
 
 test-pbg: $(VENV_PBG)/installed  ## checkpoints to and from the real PyTorch-BigGraph 1.0.0
 	$(VENV_PBG)/bin/python -m pytest $(PYTEST_FLAGS) tests/pbg

@@ -37,6 +37,7 @@ def steps(folder: Path, *arguments: str) -> list[str]:
         ("test", ".venv", "dgl1"),
         ("demo", ".venv", "dgl1"),
         ("test-dgl2", ".venv-dgl2", "dgl2"),
+        ("test-cluster", ".venv", "dgl1"),
         ("test-pbg", ".venv-pbg", "dgl1"),
     ],
 )

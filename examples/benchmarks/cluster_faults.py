@@ -1,0 +1,197 @@
+"""What becomes of a job on two hosts when something dies: how long until nothing runs, and what is said.
+
+    python examples/benchmarks/cluster_faults.py                    # every fault, about five minutes
+    python examples/benchmarks/cluster_faults.py trainer packets    # some of them
+
+For each fault a job of one server and one trainer a host is started on two hosts (``cluster_hosts.py``; needs
+root), the launcher on the first. Once it trains the fault comes, and the seconds count until no process of it
+is left on either host. Prints a table; the status is 1 if a job outlived 20 seconds or ended with status 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from cluster_hosts import ClusterHost, cluster_hosts, what_is_missing
+from cluster_jobs import LAUNCHER_LOG, TRAIN, job_process, launch, launcher_process, make_dataset
+
+ALLOWED_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
+START_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong.
+
+    Attributes
+    ----------
+    words : str
+        What it is, for people.
+    strike : callable
+        Does it to the hosts.
+    limit_seconds : str
+        How long processes of the job wait for each other.
+    """
+
+    words: str
+    strike: Callable[[Sequence[ClusterHost]], None]
+    limit_seconds: str = "600"
+
+
+def _kill_keeper(hosts: Sequence[ClusterHost]) -> None:
+    """Kill the parent of the trainer on host 1."""
+    psutil.Process(job_process(hosts[1], "client").ppid()).kill()
+
+
+def _kill_ssh_client(hosts: Sequence[ClusterHost]) -> None:
+    """Kill the youngest ssh client of the launcher: that of the last trainer."""
+    [process for process in hosts[0].processes() if process.name() == "ssh"][-1].kill()
+
+
+FAULTS = {
+    "trainer": Fault("kill -9 of a trainer", lambda hosts: job_process(hosts[1], "client").kill()),
+    "server": Fault("kill -9 of a server", lambda hosts: job_process(hosts[1], "server").kill()),
+    "keeper": Fault("kill -9 of a trainer's keeper", _kill_keeper),
+    "ssh": Fault("kill -9 of an ssh client", _kill_ssh_client),
+    "sshd": Fault("kill -9 of an sshd session", lambda hosts: hosts[1].ssh_sessions()[-1].kill()),
+    "launcher": Fault("kill -9 of the launcher", lambda hosts: launcher_process(hosts[0]).kill()),
+    "frozen": Fault(
+        "a trainer stops answering (limit set to 5 s)",
+        lambda hosts: job_process(hosts[1], "client").send_signal(signal.SIGSTOP),
+        limit_seconds="5",
+    ),
+    "link": Fault("link of a host down", lambda hosts: hosts[1].take_link_down()),
+    "packets": Fault("packets of a host dropped", lambda hosts: hosts[1].drop_packets()),
+    "power": Fault("power of a host off", lambda hosts: hosts[1].power_off()),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended after a fault.
+
+    Attributes
+    ----------
+    seconds : float
+        Until nothing of it was left; infinity if something was after a minute.
+    status : int
+        Of the launcher; minus the signal that killed it.
+    reason : str
+        What the launcher says; empty if it was killed itself.
+    output : str
+        All that it wrote.
+    """
+
+    seconds: float
+    status: int
+    reason: str
+    output: str
+
+
+def training_command(dataset: Path, output: Path) -> list[str | Path]:
+    """Return a training script that runs for ever and commits after every epoch."""
+    settings = {
+        "dataset": dataset,
+        "output": output,
+        "model.dimension": 16,
+        "negatives.num_uniform": 20,
+        "training.batch_size": 200,
+        "training.num_epochs": 1_000_000,
+        "evaluation.split": "none",
+    }
+    return [TRAIN, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
+
+
+def wait_until_trained(stats: Path, num_epochs: int, job: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until so many epochs are done.
+
+    Raises
+    ------
+    RuntimeError
+        If the job ends before, or takes too long.
+    """
+    deadline = time.monotonic() + START_SECONDS
+    while not stats.exists() or stats.read_text(encoding="utf-8").count("\n") < num_epochs:
+        if job.poll() is not None:
+            raise RuntimeError(f"the job ended with {job.returncode}: {log.read_text(encoding='utf-8')}")
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the job has not trained {num_epochs} epochs after {START_SECONDS} s")
+        time.sleep(0.05)
+
+
+def seconds_until(condition: Callable[[], bool]) -> float:
+    """Wait until something holds; return the seconds that it took, infinity after a minute."""
+    start = time.monotonic()
+    while time.monotonic() < start + PATIENCE_SECONDS:
+        if condition():
+            return time.monotonic() - start
+        time.sleep(0.05)
+    return float("inf")
+
+
+def run_fault(fault: Fault, hosts: Sequence[ClusterHost], dataset: Path) -> Outcome:
+    """Start a job, let it train, strike, and watch it end."""
+    with tempfile.TemporaryDirectory(prefix="dglkge-fault-") as name:
+        folder = Path(name)
+        command = training_command(dataset, folder / "run")
+        options = ["--num_trainers", "1", "--log_dir", str(folder / "logs")]
+        log = folder / LAUNCHER_LOG
+        job = launch(hosts, folder, options, command, {"DGLKGE_TIMEOUT_SECONDS": fault.limit_seconds})
+        try:
+            wait_until_trained(folder / "run" / "stats.jsonl", 2, job, log)
+            fault.strike(hosts)
+            seconds = seconds_until(lambda: not any(host.processes() for host in hosts))
+            job.wait(PATIENCE_SECONDS)
+        finally:
+            for host in hosts:
+                for process in host.processes():
+                    process.kill()
+            job.kill()
+            job.wait()
+        output = log.read_text(encoding="utf-8")
+        reason = ""
+        if job.returncode > 0 and output.splitlines()[-1].startswith("{"):
+            reason = json.loads(output.splitlines()[-1])["reason"]
+        return Outcome(seconds, job.returncode, reason, output)
+
+
+def main() -> int:
+    """Strike with every fault that was asked for, print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"of {', '.join(FAULTS)}; default: all")
+    names = parser.parse_args().faults or list(FAULTS)
+    if unknown := set(names) - set(FAULTS):
+        parser.error(f"no fault {', '.join(sorted(unknown))}; allowed are {', '.join(FAULTS)}")
+    missing = what_is_missing()
+    if missing is not None:
+        sys.exit(f"no hosts can be made here: {missing}")
+    print("| fault | seconds until nothing runs | status | what the launcher says |\n|---|--:|--:|---|")
+    all_well = True
+    with tempfile.TemporaryDirectory(prefix="dglkge-faults-") as folder:
+        dataset = make_dataset(Path(folder), 2, 200, 2_000, 4, "random")
+        for name in names:
+            with cluster_hosts(2) as hosts:
+                outcome = run_fault(FAULTS[name], hosts, dataset)
+            said = outcome.reason or "(it is dead)"
+            row = f"| {FAULTS[name].words} | {outcome.seconds:.1f} | {outcome.status} | {said} |"
+            print(row, flush=True)
+            all_well = all_well and outcome.seconds <= ALLOWED_SECONDS and outcome.status != 0
+    return 0 if all_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
