@@ -1,0 +1,160 @@
+"""One process of a job of ``cluster.py``: trains some batches and writes what they cost this host.
+
+Started by ``cluster.py`` under ``dglkge-launch``, not by hand. ``--system stock`` trains the same batches
+with the same loss, but rows come through ``DistEmbedding`` from DGL's kvstore and DGL's ``SparseAdam``
+updates them. Equal ids are merged before the pull, as a careful user of DGL does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import dgl
+import psutil
+import torch
+
+import dglkge
+from dglkge.distributed.runtime import Cluster
+from dglkge.embeddings.row_lookup import Wanted
+from dglkge.embeddings.table_set import TableSet
+from dglkge.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a host has spent so far.
+
+    Attributes
+    ----------
+    sent_bytes : int
+        By its interface ``eth0``.
+    cpu_seconds : float
+        Of the job's servers and trainers.
+    wall_seconds : float
+    """
+
+    sent_bytes: int
+    cpu_seconds: float
+    wall_seconds: float
+
+    @classmethod
+    def so_far(cls) -> Cost:
+        """Read the counters of the interface and of the processes of this host."""
+        interface = Path("/proc/net/dev").read_text(encoding="ascii").partition("eth0:")[2].split()
+        seconds = 0.0
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if "DGL_ROLE" in process.environ():
+                    times = process.cpu_times()
+                    seconds += times.user + times.system
+        return cls(int(interface[8]), seconds, time.monotonic())
+
+    def since(self, before: Cost) -> Cost:
+        """Return what was spent after an earlier moment."""
+        return Cost(
+            self.sent_bytes - before.sent_bytes,
+            self.cpu_seconds - before.cpu_seconds,
+            self.wall_seconds - before.wall_seconds,
+        )
+
+
+class StockRows:
+    """Stands in for both the lookup of rows and the optimizer, with what DGL has."""
+
+    looks_ahead = False
+    sent_bytes = 0
+    network_bytes = 0
+    num_votes = 0
+
+    def __init__(self, tables: TableSet, lr: float) -> None:
+        self._embeddings = {name: table.embedding for name, table in tables.items()}
+        self._optimizer = dgl.distributed.optim.SparseAdam(list(self._embeddings.values()), lr=lr)
+        self._pulled: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def announce(self, batch: int, wanted: Wanted) -> None:
+        """Do nothing."""
+
+    def before_update(self) -> None:
+        """Do nothing."""
+
+    def finish(self) -> None:
+        """Do nothing: DGL's step returns when it is done."""
+
+    def rows(self, batch: int, wanted: Wanted) -> dict[str, torch.Tensor]:
+        """Pull the rows of each table's distinct ids."""
+        found = {}
+        for name, ids in wanted.items():
+            distinct, source = torch.unique(ids, return_inverse=True)
+            rows = self._embeddings[name](distinct)  # notes ids and rows for the optimizer
+            self._pulled[id(self._embeddings[name])] = (rows, source)
+            found[name] = rows.detach()[source]
+        return found
+
+    def step_rows(self, updates: Sequence[tuple[Any, torch.Tensor, torch.Tensor]], vote: bool) -> None:
+        """Give each table's rows their gradients and let DGL update them."""
+        for embedding, _, gradients in updates:
+            rows, source = self._pulled[id(embedding)]
+            rows.grad = torch.zeros_like(rows).index_add_(0, source, gradients)
+        self._optimizer.zero_grad()  # forgets, at the end of the next step, what that step has used
+        self._optimizer.step()
+
+
+def use_stock(trainer: Trainer, lr: float) -> None:
+    """Replace the lookup and the optimizer of a trainer."""
+    stock = StockRows(trainer.tables, lr)
+    trainer.tables.lookup = stock
+    trainer.optimizer = trainer._train_step._optimizer = stock
+
+
+def measure(cluster: Cluster, trainer: Trainer, num_warm: int, num_batches: int) -> Cost:
+    """Train some batches and return the cost of all but the first ones on this host."""
+    before = Cost.so_far()
+    for _ in dglkge.remaining_epochs_until(1_000):
+        for batch in trainer.batches():
+            trainer.step(batch)
+            num_warm -= 1
+            if num_warm == 0:
+                trainer.optimizer.finish()
+                cluster.barrier()
+                before = Cost.so_far()
+                cluster.barrier()
+            if num_warm == -num_batches:
+                trainer.optimizer.finish()
+                cluster.barrier()
+                cost = Cost.so_far().since(before)
+                cluster.barrier()
+                return cost
+    raise RuntimeError("the data set has too few triples")
+
+
+def main() -> int:
+    """Train and write this host's cost."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--system", choices=("ours", "stock"), required=True)
+    parser.add_argument("--warm", type=int, required=True)
+    parser.add_argument("--batches", type=int, required=True)
+    parser.add_argument("--result", type=Path, required=True, help="folder for the costs")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    arguments = parser.parse_args()
+    config = dglkge.load_config(None, arguments.set)
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        if arguments.system == "stock":
+            use_stock(trainer, config.optimizer.lr)
+        cost = measure(cluster, trainer, arguments.warm, arguments.batches)
+        if cluster.world.is_machine_leader:
+            path = arguments.result / f"cost-{cluster.world.machine}.json"
+            path.write_text(json.dumps(asdict(cost)), encoding="ascii")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(dglkge.run_command("cluster_trainer.py", main))

@@ -1,0 +1,42 @@
+"""The benchmark of several hosts runs, and its figures belong together."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+import cluster
+
+SIZES = ["--num-entities", "300", "--num-triples", "4000", "--dimension", "16", "--batch-size", "256"]
+
+
+def test_the_table_compares_the_same_batches_on_two_hosts(hosts_can_be_made, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "figures.json"
+    chosen = ["--hosts", "2", "--systems", "stock DGL", "exact", "--warm", "1", "--batches", "4"]
+    monkeypatch.setattr(sys, "argv", ["cluster.py", *SIZES, *chosen, "--output", str(output)])
+    assert cluster.main() == 0
+    stock, ours = json.loads(output.read_text())
+    assert (stock["system"], ours["system"]) == ("stock DGL", "exact")
+    for row in (stock, ours):
+        assert row["num_hosts"] == 2 and row["cpu_seconds"] > 0 and row["wall_seconds"] > 0
+        assert row["sent_bytes"] > 16  # at least a row of 16 numbers for every fourth edge
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4 and lines[3].split(" | ")[5] == f"{ours['sent_bytes'] / stock['sent_bytes']:.2f}"
+
+
+def test_a_row_is_compared_with_stock_and_with_itself_on_one_host():
+    alone = cluster.Row("exact", 1, 0.0, 2e-5, 0.1)
+    stock = cluster.Row("stock DGL", 4, 4000.0, 9e-5, 0.4)
+    row = cluster.Row("exact", 4, 1000.0, 2.5e-5, 0.1)
+    assert cluster.describe(row, stock, alone) == "| exact | 4 | 1,000 | 25.0 | 100 | 0.25 | 4.0 | 1.25 |"
+    assert cluster.describe(stock, stock, None) == "| stock DGL | 4 | 4,000 | 90.0 | 400 |  |  |  |"
+
+
+@pytest.mark.parametrize("arguments", [["--method", "luck"], ["--systems", "theirs"]])
+def test_unknown_choices_are_refused(arguments, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["cluster.py", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cluster.main()
+    assert caught.value.code == 2 and "invalid choice" in capsys.readouterr().err
