@@ -74,7 +74,7 @@ FAULTS = {
     ),
     "link": Fault("link of a host down", lambda hosts: hosts[1].take_link_down()),
     "packets": Fault("packets of a host dropped", lambda hosts: hosts[1].drop_packets()),
-    "power": Fault("power of a host off", lambda hosts: hosts[1].power_off()),
+    "power": Fault("everything on a host killed at once", lambda hosts: hosts[1].power_off()),
 }
 
 
