@@ -189,7 +189,7 @@ class ClusterHost:
         _ip(self._switch, f"link set {self._port} master br0 up")
 
     def power_off(self) -> None:
-        """End everything on the host at once; its connections are closed by the kernel, and it does not come back."""
+        """End everything on the host at once; the kernel closes its connections, it does not come back."""
         if self._init and self._holder.poll() is None:
             os.kill(self._init, signal.SIGKILL)  # the kernel ends the others before this one counts as ended
         else:
