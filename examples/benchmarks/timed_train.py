@@ -48,6 +48,9 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
     parser.add_argument("--timings", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--max-batches", type=int, default=0, help="leave each epoch after so many; 0: none")
+    parser.add_argument(
+        "--max-epochs", type=int, default=0, help="end after so many, with no last commit; 0: none"
+    )
     arguments = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("dglkge").setLevel(logging.INFO)
@@ -59,10 +62,12 @@ def main() -> int:
         trainer = dglkge.build_trainer(config, cluster)
         marks["built"] = time.time()
         epochs = []
-        for _epoch in dglkge.remaining_epochs_until(config.training.num_epochs):
+        num_epochs = arguments.max_epochs or config.training.num_epochs
+        for _epoch in dglkge.remaining_epochs_until(num_epochs):
             marks.setdefault("training", time.time())
             epochs.append(train_epoch(trainer, cluster, arguments.max_batches, marks))
-        trainer.commit()
+        if num_epochs == config.training.num_epochs:
+            trainer.commit()
         marks["trained"] = time.time()
         if config.evaluation.split != "none":
             trainer.evaluate(config.evaluation.split)

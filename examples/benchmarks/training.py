@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dglkge.config import Config, field_table, load_config
 from dglkge.errors import DglkgeError
-from measuring import our_job, pbg_peer, tables
+from measuring import our_job, pbg_peer, pykeen_peer, tables
 from measuring.machine import describe_machine
 from measuring.peer_environment import INSTALLS, peer_python
 from measuring.product_limit import flops_per_positive, measure_product_limit
@@ -123,8 +123,10 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, list[RunFigures]]
 
 
 def _run_peer(args: argparse.Namespace, python: Path, config: Config, folder: Path) -> RunFigures:
-    train = pbg_peer.train
-    return train(python, config, args.trainers, args.peer_parts, args.peer_set, folder, args.limit_seconds)
+    if args.peer == "pykeen":
+        return pykeen_peer.train(python, config, folder, args.limit_seconds)
+    shape = (args.trainers, args.peer_parts, args.peer_set)
+    return pbg_peer.train(python, config, *shape, folder, args.limit_seconds)
 
 
 def measure_limits(args: argparse.Namespace) -> dict[str, float]:

@@ -224,3 +224,16 @@ def test_a_small_job_from_end_to_end(tmp_path):
     assert marks == sorted(marks) and 0 < marks[0] and run["first_batch_seconds"] == marks[-1]
     assert 0 < run["mrr"] <= 1 and run["peak_bytes"] > 10**8 and run["processor_seconds"] > 0
     assert "| ours, float32 |" in done.stdout and f"{run['mrr']:.4f}" in done.stdout
+
+
+def test_the_other_peer_takes_our_settings(benchmark_module, tmp_path):
+    """PyKEEN counts complex numbers as one."""
+    pykeen = benchmark_module("measuring.pykeen_peer")
+    sets = ["dataset=d", "model.dimension=24", "negatives.num_uniform=77", "training.batch_size=250"]
+    described = pykeen.describe(load_config(None, sets), tmp_path, 2)
+    assert described["model"] == "ComplEx" and described["dimension"] == 12
+    assert described["num_negatives"] == 77 and described["batch_size"] == 250
+    distmult = pykeen.describe(load_config(None, [*sets, "model.score_function=distmult"]), tmp_path, 2)
+    assert distmult["dimension"] == 24
+    with pytest.raises(InputError, match="got complex with logistic"):
+        pykeen.describe(load_config(None, [*sets, "loss.name=logistic"]), tmp_path, 2)

@@ -24,6 +24,7 @@ def train(
     folder: Path,
     limit_seconds: float,
     max_batches: int = 0,
+    max_epochs: int = 0,
 ) -> RunFigures:
     """Run a configuration with one server and some trainers.
 
@@ -39,6 +40,8 @@ def train(
     limit_seconds : float
     max_batches : int
         Leave each epoch after so many batches; 0 trains it whole.
+    max_epochs : int
+        End after so many epochs, without a last commit; 0 trains as the configuration says.
 
     Raises
     ------
@@ -52,6 +55,7 @@ def train(
         *(sys.executable, "-m", "dglkge.cli.launch", "--ip_config", str(ip_config)),
         *("--num_servers", "1", "--num_trainers", str(num_trainers), "--log_dir", str(folder / "logs")),
         *(str(SCRIPT), "--timings", str(timings), "--max-batches", str(max_batches)),
+        *("--max-epochs", str(max_epochs)),
         *(() if config is None else ("--config", str(config))),
     ]
     for setting in [*sets, f"output={folder / 'run'}", "training.progress=never"]:
