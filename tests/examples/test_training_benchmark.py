@@ -62,6 +62,9 @@ def test_watched_command_counts_its_children(benchmark_module, tmp_path):
     done = processes.run_watched([sys.executable, "-c", parent], tmp_path / "log", 60)
     assert before <= done.started_at <= time.time() and done.seconds >= 1.2
     assert done.peak_bytes > 200_000_000 and done.processor_seconds >= 1.2
+    assert all(0 <= seconds <= done.processor_seconds for _, seconds in done.processor_samples)
+    known = processes.Finished(0.0, 4.0, 9.0, 1, [(10.0, 1.0), (12.0, 5.0), (14.0, 6.0)])
+    assert known.processor_seconds_between(11.0, 13.0) == pytest.approx(2.5)
     assert (tmp_path / "log").read_text() == "done\n"
 
 
@@ -185,8 +188,10 @@ def test_peer_gets_every_triple_once(benchmark_module, tmp_path, num_parts):
 def test_peer_log(benchmark_module):
     pbg, processes = benchmark_module("measuring.pbg_peer"), benchmark_module("measuring.processes")
     started = pbg.timed_lines(PBG_LOG)[0][0] - 4.0
-    run = pbg.figures(processes.Finished(started, 30.0, 50.0, 10**9), PBG_LOG, 0.25)
+    samples = [(started, 0.0), (started + 100.0, 200.0)]
+    run = pbg.figures(processes.Finished(started, 30.0, 50.0, 10**9, samples), PBG_LOG, 0.25)
     assert [(epoch.edges, epoch.seconds) for epoch in run.epochs] == [(1000, 16.0), (1000, 5.0)]
+    assert [epoch.processor_seconds for epoch in run.epochs] == pytest.approx([32.0, 10.0], rel=1e-5)
     assert run.edges_per_second == 200 and run.wall_seconds == pytest.approx(25.0)
     assert run.first_batch_seconds == pytest.approx(4.5) and run.mrr == 0.25
     assert pbg.read_mrr(PBG_EVALUATION) == 0.28519

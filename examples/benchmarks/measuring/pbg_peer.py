@@ -178,7 +178,7 @@ def train(
 
 def figures(done: Finished, log: str, mrr: float | None) -> RunFigures:
     """Read its log: seconds of each epoch's buckets, and when what happened."""
-    epochs: list[list[tuple[int, float]]] = []
+    epochs: list[list[tuple[int, float, float]]] = []
     first_start = first_batch = last = 0.0
     for moment, message in timed_lines(log):
         last = moment
@@ -187,10 +187,11 @@ def figures(done: Finished, log: str, mrr: float | None) -> RunFigures:
             first_start = first_start or moment
         elif processed := _PROCESSED.search(message):
             edges, seconds = int(processed.group(1)), float(processed.group(2))
-            epochs[-1].append((edges, seconds))
+            used = done.processor_seconds_between(moment - seconds, moment)
+            epochs[-1].append((edges, seconds, used))
             first_batch = first_batch or moment - seconds
     return RunFigures(
-        epochs=[Epoch(sum(e for e, _ in buckets), sum(s for _, s in buckets)) for buckets in epochs],
+        epochs=[Epoch(*(sum(column) for column in zip(*buckets))) for buckets in epochs],
         wall_seconds=last - first_start,
         first_batch_seconds=first_batch - done.started_at,
         peak_bytes=done.peak_bytes,

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psutil
 
-SAMPLE_SECONDS = 0.5
+SAMPLE_SECONDS = 1.0
 TERM_SECONDS = 30.0
 LAST_LINES = 15
 _PSS = re.compile(rb"^Pss:\s+(\d+) kB$", re.MULTILINE)
@@ -36,12 +37,20 @@ class Finished:
     peak_bytes : int
         Largest sum over its processes of the proportional set size, in which a page that several processes
         share counts once.
+    processor_samples : sequence of (float, float)
+        Moments, in seconds since the epoch, and the processor time that the processes then alive had used.
     """
 
     started_at: float
     seconds: float
     processor_seconds: float
     peak_bytes: int
+    processor_samples: Sequence[tuple[float, float]] = ()
+
+    def processor_seconds_between(self, start: float, end: float) -> float:
+        """Return the processor time used between two moments, interpolated."""
+        moments, seconds = zip(*self.processor_samples)
+        return float(np.diff(np.interp([start, end], moments, seconds))[0])
 
 
 def proportional_bytes(rollup: bytes) -> int:
@@ -56,6 +65,16 @@ def total_proportional_bytes(pids: Sequence[int]) -> int:
     for pid in pids:
         with contextlib.suppress(OSError):
             total += proportional_bytes(Path(f"/proc/{pid}/smaps_rollup").read_bytes())
+    return total
+
+
+def total_processor_seconds(pids: Sequence[int]) -> float:
+    """Sum the user and system time of processes; one that has ended counts nothing."""
+    total = 0.0
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system
     return total
 
 
@@ -89,13 +108,16 @@ def run_watched(
     log.parent.mkdir(parents=True, exist_ok=True)
     before = _processor_seconds()
     started_at, start, peak = time.time(), time.monotonic(), 0
+    samples: list[tuple[float, float]] = []
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **(variables or {})}
         )
     try:
         while process.poll() is None:
-            peak = max(peak, total_proportional_bytes(family(process.pid)))
+            pids = family(process.pid)
+            peak = max(peak, total_proportional_bytes(pids))
+            samples.append((time.time(), total_processor_seconds(pids)))
             if time.monotonic() - start > limit_seconds:
                 raise RuntimeError(f"{command[0]} ran for more than {limit_seconds:g} s; its log is {log}")
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -106,7 +128,7 @@ def run_watched(
     if process.returncode:
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
         raise RuntimeError("\n".join([f"{' '.join(command)}\nended with {process.returncode}:", *lines]))
-    return Finished(started_at, seconds, _processor_seconds() - before, peak)
+    return Finished(started_at, seconds, _processor_seconds() - before, peak, samples)
 
 
 def _processor_seconds() -> float:
