@@ -53,7 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--trainers", type=int, default=2)
     add("--dimension", type=int, default=400)
     add("--negatives", type=int, default=1000, help="uniform negatives of a chunk")
-    add("--products", default="float32,bfloat16", help="one run for each (default: float32,bfloat16)")
+    add("--products", default="float32,bfloat16", metavar="TYPE[:async],...",
+        help="one run for each type of products, :async for trainers that do not wait for one another")  # fmt: skip
     add("--pairs", type=int, default=1, help="how often all runs are repeated, in turn (default: 1)")
     add("--mrr", action="store_true", help="rank the test split after training")
     add("--profile", action="store_true", help="show where a batch's time goes")
@@ -77,9 +78,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args([*TABLES[table].split(), *words] if table else words)
 
 
-def settings(args: argparse.Namespace, products: str) -> list[str]:
-    """Return our settings for a run."""
+def settings(args: argparse.Namespace, kind: str) -> list[str]:
+    """Return our settings for a run of ``--products``."""
     known = {row[0] for row in field_table()}
+    products, _, mode = kind.partition(":")
     return [
         f"dataset={args.dataset.resolve()}",
         f"model.dimension={args.dimension}",
@@ -87,6 +89,7 @@ def settings(args: argparse.Namespace, products: str) -> list[str]:
         f"training.num_epochs={args.epochs}",
         f"training.products={products}",
         f"evaluation.split={'test' if args.mrr else 'none'}",
+        *(["training.synchronous=false"] if mode == "async" else []),
         *(["training.profile=true"] if args.profile and "training.profile" in known else []),
         *args.set,
     ]
@@ -109,13 +112,13 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, list[RunFigures]]
     path = config_path(args)
     for turn in range(args.pairs):
         for kind in kinds:
-            folder = work / f"{kind}-{turn}"
+            folder = work / f"{kind.replace(':', '-')}-{turn}"
             runs[f"ours, {kind}"].append(
                 our_job.train(
                     path, settings(args, kind), args.trainers, folder, args.limit_seconds, args.max_batches
                 )
             )
-            shutil.rmtree(folder / "run" / "checkpoint")
+            shutil.rmtree(folder / "run" / "checkpoint", ignore_errors=True)
         if python is not None:
             config = load_config(path, settings(args, kinds[0]))
             runs[args.peer].append(_run_peer(args, python, config, work / f"{args.peer}-{turn}"))
@@ -136,7 +139,7 @@ def measure_limits(args: argparse.Namespace) -> dict[str, float]:
     rows = min(config.training.batch_size, config.negatives.chunk_size) // args.trainers
     shape = (args.trainers, threads, rows, args.negatives, args.dimension)
     return {
-        f"ours, {kind}": measure_product_limit(*shape, dtype=kind, seconds=2.0)
+        f"ours, {kind}": measure_product_limit(*shape, dtype=kind.partition(":")[0], seconds=2.0)
         for kind in args.products.split(",")
     }
 
