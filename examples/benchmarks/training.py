@@ -53,8 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--trainers", type=int, default=2)
     add("--dimension", type=int, default=400)
     add("--negatives", type=int, default=1000, help="uniform negatives of a chunk")
-    add("--products", default="float32,bfloat16", metavar="TYPE[:async],...",
-        help="one run for each type of products, :async for trainers that do not wait for one another")  # fmt: skip
+    runs = "one run for each type of products; :async for trainers that do not wait for one another"
+    add("--products", default="float32,bfloat16", metavar="TYPE[:async],...", help=runs)
     add("--pairs", type=int, default=1, help="how often all runs are repeated, in turn (default: 1)")
     add("--mrr", action="store_true", help="rank the test split after training")
     add("--profile", action="store_true", help="show where a batch's time goes")
