@@ -1,4 +1,4 @@
-"""The growth benchmark: exponents of known costs, and a small graph through partitioning and a job."""
+"""The growth benchmark: exponents of known costs, and a small graph through partitioning."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from dglkge.data.dataset import Dataset
 from tests.functional.job import environment
 from tests.toy_kg import REPOSITORY
 
@@ -34,26 +35,44 @@ def test_exponent_of_known_costs(benchmark_module):
     assert exponent([2.0, 8.0], [4, 8]) == pytest.approx(2)
 
 
-def test_partition_and_train_a_small_graph(tmp_path):
-    """The graph that one table has partitioned is there for the other."""
-    work = tmp_path / "work"
-    done = run("partition", "--values", "3000,6000", "--work", str(work), "--json", str(tmp_path / "p.json"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, second = (cells(line) for line in done.stdout.splitlines()[2:])
-    assert first[0] == "3,000" and second[0] == "6,000" and first[2] == "" and float(second[2]) < 2
-    figures = json.loads((tmp_path / "p.json").read_text(encoding="utf-8"))["rows"]
-    assert [row["value"] for row in figures] == [3000, 6000]
-    assert all(row["ours"]["peak_bytes"] > 0 and row["pandas"]["seconds"] > 0 for row in figures)
-    made = (work / "dataset-3000" / "dataset.json").stat().st_mtime_ns
-    done = run(
-        *("sizes", "--values", "3000", "--work", str(work), "--trainers", "1", "--batches", "2"),
-        *("--dimension", "8", "--negatives", "10"),
-    )
+def test_partition_a_small_graph(tmp_path):
+    """Beside a plain read of the same file; the graph stays for other tables."""
+    work, figures = tmp_path / "work", tmp_path / "figures.json"
+    done = run("partition", "--values", "3000", "--work", str(work), "--json", str(figures))
     assert done.returncode == 0, done.stdout + done.stderr
     row = cells(done.stdout.splitlines()[-1])
-    assert row[0] == "3,000" and float(row[1].replace(",", "")) > 0 and float(row[5]) > 0.1
-    assert (work / "dataset-3000" / "dataset.json").stat().st_mtime_ns == made
-    assert not list((work / "job-sizes-3000" / "run").glob("checkpoint/*.h5"))  # nothing was committed
+    assert row[0] == "3,000" and row[2] == "" and float(row[1]) > 0 and row[4].endswith("×")
+    (found,) = json.loads(figures.read_text(encoding="utf-8"))["rows"]
+    assert found["ours"]["peak_bytes"] > 0 and found["pandas"]["seconds"] > 0
+    assert len(Dataset.open(work / "dataset-3000").split("test")) == 1000
+    assert (work / "pandas.log").read_text() == "1000\n"
+
+
+@pytest.mark.parametrize(
+    "what, fixed", [("negatives", "model.dimension=200"), ("sizes", "model.dimension=50")]
+)
+def test_rows_of_jobs(benchmark_module, monkeypatch, tmp_path, what, fixed):
+    """What grows reaches the job, all else stays; processor time per edge grows with its square root here."""
+    growth, module = benchmark_module("growth"), benchmark_module("measuring.run_figures")
+    asked = []
+
+    def train(config, sets, num_trainers, folder, limit_seconds, max_batches, max_epochs):
+        asked.append((set(sets), num_trainers, max_batches, max_epochs))
+        size = 10 ** (2 * len(asked))
+        epochs = [module.Epoch(1000, 9.0, 9.0), module.Epoch(1000, 2.0, 0.01 * size**0.5)]
+        return module.RunFigures(epochs, 11.0, 3.5, 10**9, 20.0, 30.0)
+
+    monkeypatch.setattr(growth.our_job, "train", train)
+    monkeypatch.setattr(growth, "dataset_of", lambda num, work: work / f"made-{num}")
+    args = growth.build_parser().parse_args([what, "--dataset", "d", "--batches", "7"])
+    lines, found = growth.job_rows(args, [100, 10_000], tmp_path)
+    first, second = map(cells, lines[-2:])
+    assert first[:4] == ["100", "500", "100.00", ""] and second[:4] == ["10,000", "500", "1000.00", "0.50"]
+    assert [row["value"] for row in found] == [100, 10_000]
+    for (sets, *rest), value in zip(asked, (100, 10_000)):
+        assert rest == [2, 7, 2] and fixed in sets
+        grown = f"dataset={tmp_path}/made-{value}" if what == "sizes" else f"negatives.num_uniform={value}"
+        assert grown in sets
 
 
 def test_dimension_needs_a_dataset():
