@@ -76,9 +76,9 @@ def test_watched_command_that_fails_or_does_not_end(benchmark_module, tmp_path):
         processes.run_watched([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", 0.1)
 
 
-def figures_of(module, speeds, peak=10**9, mrr=None):
+def figures_of(module, speeds, peak=10**9, mrr=None, processor=2.0):
     """Figures of a run with an epoch of each speed, in edges a second."""
-    epochs = [module.Epoch(1000, 1000 / speed, 2.0) for speed in speeds]
+    epochs = [module.Epoch(1000, 1000 / speed, processor) for speed in speeds]
     return module.RunFigures(epochs, sum(e.seconds for e in epochs) + 1, 3.5, peak, 20.0, 30.0, mrr)
 
 
@@ -101,13 +101,13 @@ def test_table_shows_medians_and_ratios(benchmark_module):
     module, tables = benchmark_module("measuring.run_figures"), benchmark_module("measuring.tables")
     runs = {
         "ours": [figures_of(module, [1, 1000 * speed], mrr=0.5) for speed in (60, 50, 90)],
-        "pbg": [figures_of(module, [1, 1000 * speed], peak=2 * 10**9) for speed in (20, 30, 10)],
+        "pbg": [figures_of(module, [1, 1000 * speed], 2 * 10**9, processor=3.0) for speed in (20, 30, 10)],
     }
     head, rule, ours, peer = tables.run_table(runs, "pbg", 10**6, {"ours": 1.2e11}).splitlines()
     assert head.count("|") == rule.count("|") == ours.count("|") == peer.count("|")
     cells = [cell.strip() for cell in ours.split("|")]
     assert cells[1:4] == ["ours", "60,000", "3.00×"] and cells[6:8] == ["60", "50%"]
-    assert cells[8:10] == ["3.5", "1.00"] and cells[11] == "0.5000"
+    assert cells[8:10] == ["3.5", "1.00"] and cells[10:13] == ["2000.0", "1.50×", "0.5000"]
     cells = [cell.strip() for cell in peer.split("|")]
     assert cells[1:4] == ["pbg", "20,000", ""] and cells[6:8] == ["", ""] and cells[9] == "2.00"
 

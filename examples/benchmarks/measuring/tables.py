@@ -9,7 +9,7 @@ from measuring.run_figures import RunFigures, medians
 
 HEADER = (
     "| run | edges/s | : peer | first epoch | over the wall | GFLOP/s | of the products' limit "
-    "| start to first batch, s | peak memory, GB | CPU s per million edges | test MRR |"
+    "| start to first batch, s | peak memory, GB | CPU s per million edges | peer : ours | test MRR |"
 )
 RULE = "|---|" + "--:|" * (HEADER.count("|") - 2)
 
@@ -32,11 +32,13 @@ def run_row(
         Operations per second that the products alone reach, if they were measured.
     """
     middle = medians(runs)
-    speed = middle["edges_per_second"] or 0.0
+    speed, cost = middle["edges_per_second"] or 0.0, middle["processor_seconds_per_million"]
     rate = speed * flops
-    ratio = None
+    ratio = saving = None
     if peer and runs is not peer:
         ratio = speed / statistics.median(run.edges_per_second for run in peer)
+        peer_cost = statistics.median(run.processor_seconds_per_million for run in peer)
+        saving = peer_cost / cost if cost and peer_cost else None
     cells = [
         name,
         f"{speed:,.0f}",
@@ -47,7 +49,8 @@ def run_row(
         f"{100 * rate / limit:.0f}%" if limit else "",
         f"{middle['first_batch_seconds']:.1f}",
         f"{(middle['peak_bytes'] or 0) / 1e9:.2f}",
-        f"{middle['processor_seconds_per_million']:.1f}" if middle["processor_seconds_per_million"] else "",
+        f"{cost:.1f}" if cost else "",
+        "" if saving is None else f"{saving:.2f}×",
         "" if middle["mrr"] is None else f"{middle['mrr']:.4f}",
     ]
     return "| " + " | ".join(cells) + " |"
