@@ -35,7 +35,10 @@ def refuse_bigraph_output(config: Config) -> None:
     output = Path(config.output)
     for folder in (output, output / CHECKPOINT_FOLDER):
         if (folder / VERSION_FILE).is_file():
-            version = CheckpointStorage(folder).published_version()
+            try:
+                version = CheckpointStorage(folder).published_version()
+            except CheckpointError:  # a damaged version file is the business of resuming, and of its fallback
+                continue
             if version and is_bigraph(folder, version):
                 resumed = output.with_name(output.name + "_resumed")
                 raise CheckpointError(

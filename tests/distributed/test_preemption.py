@@ -6,11 +6,22 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from dglkge.distributed import preemption
 from dglkge.distributed.preemption import STOP_SIGNALS, Preempted, StopRequest
+
+
+@pytest.fixture(autouse=True)
+def ordinary_handlers() -> Iterator[None]:
+    """Python's own handlers: DGL, which other tests start in this process, takes SIGINT for itself."""
+    before = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in before.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

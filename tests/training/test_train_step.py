@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,13 @@ from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 
 DIM, NUM_NEGATIVES, CHUNK, BATCH, WEIGHT = 8, 12, 20, 50, 0.01
+
+
+@pytest.fixture(autouse=True)
+def tables_go() -> Iterator[None]:
+    """Let the tables of a test go before others of the same names come: reference cycles may hold them."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["one type", "three types"])
