@@ -26,9 +26,13 @@ DONE = "print('done')"
 
 
 def processes_left() -> list[psutil.Process]:
-    """Return the children of this process, without the helper that multiprocessing keeps once it was used."""
-    children = psutil.Process().children(recursive=True)
-    return [child for child in children if not any("resource_tracker" in word for word in child.cmdline())]
+    """Return the children of this process, without the helpers that multiprocessing keeps once used."""
+    helpers = ("resource_tracker", "forkserver")
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if not any(helper in word for word in child.cmdline() for helper in helpers)
+    ]
 
 
 def is_running(pid: int) -> bool:

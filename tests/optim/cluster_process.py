@@ -10,6 +10,8 @@ import traceback
 from pathlib import Path
 
 import dgl
+import dgl.distributed.dist_graph as dist_graph
+import dgl.distributed.graph_partition_book as graph_partition_book
 import dgl.distributed.kvstore as kvstore
 import dgl.distributed.rpc_client as rpc_client
 import torch
@@ -17,10 +19,16 @@ import torch.distributed as dist
 
 
 def be_on_machine(address: str, prefix: str) -> None:
-    """Make this process a member of a simulated machine."""
+    """Make this process a member of a simulated machine.
+
+    Its shared memory has names that are not DGL's, so that launchers, which other tests start meanwhile on
+    this machine, do not take it for a job.
+    """
     rpc_client.local_ip4_addr_list = lambda: {address}
     real = kvstore.empty_shared_mem
-    kvstore.empty_shared_mem = lambda name, *rest: real(prefix + name, *rest)
+    kvstore.empty_shared_mem = lambda name, *rest: real(prefix + name + "~", *rest)
+    for module in (dist_graph, graph_partition_book):
+        module._get_ndata_path = lambda graph_name, name: f"/{graph_name}_toynode_{name}"
 
 
 def main() -> None:
