@@ -115,9 +115,10 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
     InputError
         If the number of partitions is not the number of machines.
     """
-    os.environ.setdefault("DGL_CONF_PATH", part_config)
     ip_config = os.environ.get("DGL_IP_CONFIG", "ip_config.txt")
     if is_server():
+        # Servers only: what stands in a trainer's environment goes on to all that it starts.
+        os.environ.setdefault("DGL_CONF_PATH", part_config)
         dgl_compat.serve(ip_config)
     world = World.detect()
     _check_parts(num_parts, world)
