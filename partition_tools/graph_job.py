@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dglkge.data.dataset_files import PARTITIONS, load_json
+from dglkge.data.dataset_files import PARTITIONS
+from dglkge.data.json_file import load_json
 
 _FILE = "job.json"
 

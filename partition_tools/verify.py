@@ -9,7 +9,7 @@ import dgl
 import dgl.distributed
 import numpy as np
 
-from dglkge.data.dataset_files import load_json
+from dglkge.data.json_file import load_json
 from dglkge.data.partition_layout import EdgeTable, PartitionLayout
 from dglkge.typing import RELATION
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from dglkge.checkpoint import by_name
+from dglkge.checkpoint.dataset_fields import dataset_fields
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
@@ -87,11 +88,7 @@ def _meta(source: Checkpoint, dataset: Dataset) -> CheckpointMeta:
     old = source.meta
     return CheckpointMeta(
         config={},
-        dataset_name=dataset.name,
-        dataset_path=str(dataset.path.resolve()),
-        dataset_fingerprint=dataset.fingerprint,
-        entity_types={name: dataset.num_entities(name) for name in dataset.entity_types},
-        relations=list(dataset.relations.relations),
+        **dataset_fields(dataset),
         progress={**old.progress, "batches_done": 0},
         seed=old.seed,
         score_function=old.score_function,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dglkge.data import dataset_files
+from dglkge.data.json_file import load_json
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.data.relation_vocabulary import RelationVocabulary
 from dglkge.data.vocabulary import Vocabulary
@@ -190,7 +191,7 @@ def read_description(path: Path) -> dict[str, Any]:
         If it is not one, or of another format version.
     """
     file = path / dataset_files.DESCRIPTION
-    description = dataset_files.load_json(file)
+    description = load_json(file)
     version = description.get("format_version")
     if version is None:
         raise InputError(f"{file} is not of a dglkge dataset: it has no format_version")

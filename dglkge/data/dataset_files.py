@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -60,25 +58,6 @@ def load_array(path: Path, shape: tuple[int | None, ...], dtype: type[np.generic
             f"expected {shape} of {np.dtype(dtype).name}"
         )
     return array
-
-
-def load_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises
-    ------
-    InputError
-        If the file is missing or holds no JSON object.
-    """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{path} is cut off or no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds {type(content).__name__}, expected a JSON object")
-    return content
 
 
 def fingerprint(paths: Iterable[Path]) -> str:

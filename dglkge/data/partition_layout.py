@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dglkge.data.dataset_files import load_array, load_json
+from dglkge.data.dataset_files import load_array
+from dglkge.data.json_file import load_json
 from dglkge.errors import InputError
 
 

@@ -154,9 +154,9 @@ def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> C
 
 def _wait_for_rendezvous(world: World) -> None:
     """Wait until rank 0 listens; torch's own attempts lie most of a second apart."""
-    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if world.rank > 0 and port.isdigit() and is_own_address(address):
-        wait_until_listening([int(port)], RENDEZVOUS_WAIT_SECONDS)
+    address, port = world.rendezvous
+    if world.rank > 0 and is_own_address(address):
+        wait_until_listening([port], RENDEZVOUS_WAIT_SECONDS)
 
 
 def _check_parts(num_parts: int, world: World) -> None:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import torch
 
 from dglkge.checkpoint.conversion import save_converted
+from dglkge.checkpoint.dataset_fields import dataset_fields
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
@@ -67,11 +68,7 @@ def import_tables(
         raise InputError(f"{folder}: the entity tables must be equally wide, got {widths}")
     meta = CheckpointMeta(
         config={},
-        dataset_name=dataset.name,
-        dataset_path=str(dataset.path.resolve()),
-        dataset_fingerprint=dataset.fingerprint,
-        entity_types={name: dataset.num_entities(name) for name in dataset.entity_types},
-        relations=list(dataset.relations.relations),
+        **dataset_fields(dataset),
         progress={"finished_epochs": 0, "batches_done": 0, "global_batch_size": 1},
         seed=0,
         score_function=score_function,

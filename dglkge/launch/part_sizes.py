@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dglkge.data.json_file import load_json
 from dglkge.errors import InputError
 from dglkge.typing import RELATION
 
@@ -77,10 +77,10 @@ def read_dataset_size(dataset: str | Path) -> DatasetSize:
         If a description is missing or damaged.
     """
     folder = Path(dataset)
-    description = _read(folder / "dataset.json")
+    description = load_json(folder / "dataset.json")
     try:
-        partitions = _read(folder / "partitions" / f"{description['graph_name']}.json")
-        report = _read(folder / "partitions" / "report.json")
+        partitions = load_json(folder / "partitions" / f"{description['graph_name']}.json")
+        report = load_json(folder / "partitions" / "report.json")
         cut_edges = [int(part["cut_edges"]) for part in report["parts"]]
         sizes = DatasetSize(
             _part_sizes(partitions, cut_edges, bool(description["has_weights"])),
@@ -118,16 +118,3 @@ def _part_sizes(
         num_edges = sum(counts[part] for counts in edges)
         sizes.append(PartSize(num_rows, num_edges, num_halo_edges, most_halo_nodes, has_weights))
     return tuple(sizes)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise InputError(f"{path} is cut off or no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds {type(content).__name__}, expected a JSON object")
-    return content

@@ -11,6 +11,7 @@ import torch
 
 from dglkge import __version__
 from dglkge.checkpoint.courier import Courier
+from dglkge.checkpoint.dataset_fields import dataset_fields
 from dglkge.checkpoint.manager import WRITER_LIMIT_SECONDS, CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config, save_config
@@ -243,11 +244,7 @@ def _protocol(config: Config) -> Protocol:
 def _meta(config: Config, dataset: Dataset) -> CheckpointMeta:
     return CheckpointMeta(
         config=config.to_dict(),
-        dataset_name=dataset.name,
-        dataset_path=str(dataset.path.resolve()),
-        dataset_fingerprint=dataset.fingerprint,
-        entity_types={name: dataset.num_entities(name) for name in dataset.entity_types},
-        relations=list(dataset.relations.relations),
+        **dataset_fields(dataset),
         progress={"finished_epochs": 0, "batches_done": 0, "global_batch_size": config.training.batch_size},
         seed=config.seed,
         score_function=config.model.score_function,

@@ -19,6 +19,7 @@ from dglkge.checkpoint.fallback import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION
+from tests.checkpoint.killing import die_at_step
 from tests.checkpoint.test_damage import flip
 from tests.checkpoint.test_faults import check_whole, run
 from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
@@ -130,21 +131,8 @@ def test_a_folder_of_another_project(tmp_path):
 
 def save_and_die(path, step):
     """Save version 3, kept as epoch_3, and end by SIGKILL before the step of that number."""
-    done = 0
-
-    def deadly(function):
-        def wrapped(*arguments, **options):
-            nonlocal done
-            done += 1
-            if done == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments, **options)
-
-        return wrapped
-
-    for name in ("pwrite", "replace", "fsync", "mkdir", "symlink", "link", "unlink", "rmdir"):
-        setattr(os, name, deadly(getattr(os, name)))
-    row_stream.fill_rows = deadly(row_stream.fill_rows)
+    names = ("pwrite", "replace", "fsync", "mkdir", "symlink", "link", "unlink", "rmdir")
+    die_at_step(step, [*((os, name) for name in names), (row_stream, "fill_rows")])
     save(path, 3, "epoch_3")
 
 

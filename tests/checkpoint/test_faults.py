@@ -14,6 +14,7 @@ from dglkge.checkpoint import CheckpointManager, open_checkpoint, row_stream
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION
+from tests.checkpoint.killing import die_at_step
 from tests.checkpoint.toy_checkpoint import cut, save_toy, toy_meta, toy_names, toy_tables
 
 FORK = multiprocessing.get_context("fork")
@@ -28,22 +29,8 @@ def no_wait_for_the_disk(monkeypatch):
 
 def save_and_die(path, meta, tables, step):
     """Save as one process and end by SIGKILL before the call of that number that changes or syncs a file."""
-    done = 0
-
-    def deadly(function):
-        def wrapped(*arguments, **options):
-            nonlocal done
-            done += 1
-            if done == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments, **options)
-
-        return wrapped
-
-    for name in ("pwrite", "replace", "fsync", "mkdir"):
-        setattr(os, name, deadly(getattr(os, name)))
-    Path.unlink = deadly(Path.unlink)
-    row_stream.fill_rows = deadly(row_stream.fill_rows)
+    calls = [(os, name) for name in ("pwrite", "replace", "fsync", "mkdir")]
+    die_at_step(step, [*calls, (Path, "unlink"), (row_stream, "fill_rows")])
     save_alone(path, meta, tables)
 
 
