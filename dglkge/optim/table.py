@@ -10,6 +10,7 @@ from weakref import WeakMethod
 import numpy as np
 import torch
 from dgl.distributed import DistTensor
+from dgl.distributed.standalone_kvstore import KVClient as StandaloneClient
 
 from . import kernels, row_storage
 from .background import FencedTensor
@@ -52,13 +53,15 @@ class Table:
         self.num_rows, self.dim = self._weight.shape
         wide = self._weight.dtype == torch.float64
         self.compute_dtype = torch.float64 if wide else torch.float32
+        # No data of the graph; but DGL's standalone store, when it deletes a tensor, fails for all others.
+        is_gdata = isinstance(self._weight.kvstore, StandaloneClient)
         self.state: dict[str, Any] = {
             key: DistTensor(
                 (self.num_rows, *shape),
                 self.compute_dtype,
                 f"{self.name}_{key}",
                 part_policy=self.policy,
-                is_gdata=False,
+                is_gdata=is_gdata,
             )
             for key, shape in state_shapes.items()
         }
