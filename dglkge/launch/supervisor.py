@@ -24,6 +24,9 @@ from dglkge.launch.process_plan import TRAINER, PlannedProcess
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.2
+AFTERMATH_SECONDS = 0.5
+"""How long to look for the cause of a first failure among the processes that end right after it."""
+
 MOST_CONNECTING = 6
 """SSH servers drop connections when more than 10 (MaxStartups) are not logged in yet."""
 
@@ -152,7 +155,9 @@ class Supervisor:
                 self._let_go(process, trainers)
                 return True
             if status != 0:
-                self._fail(process, describe_status(status), status)
+                culprit = self._culprit(process)
+                status = culprit.status or 0
+                self._fail(culprit, describe_status(status), status)
                 return True
             running = [trainer.planned.name for trainer in trainers if trainer.status is None]
             if is_server and running and seconds > self._limits.exit_seconds:
@@ -160,6 +165,22 @@ class Supervisor:
                 self._fail(process, f"ended with status 0, and {names} still ran {limit} later", 1)
                 return True
         return False
+
+    def _culprit(self, first: KeptProcess) -> KeptProcess:
+        """Return the process that the failure began with.
+
+        One that a signal killed counts as ended only when the kernel has taken down its memory; another,
+        which noticed its closed connections, may have failed before.
+        """
+        deadline = time.monotonic() + AFTERMATH_SECONDS
+        while (first.status or 0) > 0 and time.monotonic() < deadline:
+            self._pump(POLL_SECONDS / 4)
+            killed = [process for process in self._ended if (process.status or 0) < 0]
+            if killed:
+                return killed[0]
+            if all(process.status is not None for process in self._processes):
+                break
+        return first
 
     def _let_go(self, process: KeptProcess, trainers: Sequence[KeptProcess]) -> None:
         """A trainer has committed and left, and so do the others, each in its own time."""

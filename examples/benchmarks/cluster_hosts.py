@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import psutil
 
@@ -147,15 +147,11 @@ class ClusterHost:
 
     def processes(self) -> list[psutil.Process]:
         """Return what runs on the host beside process 1 and sshd, in the order of age."""
-        return [process for process in self._all_processes() if process.name() not in SSHD_NAMES]
+        return self._processes(lambda process: process.name() not in SSHD_NAMES)
 
     def ssh_sessions(self) -> list[psutil.Process]:
         """Return the processes of sshd that serve a connection."""
-        return [
-            process
-            for process in self._all_processes()
-            if process.name() in SSHD_NAMES and process.ppid() != self._init
-        ]
+        return self._processes(lambda process: process.name() in SSHD_NAMES and process.ppid() != self._init)
 
     def listening(self) -> set[tuple[str, int]]:
         """Return the (address, port) pairs on which the host's processes listen, loopback included."""
@@ -200,14 +196,15 @@ class ClusterHost:
         """Return what runs a command in the host's namespaces; it dies with the process that started it."""
         return [*DIE_WITH_PARENT, "nsenter", f"--target={self._init}", "-m", "-u", "-n", "-p", "-w", "--"]
 
-    def _all_processes(self) -> list[psutil.Process]:
-        """Return the living processes of the host but process 1."""
+    def _processes(self, is_wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+        """Return living processes of the host but process 1, in the order of age."""
         space = os.readlink(f"/proc/{self._init}/ns/pid") if psutil.pid_exists(self._init) else ""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 is_here = os.readlink(f"/proc/{process.pid}/ns/pid") == space
-                if is_here and process.pid != self._init and process.status() != psutil.STATUS_ZOMBIE:
+                is_alive = is_here and process.status() != psutil.STATUS_ZOMBIE
+                if is_alive and process.pid != self._init and is_wanted(process):
                     found.append(process)
         return sorted(found, key=lambda process: process.create_time())
 

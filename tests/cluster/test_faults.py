@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster_faults import ALLOWED_SECONDS, FAULTS, seconds_until, training_command, wait_until_trained
@@ -68,7 +69,10 @@ def live_through(hosts: list[ClusterHost], folder: Path) -> Story:
 
 def _runs(process) -> bool:
     """Whether a process has not ended."""
-    return process.is_running() and process.status() != "zombie"
+    try:
+        return process.is_running() and process.status() != "zombie"
+    except psutil.NoSuchProcess:  # it ended between the two questions
+        return False
 
 
 @pytest.fixture(scope="module")

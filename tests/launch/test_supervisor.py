@@ -100,6 +100,18 @@ def kill_self(number: int) -> str:
     return f"import os; print('dying', flush=True); os.kill(os.getpid(), {number})"
 
 
+def test_a_killed_process_is_the_cause_of_a_failure_that_was_seen_before(run, tmp_path: Path) -> None:
+    """A trainer may fail of its lost connection while the kernel still takes the killed one's memory down."""
+    ready = tmp_path / "ready"
+    failing = f"import os\nwhile not os.path.exists({str(ready)!r}): pass\nraise SystemExit(1)"
+    killed = f"import os, time; open({str(ready)!r}, 'w').close(); time.sleep(0.2); os.kill(os.getpid(), 9)"
+    job = run([FOREVER], [failing, killed])
+    assert job.result.status == 137
+    assert (
+        job.result.reason is not None and "trainer 1 " in job.result.reason and "SIGKILL" in job.result.reason
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "status", "words"),
     [

@@ -10,9 +10,6 @@ from dglkge.optim import RowAdagrad, SparseAdagrad, SparseAdam
 from .oracle import CASES, Oracle, batch, start_rows
 
 EVERYTHING = torch.arange(50)
-#: DGL 1.1.3 stumbles in standalone mode when a tensor goes that is no graph data; the data is gone all the
-# same.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.mark.parametrize("dim", [1, 5, 33])

@@ -11,7 +11,6 @@ import pytest
 
 import dglkge.optim
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 MODULES = sorted(module.name for module in pkgutil.iter_modules(dglkge.optim.__path__, "dglkge.optim."))
 
 
