@@ -84,7 +84,7 @@ class EdgeBatches:
     batch_size, chunk_size : int
         Triples of a global batch, and how many of them in a row share negatives.
     local_rank, trainers_per_machine : int
-        Which of the machine's trainers this is; they share its edges out by position.
+        Which of the machine's trainers this is; each takes a run of its edges.
     seed : int
     """
 
@@ -138,14 +138,16 @@ class EdgeBatches:
         """Find and sort this trainer's share."""
         enter("order")
         positions = epoch_plan.window(index, self._batch_size, self._num_triples)
-        turns = slice(self._local_rank, None, self._trainers_per_machine)
         if self._has_all:  # the triples of the others need not even be looked up
-            places = np.arange(len(positions))[turns]
-            triple_ids = epoch_plan.inverse_permute(positions[turns], self._num_triples, self._seed, epoch)
+            share = self._share(len(positions))
+            places = np.arange(share.start, share.stop)
+            triple_ids = epoch_plan.inverse_permute(positions[share], self._num_triples, self._seed, epoch)
             rows = triple_ids
         else:
             triple_ids = epoch_plan.inverse_permute(positions, self._num_triples, self._seed, epoch)
-            places, rows = (found[turns] for found in self._own(triple_ids))
+            places, rows = self._own(triple_ids)
+            share = self._share(len(places))
+            places, rows = places[share], rows[share]
             triple_ids = triple_ids[places]
         enter("edges")
         chunks = places // self._chunk_size
@@ -157,6 +159,13 @@ class EdgeBatches:
         groups = _groups(chunks[order], pairs[order])
         ids = triple_ids[order]
         return EdgeBatch(epoch, index, len(positions), ids, heads, relations, tails, weights, groups)
+
+    def _share(self, num: int) -> slice:
+        """Return which of the machine's triples are this trainer's: a run, so that it meets few chunks."""
+        start, stop = (
+            num * rank // self._trainers_per_machine for rank in (self._local_rank, self._local_rank + 1)
+        )
+        return slice(start, stop)
 
     def _own(self, triple_ids: Ids) -> tuple[Ids, Ids]:
         """Find the triples that this machine's partition owns.

@@ -14,7 +14,7 @@ from dglkge.embeddings.row_exchange import RowExchange
 from dglkge.embeddings.row_lookup import ExchangeLookup
 from dglkge.optim.alltoall import Alltoall
 from tests.embeddings.memory_tables import Machines, draw
-from tests.optim.cluster import FORKS
+from tests.optim.cluster import forked
 
 MACHINE_OF = [0, 1, 1]
 NUM_STEPS = 30
@@ -79,10 +79,7 @@ def be(rank: int, folder: str, work: Any, staleness: int) -> None:
 @pytest.mark.timeout(LIMIT_SECONDS + 60)
 @pytest.mark.parametrize("work, staleness", [(train, 0), (train, 1), (leave_early, 1)])
 def test_processes(tmp_path: Path, work: Any, staleness: int) -> None:
-    processes = [
-        FORKS.Process(target=be, args=(rank, str(tmp_path), work, staleness))
-        for rank in range(len(MACHINE_OF))
-    ]
+    processes = [forked(be, rank, str(tmp_path), work, staleness) for rank in range(len(MACHINE_OF))]
     try:
         for process in processes:
             process.start()

@@ -14,7 +14,7 @@ from pathlib import Path
 from dglkge.data.dataset import Dataset
 from tests.functional import host_process
 from tests.functional.job import TRAIN
-from tests.optim.cluster import FORKS, free_ports
+from tests.optim.cluster import forked, free_ports
 
 CHECKED_TRAIN = str(Path(__file__).with_name("checked_train.py"))
 
@@ -119,7 +119,7 @@ def _start(
         "LOCAL_RANK": str(local_rank),
     }
     log = str(folder / f"{role}{number}.log")
-    process = FORKS.Process(target=host_process.run, args=(own, arguments, log))
+    process = forked(host_process.run, own, arguments, log)
     process.start()
     return process
 

@@ -11,6 +11,7 @@ import atexit
 import functools
 import json
 import multiprocessing
+import os
 import shutil
 import socket
 import subprocess
@@ -18,8 +19,10 @@ import sys
 import tempfile
 import time
 import uuid
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
+from unittest import mock
 
 import torch
 
@@ -27,9 +30,19 @@ from tests.optim import cluster_process
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-FORKS = multiprocessing.get_context("forkserver")
-# Importing torch and DGL takes each process seconds: one process does it, the others are its copies.
-FORKS.set_forkserver_preload(["torch.distributed", "dglkge.training.build", "tests.optim.workers"])
+_FORKS = multiprocessing.get_context("forkserver")
+
+
+def forked(target: Callable[..., None], *arguments: Any) -> multiprocessing.Process:
+    """Return a process, not started yet, that is a copy of one which has imported torch and DGL.
+
+    The imports take seconds. OpenMP reads its number of threads when it is loaded, which is there; with more
+    than one in each process DGL's copies of rows take milliseconds.
+    """
+    _FORKS.set_forkserver_preload(["torch.distributed", "dglkge.training.build", "tests.optim.workers"])
+    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
+        forkserver.ensure_running()
+    return _FORKS.Process(target=target, args=arguments)
 
 
 def free_ports(num_ports: int) -> int:
@@ -147,7 +160,6 @@ def _start(
         "DGL_IP_CONFIG": str(folder / "ip_config.txt"),
         "DGL_CONF_PATH": str(config),
         "DGL_GRAPH_FORMAT": "csc",
-        "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "DGLBACKEND": "pytorch",
         "TEST_FOLDER": str(folder),
@@ -167,7 +179,7 @@ def _start(
             "TEST_MACHINE": str(machine),
         }
         log = str(folder / f"{role}{number}.log")
-        process = FORKS.Process(target=cluster_process.run, args=(env, str(REPOSITORY), log))
+        process = forked(cluster_process.run, env, str(REPOSITORY), log)
         processes[role, number] = process
         process.start()
 

@@ -17,6 +17,8 @@ import dgl.distributed.rpc_client as rpc_client
 import torch
 import torch.distributed as dist
 
+from dglkge.distributed import dgl_compat
+
 
 def be_on_machine(address: str, prefix: str) -> None:
     """Make this process a member of a simulated machine.
@@ -42,6 +44,8 @@ def main() -> None:
         Path(env["DGL_CONF_PATH"]).read_text().replace('"graph_name": "toy"', f'"graph_name": "{name}"')
     )
     env["DGL_CONF_PATH"] = str(config)
+    if env["DGL_ROLE"] == "server":
+        dgl_compat.serve(env["DGL_IP_CONFIG"])
     dgl.distributed.initialize(env["DGL_IP_CONFIG"])
     world_size = int(env["WORLD_SIZE"])
     arguments = torch.load(folder / "arguments.pt", weights_only=False)
