@@ -77,7 +77,7 @@ def take_over(checkpoint: Checkpoint, part: TablePart, saved_ids: np.ndarray) ->
     wanted = torch.from_numpy(saved_ids)[part.original_ids]
     num_found = int((wanted >= 0).sum())
     if num_found:
-        restore.fill_checked(checkpoint.storage, checkpoint.manifest, part, wanted)
+        restore.fill_part(checkpoint.storage, checkpoint.manifest, part, wanted)
     return num_found
 
 

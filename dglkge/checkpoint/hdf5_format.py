@@ -25,7 +25,7 @@ OPTIMIZER_GROUP = "optimizer"
 STATE_BLOB = "state_dict"
 BLOB_DTYPE = np.dtype("V1")
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 """Rows are put in order in blocks of about this size: small enough for a cache, and for memory used again."""
 
 

@@ -234,7 +234,7 @@ class CheckpointManager:
         if manifest is None:
             raise CheckpointError(f"{self.storage.path} holds no checkpoint")
         for part in [*parts, *([relations] if relations is not None else [])]:
-            restore.fill_checked(self.storage, manifest, part)
+            restore.fill_part(self.storage, manifest, part)
         return manifest.meta
 
     def _in_thread(self, work: Callable[[], object]) -> None:

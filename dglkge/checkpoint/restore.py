@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import h5py
@@ -15,6 +13,7 @@ import torch
 from dglkge.checkpoint import hdf5_format
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
 from dglkge.checkpoint.relation_layout import bigraph_row_sums, from_parameters
+from dglkge.checkpoint.row_reader import RowReader, Rows
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, TablePart
@@ -23,13 +22,13 @@ logger = logging.getLogger(__name__)
 
 
 def fill_part(
-    folder: Path, manifest: Manifest, part: TablePart, saved_ids: torch.Tensor | None = None
+    storage: CheckpointStorage, manifest: Manifest, part: TablePart, saved_ids: torch.Tensor | None = None
 ) -> None:
-    """Write the checkpoint's rows and state over those of a live part.
+    """Write the checkpoint's rows and state over those of a live part, checking the files on the way.
 
     Parameters
     ----------
-    folder : Path
+    storage : CheckpointStorage
     manifest : Manifest
     part : TablePart
         Filled in place.
@@ -40,62 +39,67 @@ def fill_part(
     Raises
     ------
     CheckpointError
-        If the checkpoint lacks one of the rows, or has them in another width.
+        If a file is damaged, or the checkpoint lacks one of the rows or has them in another width; the live
+        rows are then of no use.
     """
     wanted = part.original_ids if saved_ids is None else saved_ids
     present = (wanted >= 0).nonzero().squeeze(1)
     sorted_ids, order = torch.sort(wanted[present])
-    order = present[order]
-    live_ids = sorted_ids.cpu().numpy()
+    live_rows = present[order].numpy()
+    live = (sorted_ids.cpu().numpy(), live_rows)
     num_found = first_id = 0
     for entry in manifest.of_table(part.table):
-        path = folder / entry.name
-        with hdf5_format.open_file(path) as file:
-            ids, rows = _ids_and_rows(path, file, part, manifest.meta, first_id)
-            first_id += entry.num_rows
-            state = read_state(path, file, part.table, manifest.meta)
-            live_state = {
-                name: live for name, live in part.state.items() if _state_fits(name, live, state, path)
-            }
-            for name in sorted(set(state) - set(part.state)):
-                logger.warning("%s: optimizer state %r is not used by this run's optimizer", path, name)
-            for start, stop in hdf5_format.row_blocks((len(ids), *rows.shape[1:]), rows.dtype.itemsize):
-                here, live = _matches(np.asarray(ids[start:stop]), live_ids)
-                if not len(here):
-                    continue
-                num_found += len(here)
-                target = order[torch.from_numpy(live)]
-                _copy_block(part.rows, target, rows[start:stop], here)
-                for name, values in live_state.items():
-                    _copy_block(values, target, state[name][start:stop], here)
-    if num_found != len(live_ids):
+        storage.check_file(entry)
+        try:
+            found, crc32 = _fill_from(storage.path / entry.name, manifest.meta, part, live, first_id)
+        except Exception:
+            storage.check_file(entry, checksum=True)  # what is damaged is told before what came of it
+            raise
+        storage.check_crc32(entry, crc32)
+        num_found += found
+        first_id += entry.num_rows
+    if num_found != len(live_rows):
         raise CheckpointError(
-            f"{folder}: version {manifest.version} has {num_found} of the {len(live_ids)} rows "
+            f"{storage.path}: version {manifest.version} has {num_found} of the {len(live_rows)} rows "
             f"of table {part.table!r}, part {part.part}"
         )
 
 
-def fill_checked(
-    storage: CheckpointStorage, manifest: Manifest, part: TablePart, saved_ids: torch.Tensor | None = None
-) -> None:
-    """Fill a live part as :func:`fill_part` does, while a thread compares the files with their checksums.
+def _fill_from(
+    path: Path, meta: CheckpointMeta, part: TablePart, live: tuple[np.ndarray, np.ndarray], first_id: int
+) -> tuple[int, int]:
+    """Fill a live part from one file.
 
-    Raises
-    ------
-    CheckpointError
-        If a file is damaged or lacks a row; the live rows are then of no use.
+    Parameters
+    ----------
+    live : pair of (n,) int64 arrays
+        Ascending ids of the live rows in the checkpoint, and where the rows are.
+
+    Returns
+    -------
+    num_found, crc32 : int
+        Live rows that the file has, and its checksum.
     """
-    described = dataclasses.replace(manifest, files=manifest.of_table(part.table))
-    storage.check_files(described)  # a file that is cut off must not be mapped
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checksums")
-    checked = thread.submit(storage.check_files, described, checksums=True)
-    thread.shutdown(wait=False)
-    try:
-        fill_part(storage.path, manifest, part, saved_ids)
-    except Exception:
-        checked.result()  # what is damaged is told before what came of it
-        raise
-    checked.result()
+    with hdf5_format.open_file(path) as file:
+        ids, rows = _ids_and_rows(path, file, part, meta, first_id)
+        state = read_state(path, file, part.table, meta)
+        targets = {"": part.rows} | {
+            name: values for name, values in part.state.items() if _state_fits(name, values, state, path)
+        }
+        for name in sorted(set(state) - set(part.state)):
+            logger.warning("%s: optimizer state %r is not used by this run's optimizer", path, name)
+        sources = {name: rows if name == "" else state[name] for name in targets}
+        live_ids, live_rows = live
+        here, places = _matches(np.asarray(ids), live_ids)
+        target_rows = live_rows[places]
+        reader = RowReader(path, sources)
+        for name, start, block in reader:
+            first, last = np.searchsorted(here, (start, start + len(block)))
+            chosen = here[first:last] - start
+            # Not by torch, whose threads would wait for the one that reads.
+            target = targets[name].detach().numpy()
+            target[target_rows[first:last]] = block if len(chosen) == len(block) else block[chosen]
+        return len(here), reader.crc32
 
 
 def read_state(
@@ -145,13 +149,13 @@ def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
 
 def _ids_and_rows(
     path: Path, file: h5py.File, part: TablePart, meta: CheckpointMeta, first_id: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the original ids and the rows of a file, mapped where that is possible."""
+) -> tuple[np.ndarray, Rows]:
+    """Return the original ids and the rows of a file."""
     if part.table == RELATION:
         rows = read_relations(path, file, meta)
         ids = np.arange(len(rows))
     else:
-        rows = hdf5_format.map_rows(path, file[hdf5_format.EMBEDDINGS])
+        rows = file[hdf5_format.EMBEDDINGS]
         ids = hdf5_format.original_ids(path, file, first_id)
     if rows.shape[1:] != tuple(part.rows.shape[1:]):
         raise CheckpointError(
@@ -169,15 +173,7 @@ def _matches(ids: np.ndarray, live_ids: np.ndarray) -> tuple[np.ndarray, np.ndar
     return here, places[here]
 
 
-def _copy_block(target: torch.Tensor, target_rows: torch.Tensor, block: np.ndarray, here: np.ndarray) -> None:
-    """Copy some rows of a block to some rows of a live table."""
-    if len(here) < len(block):
-        block = block[here]
-    # Not by torch: its threads would wait for the one that reads the file for its checksum.
-    target.detach().numpy()[target_rows.numpy()] = block
-
-
-def _state_fits(name: str, live: torch.Tensor, state: Mapping[str, np.ndarray], path: Path) -> bool:
+def _state_fits(name: str, live: torch.Tensor, state: Mapping[str, Rows], path: Path) -> bool:
     """Tell whether stored state can fill live state, and log where it cannot."""
     if name not in state:
         logger.warning("%s: has no optimizer state %r; it starts anew", path, name)

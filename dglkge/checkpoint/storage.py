@@ -167,8 +167,21 @@ class CheckpointStorage:
         size = path.stat().st_size
         if size != entry.size_bytes:
             raise CheckpointError(f"{path} is damaged: it has {size} bytes, expected {entry.size_bytes}")
-        if checksum and hdf5_format.file_crc32(path) != entry.crc32 != UNKNOWN_CRC32:
-            raise CheckpointError(f"{path} is damaged: its checksum is not the one in the manifest")
+        if checksum and entry.crc32 != UNKNOWN_CRC32:
+            self.check_crc32(entry, hdf5_format.file_crc32(path))
+
+    def check_crc32(self, entry: FileEntry, crc32: int) -> None:
+        """Compare a file's checksum with the one of its manifest.
+
+        Raises
+        ------
+        CheckpointError
+            If they differ.
+        """
+        if crc32 != entry.crc32 != UNKNOWN_CRC32:
+            raise CheckpointError(
+                f"{self.path / entry.name} is damaged: its checksum is not the one in the manifest"
+            )
 
     def newest_good(self) -> int | None:
         """Return the newest version whose files are all there with the right checksums; None if no one is."""

@@ -30,5 +30,5 @@ def test_figures_belong_together(monkeypatch, tmp_path, capsys):
         assert figures[name] == pytest.approx(ratio, rel=0.05, abs=0.002)
     assert 0 < figures["stall_share_of_write"] <= 1
     for name, value in figures.items():
-        assert f"{name:40} {value}" in shown
+        assert f"{name:46} {value}" in shown
     assert list(tmp_path.iterdir()) == [output]  # nothing is left on the disk
