@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from dglkge.checkpoint import hdf5_format, layout, row_stream
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry
-from dglkge.checkpoint.relation_layout import MODEL_GROUP, to_parameters
+from dglkge.checkpoint.relation_layout import MODEL_GROUP, to_bigraph_sums, to_parameters
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
@@ -63,12 +63,9 @@ def write_part(
         with hdf5_format.create(path, attributes) as file:
             for dataset, values in tables.items():
                 hdf5_format.allocate_rows(file, dataset, values)
-            row_adagrad = meta.optimizer.get("name") == "row_adagrad" and len(part.state) == 1
-            if row_adagrad:
-                (sums,) = part.state.values()
-                hdf5_format.write_blob(
-                    file[hdf5_format.OPTIMIZER_GROUP], _row_adagrad_state(sums[order], meta)
-                )
+            if (sums := _row_sums(part, meta)) is not None:
+                state = _bigraph_state([sums[order].cpu()], meta)
+                hdf5_format.write_blob(file[hdf5_format.OPTIMIZER_GROUP], state)
         return _entry(path, name, part, ids, row_stream.fill_rows(path, tables, order))
 
 
@@ -105,6 +102,12 @@ def write_relations(
                     written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = key
             for dataset, state in _state_datasets(part).items():
                 hdf5_format.allocate_rows(file, dataset, state)
+            if (sums := _row_sums(part, meta)) is not None:
+                of_operators = to_bigraph_sums(sums[order].cpu().numpy(), rows.shape[1], meta)
+                hdf5_format.write_blob(
+                    file[hdf5_format.OPTIMIZER_GROUP],
+                    _bigraph_state([torch.from_numpy(each) for each in of_operators], meta),
+                )
         crc32 = row_stream.fill_rows(path, _state_datasets(part), order)
         return _entry(path, name, part, ids, crc32)
 
@@ -153,13 +156,25 @@ def _state_datasets(part: TablePart) -> dict[str, torch.Tensor]:
     return {f"{hdf5_format.OPTIMIZER_GROUP}/{name}": values for name, values in part.state.items()}
 
 
-def _row_adagrad_state(sums: torch.Tensor, meta: CheckpointMeta) -> dict[str, Any]:
-    """Return row-wise Adagrad's state as PyTorch-BigGraph's optimizer names it.
+def _row_sums(part: TablePart, meta: CheckpointMeta) -> torch.Tensor | None:
+    """Return row-wise Adagrad's sums (n,), None under other optimizers."""
+    if meta.optimizer.get("name") != "row_adagrad" or len(part.state) != 1:
+        return None
+    (sums,) = part.state.values()
+    return sums.detach().reshape(-1)
 
-    Its release 1.0.0 wants a number of steps beside the sums, which matters only to a decaying learning rate.
+
+def _bigraph_state(sums: Sequence[torch.Tensor], meta: CheckpointMeta) -> dict[str, Any]:
+    """Return Adagrad's state of some parameters as PyTorch-BigGraph's optimizers name it.
+
+    They want a number of steps beside the sums, which matters only to a decaying learning rate.
     """
-    group = {"lr": meta.optimizer.get("lr", 0.0), "lr_decay": 0, "weight_decay": 0, "params": [0]}
-    return {"state": {0: {"step": 0, "sum": sums.reshape(-1).cpu()}}, "param_groups": [group]}
+    numbers = list(range(len(sums)))
+    group = {"lr": meta.optimizer.get("lr", 0.0), "lr_decay": 0, "weight_decay": 0, "params": numbers}
+    group |= {"eps": 1e-10, "initial_accumulator_value": 0}
+    # Copies, since torch.save writes all of the memory that a view looks into.
+    state = {number: {"step": torch.tensor(0.0), "sum": sums[number].clone()} for number in numbers}
+    return {"state": state, "param_groups": [group]}
 
 
 def _entry(path: Path, name: str, part: TablePart, ids: np.ndarray, crc32: int) -> FileEntry:

@@ -159,6 +159,30 @@ def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMet
     return sums.reshape(count, num_pieces).mean(axis=1)
 
 
+def to_bigraph_sums(sums: np.ndarray, width: int, meta: CheckpointMeta) -> list[np.ndarray]:
+    """Return what :func:`bigraph_row_sums` reads: a row's sum stands for each number of the row.
+
+    Parameters
+    ----------
+    sums : (R,) float32
+        Row-wise Adagrad's, in the order of relation ids.
+    width : int
+        W, the width of a relation's row.
+    meta : CheckpointMeta
+
+    Returns
+    -------
+    list of float32 arrays
+        Of the shapes of PyTorch-BigGraph's parameters, in their order.
+    """
+    rows = np.repeat(sums.astype(np.float32)[:, None], width, axis=1)
+    pieces = [(piece, side) for piece, _, _, side in _pieces(rows, meta, operator_of(meta.score_function))]
+    if is_dynamic(meta):
+        return [piece for piece, _ in pieces]
+    of_rhs = [piece for piece, side in pieces if side == "rhs"]
+    return [piece[index] for index in range(len(rows)) for piece in of_rhs]
+
+
 def _parameter_path(index: int, side: str, name: str) -> str:
     """Return PyTorch-BigGraph's public name of a parameter."""
     return f"relations/{index}/operator/{side}/{name}"

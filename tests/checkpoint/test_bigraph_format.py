@@ -120,10 +120,57 @@ def test_row_adagrad_has_biggraphs_blob_as_well(tmp_path):
         assert blob.dtype == np.dtype("V1") and blob.ndim == 1
         state = torch.load(io.BytesIO(blob[...].tobytes()), weights_only=True)
         ids, plain = file["original_ids"][:], file["optimizer/sum"][:]
-    assert state["param_groups"] == [{"lr": 0.1, "lr_decay": 0, "weight_decay": 0, "params": [0]}]
+    (group,) = state["param_groups"]
+    assert group == {
+        "lr": 0.1,
+        "lr_decay": 0,
+        "weight_decay": 0,
+        "params": [0],
+        "eps": 1e-10,
+        "initial_accumulator_value": 0,
+    }
     assert list(state["state"]) == [0] and list(state["state"][0]) == ["step", "sum"]
     assert torch.equal(state["state"][0]["sum"], tables["person"].state["sum"][ids])
     assert np.array_equal(plain, state["state"][0]["sum"].numpy())
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_row_adagrads_sums_of_relations_in_the_shapes_of_biggraphs_operators(tmp_path, dynamic):
+    """torch's own Adagrad, which PyTorch-BigGraph has for its operators, loads them and goes on."""
+    pairs = {} if dynamic else {"reciprocal": False, "relations": TWO_PAIRS}
+    meta = toy_meta(optimizer="row_adagrad", **pairs)
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables, 2)
+    with h5py.File(tmp_path / "model.v1.h5") as file:
+        keys = {}
+        file["model"].visititems(
+            lambda _, found: (
+                keys.update({found.attrs["state_dict_key"]: found[...]})
+                if isinstance(found, h5py.Dataset)
+                else None
+            )
+        )
+        state = torch.load(io.BytesIO(file["optimizer/state_dict"][...].tobytes()), weights_only=True)
+
+    def in_modules_order(key):  # lhs_operators.0.real, lhs_operators.0.imag, ...
+        side, index, name = key.split(".")
+        return side, int(index), ["real", "imag"].index(name)
+
+    keys = {key: keys[key] for key in sorted(keys, key=in_modules_order)}
+    parameters = [torch.nn.Parameter(torch.from_numpy(values)) for values in keys.values()]
+    optimizer = torch.optim.Adagrad(parameters, lr=1.0)
+    optimizer.load_state_dict(state)
+    sums = tables[RELATION].state["sum"]
+    for key, parameter in zip(keys, parameters):
+        found = optimizer.state[parameter]["sum"]
+        wanted = sums[:, None] if dynamic else sums[int(key.split(".")[1])]
+        assert torch.equal(found, wanted.expand_as(parameter)), key
+    assert len(optimizer.state) == len(parameters) == (4 if dynamic else 2 * len(meta.relations))
+    before = parameters[0].detach().clone()
+    parameters[0].grad = torch.ones_like(parameters[0])
+    optimizer.step()
+    root = (sums[:, None] if dynamic else sums[0]).expand_as(before).add(1).sqrt()
+    torch.testing.assert_close(parameters[0].detach(), before - 0.1 / root, equal_nan=True)
 
 
 DYNAMIC = "model/relations/0/operator"

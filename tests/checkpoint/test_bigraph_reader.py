@@ -11,6 +11,7 @@ import torch
 
 from dglkge.checkpoint import by_name, open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.checkpoint.restore import read_state
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError
@@ -63,6 +64,10 @@ def test_rows_by_name(tmp_path, relations, reciprocal):
     assert checkpoint["person"][:].numpy().tobytes() == tables["person"].rows[ids].numpy().tobytes()
     assert checkpoint["person"]["person-7"].numpy().tobytes() == tables["person"].rows[7].numpy().tobytes()
     assert checkpoint[RELATION][:].numpy().tobytes() == tables[RELATION].rows.numpy().tobytes()
+    model = tmp_path / "model.v1.h5"
+    with h5py.File(model) as file:
+        sums = np.asarray(read_state(model, file, RELATION, meta)["sum"])
+    np.testing.assert_allclose(sums, tables[RELATION].state["sum"].numpy(), rtol=1e-6)
     part = blank(cut("person", tables["person"], 2)[1])
     saved_ids = by_name.saved_entity_ids(checkpoint, "person", _named(meta))
     assert by_name.take_over(checkpoint, part, saved_ids) == len(part.rows)

@@ -14,8 +14,9 @@ import h5py
 import numpy as np
 import pytest
 
-from dglkge.checkpoint import hdf5_format, layout, open_checkpoint
+from dglkge.checkpoint import hdf5_format, layout, open_checkpoint, restore
 from dglkge.data.dataset import Dataset
+from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import save_toy_named, toy_meta, toy_tables
 from tests.functional import job as commands
 from tests.functional.test_training_job import losses, settings
@@ -135,6 +136,8 @@ def test_it_resumes_training_from_ours(ours: Path, dataset: Dataset, tmp_path: P
     before = open_checkpoint(ours)["entity"][:].numpy()
     with h5py.File(ours / "checkpoint" / "embeddings_entity_0.v1.h5") as file:
         sums = file["optimizer/sum"][:]
+    with h5py.File(ours / "checkpoint" / "model.v1.h5") as file:
+        relation_sums = file["optimizer/sum"][:]
     edges = write_edges(tmp_path / "train", dataset.split("train"))
     config = write_config(
         tmp_path / "c.py",
@@ -154,6 +157,10 @@ def test_it_resumes_training_from_ours(ours: Path, dataset: Dataset, tmp_path: P
     with hdf5_format.open_file(ours / "checkpoint" / "embeddings_entity_0.v3.h5") as file:
         later = hdf5_format.read_state(file)["sum"]
     assert (later >= sums).all() and (later > sums).any()  # Adagrad's sums went on from ours
+    model = ours / "checkpoint" / "model.v3.h5"
+    with hdf5_format.open_file(model) as file:
+        later = np.asarray(restore.read_state(model, file, RELATION, after.meta)["sum"])
+    assert (later > relation_sums * (1 - 1e-6)).all() and (later > relation_sums).any()
 
 
 def test_its_export_reads_ours(ours: Path, dataset: Dataset, tmp_path: Path) -> None:
