@@ -66,9 +66,9 @@ class CheckpointStorage:
 
     PyTorch-BigGraph has no RotatE, which keeps ``phases`` (radians), and no l1 comparator; config.json
     then names an operator or comparator that it refuses, rather than one that gives other scores.
-    Optimizer state of relations is ``optimizer/{name}`` in model.v7.h5, one row for each relation; for row-wise
-    Adagrad ``optimizer/state_dict`` holds it for torch's Adagrad over the operators' parameters, a relation's
-    sum in every number of its row.
+    Optimizer state of relations is ``optimizer/{name}`` in model.v7.h5, one row for each relation; for
+    row-wise Adagrad ``optimizer/state_dict`` holds it for torch's Adagrad over the operators' parameters, a
+    relation's sum in every number of its row.
 
     A version is written under other names (``*.tmp``), brought to the disk, renamed; when all writers
     have done so, the manifest is written and checkpoint_version.txt replaced in one step. Before that step
