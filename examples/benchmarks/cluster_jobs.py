@@ -76,8 +76,9 @@ def launch(
     options: Sequence[str],
     command: Sequence[str | Path],
     variables: Mapping[str, str] | None = None,
+    launcher_host: ClusterHost | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start ``dglkge-launch`` on the first host for a job on all of them.
+    """Start ``dglkge-launch`` on one of the hosts for a job on all of them.
 
     Parameters
     ----------
@@ -90,6 +91,8 @@ def launch(
         The script and its arguments.
     variables : mapping of str to str, optional
         For the launcher's environment.
+    launcher_host : ClusterHost, optional
+        The first one if not given.
     """
     ip_config = folder / "ip_config.txt"
     ip_config.write_text("".join(f"{host.address} {PORT}\n" for host in hosts), encoding="ascii")
@@ -98,7 +101,7 @@ def launch(
     variables = {**environment(), **(variables or {})}
     with open(folder / LAUNCHER_LOG, "w", encoding="utf-8") as log:
         line = [*launcher, *options, *command]
-        return hosts[0].popen(line, env=variables, stdout=log, stderr=subprocess.STDOUT)
+        return (launcher_host or hosts[0]).popen(line, env=variables, stdout=log, stderr=subprocess.STDOUT)
 
 
 def job_process(host: ClusterHost, role: str) -> psutil.Process:
