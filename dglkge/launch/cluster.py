@@ -17,8 +17,8 @@ from dglkge.launch.cluster_sync import (
     bring_logs,
     bring_newer_output,
     bring_output,
-    send_checkpoint,
     send_inputs,
+    send_output,
 )
 from dglkge.launch.forwarded_environment import forwarded_environment
 from dglkge.launch.host_session import HostSession, close_all
@@ -169,7 +169,7 @@ class Cluster:
         if config is not None and not self._problems:
             output = places.here / config.output
             if bring_newer_output(sessions[order[0]], output, places):
-                self._do_all(lambda address: send_checkpoint(sessions[address], output, places))
+                self._do_all(lambda address: send_output(sessions[address], output, places))
         raise_problems(self._problems, len(self._order))
 
     def bring_files(self, output: Path | None, log_dir: Path, places: Places) -> None:

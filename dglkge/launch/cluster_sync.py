@@ -68,11 +68,16 @@ def bring_newer_output(first: HostSession, output: Path, places: Places) -> int:
     return published_version(output)
 
 
-def send_checkpoint(session: HostSession, output: Path, places: Places) -> int:
-    """Bring a machine the checkpoint that is here, and remove what it has beside it."""
+def send_output(session: HostSession, output: Path, places: Places) -> int:
+    """Bring a machine the run that is here: its records and its checkpoint, beside which nothing stays.
+
+    The records (stats.jsonl and others) matter where another machine is the first now, which goes on in them.
+    """
+    records = tuple(path.name for path in sorted(output.iterdir()) if path.is_file())
+    num_sent = send(session, Tree(str(output), str(places.on_machines(output)), records))
     folder = output / CHECKPOINT
     tree = Tree(str(folder), str(places.on_machines(folder)), files_below(folder))
-    return send(session, tree, last=[VERSION_FILE], is_mirror=True)
+    return num_sent + send(session, tree, last=[VERSION_FILE], is_mirror=True)
 
 
 def bring_output(first: HostSession, output: Path, places: Places) -> int:

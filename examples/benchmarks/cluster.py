@@ -4,7 +4,8 @@
     python examples/benchmarks/cluster.py --hosts 2 --batches 5 --num-entities 2000 --num-triples 20000
 
 Hosts are namespaces of this machine (``cluster_hosts.py``; needs root), each with one server and one trainer
-of one thread. They share its cores: bytes and CPU seconds are those of as many machines, wall times are not.
+of one thread. They share its cores: bytes are those of as many machines, CPU seconds nearly, wall times are
+not. What sharing costs the rows with several trainers on one host show, between which no network lies.
 Every row of the table trains the same global batches of the same graph: ComplEx, softmax over negatives that
 a whole batch shares, Adam. "stock" pulls rows with DGL's DistEmbedding and updates them with its SparseAdam.
 """
@@ -17,6 +18,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +31,11 @@ LIMIT_SECONDS = 90
 NUM_NEGATIVES = 1_000
 LINK_BYTES_PER_SECOND = 10e9 / 8
 
+STOCK = "stock DGL"
+
 #: What is compared: name -> (``--system`` of the trainer, its settings).
 SYSTEMS = {
-    "stock DGL": ("stock", ["training.lookup=kvstore", "optimizer.name=row_adagrad"]),  # both are replaced
+    STOCK: ("stock", ["training.lookup=kvstore", "optimizer.name=row_adagrad"]),  # both are replaced
     "exact": ("ours", ["optimizer.name=sparse_adam"]),
     "bfloat16 wire": ("ours", ["optimizer.name=sparse_adam", "training.wire=bfloat16"]),
     "bfloat16 wire, local negatives": (
@@ -53,7 +57,7 @@ class Row:
     Attributes
     ----------
     system : str
-    num_hosts : int
+    num_hosts, num_trainers : int
     sent_bytes, cpu_seconds : float
         For each edge, of all hosts together.
     wall_seconds : float
@@ -62,13 +66,14 @@ class Row:
 
     system: str
     num_hosts: int
+    num_trainers: int
     sent_bytes: float
     cpu_seconds: float
     wall_seconds: float
 
 
-def run(system: str, dataset: Path, num_hosts: int, arguments: argparse.Namespace) -> Row:
-    """Train some batches on so many hosts."""
+def run(system: str, dataset: Path, num_hosts: int, num_trainers: int, arguments: argparse.Namespace) -> Row:
+    """Train some batches on so many hosts, with so many trainers in all."""
     kind, chosen = SYSTEMS[system]
     settings = [
         *(f"dataset={dataset}", f"model.dimension={arguments.dimension}"),
@@ -82,7 +87,8 @@ def run(system: str, dataset: Path, num_hosts: int, arguments: argparse.Namespac
         command += ["--warm", str(arguments.warm), "--batches", str(arguments.batches)]
         for setting in [*settings, f"output={folder / 'run'}"]:
             command += ["--set", setting]
-        job = launch(hosts, folder, ["--num_trainers", "1", "--log_dir", str(folder / "logs")], command)
+        options = ["--num_trainers", str(num_trainers // num_hosts), "--log_dir", str(folder / "logs")]
+        job = launch(hosts, folder, options, command)
         with contextlib.suppress(subprocess.TimeoutExpired):
             job.wait(LIMIT_SECONDS)
         if job.returncode != 0:  # None if it still runs
@@ -94,23 +100,41 @@ def run(system: str, dataset: Path, num_hosts: int, arguments: argparse.Namespac
     return Row(
         system,
         num_hosts,
+        num_trainers,
         sum(cost.sent_bytes for cost in costs) / num_edges,
         sum(cost.cpu_seconds for cost in costs) / num_edges,
         max(cost.wall_seconds for cost in costs) / arguments.batches,
     )
 
 
-def describe(row: Row, stock: Row | None, alone: Row | None) -> str:
-    """Write one line of the table, with its ratios to stock DGL on as many hosts and to itself on one."""
-    cells = [row.system, str(row.num_hosts), f"{row.sent_bytes:,.0f}", f"{1e6 * row.cpu_seconds:.1f}"]
-    cells.append(f"{1e3 * row.wall_seconds:.0f}")
+def describe(row: Row, rows: Mapping[tuple[str, int, int], Row]) -> str:
+    """Write one line of the table, with its ratios to stock DGL and to itself on one host."""
+    cells = [row.system, str(row.num_hosts), str(row.num_trainers), f"{row.sent_bytes:,.0f}"]
+    cells += [f"{1e6 * row.cpu_seconds:.1f}", f"{1e3 * row.wall_seconds:.0f}"]
+    stock = rows.get((STOCK, row.num_hosts, row.num_trainers))
     if stock is None or stock is row:
         cells += ["", ""]
     else:
         cells.append(f"{row.sent_bytes / stock.sent_bytes:.2f}" if row.num_hosts > 1 else "")
         cells.append(f"{stock.wall_seconds / row.wall_seconds:.1f}")
-    cells.append(f"{row.cpu_seconds / alone.cpu_seconds:.2f}" if alone is not None else "")
+    for num_trainers in (1, row.num_trainers):
+        alone = rows.get((row.system, 1, num_trainers))
+        cells.append(f"{row.cpu_seconds / alone.cpu_seconds:.2f}" if alone is not None else "")
     return f"| {' | '.join(cells)} |"
+
+
+def layouts(nums_hosts: Sequence[int], system: str) -> list[tuple[int, int]]:
+    """Return (hosts, trainers) to compare: each number of hosts, before it one host with as many trainers.
+
+    The latter where one host is asked for, and for one system of each kind: without a network the wire and
+    the place of negatives make no difference.
+    """
+    has_alone = 1 in nums_hosts and system in (STOCK, "exact")
+    return [
+        layout
+        for num in nums_hosts
+        for layout in ([(1, num)] if num > 1 and has_alone else []) + [(num, num)]
+    ]
 
 
 def main() -> int:
@@ -134,17 +158,22 @@ def main() -> int:
     if missing is not None:
         sys.exit(f"no hosts can be made here: {missing}")
     print(
-        "| system | hosts | bytes/edge | CPU µs/edge | ms/batch | bytes to stock | faster | CPU to 1 host |"
+        "| system | hosts | trainers | bytes/edge | CPU µs/edge | ms/batch | bytes to stock | faster "
+        "| CPU to 1 trainer | CPU to 1 host |"
     )
-    print("|---|--:|--:|--:|--:|--:|--:|--:|")
-    rows: dict[tuple[str, int], Row] = {}
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|")
+    rows: dict[tuple[str, int, int], Row] = {}
     with tempfile.TemporaryDirectory(prefix="dglkge-bench-") as name:
         sizes = (arguments.num_entities, arguments.num_triples, 100, arguments.method)
-        for num_hosts in arguments.hosts:
-            dataset = make_dataset(Path(name), num_hosts, *sizes)
+        wanted = {system: layouts(arguments.hosts, system) for system in arguments.systems}
+        datasets: dict[int, Path] = {}
+        for layout in layouts(arguments.hosts, STOCK):
+            if layout[0] not in datasets:
+                datasets[layout[0]] = make_dataset(Path(name), layout[0], *sizes)
             for system in arguments.systems:
-                row = rows[system, num_hosts] = run(system, dataset, num_hosts, arguments)
-                print(describe(row, rows.get(("stock DGL", num_hosts)), rows.get((system, 1))), flush=True)
+                if layout in wanted[system]:
+                    row = rows[(system, *layout)] = run(system, datasets[layout[0]], *layout, arguments)
+                    print(describe(row, rows), flush=True)
     if arguments.output is not None:
         figures = [vars(row) for row in rows.values()]
         arguments.output.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")

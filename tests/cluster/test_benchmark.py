@@ -23,15 +23,23 @@ def test_the_table_compares_the_same_batches_on_two_hosts(hosts_can_be_made, tmp
         assert row["num_hosts"] == 2 and row["cpu_seconds"] > 0 and row["wall_seconds"] > 0
         assert row["sent_bytes"] > 16  # at least a row of 16 numbers for every fourth edge
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 and lines[3].split(" | ")[5] == f"{ours['sent_bytes'] / stock['sent_bytes']:.2f}"
+    assert len(lines) == 4 and lines[3].split(" | ")[6] == f"{ours['sent_bytes'] / stock['sent_bytes']:.2f}"
 
 
 def test_a_row_is_compared_with_stock_and_with_itself_on_one_host():
-    alone = cluster.Row("exact", 1, 0.0, 2e-5, 0.1)
-    stock = cluster.Row("stock DGL", 4, 4000.0, 9e-5, 0.4)
-    row = cluster.Row("exact", 4, 1000.0, 2.5e-5, 0.1)
-    assert cluster.describe(row, stock, alone) == "| exact | 4 | 1,000 | 25.0 | 100 | 0.25 | 4.0 | 1.25 |"
-    assert cluster.describe(stock, stock, None) == "| stock DGL | 4 | 4,000 | 90.0 | 400 |  |  |  |"
+    alone = cluster.Row("exact", 1, 1, 0.0, 2e-5, 0.1)
+    crowded = cluster.Row("exact", 1, 4, 0.0, 2.5e-5, 0.1)
+    stock = cluster.Row("stock DGL", 4, 4, 4000.0, 9e-5, 0.4)
+    row = cluster.Row("exact", 4, 4, 1000.0, 3e-5, 0.1)
+    rows = {(one.system, one.num_hosts, one.num_trainers): one for one in (alone, crowded, stock, row)}
+    assert cluster.describe(row, rows) == "| exact | 4 | 4 | 1,000 | 30.0 | 100 | 0.25 | 4.0 | 1.50 | 1.20 |"
+    assert cluster.describe(stock, rows) == "| stock DGL | 4 | 4 | 4,000 | 90.0 | 400 |  |  |  |  |"
+
+
+def test_one_host_has_as_many_trainers_where_it_is_compared():
+    assert cluster.layouts([1, 2], "exact") == [(1, 1), (1, 2), (2, 2)]
+    assert cluster.layouts([1, 2], "bfloat16 wire") == [(1, 1), (2, 2)]
+    assert cluster.layouts([2], "stock DGL") == [(2, 2)]
 
 
 @pytest.mark.parametrize("arguments", [["--method", "luck"], ["--systems", "theirs"]])
