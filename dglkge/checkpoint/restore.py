@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import hdf5_format
+from dglkge.checkpoint.file_check import check_crc32, check_file
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
 from dglkge.checkpoint.relation_layout import bigraph_row_sums, from_parameters
 from dglkge.checkpoint.row_reader import RowReader, Rows
@@ -49,13 +50,13 @@ def fill_part(
     live = (sorted_ids.cpu().numpy(), live_rows)
     num_found = first_id = 0
     for entry in manifest.of_table(part.table):
-        storage.check_file(entry)
+        check_file(storage.path, entry)
         try:
             found, crc32 = _fill_from(storage.path / entry.name, manifest.meta, part, live, first_id)
         except Exception:
-            storage.check_file(entry, checksum=True)  # what is damaged is told before what came of it
+            check_file(storage.path, entry, checksum=True)  # what is damaged is told before what came of it
             raise
-        storage.check_crc32(entry, crc32)
+        check_crc32(storage.path, entry, crc32)
         num_found += found
         first_id += entry.num_rows
     if num_found != len(live_rows):

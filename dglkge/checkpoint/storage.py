@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dglkge.checkpoint import hdf5_format, layout, snapshots
+from dglkge.checkpoint import file_check, layout, snapshots
 from dglkge.checkpoint.durable import sync
-from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest
+from dglkge.checkpoint.manifest import FileEntry, Manifest
 from dglkge.errors import CheckpointError
 
 
@@ -159,31 +159,7 @@ class CheckpointStorage:
             Naming the first file that is not as it was written.
         """
         for entry in manifest.files:
-            self.check_file(entry, checksums)
-
-    def check_file(self, entry: FileEntry, checksum: bool = False) -> None:
-        """Check one file; see :meth:`check_files`."""
-        path = self.path / entry.name
-        if not path.is_file():
-            raise CheckpointError(f"{path} is missing")
-        size = path.stat().st_size
-        if size != entry.size_bytes:
-            raise CheckpointError(f"{path} is damaged: it has {size} bytes, expected {entry.size_bytes}")
-        if checksum and entry.crc32 != UNKNOWN_CRC32:
-            self.check_crc32(entry, hdf5_format.file_crc32(path))
-
-    def check_crc32(self, entry: FileEntry, crc32: int) -> None:
-        """Compare a file's checksum with the one of its manifest.
-
-        Raises
-        ------
-        CheckpointError
-            If they differ.
-        """
-        if crc32 != entry.crc32 != UNKNOWN_CRC32:
-            raise CheckpointError(
-                f"{self.path / entry.name} is damaged: its checksum is not the one in the manifest"
-            )
+            file_check.check_file(self.path, entry, checksums)
 
     def newest_good(self) -> int | None:
         """Return the newest version whose files are all there with the right checksums; None if no one is."""

@@ -19,6 +19,7 @@ from dglkge.errors import InputError
 from dglkge.launch.arguments import parse_arguments
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult
+from dglkge.launch.limits import Limits
 from dglkge.launch.local_job import find_unreadable_arguments, write_job_files
 from dglkge.launch.places import Places
 from dglkge.launch.preflight import PreflightError
@@ -34,7 +35,7 @@ from dglkge.launch.restarts import INPUT_ERROR_STATUS, attempt_log_dir, run_with
 from dglkge.launch.script_config import Needs, partition_file, script_config, shared_memory_need
 from dglkge.launch.site import Site
 from dglkge.launch.ssh_command import SshSettings
-from dglkge.launch.supervisor import Limits, Supervisor
+from dglkge.launch.supervisor import Supervisor
 
 
 def main(argv: Sequence[str] | None = None) -> int:

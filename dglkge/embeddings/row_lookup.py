@@ -14,6 +14,7 @@ import torch
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.row_exchange import Asked, Ids, RowExchange
 from dglkge.optim.buffers import Buffer
+from dglkge.optim.kernels import LOOKAHEAD, compiled, prefetch_row
 
 Wanted = Mapping[str, torch.Tensor]
 """Node ids (n,) int64 that are wanted of some tables, by name; ids may repeat."""
@@ -195,26 +196,36 @@ class _Route:
     ) -> None:
         self._table = table
         self._ids: Ids = np.empty(0, np.int64) if ids is None else ids.numpy()
-        self._away = np.flatnonzero((self._ids < table.first_node_id) | (self._ids >= table.end_node_id))
-        distinct, source = np.unique(self._ids[self._away], return_inverse=True)
+        away = np.flatnonzero((self._ids < table.first_node_id) | (self._ids >= table.end_node_id))
+        distinct, source = np.unique(self._ids[away], return_inverse=True)
         owners = exchange.owners(number, distinct)
         order = np.argsort(owners, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        self._source = place[source]  # which of the rows that come belongs to each id in ``away``
+        # A row of this machine, or -1 - i for the i-th of the rows that come.
+        self._places = self._ids - table.first_node_id
+        self._places[away] = -1 - place[source]
         counts = np.bincount(owners, minlength=exchange.size)
         self.by_rank = np.split(distinct[order], np.cumsum(counts)[:-1])
 
     def place(self, remote: torch.Tensor, space: Buffer) -> torch.Tensor:
         """Return all rows (n, D): those of this machine as they are now, others from the (U, D) that came."""
-        rows = torch.from_numpy(space.rows(len(self._ids), self._table.dim, np.dtype(np.float32)))
-        local_rows = self._table.local_rows
-        if len(local_rows):
-            # Ids of other machines read any row here, and are overwritten.
-            numbers = np.clip(self._ids - self._table.first_node_id, 0, len(local_rows) - 1)
-            torch.index_select(local_rows, 0, torch.from_numpy(numbers), out=rows)
-        rows.numpy()[self._away] = remote.numpy()[self._source]  # several times as fast as torch's own
-        return rows
+        rows = space.rows(len(self._ids), self._table.dim, np.dtype(np.float32))
+        _place_rows(self._places, self._table.local_rows.numpy(), remote.numpy(), rows)
+        return torch.from_numpy(rows)
+
+
+@compiled
+def _place_rows(places: np.ndarray, local: np.ndarray, remote: np.ndarray, rows: np.ndarray) -> None:
+    """Copy each row from where it is; see :class:`_Route` for places."""
+    num = places.shape[0]
+    for i in range(num):
+        if i + LOOKAHEAD < num and places[i + LOOKAHEAD] >= 0:
+            prefetch_row(local, places[i + LOOKAHEAD])
+        if places[i] >= 0:
+            rows[i] = local[places[i]]
+        else:
+            rows[i] = remote[-1 - places[i]]
 
 
 @dataclass

@@ -8,13 +8,13 @@ import selectors
 import signal
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult, ProcessResult, describe_process, describe_status, exit_status
 from dglkge.launch.kept_process import KeptProcess
+from dglkge.launch.limits import Limits
 from dglkge.launch.local_executor import Executor
 from dglkge.launch.noise import is_noise
 from dglkge.launch.noted_signals import signals_noted
@@ -29,29 +29,6 @@ AFTERMATH_SECONDS = 0.5
 
 MOST_CONNECTING = 6
 """SSH servers drop connections when more than 10 (MaxStartups) are not logged in yet."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long the supervisor waits.
-
-    Attributes
-    ----------
-    failure_seconds : float
-        From SIGTERM to SIGKILL once a process has failed.
-    stop_seconds : float
-        The same for trainers after Ctrl-C, SIGTERM or SIGHUP, or once one of them has left with status 143;
-        they may need it to save their state.
-    exit_seconds : float
-        How long servers may outlast the trainers, or trainers a server that has left in good order.
-    kill_seconds : float
-        How long processes may take to die of SIGKILL.
-    """
-
-    failure_seconds: float = 3.0
-    stop_seconds: float = 120.0
-    exit_seconds: float = 30.0
-    kill_seconds: float = 10.0
 
 
 class Supervisor:

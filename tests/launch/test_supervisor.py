@@ -15,9 +15,10 @@ import pytest
 
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult
+from dglkge.launch.limits import Limits
 from dglkge.launch.local_executor import LocalExecutor
 from dglkge.launch.process_plan import SERVER, TRAINER, PlannedProcess
-from dglkge.launch.supervisor import Limits, Supervisor
+from dglkge.launch.supervisor import Supervisor
 
 SHORT = Limits(failure_seconds=0.5, stop_seconds=0.5, exit_seconds=0.5)
 FOREVER = "import signal; print('waits', flush=True)\nwhile True: signal.pause()"
