@@ -25,7 +25,7 @@ test: lint  ## all that CI runs: lint, then every test
 test-dgl2: $(VENV2)/installed  ## every test with dgl 2.1.0 and torch 2.2.1
 	$(VENV2)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
-test-cluster: $(VENV)/installed  ## every fault of a job on two hosts, with a table: 5 minutes; root only
+test-cluster: $(VENV)/installed  ## every fault of a job on two hosts, with a table: 2 minutes; root only
 	$(VENV)/bin/python examples/benchmarks/cluster_faults.py
 
 test-pbg: $(VENV_PBG)/installed  ## checkpoints to and from the real PyTorch-BigGraph 1.0.0
