@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ import pytest
 
 from cluster_hosts import SSH_PORTS, ClusterHost, cluster_hosts
 
+SSHD_WORDS = b"SSH-2.0-"
 SSH = ["ssh", "-o", "BatchMode=yes"]
 
 
@@ -71,7 +73,12 @@ def test_hosts_reach_nothing_else(two_hosts):
     done = first.run(["bash", "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode != 0 and "Network is unreachable" in done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["eth0"]
-    assert greeting((first.address, SSH_PORTS[0])) == b""
+    assert not greeting((first.address, SSH_PORTS[0])).startswith(SSHD_WORDS)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # who answers so is heard
+        answering = threading.Thread(target=lambda: server.accept()[0].sendall(SSHD_WORDS), daemon=True)
+        answering.start()
+        assert greeting(server.getsockname()) == SSHD_WORDS
+        answering.join()
 
 
 def test_traffic_listeners_and_processes_are_seen_from_outside(two_hosts):
