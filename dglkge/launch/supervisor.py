@@ -147,12 +147,15 @@ class Supervisor:
         """Return the process that the failure began with.
 
         One that a signal killed counts as ended only when the kernel has taken down its memory; another,
-        which noticed its closed connections, may have failed before.
+        which noticed its closed connections, may have failed before. What aborts itself may do so because
+        others have gone, so that is no cause of what came first.
         """
         deadline = time.monotonic() + AFTERMATH_SECONDS
         while (first.status or 0) > 0 and time.monotonic() < deadline:
             self._pump(POLL_SECONDS / 4)
-            killed = [process for process in self._ended if (process.status or 0) < 0]
+            killed = [
+                each for each in self._ended if (each.status or 0) < 0 and each.status != -signal.SIGABRT
+            ]
             if killed:
                 return killed[0]
             if all(process.status is not None for process in self._processes):
