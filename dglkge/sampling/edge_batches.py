@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.sampling import epoch_plan
+from dglkge.sampling.triple_index import TripleIndex
 
 Ids = npt.NDArray[np.int64]
 
@@ -112,6 +113,7 @@ class EdgeBatches:
         self._seed = seed
         self._ahead: EdgeBatch | None = None  # made before its turn
         self._has_all = len(self._triple_ids) == num_triples
+        self._index = TripleIndex(self._triple_ids[:0] if self._has_all else self._triple_ids)
 
     def __len__(self) -> int:
         """Return the number of global batches in an epoch."""
@@ -145,7 +147,7 @@ class EdgeBatches:
             rows = triple_ids
         else:
             triple_ids = epoch_plan.inverse_permute(positions, self._num_triples, self._seed, epoch)
-            places, rows = self._own(triple_ids)
+            places, rows = self._index.find(triple_ids)
             share = self._share(len(places))
             places, rows = places[share], rows[share]
             triple_ids = triple_ids[places]
@@ -166,21 +168,6 @@ class EdgeBatches:
             num * rank // self._trainers_per_machine for rank in (self._local_rank, self._local_rank + 1)
         )
         return slice(start, stop)
-
-    def _own(self, triple_ids: Ids) -> tuple[Ids, Ids]:
-        """Find the triples that this machine's partition owns.
-
-        Returns
-        -------
-        (places, rows) : two (m,) int64
-            Places in ``triple_ids``, ascending, and rows in the edge table.
-        """
-        if not len(self._triple_ids):
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        rows = np.searchsorted(self._triple_ids, triple_ids)
-        rows[rows == len(self._triple_ids)] = 0
-        places = np.flatnonzero(self._triple_ids[rows] == triple_ids)
-        return places, rows[places]
 
 
 def _groups(chunks: Ids, pairs: Ids) -> tuple[EdgeGroup, ...]:

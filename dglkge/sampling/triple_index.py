@@ -1,0 +1,76 @@
+"""Which of the triples of a global batch a partition owns, and where they stand in its edge table."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.optim.kernels import compiled
+
+Ids = npt.NDArray[np.int64]
+
+IDS_A_BUCKET = 32
+"""About so many of the partition's triples share a bucket: the index takes a quarter of a byte for each."""
+
+
+class TripleIndex:
+    """Finds triples among those of a partition.
+
+    On several machines every trainer looks all triples of a global batch up, those of the others too; a
+    binary search over the whole partition would take longer than to read the edges that it finds. So
+    triple ids are cut into buckets of equal width, and only a bucket is searched.
+
+    Parameters
+    ----------
+    triple_ids : (m,) int64
+        The partition's, ascending.
+
+    Examples
+    --------
+    >>> index = TripleIndex(np.array([2, 3, 7]))
+    >>> index.find(np.array([7, 5, 2, 9]))
+    (array([0, 2]), array([2, 0]))
+    """
+
+    def __init__(self, triple_ids: Ids) -> None:
+        self._triple_ids = triple_ids
+        num_ids = int(triple_ids[-1]) + 1 if len(triple_ids) else 0
+        width = IDS_A_BUCKET * num_ids // max(1, len(triple_ids))
+        self._shift = max(0, width.bit_length() - 1)
+        bounds = np.arange(0, (num_ids >> self._shift) + 2, dtype=np.int64) << self._shift
+        self._starts = np.searchsorted(triple_ids, bounds)
+
+    def find(self, triple_ids: Ids) -> tuple[Ids, Ids]:
+        """Find the triples that the partition owns.
+
+        Returns
+        -------
+        (places, rows) : two (n,) int64
+            Places in ``triple_ids``, ascending, and rows in the partition's edge table.
+        """
+        rows = np.empty(len(triple_ids), np.int64)
+        _find(triple_ids, self._triple_ids, self._starts, self._shift, rows)
+        places = np.flatnonzero(rows >= 0)
+        return places, rows[places]
+
+
+@compiled
+def _find(
+    wanted: np.ndarray, triple_ids: np.ndarray, starts: np.ndarray, shift: int, rows: np.ndarray
+) -> None:
+    """Write the row of each wanted id, -1 for those that are not there."""
+    last = starts.shape[0] - 2
+    for i in range(wanted.shape[0]):
+        rows[i] = -1
+        bucket = wanted[i] >> shift
+        if bucket > last:
+            continue
+        low, high = starts[bucket], starts[bucket + 1]
+        while low < high:
+            middle = (low + high) // 2
+            if triple_ids[middle] < wanted[i]:
+                low = middle + 1
+            else:
+                high = middle
+        if low < starts[bucket + 1] and triple_ids[low] == wanted[i]:
+            rows[i] = low
