@@ -27,6 +27,11 @@ from dglkge.training.scratch import Scratch
 from dglkge.typing import Side
 
 
+ROWS_A_SHAPE = 16
+"""Products take a multiple of so many queries. On several machines a trainer's shares of batches differ, and
+torch's library compiles a product, and keeps it, for every shape that it meets."""
+
+
 def is_known(model: KgeModel, loss: Loss) -> bool:
     """Tell whether the gradients written out here are those of a model and a loss."""
     return type(model.score_function) in (DistMult, ComplEx) and type(loss) is Softmax
@@ -82,16 +87,19 @@ class DotSoftmax:
         if group.weights is not None:
             factors.reshape(2, num)[:] *= group.weights
         rows = (*group.heads.source(), *group.tails.source(), *group.relations.source())
-        queries = self._scratch.take("queries", 2 * num, self._dim, self._products)
+        room = 2 * num + ROWS_A_SHAPE
+        queries = self._scratch.take("queries", room, self._dim, self._products)
+        queries[2 * num :] = 0
         dot_kernels.make_queries(*rows, self._operator, words(queries), positive, own)
         self._ignore_own(group, own.reshape(2, num))
-        of_queries = self._scratch.take("of_queries", 2 * num, self._dim, self._products)
+        of_queries = self._scratch.take("of_queries", room, self._dim, self._products)
         loss = 0.0
         numbers = (positive, own, factors, missing, own_shares)
         for block, negatives, true_ids in _blocks(group):
             of_block = [array[block] for array in numbers]
+            shape = slice(block.start, block.start + _rounded(len(true_ids)))
             loss += self._against(
-                queries[block], negatives, true_ids, of_block, of_queries[block], id(negatives) in seen
+                queries[shape], negatives, true_ids, of_block, of_queries[shape], id(negatives) in seen
             )
             seen.add(id(negatives))
         outputs = [places.gradients.numpy() for places in (group.heads, group.tails, group.relations)]
@@ -118,7 +126,9 @@ class DotSoftmax:
     ) -> float:
         """Score queries (Q, D) against negatives and write or add to what they get; returns the loss.
 
-        ``numbers`` = positive, own, factors, missing, own_shares, each (Q,), the last two written.
+        ``numbers`` = positive, own, factors, missing, own_shares, each (n,), the last two written. Queries
+        beyond the n only fill the shape of the products: what they and ``of_queries`` hold there has no
+        effect.
         """
         num, scratch, clock = len(negatives.ids), self._scratch, self._clock
         clock.enter("gather")
@@ -131,7 +141,8 @@ class DotSoftmax:
         clock.enter("loss")
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
         softmax_kernels.ignore_truths(true_ids, negatives.ids, self._ignored, slots, words(scores))
-        loss: float = softmax_kernels.softmax(words(scores), *numbers)
+        loss: float = softmax_kernels.softmax(words(scores[: len(true_ids)]), *numbers)
+        scores[len(true_ids) :] = 0
         clock.enter("backward")
         torch.mm(scores, candidates, out=of_queries)
         gradients = negatives.rows.gradients
@@ -166,6 +177,11 @@ class DotSoftmax:
             if leaf.grad is not None:
                 place.gradients.add_(leaf.grad)
         return total.item()
+
+
+def _rounded(num: int) -> int:
+    """Round a number of queries up to that of a shape of products."""
+    return -(-num // ROWS_A_SHAPE) * ROWS_A_SHAPE
 
 
 def _blocks(group: Group) -> list[tuple[slice, Negatives, np.ndarray]]:

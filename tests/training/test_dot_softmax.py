@@ -18,6 +18,7 @@ from dglkge.training.dot_softmax import DotSoftmax, is_known
 from dglkge.training.groups import Group, ask_for_rows
 from dglkge.training.phase_clock import PhaseClock
 from dglkge.training.row_request import RowRequest
+from dglkge.training.scratch import Scratch
 from dglkge.typing import RELATION, Side
 
 DIM, GLOBAL_SIZE, NUM_NEGATIVES = 8, 40, 9
@@ -183,6 +184,22 @@ def test_products_in_bfloat16_are_near(score_function: str, reciprocal: bool) ->
     assert got[0] == pytest.approx(wanted[0], rel=2e-3)
     for name, rows in wanted[1].items():
         assert np.linalg.norm(got[1][name] - rows.numpy()) < 0.01 * rows.norm()
+
+
+@pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
+def test_what_memory_held_before_has_no_effect(monkeypatch: pytest.MonkeyPatch, products: torch.dtype) -> None:
+    case = Case("complex", True, weighted=True)
+    first = case.run(DotSoftmax(case.model, None, True, products, PhaseClock()))
+    take = Scratch.take
+
+    def spoilt(*arguments: Any) -> torch.Tensor:
+        piece = take(*arguments)
+        return piece.fill_(torch.nan) if piece.is_floating_point() else piece.fill_(-7)
+
+    monkeypatch.setattr(Scratch, "take", spoilt)
+    again = case.run(DotSoftmax(case.model, None, True, products, PhaseClock()))
+    assert again[0] == first[0]
+    assert all(np.array_equal(rows, again[1][name]) for name, rows in first[1].items())
 
 
 def test_rows_that_are_copied_first_give_the_same() -> None:
