@@ -104,12 +104,12 @@ class Alltoall:
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Sum of "(k,) int64" over all ranks; as no rank has it before all have come, this is a barrier
-        too."""
-        if self.size == 1:
-            return values
-        total = torch.from_numpy(values.copy()).to(self.device)
-        self._wait(dist.all_reduce(total, group=self._group, async_op=True))
-        return total.cpu().numpy()
+        too.
+
+        Every rank sends its numbers to every other: a few bytes, and one round of messages where gloo's
+        all_reduce takes 2 (size - 1), one after the other.
+        """
+        return self.counts(np.tile(values, (self.size, 1))).sum(axis=0)
 
     def _wait(self, work: Any) -> None:
         """Wait for a collective, at most ``timeout_seconds``."""
