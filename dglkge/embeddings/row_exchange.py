@@ -74,7 +74,8 @@ class RowExchange:
         self._num_strangers = group.size - len(self._machines[part_id])
         self._outgoing, self._incoming = Buffer(), Buffer()
         self._outgoing_ids, self._incoming_ids = Buffer(), Buffer()
-        self._sorted = [Buffer() for _ in tables]
+        # Rows that have come are read while those of the next batch may already arrive.
+        self._sorted, self._spare_sorted = ([Buffer() for _ in tables] for _ in range(2))
         self.sent_bytes = 0
 
     @property
@@ -159,7 +160,7 @@ class RowExchange:
         Returns
         -------
         list of (n, D) float32 tensor
-            For each table the rows that it asked for, rank after rank; valid until the next call.
+            For each table the rows that it asked for, rank after rank; valid until the next call but one.
         """
         width = self._wire_dtype.itemsize
         out_bytes = (asked.to_give * self._dims).sum(1) * width
@@ -177,6 +178,7 @@ class RowExchange:
 
     def _unpack(self, counts: Ids, message: torch.Tensor) -> list[torch.Tensor]:
         """Sort what arrived, rank after rank, by table."""
+        self._sorted, self._spare_sorted = self._spare_sorted, self._sorted
         spaces = zip(self._sorted, counts.sum(0).tolist(), self._tables)
         rows = [torch.from_numpy(space.rows(n, table.dim, FLOAT32)) for space, n, table in spaces]
         places = [0] * len(rows)

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_exchange import Asked, Ids, RowExchange
-from dglkge.optim.buffers import Buffer
-from dglkge.optim.kernels import LOOKAHEAD, compiled, prefetch_row
 
 Wanted = Mapping[str, torch.Tensor]
 """Node ids (n,) int64 that are wanted of some tables, by name; ids may repeat."""
@@ -35,8 +34,8 @@ class RowLookup(Protocol):
         """Say what the next call of ``rows`` will want."""
         ...
 
-    def rows(self, batch: int, wanted: Wanted) -> dict[str, torch.Tensor]:
-        """Return the rows (n, D) of each table's ids."""
+    def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
+        """Return the rows of each table's ids."""
         ...
 
     def before_update(self) -> None:
@@ -69,9 +68,11 @@ class DirectLookup:
     def announce(self, batch: int, wanted: Wanted) -> None:
         """Do nothing: rows are only read when they are needed."""
 
-    def rows(self, batch: int, wanted: Wanted) -> dict[str, torch.Tensor]:
-        """Return the rows (n, D) of each table's ids."""
-        return {name: self._tables[name].gather(ids) for name, ids in wanted.items()}
+    def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
+        """Return a copy of the rows of each table's ids."""
+        return {
+            name: FoundRows.in_array(self._tables[name].gather(ids).numpy()) for name, ids in wanted.items()
+        }
 
     def before_update(self) -> None:
         """Do nothing: nothing is read ahead."""
@@ -104,7 +105,6 @@ class ExchangeLookup:
         self._reads_ahead = staleness > 0
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-lookup")
         self._announced: _Announced | None = None
-        self._spaces = {name: Buffer() for name in tables}
 
     @property
     def sent_bytes(self) -> int:
@@ -119,10 +119,10 @@ class ExchangeLookup:
             batch, self._thread.submit(self._prepare_ahead, batch, wanted, read), read
         )
 
-    def rows(self, batch: int, wanted: Wanted) -> dict[str, torch.Tensor]:
-        """Return the rows (n, D) of each table's ids; those of the batch that was announced, or any other.
+    def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
+        """Return the rows of each table's ids; those of the batch that was announced, or any other.
 
-        They are valid until the next call.
+        Those that came from elsewhere are valid until the next call, or the next announcement but one.
 
         Raises
         ------
@@ -138,7 +138,7 @@ class ExchangeLookup:
         if remote is None:
             remote = self._exchange.send(prepared.asked, self._exchange.read(prepared.asked))
         found = zip(self._tables, prepared.routes, remote)
-        return {name: route.place(rows, self._spaces[name]) for name, route, rows in found if name in wanted}
+        return {name: route.found(rows) for name, route, rows in found if name in wanted}
 
     def before_update(self) -> None:
         """Wait until the rows that were announced to be read before this update have been read."""
@@ -202,30 +202,15 @@ class _Route:
         order = np.argsort(owners, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
-        # A row of this machine, or -1 - i for the i-th of the rows that come.
+        # As FoundRows takes them: a row of this machine, or -1 - i for the i-th of the rows that come.
         self._places = self._ids - table.first_node_id
         self._places[away] = -1 - place[source]
         counts = np.bincount(owners, minlength=exchange.size)
         self.by_rank = np.split(distinct[order], np.cumsum(counts)[:-1])
 
-    def place(self, remote: torch.Tensor, space: Buffer) -> torch.Tensor:
-        """Return all rows (n, D): those of this machine as they are now, others from the (U, D) that came."""
-        rows = space.rows(len(self._ids), self._table.dim, np.dtype(np.float32))
-        _place_rows(self._places, self._table.local_rows.numpy(), remote.numpy(), rows)
-        return torch.from_numpy(rows)
-
-
-@compiled
-def _place_rows(places: np.ndarray, local: np.ndarray, remote: np.ndarray, rows: np.ndarray) -> None:
-    """Copy each row from where it is; see :class:`_Route` for places."""
-    num = places.shape[0]
-    for i in range(num):
-        if i + LOOKAHEAD < num and places[i + LOOKAHEAD] >= 0:
-            prefetch_row(local, places[i + LOOKAHEAD])
-        if places[i] >= 0:
-            rows[i] = local[places[i]]
-        else:
-            rows[i] = remote[-1 - places[i]]
+    def found(self, remote: torch.Tensor) -> FoundRows:
+        """Say where all rows are: on this machine, and among the (U, D) that came."""
+        return FoundRows.in_either(self._table.local_rows.numpy(), remote.numpy(), self._places)
 
 
 @dataclass

@@ -45,8 +45,8 @@ def compiled(function: Callable) -> Callable:
 
 
 @intrinsic
-def _pointer(typing_context: Any, address: Any, like: Any) -> Any:
-    """Turn an integer address into a pointer to the element type of the array ``like``."""
+def pointer_to(typing_context: Any, address: Any, like: Any) -> Any:
+    """Return an integer address as a pointer to the element type of the array ``like``."""
     pointer_type = numba.types.CPointer(like.dtype)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -175,13 +175,13 @@ def add_chain(
 ) -> int:
     """Add up the rows of one chain into ``total`` "(D,)" and return how many gradients they stand for."""
     dim = total.shape[0]
-    row = numba.carray(_pointer(addresses[head], total), (dim,))
+    row = numba.carray(pointer_to(addresses[head], total), (dim,))
     for j in range(dim):
         total[j] = row[j]
     count = counts[head]
     source = links[head]
     while source >= 0:
-        row = numba.carray(_pointer(addresses[source], total), (dim,))
+        row = numba.carray(pointer_to(addresses[source], total), (dim,))
         for j in range(dim):
             total[j] += row[j]
         count += counts[source]

@@ -7,16 +7,17 @@ gradient of q, t the true answer, m and s the gradients of the scores q.t and q.
 
 where g holds m t + s a besides what the negatives give. A relation that is read backwards without rows of its
 own for that is conjugated: q = a o conj(r), and then the gradient of a is g o r + s q, that of r a o conj(g).
-Every ``*_rows`` argument is "(B,) int64", places of the batch's rows in the array before it, which may be the
-machine's shared memory. ``operator`` = (is_complex, is_reciprocal), ``operand`` arrays hold float32 or
-bfloat16 words.
+``heads``, ``tails`` and ``relations`` "(B,) int64" are the addresses of the batch's float32 rows, see
+:class:`FoundRows`. ``operator`` = (is_complex, is_reciprocal), ``operand`` arrays hold float32 or bfloat16
+words.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from dglkge.optim.kernels import LOOKAHEAD, compiled, prefetch_row
+from dglkge.embeddings.found_rows import prefetch_rows_at, row_at
+from dglkge.optim.kernels import LOOKAHEAD, compiled
 from dglkge.training.narrow_rows import load_row, store_row
 from dglkge.training.unaliased import compiled_unaliased
 
@@ -48,24 +49,21 @@ def inner_product(left: np.ndarray, right: np.ndarray) -> float:
 
 
 @compiled
-def gather(table: np.ndarray, table_rows: np.ndarray, operand: np.ndarray) -> None:
-    """Copy rows of a table into the operand of a matrix product."""
-    num = table_rows.shape[0]
-    one = table.dtype.type(1)
+def gather(rows: np.ndarray, operand: np.ndarray) -> None:
+    """Copy rows into the operand of a matrix product."""
+    num, dim = operand.shape
+    like = np.empty(0, np.float32)
+    one = like.dtype.type(1)
     for i in range(num):
-        if i + LOOKAHEAD < num:
-            prefetch_row(table, table_rows[i + LOOKAHEAD])
-        store_row(table[table_rows[i]], one, operand[i])
+        prefetch_rows_at(rows, i + LOOKAHEAD, dim)
+        store_row(row_at(rows[i], dim, like), one, operand[i])
 
 
 @compiled
 def make_queries(
     heads: np.ndarray,
-    head_rows: np.ndarray,
     tails: np.ndarray,
-    tail_rows: np.ndarray,
     relations: np.ndarray,
-    relation_rows: np.ndarray,
     operator: tuple,
     operand: np.ndarray,
     positive: np.ndarray,
@@ -73,18 +71,19 @@ def make_queries(
 ) -> None:
     """Write the queries (2 B, D), those for tails first, and the scores of their true and own entities."""
     is_complex, is_reciprocal = operator
-    num, dim = head_rows.shape[0], heads.shape[1]
-    query = np.empty(dim, heads.dtype)
-    one = heads.dtype.type(1)
+    num, dim = heads.shape[0], operand.shape[1]
+    width = 2 * dim if is_reciprocal else dim
+    query = np.empty(dim, positive.dtype)
+    one = positive.dtype.type(1)
     for i in range(num):
-        if i + LOOKAHEAD < num:
-            prefetch_row(heads, head_rows[i + LOOKAHEAD])
-            prefetch_row(tails, tail_rows[i + LOOKAHEAD])
-        head, tail, relation = heads[head_rows[i]], tails[tail_rows[i]], relations[relation_rows[i]]
+        prefetch_rows_at(heads, i + LOOKAHEAD, dim)
+        prefetch_rows_at(tails, i + LOOKAHEAD, dim)
+        head, tail = row_at(heads[i], dim, positive), row_at(tails[i], dim, positive)
+        relation = row_at(relations[i], width, positive)
         query_of(head, relation[:dim], is_complex, False, query)
         positive[i], own[i] = inner_product(query, tail), inner_product(query, head)
         store_row(query, one, operand[i])
-        query_of(tail, relation[relation.shape[0] - dim :], is_complex, not is_reciprocal, query)
+        query_of(tail, relation[width - dim :], is_complex, not is_reciprocal, query)
         positive[num + i], own[num + i] = inner_product(query, head), inner_product(query, tail)
         store_row(query, one, operand[num + i])
 
@@ -158,11 +157,8 @@ def add_query_gradients(
 @compiled
 def write_gradients(
     heads: np.ndarray,
-    head_rows: np.ndarray,
     tails: np.ndarray,
-    tail_rows: np.ndarray,
     relations: np.ndarray,
-    relation_rows: np.ndarray,
     operator: tuple,
     of_queries: np.ndarray,
     missing: np.ndarray,
@@ -194,16 +190,17 @@ def write_gradients(
         The sum of the triples' penalties, each multiplied by its factor.
     """
     is_complex, is_reciprocal = operator
-    num, dim = head_rows.shape[0], heads.shape[1]
-    kind = heads.dtype.type
-    of_query = np.empty(dim, heads.dtype)
+    num, dim = of_heads.shape
+    width = of_relations.shape[1]
+    kind = of_heads.dtype.type
+    of_query = np.empty(dim, of_heads.dtype)
     penalty = 0.0
     for i in range(num):
-        if i + LOOKAHEAD < num:
-            prefetch_row(heads, head_rows[i + LOOKAHEAD])
-            prefetch_row(tails, tail_rows[i + LOOKAHEAD])
-        head, tail, relation = heads[head_rows[i]], tails[tail_rows[i]], relations[relation_rows[i]]
-        last = relation.shape[0] - dim
+        prefetch_rows_at(heads, i + LOOKAHEAD, dim)
+        prefetch_rows_at(tails, i + LOOKAHEAD, dim)
+        head, tail = row_at(heads[i], dim, of_heads), row_at(tails[i], dim, of_heads)
+        relation = row_at(relations[i], width, of_heads)
+        last = width - dim
         of_relation = of_relations[i]
         once = kind(n3) * factors[i]
         twice = once + once

@@ -26,7 +26,6 @@ from dglkge.training.phase_clock import PhaseClock
 from dglkge.training.scratch import Scratch
 from dglkge.typing import Side
 
-
 ROWS_A_SHAPE = 16
 """Products take a multiple of so many queries. On several machines a trainer's shares of batches differ, and
 torch's library compiles a product, and keeps it, for every shape that it meets."""
@@ -86,7 +85,8 @@ class DotSoftmax:
         factors[:] = 1 / global_size
         if group.weights is not None:
             factors.reshape(2, num)[:] *= group.weights
-        rows = (*group.heads.source(), *group.tails.source(), *group.relations.source())
+        found = (group.heads.found(), group.tails.found(), group.relations.found())
+        rows = [some.addresses for some in found]
         room = 2 * num + ROWS_A_SHAPE
         queries = self._scratch.take("queries", room, self._dim, self._products)
         queries[2 * num :] = 0
@@ -133,7 +133,7 @@ class DotSoftmax:
         num, scratch, clock = len(negatives.ids), self._scratch, self._clock
         clock.enter("gather")
         candidates = scratch.take("candidates", num, self._dim, self._products)
-        dot_kernels.gather(*negatives.rows.source(), words(candidates))
+        dot_kernels.gather(negatives.rows.found().addresses, words(candidates))
         clock.enter("score")
         scores = torch.mm(
             queries, candidates.T, out=scratch.take("scores", len(queries), num, self._products)
@@ -161,10 +161,7 @@ class DotSoftmax:
     def _penalize(self, group: Group, factors: np.ndarray) -> float:
         """Add the gradients of a regularizer that has no loop of its own; returns the penalty."""
         places = (group.heads, group.relations, group.tails)
-        leaves = []
-        for place in places:
-            array, numbers = place.source()
-            leaves.append(torch.from_numpy(array[numbers]).requires_grad_())
+        leaves = [place.found().copied().requires_grad_() for place in places]
         heads, relations, tails = leaves
         penalty, model = self._regularizer, self._model
         if penalty is None:

@@ -53,7 +53,7 @@ def widen(word: Any) -> Any:
     return float_of(np.uint32(word) << np.uint32(16))
 
 
-def store_row(row: np.ndarray, scale: float, out: np.ndarray) -> None:
+def store_row(row: np.ndarray, scale: Any, out: np.ndarray) -> None:
     """Write scale times a row, both float32, to a row of float32 or of bfloat16 words."""
     raise NotImplementedError("for compiled loops only")
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.embeddings.found_rows import FoundRows
 from dglkge.training.scratch import Scratch
 
 NodeIds = npt.NDArray[np.int64]
@@ -55,27 +56,30 @@ class RowRequest:
             self._ids = torch.from_numpy(wanted)
         return self._ids
 
-    def open(self, copy: bool, rows: torch.Tensor | None = None) -> None:
+    def open(self, copy: bool, rows: FoundRows | None = None) -> None:
         """Find all rows that were asked for.
 
         Parameters
         ----------
         copy : bool
-            Copy them, and start with gradients of 0; otherwise rows of this machine's shared memory are read
-            where they lie, and gradients are undefined until they are written.
-        rows : (n, D) tensor, optional
-            The rows, where somebody has fetched them already.
+            Copy them, and start with gradients of 0; otherwise they are read where they lie, and gradients
+            are undefined until they are written.
+        rows : FoundRows, optional
+            The rows, where somebody has found them already.
         """
         ids = self.ids.numpy()
         self.gradients = self._scratch.take("gradients", len(ids), self.table.dim)
         if copy:
             self.gradients.zero_()
         if rows is None and not copy and self.table.is_whole:
-            self._rows, self._numbers = self.table.local_rows, ids
+            self._found = FoundRows.in_array(self.table.local_rows.numpy(), ids)
             return
-        if rows is None:
-            rows = self.table.gather(self.ids, self._scratch.take("rows", len(ids), self.table.dim))
-        self._rows, self._numbers = rows, np.arange(len(ids))
+        if rows is not None and not copy:
+            self._found = rows
+            return
+        room = self._scratch.take("rows", len(ids), self.table.dim)
+        self._rows = self.table.gather(self.ids, room) if rows is None else rows.copied(room)
+        self._found = FoundRows.in_array(self._rows.numpy())
 
     def leaf(self, place: slice) -> torch.Tensor:
         """Return some of the copied rows as a leaf whose gradient lands in ``gradients[place]``."""
@@ -83,9 +87,9 @@ class RowRequest:
         leaf.grad = self.gradients[place]
         return leaf
 
-    def source(self, place: slice) -> tuple[npt.NDArray[np.float32], NodeIds]:
-        """Return an array of rows and the numbers (n,) of the rows of a place in it."""
-        return self._rows.numpy(), self._numbers[place]
+    def found(self, place: slice) -> FoundRows:
+        """Return the rows of a place where they lie."""
+        return self._found.part(place)
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,9 @@ class RowPlaces:
         """Return the rows (n, D) as a leaf of autograd; see :meth:`RowRequest.leaf`."""
         return self.request.leaf(self.place)
 
-    def source(self) -> tuple[npt.NDArray[np.float32], NodeIds]:
-        """Return where the rows lie: an array and n numbers of rows in it."""
-        return self.request.source(self.place)
+    def found(self) -> FoundRows:
+        """Return the rows where they lie."""
+        return self.request.found(self.place)
 
     @property
     def gradients(self) -> torch.Tensor:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Union
 
-import torch
-
 from dglkge.distributed.preemption import StopRequest
+from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_lookup import DirectLookup, RowLookup
 from dglkge.embeddings.table_set import TableSet
 from dglkge.sampling.edge_batches import EdgeBatch
@@ -102,7 +101,7 @@ class TrainStep:
 
     def _open(self, plan: _Plan) -> None:
         """Find the rows of a batch: where they lie, or as the lookup brings them."""
-        rows: Mapping[str, torch.Tensor] = {}
+        rows: Mapping[str, FoundRows] = {}
         if not isinstance(self._lookup, DirectLookup):
             self._optimizer.finish()
             wanted = {name: request.ids for name, request in plan.requests.items()}

@@ -23,6 +23,7 @@ import torch
 
 import dglkge
 from dglkge.distributed.runtime import Cluster
+from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_lookup import Wanted
 from dglkge.embeddings.table_set import TableSet
 from dglkge.training.trainer import Trainer
@@ -88,14 +89,14 @@ class StockRows:
     def finish(self) -> None:
         """Do nothing: DGL's step returns when it is done."""
 
-    def rows(self, batch: int, wanted: Wanted) -> dict[str, torch.Tensor]:
+    def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
         """Pull the rows of each table's distinct ids."""
         found = {}
         for name, ids in wanted.items():
             distinct, source = torch.unique(ids, return_inverse=True)
             rows = self._embeddings[name](distinct)  # notes ids and rows for the optimizer
             self._pulled[id(self._embeddings[name])] = (rows, source)
-            found[name] = rows.detach()[source]
+            found[name] = FoundRows.in_array(rows.detach().numpy(), source.numpy())
         return found
 
     def step_rows(self, updates: Sequence[tuple[Any, torch.Tensor, torch.Tensor]], vote: bool) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_exchange import RowExchange
 from dglkge.embeddings.row_lookup import ExchangeLookup
 from tests.embeddings.memory_tables import Machines, draw, run_trainers
@@ -35,11 +36,11 @@ def expect(
     return found
 
 
-def assert_rows(got: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_rows(got: dict[str, FoundRows], expected: dict[str, torch.Tensor]) -> None:
     """Hold two lookups equal, bit by bit."""
     assert got.keys() == expected.keys()
     for name, rows in expected.items():
-        torch.testing.assert_close(got[name], rows, rtol=0, atol=0)
+        torch.testing.assert_close(got[name].copied(), rows, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -68,7 +69,8 @@ def test_bfloat16_is_near() -> None:
 
     def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> None:
         wanted = {name: torch.arange(len(rows)) for name, rows in machines.rows.items()}
-        for name, got in lookup.rows(0, wanted).items():
+        for name, found in lookup.rows(0, wanted).items():
+            got = found.copied()
             torch.testing.assert_close(got, machines.rows[name], rtol=2**-8, atol=0)
             assert (got == machines.rows[name]).any() and (got != machines.rows[name]).any()
 
@@ -100,6 +102,21 @@ def test_rows_are_as_old_as_the_setting_says(layout: list[int], staleness: int) 
             barrier.wait()
 
     run_trainers(machines, layout, trainer, staleness=staleness)
+
+
+def test_rows_that_are_still_read_are_not_overwritten_by_those_of_the_next_batch() -> None:
+    machines = Machines(2)
+
+    def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> None:
+        for step in range(0, NUM_STEPS, 2):
+            wanted = draw(machines, step, rank)
+            found = lookup.rows(step, wanted)
+            assert any(len(rows.arrays[1]) for rows in found.values())
+            lookup.announce(step + 1, draw(machines, step + 1, rank))
+            lookup.finish()  # all that travels ahead has come
+            assert_rows(found, expect(machines, machines.rows, wanted, machine))
+
+    run_trainers(machines, [0, 1], trainer, staleness=1)
 
 
 @pytest.mark.parametrize("wire_dtype", [torch.float32, torch.bfloat16])

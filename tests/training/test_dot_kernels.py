@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from dglkge.embeddings.found_rows import FoundRows
 from dglkge.model.kge_model import build_model
 from dglkge.model.regularizers import build_regularizer
 from dglkge.training import dot_kernels
@@ -15,6 +16,13 @@ from dglkge.typing import Side
 NUM, DIM, NUM_ENTITIES, NUM_RELATIONS = 9, 12, 6, 4
 
 MODELS = [("distmult", False), ("distmult", True), ("complex", False), ("complex", True)]
+
+
+def scattered(rows: np.ndarray, ids: np.ndarray) -> FoundRows:
+    """Return rows of an array as if some of them had come from elsewhere."""
+    is_local = np.arange(len(rows)) % 3 > 0
+    places = np.where(is_local, np.cumsum(is_local) - 1, -np.cumsum(~is_local))
+    return FoundRows.in_either(rows[is_local], rows[~is_local], places[ids])
 
 
 class Case:
@@ -30,10 +38,12 @@ class Case:
         self.heads, self.tails = draw.integers(0, NUM_ENTITIES, (2, NUM))
         self.heads[0], self.tails[1] = 2, self.heads[1]
         self.relation_rows = draw.integers(0, NUM_RELATIONS, NUM)
-        self.rows = (
-            *(self.entities, self.heads, self.entities, self.tails, self.relations, self.relation_rows),
-            self.operator,
+        self.found = (
+            scattered(self.entities, self.heads),
+            scattered(self.entities, self.tails),
+            scattered(self.relations, self.relation_rows),
         )
+        self.rows = (*(found.addresses for found in self.found), self.operator)
         self.of_queries = draw.normal(size=(2 * NUM, DIM)).astype(np.float32)
         self.of_positive, self.of_own = draw.normal(size=(2, 2 * NUM)).astype(np.float32)
         self.factors = draw.uniform(0.5, 2, NUM).astype(np.float32)
@@ -48,8 +58,12 @@ class Case:
     def expected(self) -> tuple[torch.Tensor, ...]:
         """Leaves (heads, tails, relations), queries and both scores in float64, by the model itself."""
         leaves = [
-            torch.from_numpy(array[rows]).double().requires_grad_()
-            for array, rows in zip(self.rows[0:6:2], self.rows[1:6:2])
+            torch.from_numpy(array[ids]).double().requires_grad_()
+            for array, ids in (
+                (self.entities, self.heads),
+                (self.entities, self.tails),
+                (self.relations, self.relation_rows),
+            )
         ]
         heads, tails, relations = leaves
         queries, positive, own = [], [], []
@@ -119,7 +133,8 @@ def test_rows_are_gathered_in_either_type(dtype: torch.dtype) -> None:
     table = torch.randn(7, 5, generator=torch.Generator().manual_seed(1))
     numbers = np.array([6, 0, 0, 3])
     operand = torch.full((4, 5), torch.nan, dtype=dtype)
-    dot_kernels.gather(table.numpy(), numbers, words(operand))
+    rows = scattered(table.numpy(), numbers)
+    dot_kernels.gather(rows.addresses, words(operand))
     assert torch.equal(operand, table[torch.from_numpy(numbers)].to(dtype))
 
 

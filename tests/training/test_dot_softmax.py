@@ -187,7 +187,9 @@ def test_products_in_bfloat16_are_near(score_function: str, reciprocal: bool) ->
 
 
 @pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
-def test_what_memory_held_before_has_no_effect(monkeypatch: pytest.MonkeyPatch, products: torch.dtype) -> None:
+def test_what_memory_held_before_has_no_effect(
+    monkeypatch: pytest.MonkeyPatch, products: torch.dtype
+) -> None:
     case = Case("complex", True, weighted=True)
     first = case.run(DotSoftmax(case.model, None, True, products, PhaseClock()))
     take = Scratch.take

@@ -1,0 +1,94 @@
+"""Rows of a batch where they lie: in this machine's shared memory, or in the message that brought them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numba
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.optim.kernels import LOOKAHEAD, compiled, pointer_to, prefetch_bytes
+
+Rows = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class FoundRows:
+    """Rows of one table, as often as they were asked for.
+
+    Compiled loops take their addresses: a choice between two arrays for every row costs them as much as
+    reading it.
+
+    Attributes
+    ----------
+    addresses : (n,) int64
+        Where the float32 numbers of each row begin in memory.
+    dim : int
+        Numbers of a row.
+    arrays : tuple of arrays
+        What the rows lie in, kept alive.
+    """
+
+    addresses: Ids
+    dim: int
+    arrays: tuple[Rows, ...]
+
+    @classmethod
+    def in_array(cls, rows: Rows, places: Ids | None = None) -> FoundRows:
+        """Find rows (N, D) of one array: those at some places (n,), or all in their order."""
+        chosen = np.arange(len(rows)) if places is None else places
+        return cls(_addresses(rows, chosen), rows.shape[1], (rows,))
+
+    @classmethod
+    def in_either(cls, local: Rows, remote: Rows, places: Ids) -> FoundRows:
+        """Find rows of two arrays, (N, D) and (U, D).
+
+        Parameters
+        ----------
+        local, remote : arrays
+        places : (n,) int64
+            A row of ``local``, or -1 - i for the i-th of ``remote``.
+        """
+        addresses = np.where(places >= 0, _addresses(local, places), _addresses(remote, -1 - places))
+        return cls(addresses, local.shape[1], (local, remote))
+
+    def part(self, place: slice) -> FoundRows:
+        """Return some of the rows."""
+        return replace(self, addresses=self.addresses[place])
+
+    def copied(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return a copy (n, D) float32, in ``out`` where there is one."""
+        rows = torch.empty(len(self.addresses), self.dim) if out is None else out
+        _copy(self.addresses, rows.numpy())
+        return rows
+
+
+def _addresses(rows: Rows, places: Ids) -> Ids:
+    """Return where rows of an array begin."""
+    base: int = rows.__array_interface__["data"][0]
+    return base + places * rows.strides[0]
+
+
+@compiled
+def row_at(address: int, dim: int, like: np.ndarray) -> np.ndarray:
+    """Return the row at an address, a view "(dim,)" of the type of ``like``."""
+    return numba.carray(pointer_to(address, like), (dim,))
+
+
+@compiled
+def prefetch_rows_at(addresses: np.ndarray, i: int, dim: int) -> None:
+    """Ask for the i-th row, if there is one."""
+    if i < addresses.shape[0]:
+        prefetch_bytes(addresses[i], 4 * dim)
+
+
+@compiled
+def _copy(addresses: np.ndarray, rows: np.ndarray) -> None:
+    """Copy every row."""
+    num, dim = rows.shape
+    for i in range(num):
+        prefetch_rows_at(addresses, i + LOOKAHEAD, dim)
+        rows[i] = row_at(addresses[i], dim, rows)
