@@ -1,8 +1,9 @@
 """One process of a job of ``cluster.py``: trains some batches and writes what they cost this host.
 
 Started by ``cluster.py`` under ``dglkge-launch``, not by hand. ``--system stock`` trains the same batches
-with the same loss, but rows come through ``DistEmbedding`` from DGL's kvstore and DGL's ``SparseAdam``
-updates them. Equal ids are merged before the pull, as a careful user of DGL does.
+with what DGL and torch have: rows come through ``DistEmbedding`` from DGL's kvstore, torch differentiates the
+loss, and DGL's ``SparseAdam`` updates the rows. ``--system stock-merged`` merges equal ids before the pull
+and their gradients after it, which DGL does not, and takes the loss and its gradients as we do.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ import psutil
 import torch
 
 import dglkge
+from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_lookup import Wanted
 from dglkge.embeddings.table_set import TableSet
+from dglkge.model.kge_model import build_model
+from dglkge.model.losses import build_loss
+from dglkge.training.autograd_loss import AutogradLoss
+from dglkge.training.phase_clock import PhaseClock
 from dglkge.training.trainer import Trainer
 
 
@@ -75,7 +81,8 @@ class StockRows:
     network_bytes = 0
     num_votes = 0
 
-    def __init__(self, tables: TableSet, lr: float) -> None:
+    def __init__(self, tables: TableSet, lr: float, merges: bool) -> None:
+        self._merges = merges
         self._embeddings = {name: table.embedding for name, table in tables.items()}
         self._optimizer = dgl.distributed.optim.SparseAdam(list(self._embeddings.values()), lr=lr)
         self._pulled: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -90,11 +97,13 @@ class StockRows:
         """Do nothing: DGL's step returns when it is done."""
 
     def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
-        """Pull the rows of each table's distinct ids."""
+        """Pull the rows of each table's ids, or of the distinct ones."""
         found = {}
         for name, ids in wanted.items():
-            distinct, source = torch.unique(ids, return_inverse=True)
-            rows = self._embeddings[name](distinct)  # notes ids and rows for the optimizer
+            pulled, source = ids, torch.arange(len(ids))
+            if self._merges:
+                pulled, source = torch.unique(ids, return_inverse=True)
+            rows = self._embeddings[name](pulled)  # notes ids and rows for the optimizer
             self._pulled[id(self._embeddings[name])] = (rows, source)
             found[name] = FoundRows.in_array(rows.detach().numpy(), source.numpy())
         return found
@@ -103,16 +112,26 @@ class StockRows:
         """Give each table's rows their gradients and let DGL update them."""
         for embedding, _, gradients in updates:
             rows, source = self._pulled[id(embedding)]
-            rows.grad = torch.zeros_like(rows).index_add_(0, source, gradients)
+            rows.grad = (
+                torch.zeros_like(rows).index_add_(0, source, gradients) if self._merges else gradients.clone()
+            )
         self._optimizer.zero_grad()  # forgets, at the end of the next step, what that step has used
         self._optimizer.step()
 
 
-def use_stock(trainer: Trainer, lr: float) -> None:
+def use_stock_rows(trainer: Trainer, config: Config, merges: bool) -> None:
     """Replace the lookup and the optimizer of a trainer."""
-    stock = StockRows(trainer.tables, lr)
+    stock = StockRows(trainer.tables, config.optimizer.lr, merges)
     trainer.tables.lookup = stock
     trainer.optimizer = trainer._train_step._optimizer = stock
+
+
+def use_autograd(trainer: Trainer, config: Config) -> None:
+    """Let torch differentiate the loss of a trainer, without a regularizer."""
+    chosen = config.model
+    model = build_model(chosen.score_function, chosen.dimension, chosen.reciprocal_relations)
+    loss = build_loss(config.loss.name)
+    trainer._train_step._loss = AutogradLoss(model, loss, None, config.negatives.own_entity, PhaseClock())
 
 
 def measure(cluster: Cluster, trainer: Trainer, num_warm: int, num_batches: int) -> Cost:
@@ -139,7 +158,7 @@ def measure(cluster: Cluster, trainer: Trainer, num_warm: int, num_batches: int)
 def main() -> int:
     """Train and write this host's cost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--system", choices=("ours", "stock"), required=True)
+    parser.add_argument("--system", choices=("ours", "stock", "stock-merged"), required=True)
     parser.add_argument("--warm", type=int, required=True)
     parser.add_argument("--batches", type=int, required=True)
     parser.add_argument("--result", type=Path, required=True, help="folder for the costs")
@@ -148,8 +167,10 @@ def main() -> int:
     config = dglkge.load_config(None, arguments.set)
     with dglkge.join_cluster(config) as cluster:
         trainer = dglkge.build_trainer(config, cluster)
+        if arguments.system != "ours":
+            use_stock_rows(trainer, config, merges=arguments.system == "stock-merged")
         if arguments.system == "stock":
-            use_stock(trainer, config.optimizer.lr)
+            use_autograd(trainer, config)
         cost = measure(cluster, trainer, arguments.warm, arguments.batches)
         if cluster.world.is_machine_leader:
             path = arguments.result / f"cost-{cluster.world.machine}.json"
