@@ -9,6 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+INPUT_ERROR_STATUS = 2
+"""Exit status of a command that was given bad input, as argparse has it."""
+
 
 class DglkgeError(Exception):
     """Base of every error that dglkge raises on purpose."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.distributed.preemption import RESTART_STATUS
-from dglkge.errors import InputError
+from dglkge.errors import INPUT_ERROR_STATUS, InputError
 from dglkge.launch.arguments import parse_arguments
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult
@@ -31,7 +31,7 @@ from dglkge.launch.process_plan import (
     describe_plan,
     plan_to_dict,
 )
-from dglkge.launch.restarts import INPUT_ERROR_STATUS, attempt_log_dir, run_with_restarts
+from dglkge.launch.restarts import attempt_log_dir, run_with_restarts
 from dglkge.launch.script_config import Needs, partition_file, script_config, shared_memory_need
 from dglkge.launch.site import Site
 from dglkge.launch.ssh_command import SshSettings

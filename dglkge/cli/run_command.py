@@ -6,9 +6,8 @@ import os
 import sys
 from typing import Callable
 
-from dglkge.errors import InputError
+from dglkge.errors import INPUT_ERROR_STATUS, InputError
 
-INPUT_ERROR_STATUS = 2
 INTERRUPTED_STATUS = 130
 BROKEN_PIPE_STATUS = 141
 

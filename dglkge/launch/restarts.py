@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Callable
 
 from dglkge.distributed.preemption import RESTART_STATUS
+from dglkge.errors import INPUT_ERROR_STATUS
 from dglkge.launch.job_result import JobResult
 
-INPUT_ERROR_STATUS = 2
 SHORTEST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 
