@@ -18,7 +18,7 @@ import torch.distributed as dist
 from dglkge.distributed import dgl_compat
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.distributed.preemption import StopRequest
-from dglkge.distributed.process_group import start_process_group
+from dglkge.distributed.process_group import end_process_group, start_process_group
 from dglkge.distributed.request_limit import limit_farewell, limited_requests, set_request_limit
 from dglkge.distributed.server_loop import is_own_address
 from dglkge.distributed.server_ports import wait_until_listening
@@ -132,8 +132,7 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
             raise
         _fail(error, world)
     if dist.is_initialized():
-        dist.barrier()
-        dist.destroy_process_group()
+        end_process_group()
 
 
 def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> Cluster:

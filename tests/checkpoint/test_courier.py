@@ -14,6 +14,7 @@ import torch.distributed as dist
 from dglkge.checkpoint import CheckpointManager
 from dglkge.checkpoint.courier import OUTBOX_FOLDER, Courier
 from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.distributed.process_group import end_process_group
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, TablePart
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, blank, cut, toy_meta, toy_names, toy_tables
@@ -76,8 +77,7 @@ def save_three_versions(rank: int, folder: Path) -> None:
         save = manager.start if seed == 3 else manager.save
         assert save(parts, relations if rank == 0 else None, meta) == seed
     manager.finish()
-    dist.barrier()
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def restore_from_own_disk(rank: int, folder: Path) -> None:
@@ -92,7 +92,7 @@ def restore_from_own_disk(rank: int, folder: Path) -> None:
     for part, filled in zip(parts, live):
         assert torch.equal(part.rows.view(torch.int32), filled.rows.view(torch.int32))
     assert manager.save(parts, relations if rank == 0 else None, meta) == 4
-    dist.destroy_process_group()
+    end_process_group()
 
 
 @pytest.mark.timeout(3 * LIMIT_SECONDS)

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dglkge.distributed.process_group import start_process_group
+from dglkge.distributed.process_group import end_process_group, start_process_group
 from dglkge.distributed.server_ports import SOCKET_TABLES
 
 
@@ -33,8 +33,7 @@ def be_trainer(port: int, rank: int, found: multiprocessing.Queue) -> None:
     total = torch.tensor([rank + 1])
     dist.all_reduce(total)
     found.put((rank, int(total), listeners(port)))
-    dist.barrier()
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def test_two_trainers_meet_on_one_address() -> None:

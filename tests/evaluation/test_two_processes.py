@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dglkge.data.known_triples import KnownTriples
+from dglkge.distributed.process_group import end_process_group
 from dglkge.evaluation.protocol import Protocol
 from dglkge.evaluation.ranking_evaluator import RankingEvaluator
 from dglkge.typing import Side
@@ -66,7 +67,7 @@ def evaluate_on(rank: int, folder: str) -> None:
         arrays = {f"ranks_{side.value}": result.ranks[side] for side in Side}
         arrays.update({f"negatives_{side.value}": result.num_negatives[side] for side in Side})
         np.savez(Path(folder) / f"{name}_{rank}.npz", **arrays)
-    dist.destroy_process_group()
+    end_process_group()
 
 
 @pytest.mark.timeout(LIMIT_SECONDS + 60)

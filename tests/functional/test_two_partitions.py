@@ -14,6 +14,7 @@ import torch.multiprocessing as multiprocessing
 from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.known_triples import KnownTriples
+from dglkge.distributed.process_group import end_process_group
 from dglkge.embeddings.row_shard import TableShard
 from dglkge.evaluation.protocol import Protocol
 from dglkge.evaluation.ranking_evaluator import RankingEvaluator
@@ -81,7 +82,7 @@ def rank_in_group(process: int, port: int, folder: Path, run: Path, output: Path
     result = rank(folder, run, [process], in_group=True)
     if process == 0:
         output.write_text(json.dumps(result), encoding="utf-8")
-    dist.destroy_process_group()
+    end_process_group()
 
 
 def assert_equal_metrics(left: dict[str, dict[str, float]], right: dict[str, dict[str, float]]) -> None:
