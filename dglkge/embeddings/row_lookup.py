@@ -195,15 +195,15 @@ class _Route:
         self, table: EmbeddingTable, ids: torch.Tensor | None, exchange: RowExchange, number: int
     ) -> None:
         self._table = table
-        self._ids: Ids = np.empty(0, np.int64) if ids is None else ids.numpy()
-        away = np.flatnonzero((self._ids < table.first_node_id) | (self._ids >= table.end_node_id))
-        distinct, source = np.unique(self._ids[away], return_inverse=True)
+        all_ids: Ids = np.empty(0, np.int64) if ids is None else ids.numpy()
+        away = np.flatnonzero((all_ids < table.first_node_id) | (all_ids >= table.end_node_id))
+        distinct, source = np.unique(all_ids[away], return_inverse=True)
         owners = exchange.owners(number, distinct)
         order = np.argsort(owners, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         # As FoundRows takes them: a row of this machine, or -1 - i for the i-th of the rows that come.
-        self._places = self._ids - table.first_node_id
+        self._places = all_ids - table.first_node_id
         self._places[away] = -1 - place[source]
         counts = np.bincount(owners, minlength=exchange.size)
         self.by_rank = np.split(distinct[order], np.cumsum(counts)[:-1])

@@ -10,7 +10,8 @@ from dglkge.optim.kernels import compiled
 Ids = npt.NDArray[np.int64]
 
 IDS_A_BUCKET = 32
-"""About so many of the partition's triples share a bucket: the index takes a quarter of a byte for each."""
+"""At most about so many of the partition's triples share a bucket, and at least half as many: the index takes
+a quarter to a half of a byte for each."""
 
 
 class TripleIndex:

@@ -35,7 +35,6 @@ from cluster_trainer import Cost
 TRAINER = Path(__file__).with_name("cluster_trainer.py")
 LIMIT_SECONDS = 180
 NUM_NEGATIVES = 1_000
-LINK_BYTES_PER_SECOND = 10e9 / 8
 
 STOCK = "stock DGL"
 HELPED = "stock DGL, helped"

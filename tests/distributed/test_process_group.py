@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -52,6 +54,22 @@ def test_two_trainers_meet_on_one_address() -> None:
             process.kill()
             process.join()
     assert results == [(rank, 3, {"0100007F"}) for rank in range(2)]  # 127.0.0.1, and neither 0.0.0.0 nor ::
+
+
+def test_a_process_that_cannot_leave_ends_and_says_where() -> None:
+    """What torch 2.2 may do, here made sure of: the end of the group never returns."""
+    script = f"""
+import time
+import torch.distributed as dist
+from dglkge.distributed import process_group
+process_group.END_LIMIT_SECONDS = 1
+dist.destroy_process_group = lambda: time.sleep(60)
+process_group.start_process_group(("127.0.0.1", {free_port()}), 0, 1, 20.0)
+process_group.end_process_group()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "Timeout (0:00:01)!" in done.stderr and "in end_process_group" in done.stderr
 
 
 def test_a_port_that_is_taken_is_an_error() -> None:
