@@ -1,23 +1,29 @@
 # make help says what there is. Each lane has a virtual environment of its own, made on first use.
 #   make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"    torch without CUDA
 
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+# The first interpreter that runs, in the order of preference.
+PYTHON ?= $(shell for name in python3.11 python3.10 python3.12 python3.9 python3; do \
+    $$name -c pass 2>/dev/null && echo $$name && break; done)
+# The lane that has wheels for it: dgl 1.1.3 with torch 2.13.0, or dgl 2.1.0 with torch 2.2.1.
+LANE ?= $(shell $(PYTHON) -c 'import sys; print("dgl2" if sys.version_info[:2] in ((3, 9), (3, 12)) else "dgl1")')
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
 # tests/conftest.py says which tests must share a worker.
 PARALLEL := -n 2
 VENV := .venv
 VENV2 := .venv-dgl2
+VENV_DEMO := $(if $(filter dgl2,$(LANE)),$(VENV2),$(VENV))
 VENV_PBG := .venv-pbg
+VENV_DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-dgl2 test-cluster test-pbg lint clean
+.PHONY: help demo test test-dgl2 test-cluster test-pbg lint docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1 \t/' | expand -t 20
 
-demo: $(VENV)/installed  ## build, train, evaluate and ask a small knowledge graph: 3 minutes
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash examples/stdlib/run.sh
+demo: $(VENV_DEMO)/installed  ## build, train, evaluate and ask a small knowledge graph: 3 minutes
+	PATH="$(CURDIR)/$(VENV_DEMO)/bin:$$PATH" bash examples/stdlib/run.sh
 
 test: lint  ## all that CI runs: lint, then every test
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
@@ -35,24 +41,43 @@ lint: $(VENV)/installed  ## ruff and mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
 
+docs: $(VENV_DOCS)/installed  ## the documentation as a web site, in site/
+	$(VENV_DOCS)/bin/mkdocs build --strict --quiet
+
 clean:  ## remove what the targets above made, the environments included
-	rm -rf $(VENV) $(VENV2) $(VENV_PBG) demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV2) $(VENV_PBG) $(VENV_DOCS) site demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
+
+# $(call allow_python,VERSIONS): ends make with one line where no wheels exist for the interpreter.
+define allow_python
+	@$(PYTHON) -c 'import sys; found = "%d.%d" % sys.version_info[:2]; found in "$(1)".split() or sys.exit( \
+	    f"$(PYTHON) is Python {found}: dgl 1.1.3 with torch 2.13.0 has wheels for 3.10 and 3.11, dgl 2.1.0 with " \
+	    "torch 2.2.1 (make test-dgl2, make demo LANE=dgl2) for 3.9 to 3.12; give PYTHON=python3.11, for example")'
+endef
 
 # The stamp is newer than setup.py once all is installed: a second call installs nothing and needs no network.
 $(VENV)/installed: setup.py
+	$(call allow_python,3.10 3.11)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q $(PIP_FLAGS) -e '.[dgl1,test,dev]'
 	touch $@
 
 $(VENV2)/installed: setup.py
+	$(call allow_python,3.9 3.10 3.11 3.12)
 	$(PYTHON) -m venv $(VENV2)
 	$(VENV2)/bin/python -m pip install -q $(PIP_FLAGS) -e '.[dgl2,test]'
 	touch $@
 
 # Its setup.py needs the pkg_resources of an older setuptools and imports torch: no build isolation.
 $(VENV_PBG)/installed: setup.py
+	$(call allow_python,3.10 3.11)
 	$(PYTHON) -m venv $(VENV_PBG)
 	$(VENV_PBG)/bin/python -m pip install -q $(PIP_FLAGS) -e '.[dgl1,test]' 'setuptools<81' wheel
 	$(VENV_PBG)/bin/python -m pip install -q $(PIP_FLAGS) --no-build-isolation torchbiggraph==1.0.0
+	touch $@
+
+# mkdocstrings reads the sources without importing them: neither DGL nor torch is needed.
+$(VENV_DOCS)/installed: setup.py
+	$(PYTHON) -m venv $(VENV_DOCS)
+	$(VENV_DOCS)/bin/python -m pip install -q $(PIP_FLAGS) 'mkdocs<2' mkdocs-material 'mkdocstrings[python]' pyyaml
 	touch $@

@@ -33,6 +33,7 @@ setup(
     packages=find_packages(include=["dglkge", "dglkge.*"]),
     # Spelled out, so that an editable installation puts this folder on the path, partition_tools included.
     package_dir={"": "."},
+    package_data={"dglkge": ["py.typed"]},
     python_requires=">=3.9",
     # No torch here: unpinned, it would bring several GB of CUDA packages of a release that no DGL loads.
     # Whoever has DGL has a torch that fits it; the lanes below pin pairs that are known to work.

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,49 @@ def test_installs_once(copy, target, venv, lane):
     (copy / venv / "installed").touch()
     again = "\n".join(steps(copy, target))
     assert again and "pip" not in again and "-m venv" not in again
+
+
+def python_of_version(folder: Path, version: str) -> Path:
+    """An interpreter that says it is another version: the one that runs this test, told so."""
+    path = folder / f"python{version}"
+    major, minor = version.split(".")
+    path.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.version_info = ({major}, {minor}, 0)\n"
+        "exec(sys.argv[sys.argv.index('-c') + 1])\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    "version, lane", [("3.9", "dgl2"), ("3.10", "dgl1"), ("3.11", "dgl1"), ("3.12", "dgl2")]
+)
+def test_the_demo_takes_the_lane_that_fits_the_interpreter(copy, version, lane):
+    lines = "\n".join(steps(copy, "demo", f"PYTHON={python_of_version(copy, version)}"))
+    venv = {"dgl1": ".venv", "dgl2": ".venv-dgl2"}[lane]
+    assert f"-m venv {venv}\n" in lines and f"-e '.[{lane},test" in lines and f"/{venv}/bin:$PATH" in lines
+
+
+@pytest.mark.parametrize(
+    "version, target", [("3.8", "demo"), ("3.13", "demo"), ("3.12", "test"), ("3.13", "test-dgl2")]
+)
+def test_an_interpreter_without_wheels_is_refused_before_anything_is_made(copy, version, target):
+    python = python_of_version(copy, version)
+    done = subprocess.run(
+        ["make", target, f"PYTHON={python}"], cwd=copy, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and not done.stdout.strip().startswith("Traceback")
+    assert done.stderr.splitlines()[0] == (
+        f"{python} is Python {version}: dgl 1.1.3 with torch 2.13.0 has wheels for 3.10 and 3.11, dgl 2.1.0 "
+        "with torch 2.2.1 (make test-dgl2, make demo LANE=dgl2) for 3.9 to 3.12; give PYTHON=python3.11, "
+        "for example"
+    )
+    assert not list(copy.glob(".venv*"))
+
+
+def test_the_documentation_is_built_strictly(copy):
+    first = "\n".join(steps(copy, "docs"))
+    assert "-m venv .venv-docs\n" in first and "mkdocs build --strict" in first
 
 
 def test_tests_come_after_lint_and_last(copy):

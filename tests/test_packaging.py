@@ -16,14 +16,18 @@ import pytest
 import dglkge
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE_FILES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "dglkge").rglob("*.py"))
+PACKAGE_FILES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for pattern in ("*.py", "py.typed")
+    for path in (ROOT / "dglkge").rglob(pattern)
+)
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The wheel, built from a copy of the sources, so that the repository keeps no build folder."""
     copy = tmp_path_factory.mktemp("sources")
-    for name in ("setup.py", "LICENSE", "README.md"):
+    for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, copy)
     for name in ("dglkge", "tests", "partition_tools"):
