@@ -1,0 +1,371 @@
+"""Where the jobs of ``faults.py`` run: this machine, two hosts with one disk, two hosts with a disk each.
+
+A site starts the job of a run again and again, finds its processes, and reads what was committed. Every
+start goes on from the last commit. Hosts are those of ``cluster_hosts.py`` and need root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from cluster_hosts import ClusterHost
+from cluster_jobs import PORT, TRAIN, environment
+
+MARK = "DGLKGE_FAULTS_SITE"
+"""Environment variable by which the processes of a site on this machine are found."""
+
+SHARED_MEMORY = Path("/dev/shm")
+BATCH_SIZE = 48
+SMALL_DISK_BYTES = 64 << 20
+END_SECONDS = 60.0
+START_SECONDS = 180.0
+
+Commit = tuple[int, int]
+"""A version of the checkpoint, and the batches that were done when it was taken."""
+
+
+class Site:
+    """A place where a run is trained, by one job after another.
+
+    Parameters
+    ----------
+    folder : Path
+        For logs and ip_config.txt.
+    dataset : Path
+    batches_per_epoch : int
+        Of the data set's training split.
+    limit_seconds : float
+        How long processes of a job wait for each other.
+
+    Attributes
+    ----------
+    name : str
+    job : subprocess.Popen or None
+        The launcher.
+    """
+
+    name = ""
+    script: str | Path = TRAIN
+
+    def __init__(self, folder: Path, dataset: Path, batches_per_epoch: int, limit_seconds: float) -> None:
+        self.folder = folder
+        self.dataset = dataset
+        self.batches_per_epoch = batches_per_epoch
+        self.limit_seconds = limit_seconds
+        self.num_starts = 0
+        self.job: subprocess.Popen[bytes] | None = None
+        self.log_dir = folder / "logs"
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+
+    def start(self, **settings: object) -> None:
+        """Start the job or resume it; ``settings`` are fields of the configuration."""
+        self.num_starts += 1
+        fields = {
+            "dataset": self.dataset_argument(),
+            "output": self.output_argument(),
+            "model.dimension": 16,
+            "negatives.num_uniform": 20,
+            "training.batch_size": BATCH_SIZE,
+            "training.num_epochs": 1_000_000,
+            "checkpoint.every_batches": 1,
+            "evaluation.split": "none",
+            **settings,
+        }
+        sets = [word for key, value in fields.items() for word in ("--set", f"{key}={value}")]
+        variables = {**environment(), "DGLKGE_TIMEOUT_SECONDS": str(self.limit_seconds)}
+        with open(self.log, "wb") as log:
+            self.job = self.launch(sets, variables, log.fileno())
+
+    @property
+    def log(self) -> Path:
+        """What the launcher of the present start has written."""
+        return self.folder / f"launcher-{self.num_starts}.log"
+
+    def log_text(self) -> str:
+        """Return what the present launcher has written."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def wait_for_commits(self, number: int, after: int) -> None:
+        """Wait until so many versions beyond version ``after`` were published.
+
+        Raises
+        ------
+        RuntimeError
+            If the job ends before, or takes too long.
+        """
+        deadline = time.monotonic() + START_SECONDS
+        while self.committed()[0] < after + number:
+            if self.job is None or self.job.poll() is not None:
+                raise RuntimeError(f"{self.name}: the job ended by itself:\n{self.log_text()[-4000:]}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name}: no {number} commits after {START_SECONDS:g} s")
+            time.sleep(0.02)
+
+    def committed(self) -> Commit:
+        """Return the newest commit that any disk of the site holds; (0, 0) if there is none."""
+        return max(map(self.read_commit, self.output_folders()), default=(0, 0))
+
+    def read_commit(self, output: Path) -> Commit:
+        """Return the newest commit in a run's folder; the version may be dropped meanwhile."""
+        folder = output / "checkpoint"
+        for _ in range(100):
+            with contextlib.suppress(OSError, ValueError):
+                version = int((folder / "checkpoint_version.txt").read_text(encoding="ascii"))
+                if version == 0:
+                    return 0, 0
+                text = (folder / f"manifest.v{version}.json").read_text(encoding="utf-8")
+                progress = json.loads(text)["meta"]["progress"]
+                return version, self.batches(progress["finished_epochs"], progress["batches_done"])
+            time.sleep(0.01)
+        return 0, 0
+
+    def batches(self, epochs: int, batches: int) -> int:
+        """Return a position in the run as a number of batches."""
+        return epochs * self.batches_per_epoch + batches
+
+    def resumed_batches(self) -> int | None:
+        """Return where the present job says that it went on; None if it does not say so."""
+        for line in self.log_text().splitlines():
+            _, found, words = line.partition("resumed: ")
+            if found:
+                numbers = [int(word) for word in words.split() if word.isdigit()]
+                return self.batches(numbers[0], numbers[1])
+        return None
+
+    def wait_for_end(self) -> tuple[float, list[str]]:
+        """Wait until nothing of the job runs.
+
+        Returns
+        -------
+        seconds : float
+            How long that took.
+        left : list of str
+            The processes that were still there after a minute, which are then ended, and shared memory.
+        """
+        start = time.monotonic()
+        while (alive := self.processes()) and time.monotonic() < start + END_SECONDS:
+            time.sleep(0.02)
+        seconds = time.monotonic() - start
+        left = [f"process {process.pid} {process.name()}" for process in alive]
+        for process in alive:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        if self.job is not None:
+            self.job.wait(END_SECONDS)
+        return seconds, [*left, *self.segments()]
+
+    def close(self) -> None:
+        """End everything that still runs."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        if self.job is not None:
+            self.job.kill()
+            self.job.wait()
+
+    def of_role(self, role: str) -> list[psutil.Process]:
+        """Return the servers (``server``) or trainers (``client``) that run."""
+        found = []
+        for process in self.processes():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("DGL_ROLE") == role:
+                    found.append(process)
+        return found
+
+    def launcher(self) -> psutil.Process:
+        """Return the launcher."""
+        return next(one for one in self.processes() if "dglkge.cli.launch" in _words(one))
+
+    def dataset_argument(self) -> str:
+        """Return the data set as the configuration names it."""
+        return str(self.dataset)
+
+    def output_argument(self) -> str:
+        """Return the run's folder as the configuration names it."""
+        return str(self.folder / "run")
+
+    def output_folders(self) -> list[Path]:
+        """Return the places where the run's folder may lie, the user's first."""
+        return [self.folder / "run"]
+
+    def can_be_filled(self) -> bool:
+        """Tell whether the run and the logs are on disks of their own, small enough to be filled."""
+        return max(shutil.disk_usage(one).total for one in (self.folder, self.log_dir)) <= SMALL_DISK_BYTES
+
+    def launch(self, words: Sequence[str], variables: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+        """Start the launcher."""
+        raise NotImplementedError
+
+    def processes(self) -> list[psutil.Process]:
+        """Return what runs of the job, the launcher included, in the order of age."""
+        raise NotImplementedError
+
+    def segments(self) -> list[str]:
+        """Return the shared memory that the job has left."""
+        raise NotImplementedError
+
+
+class OneMachine(Site):
+    """This machine: one server and two trainers on loopback."""
+
+    name = "one machine"
+
+    def __init__(
+        self, folder: Path, log_dir: Path, dataset: Path, batches_per_epoch: int, limit_seconds: float
+    ) -> None:
+        super().__init__(folder, dataset, batches_per_epoch, limit_seconds)
+        self.log_dir = log_dir  # on another disk than the run
+        self._mark = uuid.uuid4().hex
+        self._known_segments = set(os.listdir(SHARED_MEMORY))
+
+    def launch(self, words: Sequence[str], variables: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+        """Start the launcher with SIGINT and SIGHUP at their defaults, as a terminal does."""
+        command = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", str(self._ip_config())]
+        command += ["--num_trainers", "2", "--num_omp_threads", "1", "--json"]
+        command += ["--log_dir", str(self.log_dir / str(self.num_starts)), str(self.script), *words]
+        return subprocess.Popen(
+            command,
+            env={**variables, MARK: self._mark},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=default_signals,
+        )
+
+    def processes(self) -> list[psutil.Process]:
+        """Return the living processes that carry the site's mark."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return sorted(found, key=lambda process: process.pid)
+
+    def segments(self) -> list[str]:
+        """Return what is new in shared memory since the call before."""
+        known, self._known_segments = self._known_segments, set(os.listdir(SHARED_MEMORY))
+        return [f"/dev/shm/{name}" for name in sorted(self._known_segments - known)]
+
+    def _ip_config(self) -> Path:
+        """Write an ip_config.txt with a port of loopback that is free now."""
+        path = self.folder / "ip_config.txt"
+        path.write_text(f"127.0.0.1 {free_port()}\n", encoding="ascii")
+        return path
+
+
+class TwoHosts(Site):
+    """Two hosts that see one disk: a server and a trainer each; the launcher runs on the first."""
+
+    name = "two hosts"
+
+    def __init__(
+        self,
+        folder: Path,
+        dataset: Path,
+        batches_per_epoch: int,
+        limit_seconds: float,
+        hosts: Sequence[ClusterHost],
+    ) -> None:
+        super().__init__(folder, dataset, batches_per_epoch, limit_seconds)
+        self.hosts = list(hosts)
+        self.order = list(hosts)
+
+    def launch(self, words: Sequence[str], variables: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+        """Start the launcher on the first of the hosts."""
+        ip_config = self.folder / "ip_config.txt"
+        ip_config.write_text("".join(f"{host.address} {PORT}\n" for host in self.order), encoding="ascii")
+        command: list[str | Path] = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", ip_config]
+        command += ["--identity_file", self.hosts[0].identity, "--num_trainers", "1"]
+        command += ["--num_omp_threads", "1", "--json", *self.options(), self.script, *words]
+        return self.hosts[0].popen(
+            command, env=dict(variables), stdout=log, stderr=subprocess.STDOUT, preexec_fn=default_signals
+        )
+
+    def options(self) -> list[str]:
+        """Return further options of the launcher."""
+        return ["--log_dir", str(self.log_dir / str(self.num_starts))]
+
+    def processes(self) -> list[psutil.Process]:
+        """Return what runs on the hosts beside sshd."""
+        return [process for host in self.hosts for process in host.processes()]
+
+    def segments(self) -> list[str]:
+        """Return what is in the hosts' shared memory."""
+        lines = []
+        for host in self.hosts:
+            done = host.run(["ls", "/dev/shm"], capture_output=True, text=True, check=True)
+            lines += [f"{host.name}:/dev/shm/{name}" for name in done.stdout.split()]
+        return lines
+
+
+class TwoDisks(TwoHosts):
+    """Two hosts with a disk each (``--sync``), which change places at every start."""
+
+    name = "two hosts, --sync, reordered"
+    script = "train.py"
+
+    def __init__(
+        self,
+        folder: Path,
+        dataset: Path,
+        batches_per_epoch: int,
+        limit_seconds: float,
+        hosts: Sequence[ClusterHost],
+    ) -> None:
+        super().__init__(folder, dataset, batches_per_epoch, limit_seconds, hosts)
+        shutil.copytree(dataset, hosts[0].folder / "data", dirs_exist_ok=True)
+        shutil.copy(TRAIN, hosts[0].folder)
+
+    def dataset_argument(self) -> str:
+        """Return the data set, which the launcher sends to the other host."""
+        return "data"
+
+    def launch(self, words: Sequence[str], variables: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
+        """Start the launcher with the hosts in the other order."""
+        self.order = self.hosts if self.num_starts % 2 else self.hosts[::-1]
+        return super().launch(words, variables, log)
+
+    def options(self) -> list[str]:
+        """Return further options of the launcher."""
+        return ["--sync", "--log_dir", f"logs/{self.num_starts}"]
+
+    def output_argument(self) -> str:
+        """Return the run's folder, which is another one on each host."""
+        return "run"
+
+    def output_folders(self) -> list[Path]:
+        """Return the run's folder on each host, as it is seen from here."""
+        return [host.folder / "run" for host in self.hosts]
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def default_signals() -> None:
+    """Give a child the signals of a terminal's foreground, whatever this process ignores."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _words(process: psutil.Process) -> list[str]:
+    """Return a process's command line; empty if it has ended."""
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
