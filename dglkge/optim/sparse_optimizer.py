@@ -41,10 +41,14 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
     defaults : dict
         Hyper-parameters of a group: lr, eps, weight_decay, max_row_norm and those of the rule.
     duplicates : {"sum", "mean"}
-        What becomes of several gradients for one row in a step. "sum" is torch's rule: the result depends on
-        the global batch alone, not on how it was split between trainers, and a hub that is read often moves
-        as far as its gradients say. "mean" is DGL's rule: every touched row gets one average gradient, so
-        hubs learn more slowly, and adding trainers (a larger global batch) does not make a step longer.
+        What becomes of several gradients for one row in a step, those of other trainers included. "sum" is
+        torch's rule: a hub that is read often moves as far as its gradients say. Divide the loss by the size
+        of the global batch, and the result depends on that batch alone, not on how it was split between
+        trainers. If instead each trainer takes the mean over its own share, which
+        ``DistributedDataParallel`` would average, the sum over n trainers is n times the gradient of one
+        process, and a triple of a small share weighs more. "mean" is DGL's rule: every touched row gets one
+        average gradient, so hubs learn more slowly, and adding trainers (a larger global batch) does not make
+        a step longer.
     wire_dtype : torch.dtype, optional
         Type in which rows travel between trainers: ``torch.bfloat16`` or ``torch.float16`` (which overflows
         beyond 65504). Default: the type in which they are computed. Rows and state keep their type.

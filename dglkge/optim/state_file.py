@@ -62,7 +62,7 @@ def content(
     params : dict
         Hyper-parameters and the number of trainers under DGL's names.
     maps : mapping
-        Original ids by the name of the embedding, where state is to be saved by them.
+        Original ids by the label of the table, where state is to be saved by them.
     place, num_places : int
         The trainer saves the machine's rows number place, place + num_places, ...
     """
@@ -99,11 +99,18 @@ def is_of_dgl(params: Mapping[str, Any]) -> bool:
 
 
 class SavedRows(NamedTuple):
-    """State rows of a table out of one file, checked: ids "(n,) int64" and rows of each state tensor."""
+    """State rows of a table out of one file, checked: ids "(n,) int64" and rows of each state tensor, which
+    may be mapped from the file; ``are_roots`` says that the state is their square."""
 
     table: Table
     ids: np.ndarray
-    states: dict[str, torch.Tensor]
+    states: Mapping[str, torch.Tensor]
+    are_roots: bool
+
+    def rows(self, tensor: Any, chosen: np.ndarray) -> np.ndarray:
+        """Some rows of a state tensor, in its type."""
+        rows = self.states[tensor.name][torch.from_numpy(chosen)].to(tensor.dtype)
+        return (rows.square() if self.are_roots else rows).numpy()
 
 
 def saved_rows(
@@ -130,11 +137,11 @@ def saved_rows(
                 unknown.add(label)
                 continue
             ids = _node_ids(table, label, state[IDS], params, maps)
-            states = _checked_states(table, len(ids), state[STATES])
-            if is_of_dgl(params) and dgl_keeps_roots and set(table.state) == {"sum"}:
-                logger.info("%r: squared the roots that DGL's Adagrad keeps", label)
-                states = {name: rows.square() for name, rows in states.items()}
-            found.append(SavedRows(table, ids, states))
+            _check_states(table, len(ids), state[STATES])
+            are_roots = is_of_dgl(params) and dgl_keeps_roots and set(table.state) == {"sum"}
+            if are_roots:
+                logger.info("%r: the roots that DGL's Adagrad keeps are squared", label)
+            found.append(SavedRows(table, ids, state[STATES], are_roots))
     if unknown:
         logger.warning(
             "ignored the saved state of %s: not among this optimizer's embeddings", sorted(unknown)
@@ -151,10 +158,8 @@ def _table_of(label: str, params: Mapping[str, Any], tables: Sequence[Table]) ->
     return by_key[0] if by_key else by_name[0] if len(by_name) == 1 else None
 
 
-def _checked_states(
-    table: Table, num_ids: int, states: Mapping[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """The rows of each state tensor.
+def _check_states(table: Table, num_ids: int, states: Mapping[str, torch.Tensor]) -> None:
+    """Refuse rows of state tensors that do not fit.
 
     Raises
     ------
@@ -172,37 +177,40 @@ def _checked_states(
                 f"state {name!r}: expected rows {shape[1:]} for {num_ids} ids, the file has "
                 f"{tuple(states[name].shape[1:])} for {len(states[name])}"
             )
-    return dict(states)
 
 
 def write_share(found: Sequence[SavedRows], place: int, num_places: int) -> None:
     """Write the machine's rows number place, place + num_places, ... to its state tensors."""
-    for table, ids, states in found:
-        start, end = table.starts[table.part_id], table.starts[table.part_id + 1]
-        mine = np.flatnonzero((ids >= start) & (ids < end) & ((ids - start) % num_places == place))
-        _write_local(table, ids, states, mine)
+    for saved in found:
+        start, end = _own_range(saved.table)
+        places = saved.ids - start
+        is_mine = (places >= 0) & (places < end - start) & (places % num_places == place)
+        _write_local(saved, np.flatnonzero(is_mine))
 
 
 def write_all(found: Sequence[SavedRows], timeout_seconds: float) -> None:
     """Write all rows, those of other machines through the kvstore."""
-    for table, ids, states in found:
-        is_here = (ids >= table.starts[table.part_id]) & (ids < table.starts[table.part_id + 1])
-        _write_local(table, ids, states, np.flatnonzero(is_here))
+    for saved in found:
+        start, end = _own_range(saved.table)
+        is_here = (saved.ids >= start) & (saved.ids < end)
+        _write_local(saved, np.flatnonzero(is_here))
         away = np.flatnonzero(~is_here)
         if len(away):
-            tensors = list(table.state.values())
-            rows = [states[tensor.name][torch.from_numpy(away)].numpy() for tensor in tensors]
-            row_storage.write_back(tensors, ids[away], rows, timeout_seconds)
+            tensors = list(saved.table.state.values())
+            rows = [saved.rows(tensor, away) for tensor in tensors]
+            row_storage.write_back(tensors, saved.ids[away], rows, timeout_seconds)
 
 
-def _write_local(
-    table: Table, ids: np.ndarray, states: Mapping[str, torch.Tensor], chosen: np.ndarray
-) -> None:
+def _own_range(table: Table) -> tuple[int, int]:
+    """First id of this machine's rows, and the id behind the last."""
+    return int(table.starts[table.part_id]), int(table.starts[table.part_id + 1])
+
+
+def _write_local(saved: SavedRows, chosen: np.ndarray) -> None:
     """Write the chosen ones of some rows to this machine's state tensors."""
-    for tensor in table.state.values():
+    for tensor in saved.table.state.values():
         array = row_storage.state_array(tensor)
-        rows = states[tensor.name][torch.from_numpy(chosen)].to(tensor.dtype).numpy()
-        array[ids[chosen] - table.starts[table.part_id]] = rows
+        array[saved.ids[chosen] - _own_range(saved.table)[0]] = saved.rows(tensor, chosen)
 
 
 def num_missing(
@@ -211,11 +219,11 @@ def num_missing(
     """How many of the machine's rows number place, place + num_places, ... of each table are in no file."""
     numbers = []
     for table in tables:
-        start, end = int(table.starts[table.part_id]), int(table.starts[table.part_id + 1])
+        start, end = _own_range(table)
         is_missing = np.ones(end - start, bool)
-        for rows in found:
-            if rows.table is table:
-                is_missing[rows.ids[(rows.ids >= start) & (rows.ids < end)] - start] = False
+        for saved in found:
+            if saved.table is table:
+                is_missing[saved.ids[(saved.ids >= start) & (saved.ids < end)] - start] = False
         numbers.append(int(is_missing[place::num_places].sum()))
     return np.array(numbers, np.int64)
 

@@ -78,7 +78,7 @@ def sparse_gradient(step: int) -> torch.Tensor:
     """A gradient of 50 rows, for some of them, in float64."""
     ids = torch.tensor([step % 5, 7, 9 + step])
     values = torch.arange(12, dtype=torch.float64).reshape(3, 4) + 1 + step
-    return torch.sparse_coo_tensor(ids[None], values, (50, 4)).coalesce()
+    return torch.sparse_coo_tensor(ids[None], values, (50, 4), check_invariants=True).coalesce()
 
 
 @pytest.mark.parametrize("kind", ["Adagrad", "SparseAdam"])
