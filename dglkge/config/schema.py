@@ -115,7 +115,8 @@ class TrainingConfig:
     products: str = setting(
         "auto",
         "type of the matrix products of softmax with complex and distmult: float32, bfloat16, or auto: the "
-        "first start of a run measures which is faster and its later starts keep that",
+        "first start of a run measures which is faster and its later starts keep that; float32 gives the "
+        "same result on any number of trainers, but for the order of sums",
         one_of("auto", "float32", "bfloat16"),
     )
     synchronous: bool = setting(

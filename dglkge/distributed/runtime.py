@@ -142,9 +142,10 @@ def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> C
         return Cluster(world, dgl_compat.open_graph(graph_name, part_config))
     machine = read_ip_config(ip_config)[world.machine]
     wait_until_listening(range(machine.port, machine.port + num_servers()), SERVER_WAIT_SECONDS)
-    dgl_compat.connect(ip_config)  # has a limit of its own; from here on all trainers are there
     set_request_limit(world.limit_seconds)
-    limit_farewell()
+    with limited_requests():  # DGL gives up after 51 minutes, or never where a server answers no more
+        dgl_compat.connect(ip_config)
+    limit_farewell()  # from here on all trainers are there
     _wait_for_rendezvous(world)
     start_process_group(world.rendezvous, world.rank, world.world_size, world.limit_seconds)
     with limited_requests():

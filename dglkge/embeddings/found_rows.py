@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from dglkge.optim.kernels import LOOKAHEAD, compiled, pointer_to, prefetch_bytes
+from dglkge.kernels.jit import carray, compiled
+from dglkge.optim.kernels import LOOKAHEAD, pointer_to, prefetch_bytes
 
 Rows = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ def _addresses(rows: Rows, places: Ids) -> Ids:
 @compiled
 def row_at(address: int, dim: int, like: np.ndarray) -> np.ndarray:
     """Return the row at an address, a view "(dim,)" of the type of ``like``."""
-    return numba.carray(pointer_to(address, like), (dim,))
+    return carray(pointer_to(address, like), (dim,))
 
 
 @compiled

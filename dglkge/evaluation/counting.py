@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
+
+from dglkge.kernels.jit import compiled
 
 STRIP_COLUMNS = 128
 
@@ -50,7 +51,7 @@ def _count_greater_torch(
     return greater.sum(1), close, column
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _count(
     scores: np.ndarray,
     row_of: np.ndarray,
@@ -70,7 +71,7 @@ def _count(
         num_close[k] = not_less - greater
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _list_close(
     scores: np.ndarray,
     row_of: np.ndarray,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from dglkge.evaluation.exact_scores import exact_scores
 from dglkge.evaluation.query_plan import QueryBatch
 from dglkge.evaluation.scored_queries import ScoredQueries
-from dglkge.model.counter_random import column_bits, row_keys, stream_key
+from dglkge.model.counter_random import column_bits, in_range, row_keys, stream_key
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RowShard
 
@@ -24,7 +23,7 @@ def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, s
     num_candidates : int
         Draws for each true answer, with replacement.
     num_entities : int
-        Entities of the candidates' type; below 2^32.
+        Entities of the candidates' type.
     seed : int
 
     Returns
@@ -32,8 +31,7 @@ def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, s
     (K, num_candidates) int64 tensor
     """
     keys = row_keys(stream_key("candidates", seed, batch.side.value), batch.places)
-    bits = column_bits(keys, num_candidates) >> np.uint64(32)
-    return torch.from_numpy(((bits * np.uint64(num_entities)) >> np.uint64(32)).astype(np.int64))
+    return torch.from_numpy(in_range(column_bits(keys, num_candidates), num_entities))
 
 
 def competing(queries: ScoredQueries, candidates: torch.Tensor) -> torch.Tensor:

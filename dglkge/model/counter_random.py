@@ -34,6 +34,31 @@ def column_bits(keys: np.ndarray, num_columns: int) -> np.ndarray:
     return split_mix(keys[:, None] + np.arange(1, num_columns + 1, dtype=np.uint64) * GOLDEN_GAMMA)
 
 
+def in_range(bits: np.ndarray, limit: int) -> np.ndarray:
+    """Map 64 random bits each to whole numbers in [0, limit), uniformly.
+
+    The upper 64 bits of the 128-bit product with the limit (Lemire 2019). Probabilities of any two numbers
+    differ by at most limit / 2**64 of themselves: 5e-11 at 10**9 entities.
+
+    Parameters
+    ----------
+    bits : (...) uint64
+    limit : int
+        At most 2**63.
+
+    Returns
+    -------
+    (...) int64
+    """
+    # numpy has no product of 128 bits, so it is put together from products of halves, as on paper.
+    half, low_bits = np.uint64(32), np.uint64((1 << 32) - 1)
+    high, low = bits >> half, bits & low_bits
+    limit_high, limit_low = np.uint64(limit >> 32), np.uint64(limit & int(low_bits))
+    first, second = high * limit_low, low * limit_high
+    carried = (low * limit_low >> half) + (first & low_bits) + (second & low_bits)
+    return (high * limit_high + (first >> half) + (second >> half) + (carried >> half)).astype(np.int64)
+
+
 def split_mix(states: np.ndarray) -> np.ndarray:
     """Return SplitMix64's output for each state, uint64; writes over the states."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):

@@ -6,17 +6,17 @@ Sums may be reordered and products fused; square roots and divisions are exact.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from dglkge.kernels.jit import compiled
 
 CANDIDATE_BLOCK = 64
 """Candidates that all queries pass before the next are looked at: they stay in the first cache."""
 SMALLEST_SQUARE = 1e-37
 """Added to a squared modulus that is divided by: a modulus of 0 then has a gradient of 0."""
-FAST_MATH = {"reassoc", "contract", "nsz"}
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST_MATH, error_model="numpy")
+@compiled
 def fill_distances(query: np.ndarray, candidates: np.ndarray, distances: np.ndarray) -> None:
     """Write sum_k |q_k - c_k| of all pairs: (B, D), (N, D) -> (B, N); rows are [real, imaginary] parts."""
     half = query.shape[1] // 2
@@ -31,7 +31,7 @@ def fill_distances(query: np.ndarray, candidates: np.ndarray, distances: np.ndar
                 distances[i, j] = total
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST_MATH, error_model="numpy")
+@compiled
 def add_query_gradient(
     query: np.ndarray, candidates: np.ndarray, grad: np.ndarray, grad_query: np.ndarray
 ) -> None:

@@ -1,5 +1,5 @@
-"""Distributed sparse optimizers for ``dgl.distributed.DistEmbedding``; needs torch, dgl, numpy and numba
-only.
+"""Distributed sparse optimizers for ``dgl.distributed.DistEmbedding``; needs torch, dgl, numpy, numba
+and ``dglkge.kernels`` only.
 
 Change ``from dgl.distributed.optim import SparseAdagrad, SparseAdam`` to
 ``from dglkge.optim import SparseAdagrad, SparseAdam``: the same constructors and methods.

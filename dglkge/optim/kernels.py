@@ -6,17 +6,12 @@ is handed the address of each row, so nothing is concatenated or copied before i
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
-import numba
 import numpy as np
-from numba import extending
-from numba.core.cgutils import ir
 
-intrinsic: Any = extending.intrinsic  # numba's types say that it is called as it is defined, which it is not
-#: Reordering of sums is allowed (it vectorises them); NaN and infinity keep their meaning, the loops test for
-# them.
-FAST_MATH = {"reassoc", "contract", "nsz"}
+from ..kernels.jit import carray, compiled, intrinsic, ir, types
+
 #: Multiplier of Fibonacci hashing: 2**64 divided by the golden ratio (Knuth, TAOCP vol. 3, section 6.4).
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 CACHE_LINE_BYTES = 64
@@ -24,30 +19,10 @@ CACHE_LINE_BYTES = 64
 LOOKAHEAD = 4
 
 
-def compiled(function: Callable) -> Callable:
-    """Compile a loop with numba, cached on disk where there is a folder to write to.
-
-    Parameters
-    ----------
-    function : callable
-        A function that numba's nopython mode compiles.
-
-    Returns
-    -------
-    callable
-        The compiled function; it releases the GIL.
-    """
-    options: dict[str, Any] = {"nogil": True, "fastmath": FAST_MATH, "error_model": "numpy"}
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # numba found no folder that it may write its cache to
-        return numba.njit(cache=False, **options)(function)
-
-
 @intrinsic
 def pointer_to(typing_context: Any, address: Any, like: Any) -> Any:
     """Return an integer address as a pointer to the element type of the array ``like``."""
-    pointer_type = numba.types.CPointer(like.dtype)
+    pointer_type = types.CPointer(like.dtype)
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(pointer_type))
@@ -68,7 +43,7 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
         )
         return context.get_dummy_value()
 
-    return numba.types.void(numba.types.intp), generate
+    return types.void(types.intp), generate
 
 
 @compiled
@@ -175,13 +150,13 @@ def add_chain(
 ) -> int:
     """Add up the rows of one chain into ``total`` "(D,)" and return how many gradients they stand for."""
     dim = total.shape[0]
-    row = numba.carray(pointer_to(addresses[head], total), (dim,))
+    row = carray(pointer_to(addresses[head], total), (dim,))
     for j in range(dim):
         total[j] = row[j]
     count = counts[head]
     source = links[head]
     while source >= 0:
-        row = numba.carray(pointer_to(addresses[source], total), (dim,))
+        row = carray(pointer_to(addresses[source], total), (dim,))
         for j in range(dim):
             total[j] += row[j]
         count += counts[source]

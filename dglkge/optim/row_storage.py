@@ -55,12 +55,24 @@ def fetch(tensors: Sequence[Any], ids: np.ndarray) -> list[np.ndarray]:
 
 
 def write_back(
-    tensors: Sequence[Any], ids: np.ndarray, rows: Sequence[np.ndarray], timeout_seconds: float
+    tensors: Sequence[Any], ids: np.ndarray, rows: Sequence[np.ndarray], timeout_seconds: float | None
 ) -> None:
     """Write rows through the kvstore and wait until they can be read again.
 
     DGL acknowledges no push, and of several servers on a machine any may answer the next pull; as each row
-    has one owner, reading back what was written shows that the servers are done.
+    has one owner, reading back what was written shows that the servers are done. Where rows have several
+    writers (Hogwild), what is read back may be another's: there nobody waits.
+
+    Parameters
+    ----------
+    tensors : sequence of DistTensor
+        Where to write.
+    ids : np.ndarray
+        "(n,) int64" ids of the rows.
+    rows : sequence of np.ndarray
+        "(n, ...)" for each tensor.
+    timeout_seconds : float, optional
+        Limit of waiting; None: do not wait.
 
     Raises
     ------
@@ -68,11 +80,13 @@ def write_back(
         The rows cannot be read back in time.
     """
     wanted = torch.from_numpy(ids)
-    deadline = time.monotonic() + timeout_seconds
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     for tensor, new_rows in zip(tensors, rows):
         value = torch.from_numpy(new_rows).to(tensor.dtype)
         tensor[wanted] = value
-        while not torch.allclose(tensor[wanted], value, rtol=0, atol=0, equal_nan=True):
+        while deadline is not None and not torch.allclose(
+            tensor[wanted], value, rtol=0, atol=0, equal_nan=True
+        ):
             if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"optimizer step: the servers did not take {len(ids)} rows of {tensor.name!r} "

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .kernels import LOOKAHEAD, compiled, prefetch_bytes, prefetch_row, prepare_gradient
+from ..kernels.jit import compiled
+from .kernels import LOOKAHEAD, prefetch_bytes, prefetch_row, prepare_gradient
 from .update_rules import adagrad, adam, row_adagrad
 
 

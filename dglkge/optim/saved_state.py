@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import state_file
+from . import state_file, torch_state
 from .alltoall import Alltoall
 from .dgl_attributes import DglAttributes
 from .step_exchange import StepExchange
@@ -18,22 +19,23 @@ from .table import Table
 logger = logging.getLogger(__name__)
 
 
-class SavedState(DglAttributes):
+class SavedState(DglAttributes, abc.ABC):
     """Methods of :class:`SparseOptimizer` that write its state to files and read it again."""
 
     _tables: list[Table]
     _group: Alltoall
     _rank: int
     _world_size: int
+    _timeout_seconds: float
+    _exchange: StepExchange
 
-    @property
-    def _exchange(self) -> StepExchange:
-        """The ways to the other trainers."""
-        raise NotImplementedError
+    @abc.abstractmethod
+    def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
+        """Each parameter group with the keys of its tables."""
 
     def local_state_dict(self, original_ids: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """This trainer's share of the state: every n-th of its machine's rows, n trainers being on the
-        machine.
+        machine. No collective.
 
         Parameters
         ----------
@@ -44,7 +46,7 @@ class SavedState(DglAttributes):
         self.finish()
         return state_file.content(
             self._tables,
-            self.param_groups,
+            self._keyed_groups(),
             {"world_size": self._world_size, **self._defaults},
             original_ids or {},
             self._exchange.place,
@@ -52,11 +54,15 @@ class SavedState(DglAttributes):
         )
 
     def load_local_state_dict(
-        self, local_state_dict: Mapping[str, Any], original_ids: Mapping[str, Any] | None = None
+        self,
+        local_state_dict: Mapping[str, Any],
+        original_ids: Mapping[str, Any] | None = None,
+        dgl_keeps_roots: bool = True,
     ) -> None:
-        """Take over the rows of a saved state that are this trainer's to write, and the hyper-parameters.
+        """Take over all rows of a saved state, and the hyper-parameters; no collective.
 
-        Learning rates are never lowered; what is ignored is logged.
+        Rows that other trainers own are written too, so that together the trainers may load the parts of a
+        save in any order and number.
 
         Parameters
         ----------
@@ -64,20 +70,36 @@ class SavedState(DglAttributes):
             From :meth:`local_state_dict`, of this optimizer or of DGL's.
         original_ids : mapping, optional
             Needed where the state was saved by original ids.
+        dgl_keeps_roots : bool
+            Square the state of DGL's SparseAdagrad, which keeps roots where it updates on the CPU. False for
+            a state that DGL kept with gradients on a GPU.
+
+        Raises
+        ------
+        ValueError
+            The rows do not fit; nothing is written then.
         """
-        self._load([local_state_dict], original_ids)
+        self.finish()
+        found = state_file.saved_rows([local_state_dict], self._tables, original_ids or {}, dgl_keeps_roots)
+        state_file.take_over(local_state_dict[state_file.PARAMS], self._tables, self._keyed_groups())
+        state_file.write_all(found, self._timeout_seconds)
 
     def save(self, f: str | bytes | os.PathLike, original_ids: Mapping[str, Any] | None = None) -> None:
         """Write this trainer's state to ``<f>_<rank>``; every trainer calls it. Arguments:
         :meth:`local_state_dict`."""
-        content = self.local_state_dict(original_ids)
-        self._barrier()
-        state_file.write_file(content, state_file.file_of(f, self._rank))
+        self.finish()
+        self._barrier()  # no trainer changes rows any more, also where steps are not synchronous
+        state_file.write_file(self.local_state_dict(original_ids), state_file.file_of(f, self._rank))
         self._barrier()
 
-    def load(self, f: str | bytes | os.PathLike, original_ids: Mapping[str, Any] | None = None) -> None:
+    def load(
+        self,
+        f: str | bytes | os.PathLike,
+        original_ids: Mapping[str, Any] | None = None,
+        dgl_keeps_roots: bool = True,
+    ) -> None:
         """Read the state from the files that :meth:`save` wrote with any number of trainers; every trainer
-        calls it.
+        calls it. Files of DGL's optimizers are read too. Other arguments: :meth:`load_local_state_dict`.
 
         Every machine must see the files that hold its rows: all of them, where the partitioning changed.
 
@@ -86,44 +108,60 @@ class SavedState(DglAttributes):
         FileNotFoundError
             No trainer finds a file.
         ValueError
-            The files are of another optimizer, or of another partitioning without ``original_ids``.
+            The files are of another optimizer, or of another partitioning without ``original_ids``; nothing
+            is written then, by any trainer.
         """
+        self.finish()
         self._barrier()
-        contents = state_file.saved_files(f)
-        found = self._group.sum(np.array([len(contents)]))
-        if found[0] == 0:
+        found: list[state_file.SavedRows] = []
+        params, problem = None, None
+        try:
+            contents = state_file.saved_files(f)
+            params = contents[0][state_file.PARAMS] if contents else None
+            found = state_file.saved_rows(contents, self._tables, original_ids or {}, dgl_keeps_roots)
+        except (ValueError, OSError) as error:
+            problem = error
+        problems = self._group.gather(None if problem is None else str(problem))
+        if problem is not None:
+            raise problem
+        for rank, text in enumerate(problems):
+            if text is not None:
+                raise ValueError(f"trainer {rank} cannot load the optimizer state: {text}")
+        # Where machines share no disk, some may see no file: all take the same hyper-parameters.
+        seen = [each for each in self._group.gather(params) if each is not None]
+        if not seen:
             raise FileNotFoundError(f"no file {os.fsdecode(f)}_<rank> to load optimizer state from")
-        num_rows = self._group.sum(self._load(contents, original_ids))
-        for table, number in zip(self._tables, num_rows):
-            if number < table.num_rows:
+        state_file.take_over(seen[0], self._tables, self._keyed_groups())
+        state_file.write_share(found, self._exchange.place, self._exchange.num_places)
+        self._warn_of_missing_rows(found)
+
+    def _warn_of_missing_rows(self, found: Sequence[state_file.SavedRows]) -> None:
+        """Log how many rows no file had, for each table; a collective."""
+        num_missing = self._group.sum(
+            state_file.num_missing(found, self._tables, self._exchange.place, self._exchange.num_places)
+        )
+        for table, number in zip(self._tables, num_missing):
+            if number:
                 logger.warning(
                     "the files hold %d of the %d rows of %r: the state of the others stays as it was",
-                    number,
+                    table.num_rows - number,
                     table.num_rows,
-                    table.name,
+                    table.label,
                 )
-
-    def _load(
-        self, contents: Sequence[Mapping[str, Any]], original_ids: Mapping[str, Any] | None
-    ) -> np.ndarray:
-        """Write this trainer's rows of some saved states; returns how many of each table "(num_tables,)
-        int64"."""
-        self.finish()
-        num_rows = state_file.load_states(
-            contents, self._tables, original_ids or {}, self._exchange.place, self._exchange.num_places
-        )
-        if contents:
-            state_file.merge_groups(self.param_groups, contents[0][state_file.PARAMS])
-        return num_rows
 
     def _barrier(self) -> None:
         """Wait for all trainers."""
         self._group.sum(np.zeros(1, np.int64))
 
     def state_dict(self) -> dict[str, Any]:
-        """The same as :meth:`local_state_dict`."""
-        return self.local_state_dict()
+        """This trainer's share of the state under torch's keys ``state`` and ``param_groups`` and under those
+        of :meth:`local_state_dict`; both name the same tensors. No collective."""
+        content = self.local_state_dict()
+        return {**content, **torch_state.to_torch(content, self._tables)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The same as :meth:`load_local_state_dict`."""
+        """As :meth:`load_local_state_dict`; also for states in the form of ``torch.optim``, such as that of a
+        ``torch.optim.Adagrad`` or ``SparseAdam`` over whole tables."""
+        if torch_state.is_of_torch(state_dict):
+            state_dict = torch_state.from_torch(state_dict, self._tables, self._keyed_groups())
         self.load_local_state_dict(state_dict)

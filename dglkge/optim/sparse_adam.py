@@ -144,4 +144,4 @@ class SparseAdam(SparseOptimizer):
         self.finish()
         for table in self._tables:
             steps = row_storage.state_array(table.state["step"])
-            table.num_steps = int(max(self._group.gather(steps.max(initial=0.0))))
+            table.num_steps = int(max(self._group.gather(float(steps.max(initial=0.0)))))

@@ -17,9 +17,10 @@ from .background import Background
 from .claims import claim
 from .hyper_parameters import check_group, check_options
 from .saved_state import SavedState
+from .scaled_gradients import EmbeddingParameter
 from .step_exchange import StepExchange
 from .step_signals import StepSignals
-from .table import Rule, Table
+from .table import Rule, Table, key_of
 from .wire_format import WireFormat
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -29,7 +30,9 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
     """Optimizer of :class:`dgl.distributed.DistEmbedding` tables.
 
     Every trainer constructs it, and calls :meth:`step` or :meth:`step_rows` equally often. It is a
-    ``torch.optim.Optimizer``, so the schedulers of ``torch.optim.lr_scheduler`` work on it.
+    ``torch.optim.Optimizer``, so the schedulers of ``torch.optim.lr_scheduler`` and ``torch.amp.GradScaler``
+    work on it; if a gradient of one trainer overflows, all trainers leave out the step. In ``param_groups``
+    an embedding is represented by an empty tensor with the attribute ``embedding``.
 
     Parameters
     ----------
@@ -38,10 +41,14 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
     defaults : dict
         Hyper-parameters of a group: lr, eps, weight_decay, max_row_norm and those of the rule.
     duplicates : {"sum", "mean"}
-        What becomes of several gradients for one row in a step. "sum" is torch's rule: the result depends on
-        the global batch alone, not on how it was split between trainers, and a hub that is read often moves
-        as far as its gradients say. "mean" is DGL's rule: every touched row gets one average gradient, so
-        hubs learn more slowly, and adding trainers (a larger global batch) does not make a step longer.
+        What becomes of several gradients for one row in a step, those of other trainers included. "sum" is
+        torch's rule: a hub that is read often moves as far as its gradients say. Divide the loss by the size
+        of the global batch, and the result depends on that batch alone, not on how it was split between
+        trainers. If instead each trainer takes the mean over its own share, which
+        ``DistributedDataParallel`` would average, the sum over n trainers is n times the gradient of one
+        process, and a triple of a small share weighs more. "mean" is DGL's rule: every touched row gets one
+        average gradient, so hubs learn more slowly, and adding trainers (a larger global batch) does not make
+        a step longer.
     wire_dtype : torch.dtype, optional
         Type in which rows travel between trainers: ``torch.bfloat16`` or ``torch.float16`` (which overflows
         beyond 65504). Default: the type in which they are computed. Rows and state keep their type.
@@ -81,11 +88,14 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
         self._tables: list[Table] = []
         self._states: dict[str, Any] = {}
         self._params: list[Any] = []
-        self._connected: StepExchange | None = None
+        self._earlier_bytes = np.zeros(2, np.int64)
+        self._is_built = False
         self._background = Background() if overlap else None
         self._group = Alltoall(timeout_seconds, own_group=overlap)
         self._rank, self._world_size = self._group.rank, self._group.size
         super().__init__([params] if isinstance(params, DistEmbedding) else params, defaults)
+        self._connect()
+        self._is_built = True
 
     @abc.abstractmethod
     def _state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
@@ -122,22 +132,37 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
         """
         group = {**self.defaults, **param_group}
         params = group["params"]
-        group["params"] = [params] if isinstance(params, DistEmbedding) else list(params)
+        embeddings = [params] if isinstance(params, DistEmbedding) else list(params)
         check_group(group)
         self.finish()
-        claim(group["params"], self)
-        for embedding in group["params"]:
+        claim(embeddings, self)
+        group["params"] = []
+        for embedding in embeddings:
             table = Table(embedding, self._state_shapes(embedding.embedding_dim))
             table.warm_up(self._rule(table, group))
             if self._background is not None:
                 table.fence(weakref.WeakMethod(self.finish))
             self._tables.append(table)
             self._params.append(embedding)
-            self._states[table.name] = (
-                tuple(table.state.values()) if len(table.state) > 1 else table.state["sum"]
-            )
+            unscale: weakref.WeakMethod[Any] | None = None
+            if len(self._tables) == 1:
+                unscale = weakref.WeakMethod(self._unscale)
+            group["params"].append(EmbeddingParameter.of(embedding, unscale))
+        self._name_tables()
         self.param_groups.append(group)
-        self._connected = None
+        if self._is_built:  # otherwise the constructor does it, once for all groups
+            self._earlier_bytes += np.array([self._exchange.sent_bytes, self._exchange.network_bytes])
+            self._connect()
+
+    def _name_tables(self) -> None:
+        """Tell tables of the same name apart by their keys, and list their state under these names."""
+        names = [table.name for table in self._tables]
+        for table in self._tables:
+            table.label = table.name if names.count(table.name) == 1 else table.key
+        self._states = {
+            table.label: tuple(table.state.values()) if len(table.state) > 1 else table.state["sum"]
+            for table in self._tables
+        }
 
     def _rule(self, table: Table, hyper: Mapping[str, Any]) -> Rule:
         """The update rule with everything but the rows filled in."""
@@ -152,26 +177,24 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
 
         return rule
 
-    @property
-    def _exchange(self) -> StepExchange:
-        """The ways to the other trainers; all trainers set them up together when they first need them."""
-        if self._connected is None:
-            narrow = max(table.num_rows for table in self._tables) < 2**31
-            wire = WireFormat(
-                tuple(table.wire_dtype(self._wire_dtype) for table in self._tables),
-                tuple(table.dim for table in self._tables),
-                np.dtype(np.int32 if narrow else np.int64),
-                self._mean,
-            )
-            self._connected = StepExchange(
-                self._group,
-                self._tables[0].part_id,
-                [table.starts for table in self._tables],
-                [table.chains for table in self._tables],
-                wire,
-                self._synchronous,
-            )
-        return self._connected
+    def _connect(self) -> None:
+        """Set up the ways to the other trainers, all of whom do so now: no later call is a hidden
+        collective."""
+        narrow = max(table.num_rows for table in self._tables) < 2**31
+        wire = WireFormat(
+            tuple(table.wire_dtype(self._wire_dtype) for table in self._tables),
+            tuple(table.dim for table in self._tables),
+            np.dtype(np.int32 if narrow else np.int64),
+            self._mean,
+        )
+        self._exchange = StepExchange(
+            self._group,
+            self._tables[0].part_id,
+            [table.starts for table in self._tables],
+            [table.chains for table in self._tables],
+            wire,
+            self._synchronous,
+        )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the gradients of all rows read since the last step, on all trainers; then all may read the
@@ -213,33 +236,38 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
             Counted over all trainers: ``num_votes``, once the step is finished, is the same on each. It tells
             them all what one of them knows, without another round of messages.
         """
-        self._vote = vote
-        pairs: dict[str, list] = {table.name: [] for table in self._tables}
+        pairs: dict[str, list] = {table.key: [] for table in self._tables}
         for embedding, ids, rows in gradients:
-            if embedding.name not in pairs:
+            key = key_of(embedding)
+            if key not in pairs:
                 raise self._unknown(embedding)
-            pairs[embedding.name].append((ids, rows))
-        self._start(list(pairs.values()))
+            pairs[key].append((ids, rows))
+        self._start(list(pairs.values()), vote)
 
     def finish(self) -> None:
         """Wait for the step that runs in the background, if any, and raise what it raised."""
         if self._background is not None:
             self._background.finish()
 
-    def _start(self, pairs_by_table: Sequence[Pairs]) -> None:
+    def _start(self, pairs_by_table: Sequence[Pairs], vote: bool = False) -> None:
         """Apply the gradients, given as (ids, rows) pairs for each table, now or in the background."""
         self.finish()
-        hyper_of = {embedding.name: group for group in self.param_groups for embedding in group["params"]}
-        rules = [self._rule(table, dict(hyper_of[table.name])) for table in self._tables]
+        hyper_of = {key: group for keys, group in self._keyed_groups() for key in keys}
+        rules = [self._rule(table, dict(hyper_of[table.key])) for table in self._tables]
         if self._background is None:
-            self._run(pairs_by_table, rules)
+            self._run(pairs_by_table, rules, vote)
         else:
-            self._background.start(lambda: self._run(pairs_by_table, rules))
+            self._background.start(lambda: self._run(pairs_by_table, rules, vote))
+
+    def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
+        """Each parameter group with the keys of its tables."""
+        return [([key_of(each.embedding) for each in group["params"]], group) for group in self.param_groups]
 
     @torch.no_grad()
-    def _run(self, pairs_by_table: Sequence[Pairs], rules: Sequence[Rule]) -> None:
+    def _run(self, pairs_by_table: Sequence[Pairs], rules: Sequence[Rule], vote: bool) -> None:
         """Exchange the gradients and update the rows that fall to this trainer."""
         exchange = self._exchange
+        limit = self._timeout_seconds if self._synchronous else None
         num_bad = np.zeros(len(self._tables), np.int64)
         try:
             self._enter("merge")
@@ -250,7 +278,7 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
                 self._enter("update")
                 for number, table in enumerate(self._tables):
                     table.num_steps += int(turn == 0 and active[number])
-                    num_bad[number] += table.update(selected[number], rules[number], self._timeout_seconds)
+                    num_bad[number] += table.update(selected[number], rules[number], limit)
                 self._enter("exchange")
         except BaseException:
             exchange.fail()
@@ -259,8 +287,8 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
             for table in self._tables:
                 table.chains.clear()
         self._enter("waiting")
-        num_bad = exchange.finish(num_bad, self._vote)
-        self._vote, self.num_votes = False, exchange.num_votes
+        num_bad = exchange.finish(num_bad, vote)
+        self.num_votes = exchange.num_votes
         self._report(num_bad)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -272,12 +300,32 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
         for table in self._tables:
             table.trace.drop_gradients()
 
+    @torch.no_grad()
+    def _unscale(self, inverse_scale: torch.Tensor) -> bool:
+        """Multiply the gradients that have arrived, for ``torch.amp.GradScaler``; a collective.
+
+        Returns
+        -------
+        bool
+            Whether one of them, on any trainer, is not finite: then no trainer may make the step. Trainers
+            that are not synchronous decide each for itself.
+        """
+        self.finish()
+        is_bad = False
+        for table in self._tables:
+            for gradient in table.trace.gradients():
+                is_bad = is_bad or not bool(torch.isfinite(gradient).all())
+                gradient.mul_(inverse_scale.to(gradient.device))
+        if self._synchronous:
+            is_bad = bool(self._group.sum(np.array([is_bad], np.int64))[0])
+        return is_bad
+
     def state_tensors(self, embedding: Any) -> dict[str, DistTensor]:
         """The state of an embedding by name, as distributed tensors with a row for each row of the
         embedding."""
         self.finish()
         for table in self._tables:
-            if table.name == embedding.name:
+            if table.key == key_of(embedding):
                 return dict(table.state)
         raise self._unknown(embedding)
 
@@ -289,9 +337,9 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
     @property
     def sent_bytes(self) -> int:
         """Bytes of gradients that this trainer sent to others since the start."""
-        return 0 if self._connected is None else self._connected.sent_bytes
+        return int(self._earlier_bytes[0]) + self._exchange.sent_bytes
 
     @property
     def network_bytes(self) -> int:
         """Those of them that went over the network: to trainers of other machines, normally."""
-        return 0 if self._connected is None else self._connected.network_bytes
+        return int(self._earlier_bytes[1]) + self._exchange.network_bytes

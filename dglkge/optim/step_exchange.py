@@ -13,7 +13,7 @@ from .gradient_exchange import GradientExchange, Route
 from .ownership import ranks_by_machine
 from .row_chains import RowChains
 from .shared_exchange import SharedExchange, num_fields
-from .shared_outbox import NeighbourOutbox, Outbox, usable
+from .shared_outbox import Address, NeighbourOutbox, Outbox, usable
 from .wire_format import WireFormat
 
 logger = logging.getLogger(__name__)
@@ -70,13 +70,15 @@ class StepExchange:
         num_machines = len(starts[0]) - 1
         if not synchronous and num_machines > 1:
             raise ValueError(f"synchronous=False is for trainers of one machine, got {num_machines}")
-        if group.size == 1 or not synchronous:
+        if group.size == 1:
             return
-        outbox = Outbox(num_fields(len(chains))) if usable() else None
+        outbox = Outbox(num_fields(len(chains))) if synchronous and usable() else None
         everyone = group.gather((part_id, outbox.address if outbox else None))
         machines = ranks_by_machine([part for part, _ in everyone], num_machines)
         here = machines[part_id]
         self.place, self.num_places = int(np.flatnonzero(here == group.rank)[0]), len(here)
+        if not synchronous:
+            return
         neighbours = _open_neighbours([(int(rank), everyone[rank][1]) for rank in here if rank != group.rank])
         if all(group.gather(neighbours is not None)):
             if neighbours and outbox is not None:
@@ -155,7 +157,7 @@ class StepExchange:
 def _open_neighbours(addresses: Sequence[tuple[int, Any]]) -> list[NeighbourOutbox] | None:
     """The outboxes of the other trainers of this machine, or None where one cannot be opened."""
     try:
-        return [NeighbourOutbox(rank, address) for rank, address in addresses]
-    except (OSError, AttributeError) as error:
+        return [NeighbourOutbox(rank, Address(*address)) for rank, address in addresses]
+    except (OSError, TypeError) as error:  # it cannot be opened, or there is none
         logger.info("a neighbour's memory cannot be opened: %s", error)
         return None

@@ -1,4 +1,4 @@
-"""What a step says besides the rows that it updates: phases, votes, gradients that were not finite."""
+"""Side channel of a step: phases, votes, gradients that were not finite."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class StepSignals:
 
     _tables: Sequence[Any]
     _raise_nonfinite: bool
-    _vote = False
     _enter: Callable[[str], None] = staticmethod(ignore_phase)
     num_votes = 0
     num_skipped_rows = 0
@@ -41,7 +40,7 @@ class StepSignals:
             return
         self.num_skipped_rows += int(num_bad.sum())
         text = ", ".join(
-            f"{count} rows of {table.name!r}" for table, count in zip(self._tables, num_bad) if count
+            f"{count} rows of {table.label!r}" for table, count in zip(self._tables, num_bad) if count
         )
         if self._raise_nonfinite:
             raise FloatingPointError(f"the gradient is not finite for {text}; these rows were not updated")

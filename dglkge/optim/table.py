@@ -23,6 +23,11 @@ from .trace import Trace
 Rule = Callable[[Sequence[np.ndarray], np.ndarray, np.ndarray, tuple], int]
 
 
+def key_of(embedding: Any) -> str:
+    """Name of an embedding's rows in the kvstore, such as "node~user~name"."""
+    return str(embedding.weight.name)
+
+
 class Table:
     """An embedding and what its optimizer keeps for it.
 
@@ -36,7 +41,11 @@ class Table:
     Attributes
     ----------
     name : str
-        Name of the embedding.
+        Name of the embedding; embeddings of several node types may share it.
+    key : str
+        Name of the embedding's rows in the kvstore, which contains the node type.
+    label : str
+        Name in files and messages: ``name``, or ``key`` where other tables of the optimizer have that name.
     state : dict of str to dgl.distributed.DistTensor
         Optimizer state; the tensors are named ``<name>_<key>``.
     num_steps : int
@@ -45,7 +54,8 @@ class Table:
 
     def __init__(self, embedding: Any, state_shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.embedding = embedding
-        self.name = embedding.name
+        self.name = self.label = embedding.name
+        self.key = key_of(embedding)
         self.policy = embedding.part_policy or embedding.weight.part_policy
         self.starts = range_starts(self.policy)
         self.part_id = self.policy.part_id
@@ -96,7 +106,7 @@ class Table:
         for ids, rows in pairs:
             if ids.dim() != 1 or rows.shape != (len(ids), self.dim):
                 raise ValueError(
-                    f"gradient of {self.name!r}: expected ids (n,) and rows (n, {self.dim}), got "
+                    f"gradient of {self.label!r}: expected ids (n,) and rows (n, {self.dim}), got "
                     f"{tuple(ids.shape)} and {tuple(rows.shape)}"
                 )
             if len(ids) == 0:
@@ -105,7 +115,7 @@ class Table:
             lowest, highest = int(id_array.min()), int(id_array.max())
             if lowest < 0 or highest >= self.num_rows:
                 raise ValueError(
-                    f"gradient of {self.name!r}: id {lowest if lowest < 0 else highest} is not in "
+                    f"gradient of {self.label!r}: id {lowest if lowest < 0 else highest} is not in "
                     f"[0, {self.num_rows})"
                 )
             self.chains.add(id_array, rows.detach().to("cpu", self.compute_dtype).contiguous().numpy())
@@ -120,7 +130,7 @@ class Table:
         arrays = [np.zeros((1, *tensor.shape[1:]), chains.dtype) for tensor in self._tensors]
         rule(arrays, first, first, chains.chain)
 
-    def update(self, selected: np.ndarray, rule: Rule, timeout_seconds: float) -> int:
+    def update(self, selected: np.ndarray, rule: Rule, timeout_seconds: float | None) -> int:
         """Apply the rule to the rows of the selected keys; returns how many were left alone as not finite.
 
         Parameters
@@ -129,8 +139,8 @@ class Table:
             "(n,) int64" positions in ``chains.keys``.
         rule : callable
             The update.
-        timeout_seconds : float
-            Limit for rows that must be written through the kvstore.
+        timeout_seconds : float, optional
+            Limit for rows that must be written through the kvstore; None: do not wait until they can be read.
         """
         if len(selected) == 0:
             return 0

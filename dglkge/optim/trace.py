@@ -40,6 +40,10 @@ class Trace:
         self._embedding.reset_trace()
         return [(ids, rows.grad) for ids, rows in pairs if rows.grad is not None]
 
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients "(n, D)" that have arrived and that no step has taken yet."""
+        return [rows.grad for _, rows in self._pairs() if rows.grad is not None]
+
     def drop_gradients(self) -> None:
         """Forget the gradients that have arrived."""
         pairs = [(ids, rows) for ids, rows in self._pairs() if rows.grad is None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .kernels import compiled
+from ..kernels.jit import compiled
 
 
 @compiled

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dglkge.model.counter_random import GOLDEN_GAMMA
-from dglkge.optim.kernels import compiled
+from dglkge.kernels.jit import compiled
+from dglkge.optim.kernels import GOLDEN
 from dglkge.sampling.keyed_hash import combine
 
 NUM_ROUNDS = 6
@@ -100,7 +100,7 @@ def _walk_all(values: np.ndarray, num: int, a: int, b: int, keys: np.ndarray, fo
 @compiled
 def _draw(key: Any, value: Any, limit: Any) -> Any:
     """Return the round function's value in [0, limit): one word of :func:`keyed_hash.words`, halved."""
-    state = np.uint64(value) * GOLDEN_GAMMA + key
+    state = np.uint64(value) * GOLDEN + key
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     state ^= state >> np.uint64(31)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dglkge.model.counter_random import GOLDEN_GAMMA, split_mix
+from dglkge.model.counter_random import GOLDEN_GAMMA, in_range, split_mix
 
 _MASK = (1 << 64) - 1
 _GAMMA = int(GOLDEN_GAMMA)
@@ -41,10 +41,7 @@ def words(key: int, counters: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
 
 
 def below(key: int, count: int, limit: int) -> npt.NDArray[np.int64]:
-    """Draw whole numbers from [0, limit), uniformly.
-
-    The high half of a 96-bit product (Lemire 2019) maps 32 bits of each word on the range; limits
-    above 2**31 use the remainder of the whole word, whose bias is below 2**-24 there.
+    """Draw whole numbers from [0, limit), uniformly: see :func:`in_range`.
 
     Parameters
     ----------
@@ -55,7 +52,4 @@ def below(key: int, count: int, limit: int) -> npt.NDArray[np.int64]:
     -------
     (count,) int64
     """
-    drawn = words(key, np.arange(count, dtype=np.int64))
-    if limit <= 1 << 31:
-        return (((drawn >> np.uint64(32)) * np.uint64(limit)) >> np.uint64(32)).astype(np.int64)
-    return (drawn % np.uint64(limit)).astype(np.int64)
+    return in_range(words(key, np.arange(count, dtype=np.int64)), limit)

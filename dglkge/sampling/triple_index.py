@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dglkge.optim.kernels import compiled
+from dglkge.kernels.jit import compiled
 
 Ids = npt.NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.preemption import StopRequest
-from dglkge.distributed.request_limit import limited_requests
+from dglkge.distributed.request_limit import limited_requests, request_limit_seconds
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.embeddings.table_set import TableSet
@@ -146,7 +146,13 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
     make = OPTIMIZERS.get(config.optimizer.name)
     # Gradients are narrowed on their way to other machines only.
     wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None
-    return make(embeddings, lr=config.optimizer.lr, synchronous=synchronous, wire_dtype=wire_dtype)
+    return make(
+        embeddings,
+        lr=config.optimizer.lr,
+        synchronous=synchronous,
+        wire_dtype=wire_dtype,
+        timeout_seconds=request_limit_seconds(),
+    )
 
 
 def _build_train_step(

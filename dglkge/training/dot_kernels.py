@@ -17,9 +17,9 @@ from __future__ import annotations
 import numpy as np
 
 from dglkge.embeddings.found_rows import prefetch_rows_at, row_at
-from dglkge.optim.kernels import LOOKAHEAD, compiled
+from dglkge.kernels.jit import compiled, compiled_unaliased
+from dglkge.optim.kernels import LOOKAHEAD
 from dglkge.training.narrow_rows import load_row, store_row
-from dglkge.training.unaliased import compiled_unaliased
 
 
 @compiled_unaliased

@@ -32,8 +32,12 @@ torch's library compiles a product, and keeps it, for every shape that it meets.
 
 
 def is_known(model: KgeModel, loss: Loss) -> bool:
-    """Tell whether the gradients written out here are those of a model and a loss."""
-    return type(model.score_function) in (DistMult, ComplEx) and type(loss) is Softmax
+    """Tell whether the gradients written out here are those of a model and a loss.
+
+    A subclass may compute anything, so it is not taken for its base.
+    """
+    is_plain = type(model) is KgeModel and type(model.score_function) in (DistMult, ComplEx)
+    return is_plain and type(loss) is Softmax
 
 
 class DotSoftmax:
@@ -63,9 +67,10 @@ class DotSoftmax:
         self._model = model
         self._dim = model.dim
         self._operator = (model.score_function.complex_valued, model.reciprocal)
-        by_loop = isinstance(regularizer, N3) and regularizer.complex_valued == self._operator[0]
-        self._n3 = np.float32(regularizer.weight if by_loop and regularizer is not None else 0)
-        self._regularizer = None if by_loop else regularizer
+        self._n3, self._regularizer = np.float32(0), regularizer
+        # A subclass of N3 may have another penalty.
+        if type(regularizer) is N3 and regularizer.complex_valued == self._operator[0]:
+            self._n3, self._regularizer = np.float32(regularizer.weight), None
         self._own_entity = own_entity
         self._products = products
         self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=products))[0]

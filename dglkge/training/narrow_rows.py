@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
-from numba import extending
-from numba.core.cgutils import ir
 
-from dglkge.optim.kernels import compiled
-
-intrinsic: Any = extending.intrinsic
+from dglkge.kernels.jit import FAST_MATH, compiled, intrinsic, ir, overload, types
 
 
 @intrinsic
@@ -26,7 +21,7 @@ def bits_of(typing_context: Any, number: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.IntType(32))
 
-    return numba.types.uint32(numba.types.float32), generate
+    return types.uint32(types.float32), generate
 
 
 @intrinsic
@@ -36,7 +31,7 @@ def float_of(typing_context: Any, bits: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
 
-    return numba.types.float32(numba.types.uint32), generate
+    return types.float32(types.uint32), generate
 
 
 @compiled
@@ -63,9 +58,9 @@ def load_row(row: np.ndarray, out: np.ndarray) -> None:
     raise NotImplementedError("for compiled loops only")
 
 
-@extending.overload(store_row, jit_options={"fastmath": {"reassoc", "contract", "nsz"}})
+@overload(store_row, jit_options={"fastmath": FAST_MATH})
 def _store_row(row: Any, scale: Any, out: Any) -> Any:
-    if out.dtype == numba.types.uint16:
+    if out.dtype == types.uint16:
 
         def store(row: Any, scale: Any, out: Any) -> Any:
             for k in range(out.shape[0]):
@@ -80,9 +75,9 @@ def _store_row(row: Any, scale: Any, out: Any) -> Any:
     return copy
 
 
-@extending.overload(load_row)
+@overload(load_row)
 def _load_row(row: Any, out: Any) -> Any:
-    if row.dtype == numba.types.uint16:
+    if row.dtype == types.uint16:
 
         def load(row: Any, out: Any) -> Any:
             for k in range(out.shape[0]):

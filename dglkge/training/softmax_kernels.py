@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dglkge.optim.kernels import GOLDEN, compiled
+from dglkge.kernels.jit import compiled
+from dglkge.optim.kernels import GOLDEN
 from dglkge.training.narrow_rows import bits_of, float_of, load_row, store_row
 
 LOWEST_EXPONENT = np.float32(-60.0)

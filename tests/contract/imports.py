@@ -14,7 +14,7 @@ FLOORS = {
     4: {"training", "inference"},
     3: {"sampling", "embeddings", "checkpoint", "evaluation", "launch", "partition_tools"},
     2: {"data", "model", "distributed", "config"},
-    1: {"typing", "registry", "errors", "optim"},
+    1: {"typing", "registry", "errors", "optim", "kernels"},
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
@@ -22,6 +22,7 @@ FILES_ALONE = ["dgl", "torch.distributed"]
 NEVER = {
     "dglkge": ["partition_tools", "tests", "examples"],
     "dglkge.optim": ["dglkge"],
+    "dglkge.kernels": ["dglkge", "torch", "dgl"],
     "dglkge.model": ["dgl", "h5py"],
     "dglkge.data": ["dgl"],
     "dglkge.checkpoint.layout": FILES_ALONE,
@@ -33,6 +34,12 @@ NEVER = {
     "dglkge.launch": ["dglkge.training"],
 }
 """What a room or file never imports, whatever the floors say."""
+
+ONLY_IN = {"numba": "dglkge.kernels.jit"}
+"""Outside packages that one file imports and hands on to all others."""
+
+ALLOWED = {"dglkge.optim": "dglkge.kernels"}
+"""What a room imports although the lists above forbid it."""
 
 CONFIG_MAY_IMPORT = {"typing", "registry", "errors", "config"}
 """The configuration knows no component: components read it."""
@@ -67,6 +74,11 @@ def inside(name: str, stem: str) -> bool:
 
 def breaks(module: str, target: str) -> str:
     """Say why a module may not import a name; an empty string where it may."""
+    for package, door in ONLY_IN.items():
+        if inside(target, package) and module != door:
+            return f"only {door} imports {package}"
+    if any(inside(module, importer) and inside(target, stem) for importer, stem in ALLOWED.items()):
+        return ""
     for importer, forbidden in NEVER.items():
         for stem in forbidden if inside(module, importer) else []:
             if inside(target, stem) and not inside(target, importer):

@@ -12,7 +12,7 @@ from tests.contract.imports import FLOOR, breaks, circle, imported, inside, room
 from tests.contract.source_tree import ROOT, SourceFile, sources
 
 HOUSE = sources("dglkge", "partition_tools")
-OPTIM_MAY_IMPORT = {"torch", "dgl", "numba", "numpy"}
+OPTIM_MAY_IMPORT = {"torch", "dgl", "numpy"}
 ONLY_FOR_PEOPLE = {"rich": ("dglkge.cli", "partition_tools"), "psutil": ("dglkge.launch",)}
 DISTRIBUTION = {"yaml": "pyyaml"}
 
@@ -91,6 +91,10 @@ def test_packages_that_few_rooms_need(package):
     [
         ("dglkge.optim.alltoall", "dglkge.errors.InputError", "never"),
         ("dglkge.optim.alltoall", "dglkge", "never"),
+        ("dglkge.optim.kernels", "numba.core", "only dglkge.kernels.jit imports numba"),
+        ("dglkge.model.distances", "numba", "only dglkge.kernels.jit imports numba"),
+        ("dglkge.kernels.jit", "dglkge.errors.InputError", "never"),
+        ("dglkge.kernels.jit", "torch", "never"),
         ("dglkge.model.losses", "dgl", "never"),
         ("dglkge.model.losses", "h5py", "never"),
         ("dglkge.data.triples", "dgl.distributed.DistGraph", "never"),
@@ -120,6 +124,8 @@ def test_checker_finds_a_broken_rule(module, target, reason):
         ("dglkge.registry", "dglkge.errors.InputError"),
         ("dglkge.optim.sparse_adam", "dglkge.optim.update_rules"),
         ("dglkge.optim.sparse_adam", "dgl.distributed"),
+        ("dglkge.optim.update_rules", "dglkge.kernels.jit.compiled"),
+        ("dglkge.kernels.jit", "numba"),
         ("dglkge.checkpoint.manager", "torch.distributed.barrier"),
         ("dglkge.checkpoint.reader", "torch.from_numpy"),
         ("dglkge.embeddings.table_set", "dglkge.optim.SparseAdam"),

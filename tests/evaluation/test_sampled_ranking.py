@@ -96,3 +96,19 @@ def test_fewer_entities_than_draws_are_ranked_in_full():
     for side in Side:
         assert sampled.ranks[side].tolist() == full.ranks[side].tolist()
         assert sampled.num_negatives[side].tolist() == full.num_negatives[side].tolist()
+
+
+@pytest.mark.parametrize("num_entities", [10**9, 3 * 2**29, 5 * 2**31])
+def test_candidates_of_many_entities_are_uniform(num_entities):
+    """Spread over the range and, within a few neighbours, over them: 32 random bits do not reach all."""
+    (batch, *_) = plan_queries(np.zeros((1000, 3), np.int64), RELATIONS, 1000)
+    drawn = draw_candidates(batch, 400, num_entities, 7).numpy().ravel()
+    assert drawn.min() >= 0 and drawn.max() < num_entities
+    least = 2**32 // num_entities
+    share = 2**32 / num_entities - least  # of the numbers that 32 bits hit once more than the others
+    some = drawn[:200_000].tolist()
+    ends = [[-(-value * 2**32 // num_entities) for value in (each, each + 1)] for each in some]
+    hit = np.array([end - start > least for start, end in ends])
+    assert abs(hit.mean() - share) < 5 * np.sqrt(share * (1 - share) / len(hit))
+    counts = np.bincount(drawn * 10 // num_entities, minlength=10)
+    assert ((counts - len(drawn) / 10) ** 2 / (len(drawn) / 10)).sum() < 9 + 5 * np.sqrt(2 * 9)

@@ -29,17 +29,18 @@ def standalone_graph() -> Iterator[Any]:
 
 @pytest.fixture
 def make_table(standalone_graph: Any) -> Callable[..., Any]:
-    """A function that makes an embedding of 50 rows that start as ``start_rows``."""
+    """A function that makes an embedding (of 50 things, or 7 others) whose rows start as ``start_rows``."""
 
-    def make(dim: int = 4, dtype: torch.dtype = torch.float32) -> Any:
-        policy = standalone_graph.get_node_partition_policy("thing")
-        name = f"table{next(_NUMBERS)}"
-        table = dgl.distributed.DistEmbedding(NUM_ROWS, dim, name, part_policy=policy)
+    def make(dim: int = 4, dtype: torch.dtype = torch.float32, ntype: str = "thing", name: str = "") -> Any:
+        policy = standalone_graph.get_node_partition_policy(ntype)
+        name = name or f"table{next(_NUMBERS)}"
+        num_rows = standalone_graph.num_nodes(ntype)
+        table = dgl.distributed.DistEmbedding(num_rows, dim, name, part_policy=policy)
         if dtype != torch.float32:
             table._tensor = dgl.distributed.DistTensor(
-                (NUM_ROWS, dim), dtype, name + "_rows", part_policy=policy
+                (num_rows, dim), dtype, name + "_rows", part_policy=policy
             )
-        table.weight[torch.arange(NUM_ROWS)] = start_rows(NUM_ROWS, dim).to(dtype)
+        table.weight[torch.arange(num_rows)] = start_rows(num_rows, dim).to(dtype)
         return table
 
     return make

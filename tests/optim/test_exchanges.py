@@ -159,20 +159,27 @@ def test_rows_that_nobody_else_has_do_not_travel() -> None:
 
 
 def test_trainers_that_are_not_synchronous_wait_for_nobody() -> None:
-    """Each updates the rows that it has gradients for, one after the other, and nothing travels."""
+    """Each updates the rows that it has gradients for, one after the other, and nothing travels. They meet
+    once, at the start, to share out what each of them saves."""
     threads = Threads(2)
     wire = WireFormat((torch.float32,), (3,), np.dtype(np.int32), False)
-    for rank in range(2):
-        chains = [RowChains(3, np.dtype(np.float32))]
-        group: Any = ThreadGroup(threads, rank)
-        exchange = StepExchange(group, 0, [np.array([0, 9])], chains, wire, synchronous=False)
+    chains_of = [[RowChains(3, np.dtype(np.float32))] for _ in range(2)]
+    groups: list[Any] = [ThreadGroup(threads, rank) for rank in range(2)]
+
+    def start(rank: int) -> StepExchange:
+        return StepExchange(groups[rank], 0, [np.array([0, 9])], chains_of[rank], wire, synchronous=False)
+
+    with ThreadPoolExecutor(2) as pool:
+        exchanges = list(pool.map(start, range(2)))
+    for rank, (exchange, chains) in enumerate(zip(exchanges, chains_of)):
+        assert (exchange.place, exchange.num_places) == (rank, 2)
         chains[0].add(np.array([4, 5, 4]), np.ones((3, 3), np.float32))
         turns = [(selected[0].tolist(), active.tolist()) for selected, active in exchange.run()]
         assert turns == [([0, 1], [True])]
         assert exchange.finish(np.array([rank]), vote=True).tolist() == [rank]
         assert (exchange.num_votes, exchange.sent_bytes) == (1, 0)
     with pytest.raises(ValueError, match="synchronous=False is for trainers of one machine, got 2"):
-        StepExchange(group, 0, [np.array([0, 5, 9])], chains, wire, synchronous=False)
+        StepExchange(groups[0], 0, [np.array([0, 5, 9])], chains_of[0], wire, synchronous=False)
 
 
 @pytest.mark.parametrize("gives_up", [False, True])

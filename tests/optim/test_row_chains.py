@@ -76,16 +76,3 @@ def test_holders_agree_on_owners_and_share_hubs(num_places: int) -> None:
         assert owners <= set(holders)
     shares = np.bincount([owner_by_place[0][key] for key in range(60)], minlength=num_places)
     assert shares.min() >= 60 // num_places
-
-
-def test_the_cache_is_given_up_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba refuses to cache without a folder; the loop is then compiled in memory."""
-    real = kernels.numba.njit
-
-    def refusing(cache: bool, **options: object) -> object:
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return real(cache=cache, **options)
-
-    monkeypatch.setattr(kernels.numba, "njit", refusing)
-    assert kernels.compiled(lambda x: x + 1)(2) == 3

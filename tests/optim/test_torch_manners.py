@@ -252,8 +252,7 @@ def test_state_dict_round_trip(make_table, tmp_path, caplog) -> None:
     optimizer.param_groups[0]["lr"] = 0.3
     optimizer.load(str(tmp_path / "state[1]").encode())
     assert optimizer._state[table.name][IDS].unique().tolist() == [1.0]
-    assert optimizer._lr == 0.3
-    assert "kept the learning rate 0.3: the file has a lower one, 0.1" in caplog.text
+    assert optimizer._lr == 0.1
     assert "ignored the files of trainers [3]" in caplog.text
     stranger = SparseAdam([other], lr=0.1)
     stranger.load_state_dict(content)
@@ -264,10 +263,10 @@ def test_state_dict_round_trip(make_table, tmp_path, caplog) -> None:
 
 
 def test_optim_stands_alone() -> None:
-    """Importing it needs nothing else of dglkge."""
+    """Importing it needs nothing else of dglkge but the compiled loops."""
     script = (
         "import sys, dglkge.optim; "
-        "print([name for name in sys.modules if name.startswith('dglkge.') and 'optim' not in name])"
+        "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('dglkge.')}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -277,7 +276,7 @@ def test_optim_stands_alone() -> None:
         cwd=Path(__file__).resolve().parents[2],
         timeout=120,
     )
-    assert done.stdout.strip().splitlines()[-1] == "[]"
+    assert done.stdout.strip().splitlines()[-1] == "['kernels', 'optim']"
 
 
 def test_steps_are_recovered_from_state_that_was_written_directly(make_table) -> None:

@@ -156,6 +156,71 @@ def load_state(graph: Any, arguments: dict[str, Any]) -> Any:
     return state, optimizer._lr, optimizer._eps, messages
 
 
+def load_parts_of_dgl(graph: Any, arguments: dict[str, Any]) -> Any:
+    """Train with DGL's Adagrad, load the next trainer's part of its state into ours; returns both states."""
+    rank, size = rank_and_size()
+    theirs, table = make_table(graph, "user", 2, "theirs"), make_table(graph, "user", 2, "ours")
+    trained = dgl.distributed.optim.SparseAdagrad([theirs], lr=0.25)
+    for step in range(3):
+        trained.zero_grad()
+        (theirs(torch.arange(rank, 60, size)) * (2 + step)).sum().backward()
+        trained.step()
+    num_machines = dgl.distributed.get_num_machines()
+    # DGL numbers trainers machine by machine; here they are dealt out to machines in turn.
+    trained._rank = theirs.part_policy.part_id * (size // num_machines) + rank // num_machines
+    part = trained.local_state_dict()
+    saved = part["emb_states"].pop("theirs")
+    states = {name.replace("theirs", "ours"): rows for name, rows in saved["states"].items()}
+    part["emb_states"]["ours"] = {"ids": saved["ids"], "states": states}
+    torch.save(part, arguments["folder"] / f"part{rank}")
+    barrier()
+    optimizer = optim.SparseAdagrad([table], lr=0.1, timeout_seconds=60)
+    optimizer.load_local_state_dict(
+        torch.load(arguments["folder"] / f"part{(rank + 1) % size}", weights_only=True)
+    )
+    barrier()
+    everything = torch.arange(60)
+    return trained._state["theirs"][everything], read_state(optimizer, table)["sum"], optimizer._lr
+
+
+def lone_state_dict(graph: Any, arguments: Any) -> Any:
+    """Trainer 0 alone asks for its state before the first step; returns the ids."""
+    rank, _ = rank_and_size()
+    table = make_table(graph, "user", 2, "lone")
+    optimizer = optim.SparseAdagrad([table], lr=0.1)
+    ids = optimizer.state_dict()["emb_states"]["lone"]["ids"].tolist() if rank == 0 else None
+    barrier()
+    return ids
+
+
+def hogwild_state(graph: Any, arguments: Any) -> Any:
+    """Ids of the rows that this trainer saves, where steps are not synchronous."""
+    table = make_table(graph, "user", 2, "hogwild")
+    optimizer = optim.SparseAdagrad([table], lr=0.1, synchronous=False)
+    barrier()
+    return optimizer.local_state_dict()["emb_states"]["hogwild"]["ids"].tolist()
+
+
+def overflow(graph: Any, arguments: Any) -> Any:
+    """Three scaled steps; in the second a gradient of trainer 1 is infinite, and trainer 2 has none."""
+    rank, _ = rank_and_size()
+    table = make_table(graph, "user", 2, "scaled")
+    optimizer = optim.SparseAdagrad([table], lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scales = []
+    for factor in (1.0, 2.0, 3.0):
+        scaler.scale(torch.zeros(()))  # every trainer scales its loss, also where it depends on no row
+        if rank == 0 or (rank == 1 and factor == 2.0):
+            loss = (table(torch.tensor([5])) * factor).sum()
+            scaler.scale(loss * float("inf") if rank == 1 else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        optimizer.zero_grad()
+    barrier()
+    return read(table), scales
+
+
 def misuse(graph: Any, arguments: dict[str, Any]) -> None:
     """Collect what every kind of misuse raises on each trainer."""
     rank, size = rank_and_size()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from dglkge.sampling import keyed_hash
 
@@ -35,3 +36,35 @@ def test_below_is_uniform_and_in_range() -> None:
         assert drawn.min() >= 0 and drawn.max() < limit
     counts = np.bincount(keyed_hash.below(keyed_hash.combine(9), 100_000, 50), minlength=50)
     assert ((counts - 2000) ** 2 / 2000).sum() < 49 + 5 * np.sqrt(2 * 49)
+
+
+LIMITS = [1, 3, 50, 1000, 10**9, 3 * 2**29, 2**31 + 1, 3 * 2**30, 2**32 - 1, 2**32, 7 * 2**33 + 5, 2**63]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_below_is_the_upper_half_of_a_product(limit: int) -> None:
+    """Against Python's own integers."""
+    key = keyed_hash.combine(5, limit)
+    drawn = keyed_hash.words(key, np.arange(2000)).tolist()
+    assert keyed_hash.below(key, 2000, limit).tolist() == [word * limit >> 64 for word in drawn]
+
+
+@pytest.mark.parametrize("limit", [10**9, 3 * 2**29, 2**31 - 1, 3 * 2**30])
+def test_large_ranges_are_uniform(limit: int) -> None:
+    """A method that spends 32 bits gives some numbers 5 of 2**32 words and others 4 at 10**9. Counted by this
+    number of words, and by tenths of the range, the draws are as frequent as the numbers themselves."""
+    num_draws = 400_000
+    drawn = keyed_hash.below(keyed_hash.combine(11, limit), num_draws, limit)
+
+    def num_words(values: np.ndarray) -> np.ndarray:
+        """How many 32-bit words a number gets: the multiples of 1 / 2**32 in its share of [0, 1)."""
+        exact = values.astype(object)
+        return np.array([-((-(v + 1) << 32) // limit) + ((-v << 32) // limit) for v in exact], np.int64)
+
+    least = 2**32 // limit
+    expected_more = (2**32 - least * limit) / limit  # share of the numbers that get one word more
+    share_more = (num_words(drawn) > least).mean()
+    deviation = np.sqrt(expected_more * (1 - expected_more) / num_draws)
+    assert abs(share_more - expected_more) < 5 * deviation
+    counts = np.bincount(drawn * 10 // limit, minlength=10)
+    assert ((counts - num_draws / 10) ** 2 / (num_draws / 10)).sum() < 9 + 5 * np.sqrt(2 * 9)

@@ -11,7 +11,8 @@ import torch
 
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import IGNORED_SCORE, Logistic, Softmax
-from dglkge.model.regularizers import Regularizer, build_regularizer
+from dglkge.model.regularizers import N3, Regularizer, build_regularizer
+from dglkge.model.score_functions import ComplEx
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax, is_known
@@ -227,7 +228,31 @@ def test_other_models_and_losses_are_left_to_autograd() -> None:
     class Tuned(Softmax):
         """A loss of the user's."""
 
+    class Shifted(KgeModel):
+        """A model of the user's."""
+
+    class Bilinear(ComplEx):
+        """A score function of the user's."""
+
     known = [is_known(build_model(name, 4, True), Softmax()) for name in ("complex", "distmult", "rotate")]
     assert known == [True, True, False]
     assert not is_known(build_model("complex", 4, True), Logistic())
     assert not is_known(build_model("complex", 4, True), Tuned())
+    assert not is_known(Shifted(ComplEx(), 4, True), Softmax())
+    assert not is_known(KgeModel(Bilinear(), 4, True), Softmax())
+
+
+@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+def test_a_subclass_of_a_regularizer_keeps_its_own_penalty(score_function: str, reciprocal: bool) -> None:
+    class Quartic(N3):
+        """Fourth powers."""
+
+        def penalty(self, rows: torch.Tensor) -> torch.Tensor:
+            """Return the sum of the fourth powers of each row's numbers."""
+            return rows.pow(4).sum(-1)
+
+    case = Case(score_function, reciprocal, weighted=True)
+    penalty = Quartic(0.3, complex_valued=case.model.score_function.complex_valued)
+    wanted = expected(case, penalty, own_entity=True)
+    loss = DotSoftmax(case.model, penalty, True, torch.float32, PhaseClock())
+    assert_close(case.run(loss), wanted, rtol=1e-5, atol=1e-6)

@@ -6,6 +6,7 @@ import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ import torch
 import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
+from dglkge.distributed.request_limit import request_limit_seconds, set_request_limit
 from dglkge.errors import InputError
 from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.training import build
 from dglkge.training.build import build_optimizer
 from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION
@@ -214,3 +217,16 @@ def test_trainers_of_several_machines_must_wait() -> None:
     config = load_config(None, ["dataset=toy", "training.synchronous=false"])
     with pytest.raises(InputError, match="false is for trainers that share one machine"):
         build_optimizer(config, [], num_machines=2)
+
+
+def test_the_limit_of_waiting_reaches_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainers of one machine wait for each other in its exchange, and not longer than anywhere else."""
+    made = SimpleNamespace(get=lambda name: lambda embeddings, **options: options)
+    monkeypatch.setattr(build, "OPTIMIZERS", made)
+    before = request_limit_seconds()
+    set_request_limit(7.5)
+    try:
+        options = build_optimizer(load_config(None, ["dataset=toy"]), [], num_machines=1)
+    finally:
+        set_request_limit(before)
+    assert options["timeout_seconds"] == 7.5

@@ -1,0 +1,1 @@
+"""Compiled loops: the one door to numba."""

@@ -1,0 +1,130 @@
+"""Compiled loops follow their sources, and work where nothing can be cached."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ONE_ADAGRAD_STEP = """
+import sys
+import numpy as np
+from dglkge.optim.row_chains import RowChains
+from dglkge.optim.row_updates import update_adagrad
+chains = RowChains(2, np.dtype(np.float32))
+gradients = np.full((1, 2), 4, np.float32)
+chains.add(np.zeros(1, np.int64), gradients)
+rows, total = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32)
+one, zero = np.float32(1), np.float32(0)
+first = np.zeros(1, np.int64)
+options = (False, np.float32(np.inf), zero)
+update_adagrad(rows, total, first, first, chains.chain, options, one, zero)
+print(rows[0].tolist(), len(update_adagrad.stats.cache_hits))
+"""
+
+EVERY_LOOP_OF_MODEL_AND_EVALUATION = """
+import torch
+import dglkge.model.distances as distances
+from dglkge.evaluation.counting import count_greater
+print(distances.ModulusDistance.apply(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])).tolist())
+limits = torch.tensor([1.5])
+counted = count_greater(torch.tensor([[1.0, 2.0]]), torch.tensor([0]), limits, limits)
+print([part.tolist() for part in counted])
+"""
+
+
+def copied_package(folder: Path) -> Path:
+    """Copy the library to a folder, without machine code."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.nbi", "*.nbc")
+    shutil.copytree(ROOT / "dglkge", folder / "dglkge", ignore=ignored)
+    return folder / "dglkge"
+
+
+def run(program: str, folder: Path, home: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with the package of a folder and a home of its own."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("NUMBA_", "XDG_"))}
+    environment.update(PYTHONPATH=str(folder), HOME=home, DGLBACKEND="pytorch")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_changed_rule_in_another_file_reaches_its_callers(tmp_path: Path) -> None:
+    """The loop over rows calls the update rule of another file, which is edited between two processes."""
+    package = copied_package(tmp_path)
+    assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 0\n"
+    assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 1\n"
+    rule = package / "optim" / "update_rules.py"
+    text = rule.read_text(encoding="utf-8")
+    old, new = "row[j] -= lr * gradient[j]", "row[j] -= 3 * lr * gradient[j]"
+    assert text.count(old) == 1
+    rule.write_text(text.replace(old, new), encoding="utf-8")
+    assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-3.0, -3.0] 0\n"
+    assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-3.0, -3.0] 1\n"
+    rule.write_text(text, encoding="utf-8")
+    assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 0\n"
+
+
+def test_nothing_needs_a_folder_to_write_to(tmp_path: Path) -> None:
+    """A read-only installation of a user without a home: here no cache folder can be made, even by root."""
+    package = copied_package(tmp_path)
+    for folder in [package, *(path for path in package.rglob("*") if path.is_dir())]:
+        (folder / "__pycache__").write_text("no folder", encoding="utf-8")
+    done = run(EVERY_LOOP_OF_MODEL_AND_EVALUATION, tmp_path, "/dev/null")
+    assert done.stdout.splitlines() == ["[[5.0]]", "[[1], [], []]"]
+    assert run(ONE_ADAGRAD_STEP, tmp_path, "/dev/null").stdout == "[-1.0, -1.0] 0\n"
+
+
+@pytest.mark.parametrize("contents", [b"", b"no machine code"])
+def test_a_damaged_cache_is_no_obstacle(tmp_path: Path, contents: bytes) -> None:
+    """Files that were cut off or overwritten: the loop is compiled again."""
+    package = copied_package(tmp_path)
+    run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path))
+    files = [*(package / "optim" / "__pycache__").glob("row_updates.update_adagrad*.nb?")]
+    assert sorted(file.suffix for file in files) == [".nbc", ".nbi"]
+    for file in files:
+        whole = file.read_bytes()
+        file.write_bytes(contents)
+        assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 0\n"
+        file.write_bytes(whole)
+
+
+def test_a_full_disk_is_no_obstacle(tmp_path: Path) -> None:
+    """Machine code that cannot be written (a limit on the size of files stands for the full disk)."""
+    copied_package(tmp_path)
+    limited = (
+        "import resource, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
+    )
+    assert run(limited + ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 0\n"
+
+
+def test_loops_keep_not_a_number() -> None:
+    """Sums may be reordered, but NaN and infinity keep their meaning: the loops test for them."""
+    from dglkge.kernels.jit import compiled
+
+    @compiled
+    def total(numbers: np.ndarray) -> float:
+        result = 0.0
+        for i in range(len(numbers)):
+            result += numbers[i]
+        return result
+
+    assert total(np.arange(101.0)) == 5050
+    assert np.isnan(total(np.array([1.0, np.nan])))
+    assert np.isnan(total(np.array([np.inf, -np.inf])))

@@ -1,0 +1,224 @@
+"""State in the forms of DGL and of torch, and what does not fit."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from dgl.distributed import DistTensor
+
+from dglkge.optim import SparseAdagrad, SparseAdam
+
+from .oracle import start_rows
+
+EVERYTHING = torch.arange(50)
+IDS = torch.tensor([1, 2])
+
+
+def form_of_dgl(table, total: float) -> dict:
+    """State as DGL's SparseAdagrad saves it: the same number for every element."""
+    states = {f"node~thing~{table.name}_sum": torch.full((50, 4), total)}
+    return {
+        "params": {"world_size": 1, "_lr": 0.5, "_eps": 0.0},
+        "emb_states": {table.name: {"ids": EVERYTHING, "states": states}},
+    }
+
+
+@pytest.mark.parametrize(("roots", "root_of_sum"), [(True, 5.0), (False, 19**0.5)])
+def test_roots_of_dgl_are_squared(make_table, tmp_path, roots: bool, root_of_sum: float) -> None:
+    """DGL keeps 3 where the sum of squares is 9; with a gradient of 4 the next root is 5. By file and by
+    dictionary; unless the caller says that the numbers are sums."""
+    table = make_table()
+    optimizer = SparseAdagrad([table], lr=0.1)
+    before = table.weight[IDS]
+    torch.save(form_of_dgl(table, 3.0), tmp_path / "state_0")
+    optimizer.load(tmp_path / "state", dgl_keeps_roots=roots)
+    optimizer.step_rows([(table, IDS, torch.full((2, 4), 4.0))])
+    torch.testing.assert_close(before - table.weight[IDS], torch.full((2, 4), 0.5 * 4 / root_of_sum))
+    optimizer.load_local_state_dict(form_of_dgl(table, 3.0), dgl_keeps_roots=roots)
+    state = optimizer.state_tensors(table)["sum"][EVERYTHING]
+    assert state.unique().tolist() == [9.0 if roots else 3.0]
+    assert (optimizer._lr, optimizer._eps) == (0.5, 0.0)
+
+
+def test_rows_that_do_not_fit_are_refused(make_table, tmp_path) -> None:
+    """An id too high or below zero, rows of another width, other hyper-parameters than possible: one error,
+    and nothing changes."""
+    table = make_table()
+    optimizer = SparseAdagrad([table], lr=0.1)
+    optimizer.step_rows([(table, IDS, torch.ones(2, 4))])
+    before = optimizer.state_tensors(table)["sum"][EVERYTHING]
+    name = f"node~thing~{table.name}_sum"
+    for ids, shape, message in (
+        (EVERYTHING + 1, (50, 4), f"state of '{table.name}': the file has row 50, the table has 50 rows"),
+        (EVERYTHING - 1, (50, 4), f"state of '{table.name}': the file has row -1, the table has 50 rows"),
+        (EVERYTHING, (50, 3), r"expected rows .4,. for 50 ids, the file has .3,. for 50"),
+        (EVERYTHING, (49, 4), r"expected rows .4,. for 50 ids, the file has .4,. for 49"),
+    ):
+        wrong = form_of_dgl(table, 3.0)
+        wrong["emb_states"][table.name] = {"ids": ids, "states": {name: torch.ones(shape)}}
+        with pytest.raises(ValueError, match=message):
+            optimizer.load_local_state_dict(wrong)
+        torch.save(wrong, tmp_path / "wrong_0")
+        with pytest.raises(ValueError, match=message):
+            optimizer.load(tmp_path / "wrong")
+    wrong = form_of_dgl(table, 3.0)
+    wrong["params"]["_lr"] = float("nan")
+    with pytest.raises(ValueError, match="lr must be a finite number >= 0, got nan"):
+        optimizer.load_local_state_dict(wrong)
+    (tmp_path / "noise_0").write_bytes(b"no archive")
+    with pytest.raises(ValueError, match="noise_0 is no optimizer state: "):
+        optimizer.load(tmp_path / "noise")
+    assert torch.equal(optimizer.state_tensors(table)["sum"][EVERYTHING], before)
+    assert (optimizer._lr, optimizer._eps) == (0.1, 1e-10)
+
+
+def sparse_gradient(step: int) -> torch.Tensor:
+    """A gradient of 50 rows, for some of them, in float64."""
+    ids = torch.tensor([step % 5, 7, 9 + step])
+    values = torch.arange(12, dtype=torch.float64).reshape(3, 4) + 1 + step
+    return torch.sparse_coo_tensor(ids[None], values, (50, 4), check_invariants=True).coalesce()
+
+
+@pytest.mark.parametrize("kind", ["Adagrad", "SparseAdam"])
+def test_state_of_torch_goes_on(make_table, kind: str) -> None:
+    """Three steps of torch's optimizer on a dense table, then its state_dict in ours: the same rows after
+    three more steps of both."""
+    table = make_table()
+    rows = torch.nn.Parameter(start_rows(50, 4).double())
+    theirs = getattr(torch.optim, kind)([rows], lr=0.3)
+    if kind == "Adagrad":
+        optimizer = SparseAdagrad([table], lr=0.1)
+    else:
+        optimizer = SparseAdam([table], lr=0.1, bias_correction="global")
+    for step in range(6):
+        if step == 3:
+            table.weight[EVERYTHING] = rows.detach().float()
+            optimizer.load_state_dict(theirs.state_dict())
+            assert optimizer._lr == 0.3
+        gradient = sparse_gradient(step)
+        rows.grad = gradient
+        theirs.step()
+        if step >= 3:
+            optimizer.step_rows([(table, gradient.indices()[0], gradient.values().float())])
+    torch.testing.assert_close(table.weight[EVERYTHING].double(), rows.detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("keys", [("state", "param_groups"), ("params", "emb_states")])
+def test_state_dict_is_of_both_forms(make_table, tmp_path, keys: tuple[str, str]) -> None:
+    """Either pair of keys alone restores rows, steps, rates and the learning rate of each group."""
+    tables, twins = [make_table(), make_table(2)], [make_table(), make_table(2)]
+    optimizers = [
+        SparseAdam([{"params": [first], "lr": 0.2}, {"params": [second]}], lr=0.1, bias_correction="global")
+        for first, second in (tables, twins)
+    ]
+    gradients = [torch.ones(2, 4), torch.full((2, 2), 3.0)]
+    for _ in range(3):
+        optimizers[0].step_rows([(table, IDS, rows) for table, rows in zip(tables, gradients)])
+    optimizers[0].param_groups[0]["betas"] = (0.5, 0.9)
+    saved = optimizers[0].state_dict()
+    assert set(saved) == {"state", "param_groups", "params", "emb_states"}
+    assert [group["params"] for group in saved["param_groups"]] == [[0], [1]]
+    assert set(saved["state"][0]) == {"ids", "step", "exp_avg", "exp_avg_sq"}
+    torch.save({key: saved[key] for key in keys}, tmp_path / "saved")
+    loaded = torch.load(tmp_path / "saved", weights_only=True)
+    if "emb_states" in keys:  # rename the tables, which DGL's form has by name
+        text = {table.name: twin.name for table, twin in zip(tables, twins)}
+        loaded = renamed(loaded, text)
+    optimizers[1].load_state_dict(loaded)
+    for table, twin in zip(tables, twins):
+        twin.weight[EVERYTHING] = table.weight[EVERYTHING]
+    for optimizer, each in zip(optimizers, (tables, twins)):
+        optimizer.step_rows([(table, IDS, rows) for table, rows in zip(each, gradients)])
+        assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.1]
+        assert optimizer.param_groups[0]["betas"] == (0.5, 0.9)
+    for table, twin in zip(tables, twins):
+        torch.testing.assert_close(table.weight[EVERYTHING], twin.weight[EVERYTHING], rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"the saved state has groups of .2. parameters, this optimizer of"):
+        optimizers[1].load_state_dict({"state": {}, "param_groups": [{"params": [0, 1]}]})
+    with pytest.raises(ValueError, match="'step' is missing, the file has ."):
+        groups = [{"params": [0]}, {"params": [1]}]
+        optimizers[1].load_state_dict({"state": {0: {"sum": torch.ones(50, 4)}}, "param_groups": groups})
+
+
+def renamed(value, names: dict[str, str]):
+    """Replace names in the keys and texts of nested dictionaries and lists."""
+    if isinstance(value, dict):
+        return {renamed(key, names): renamed(each, names) for key, each in value.items()}
+    if isinstance(value, list):
+        return [renamed(each, names) for each in value]
+    if isinstance(value, str):
+        for old, new in names.items():
+            value = value.replace(old, new)
+    return value
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this torch has no torch.amp.GradScaler")
+@pytest.mark.parametrize("unscales", [False, True])
+def test_grad_scaler(make_table, unscales: bool) -> None:
+    """Scaled losses give the steps of torch's Adagrad without a scaler; a step with an infinite gradient is
+    left out, as by torch, and the scale is halved."""
+    table = make_table()
+    optimizer = SparseAdagrad([table], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=3)
+    rows = torch.nn.Parameter(start_rows(50, 4).double())
+    theirs = torch.optim.Adagrad([rows], lr=0.1, eps=1e-10)
+    scales = []
+    for step in range(6):
+        gradient = sparse_gradient(step)
+        ids, values = gradient.indices()[0], gradient.values().float()
+        optimizer.zero_grad()
+        for part in (slice(0, 2), slice(1, 3)):  # two reads, with a row in common
+            loss = (table(ids[part]) * values[part] / 2).sum()
+            scaler.scale(loss * (float("inf") if step == 1 else 1.0)).backward()
+        if unscales:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        if step != 1:
+            share = torch.tensor([[0.5], [1.0], [0.5]], dtype=torch.float64)
+            rows.grad = torch.zeros_like(rows).index_add_(0, ids, values.double() * share)
+            theirs.step()
+    torch.testing.assert_close(table.weight[EVERYTHING].double(), rows.detach(), rtol=1e-5, atol=1e-5)
+    assert scales == [2.0**14, 2.0**13, 2.0**13, 2.0**13, 2.0**14, 2.0**14]
+    assert optimizer.num_skipped_rows == 0
+
+
+def test_votes_of_overlapping_steps_are_not_lost(make_table) -> None:
+    """The vote of a step counts in that step, although the next one is started before it ends."""
+    table = make_table()
+    optimizer = SparseAdagrad([table], lr=0.1, overlap=True)
+    asked, seen = threading.Event(), []
+    finish = optimizer.finish
+
+    def let_it_end() -> None:
+        asked.set()
+        finish()
+        seen.append(optimizer.num_votes)
+
+    optimizer.when_phase(lambda phase: phase != "waiting" or asked.wait(60))
+    optimizer.finish = let_it_end
+    for vote in (True, False, False, True):
+        optimizer.step_rows([(table, IDS, torch.ones(2, 4))], vote=vote)
+        asked.clear()
+    optimizer.step()
+    optimizer.finish()
+    assert seen == [0, 1, 0, 0, 1, 0]
+
+
+def test_rows_that_others_overwrite_are_not_waited_for(make_table, monkeypatch) -> None:
+    """Hogwild on rows of 16 bits: what is read back is what another trainer has written meanwhile."""
+    table = make_table(dtype=torch.bfloat16)
+    optimizer = SparseAdagrad([table], lr=0.5, synchronous=False, timeout_seconds=2)
+    write = DistTensor.__setitem__
+
+    def write_and_lose(tensor: DistTensor, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        write(tensor, ids, rows)
+        write(tensor, ids, rows + 1)  # another trainer
+
+    before = table.weight[IDS]
+    monkeypatch.setattr(DistTensor, "__setitem__", write_and_lose)
+    optimizer.step_rows([(table, IDS, torch.ones(2, 4))])
+    torch.testing.assert_close(table.weight[IDS], before + 0.5)
