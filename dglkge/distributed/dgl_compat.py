@@ -58,6 +58,18 @@ def open_graph(graph_name: str, part_config: str) -> Any:
         return dgl.distributed.DistGraph(graph_name, part_config=part_config)
 
 
+def disconnect() -> None:
+    """Forget what DGL keeps in this process for the standalone mode, so that :func:`connect` starts anew.
+
+    DGL's own ``exit_client`` is for clients of servers. Tensors and embeddings that are still referenced keep
+    the store that they were made in; nobody else can reach it.
+    """
+    dgl.distributed.kvstore.close_kvstore()
+    role = dgl.distributed.role
+    role.PER_ROLE_RANK, role.GLOBAL_RANK, role.CUR_ROLE, role.IS_STANDALONE = {}, {}, None, False
+    dgl.distributed.dist_tensor.DIST_TENSOR_ID = 0  # numbers the tensors without a name
+
+
 class _LogWriter:
     """A stream that passes whole lines on to the log."""
 
