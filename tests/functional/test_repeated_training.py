@@ -90,6 +90,7 @@ def test_the_second_training_is_as_in_a_fresh_process(tmp_path: Path, others, ty
         ("signal", "Preempted: 143"),
     ],
 )
+@pytest.mark.usefixtures("in_foreground")
 def test_after_a_training_that_did_not_end_well(tmp_path: Path, what: str, told: str) -> None:
     expected = alone(tmp_path / "alone")
     printed = in_one_process([what, *settings(tmp_path / "first")], settings(tmp_path / "second"))
@@ -97,6 +98,7 @@ def test_after_a_training_that_did_not_end_well(tmp_path: Path, what: str, told:
     assert (printed[1:], tables(tmp_path / "second")) == expected
 
 
+@pytest.mark.usefixtures("in_foreground")
 def test_the_same_run_goes_on_in_the_same_process(tmp_path: Path) -> None:
     """What was committed counts: Preempted has committed three batches, the rest follows."""
     expected = alone(tmp_path / "alone")[1]
