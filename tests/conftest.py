@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import pytest
 
-from dglkge.launch.job_lock import machine_holder
 from tests import surroundings
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -136,6 +135,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def other_job(mark: str) -> str | None:
     """Describe the process that holds the machine's shared memory, if these tests have not started it."""
+    from dglkge.launch.job_lock import machine_holder  # not before: numpy starts threads
+
     pid = machine_holder()
     if pid is None:
         return None

@@ -10,7 +10,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 import numpy as np
 import torch
@@ -22,7 +22,12 @@ from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.process_group import end_process_group, start_process_group
 from dglkge.distributed.request_limit import limit_farewell, limited_requests, set_request_limit
 from dglkge.distributed.server_loop import is_own_address
-from dglkge.distributed.server_ports import wait_until_listening
+from dglkge.distributed.server_ports import (
+    PORT_TAKEN_MARK,
+    PORT_TAKEN_STATUS,
+    PortTakenError,
+    wait_until_listening,
+)
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 
@@ -137,7 +142,10 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
     if is_server():
         # Servers only: what stands in a trainer's environment goes on to all that it starts.
         os.environ.setdefault("DGL_CONF_PATH", part_config)
-        dgl_compat.serve(ip_config)
+        try:
+            dgl_compat.serve(ip_config)
+        except PortTakenError as error:
+            _end_process(_report_taken_port(error))
     world = World.detect()
     _check_parts(num_parts, world)
     if not world.launched:
@@ -220,6 +228,8 @@ def _fail(error: BaseException, world: World) -> None:
         status = 2
         if world.rank == 0:
             sys.stderr.write(f"dglkge: error: {error}\n")
+    elif isinstance(error, PortTakenError):
+        status = _report_taken_port(error)
     elif isinstance(error, KeyboardInterrupt):
         status = 130
     elif isinstance(error, SystemExit):
@@ -227,6 +237,17 @@ def _fail(error: BaseException, world: World) -> None:
     else:
         status = 1
         traceback.print_exception(type(error), error, error.__traceback__)
+    _end_process(status)
+
+
+def _report_taken_port(error: PortTakenError) -> int:
+    """Write the line by which the launcher knows that other ports will do; return the status."""
+    sys.stderr.write(f"{PORT_TAKEN_MARK} {error.address}\n")
+    return PORT_TAKEN_STATUS
+
+
+def _end_process(status: int) -> NoReturn:
+    """End at once, without exit handlers."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
