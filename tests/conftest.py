@@ -12,6 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import surroundings
+
 SHARED_MEMORY = Path("/dev/shm")
 MARK = "DGLKGE_TEST_SESSION"
 """Environment variable that marks what the tests started, whoever is its parent by now."""
@@ -26,6 +28,8 @@ NO_JOBS = ("test_same_result_everywhere.py", "test_two_partitions.py")
 SESSION_MARK = pytest.StashKey[str]()
 SEGMENTS_BEFORE = pytest.StashKey[set[str]]()
 LEFT_BEHIND = pytest.StashKey[list[str]]()
+WHY_SHARED = pytest.StashKey[str]()
+"""Why the tests use the machine's shared memory; absent where they have their own."""
 
 
 @pytest.fixture(scope="session")
@@ -103,14 +107,67 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker of pytest-xdist the session's mark."""
     node.workerinput["mark"] = node.config.stash[SESSION_MARK]
+    node.workerinput["why_shared"] = node.config.stash.get(WHY_SHARED, None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Note what lies in shared memory before the first test, in the process that the user started."""
+    """Put the surroundings right and note what lies in shared memory, in the process that the user started.
+
+    The workers of pytest-xdist are started later and inherit all that.
+    """
     workerinput = getattr(config, "workerinput", None)
-    config.stash[SESSION_MARK] = workerinput["mark"] if workerinput else uuid.uuid4().hex
     if workerinput is None:
+        surroundings.reset_signals_and_input()
+        why_shared = surroundings.use_private_shared_memory()
         config.stash[SEGMENTS_BEFORE] = unused_segments()
+    else:
+        why_shared = workerinput["why_shared"]
+    config.stash[SESSION_MARK] = workerinput["mark"] if workerinput else uuid.uuid4().hex
+    if why_shared is not None:
+        config.stash[WHY_SHARED] = why_shared
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say whose shared memory the tests use."""
+    why_shared = config.stash.get(WHY_SHARED, None)
+    return "shared memory: " + ("the tests' own" if why_shared is None else f"the machine's ({why_shared})")
+
+
+def other_job(mark: str) -> str | None:
+    """Describe the process that holds the machine's shared memory, if these tests have not started it."""
+    from dglkge.launch.job_lock import machine_holder  # not before: numpy starts threads
+
+    pid = machine_holder()
+    if pid is None:
+        return None
+    try:
+        if psutil.Process(pid).environ().get(MARK) == mark:
+            return None
+        return f"pid {pid}"
+    except psutil.Error:
+        return "its process cannot be seen from here"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests that launch jobs while somebody else's job holds the machine."""
+    if WHY_SHARED in item.config.stash and worker_group(item.nodeid) == "jobs":
+        holder = other_job(item.config.stash[SESSION_MARK])
+        if holder is not None:
+            pytest.skip(f"another job runs on this machine ({holder}) and {item.config.stash[WHY_SHARED]}")
+
+
+@pytest.fixture
+def in_foreground() -> Iterator[None]:
+    """Ctrl-C and hangups reach what the test starts, also where the tests run in a shell's background."""
+    with surroundings.foreground():
+        yield
+
+
+@pytest.fixture
+def in_background() -> Iterator[None]:
+    """What the test starts ignores SIGINT and SIGHUP, as after ``nohup``."""
+    with surroundings.background():
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

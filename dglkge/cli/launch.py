@@ -22,6 +22,7 @@ from dglkge.launch.job_result import JobResult
 from dglkge.launch.limits import Limits
 from dglkge.launch.local_job import find_unreadable_arguments, write_job_files
 from dglkge.launch.places import Places
+from dglkge.launch.ports import with_ports_chosen_again
 from dglkge.launch.preflight import PreflightError
 from dglkge.launch.process_plan import (
     Host,
@@ -81,7 +82,7 @@ def _launch(argv: Sequence[str]) -> int:
         def run(attempt: int) -> JobResult:
             logs = attempt_log_dir(log_dir, attempt, options.max_restarts)
             try:
-                return job.run(logs)
+                return with_ports_chosen_again(lambda: job.run(logs), console.message)
             except PreflightError as error:
                 if attempt == 0:
                     raise

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from dglkge.distributed.server_loop import without_sleep
+from dglkge.distributed.server_ports import PortTakenError, hold_usable_address
 from dglkge.distributed.world import choose_dgl_backend
 
 choose_dgl_backend()
@@ -25,8 +29,13 @@ def serve(ip_config: str) -> None:
     ----------
     ip_config : str
         Path of the file of addresses.
+
+    Raises
+    ------
+    PortTakenError
+        If another program listens on the server's port.
     """
-    with without_sleep(dgl.distributed.rpc_server):
+    with without_sleep(dgl.distributed.rpc_server), _taken_ports_named():
         dgl.distributed.initialize(ip_config)
     sys.exit(0)
 
@@ -38,9 +47,24 @@ def connect(ip_config: str) -> None:
     ----------
     ip_config : str
         Path of the file of addresses; not read in the standalone mode.
+
+    Raises
+    ------
+    PortTakenError
+        If another program listens on the port that this client has chosen.
     """
-    # DGL 2.1 prints a line about GraphBolt, which says nothing to the user.
-    with contextlib.redirect_stdout(_LogWriter()):
+
+    def choose_and_hold(remote: str) -> str:
+        address, holder = hold_usable_address(remote)
+        stack.enter_context(holder)
+        return address
+
+    with contextlib.ExitStack() as stack:
+        rpc_client = dgl.distributed.rpc_client
+        stack.enter_context(mock.patch.object(rpc_client, "get_local_usable_addr", choose_and_hold))
+        # DGL 2.1 prints a line about GraphBolt, which says nothing to the user.
+        stack.enter_context(contextlib.redirect_stdout(_LogWriter()))
+        stack.enter_context(_taken_ports_named())
         dgl.distributed.initialize(ip_config)
 
 
@@ -56,6 +80,30 @@ def open_graph(graph_name: str, part_config: str) -> Any:
     """
     with contextlib.redirect_stdout(_LogWriter()):
         return dgl.distributed.DistGraph(graph_name, part_config=part_config)
+
+
+@contextlib.contextmanager
+def _taken_ports_named() -> Iterator[None]:
+    """Turn DGL's error for a port that is taken, known by its text alone, into one of ours."""
+    try:
+        yield
+    except dgl.DGLError as error:
+        found = re.search(r"Cannot bind to (\S+)", str(error))
+        if found is None:
+            raise
+        raise PortTakenError(found.group(1)) from error
+
+
+def disconnect() -> None:
+    """Forget what DGL keeps in this process for the standalone mode, so that :func:`connect` starts anew.
+
+    DGL's own ``exit_client`` is for clients of servers. Tensors and embeddings that are still referenced keep
+    the store that they were made in; nobody else can reach it.
+    """
+    dgl.distributed.kvstore.close_kvstore()
+    role = dgl.distributed.role
+    role.PER_ROLE_RANK, role.GLOBAL_RANK, role.CUR_ROLE, role.IS_STANDALONE = {}, {}, None, False
+    dgl.distributed.dist_tensor.DIST_TENSOR_ID = 0  # numbers the tensors without a name
 
 
 class _LogWriter:

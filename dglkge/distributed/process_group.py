@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import faulthandler
 import socket
 import time
 
 import torch.distributed as dist
+
+from dglkge.distributed.server_ports import PortTakenError
 
 LAST_TENSORS_SECONDS = 0.1
 END_LIMIT_SECONDS = 60
@@ -28,6 +31,11 @@ def start_process_group(
     rank, world_size : int
     limit_seconds : float
         No collective, and no wait for the others to come, takes longer.
+
+    Raises
+    ------
+    PortTakenError
+        On rank 0, if another program listens there.
     """
     limit = datetime.timedelta(seconds=limit_seconds)
     listener = _listen(rendezvous).detach() if rank == 0 else None  # the store closes it
@@ -65,7 +73,9 @@ def _listen(address: tuple[str, int]) -> socket.socket:
     try:
         listener.bind(address)
         listener.listen()
-    except OSError:
+    except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortTakenError(f"{address[0]}:{address[1]}") from error
         raise
     return listener

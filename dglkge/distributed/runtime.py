@@ -6,10 +6,11 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 import numpy as np
 import torch
@@ -21,7 +22,12 @@ from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.process_group import end_process_group, start_process_group
 from dglkge.distributed.request_limit import limit_farewell, limited_requests, set_request_limit
 from dglkge.distributed.server_loop import is_own_address
-from dglkge.distributed.server_ports import wait_until_listening
+from dglkge.distributed.server_ports import (
+    PORT_TAKEN_MARK,
+    PORT_TAKEN_STATUS,
+    PortTakenError,
+    wait_until_listening,
+)
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 
@@ -32,6 +38,11 @@ RENDEZVOUS_WAIT_SECONDS = 60
 
 SERVER_WAIT_SECONDS = 60
 """How long to wait for this machine's servers to listen before DGL's own, slower attempts begin."""
+
+
+_MEMBERSHIP = threading.Lock()
+"""Held while this process is in a job: DGL keeps its connections and tables in global variables. In a
+launched job it is never released, because DGL's servers end when the trainers have left."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +72,14 @@ class Cluster:
         """Do what is still to be done before this trainer leaves."""
         while self._farewells:  # none is kept: it may hold the cluster, and tables that must go now
             self._farewells.pop(0)()
+
+    def leave_after_failure(self) -> None:
+        """Finish what runs in the background, in a process that goes on after a failure; log its errors."""
+        while self._farewells:
+            try:
+                self._farewells.pop(0)()
+            except Exception as error:  # the failure itself is raised to the user
+                logger.warning("while leaving after a failure: %s", error)
 
     def barrier(self) -> None:
         """Wait until every trainer has come here."""
@@ -97,6 +116,9 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
     that fails inside the block ends at once: DGL would wait for ever for the others to leave with it.
     Inside the block SIGTERM and SIGINT are only noted, see :meth:`Cluster.must_stop`.
 
+    In the standalone mode all that DGL keeps in this process is forgotten when the block is left, in whatever
+    way, and the process can join again.
+
     Parameters
     ----------
     graph_name : str
@@ -113,33 +135,60 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
     Raises
     ------
     InputError
-        If the number of partitions is not the number of machines.
+        If the number of partitions is not the number of machines, or this process is in a job already, or
+        was in one that was launched.
     """
     ip_config = os.environ.get("DGL_IP_CONFIG", "ip_config.txt")
     if is_server():
         # Servers only: what stands in a trainer's environment goes on to all that it starts.
         os.environ.setdefault("DGL_CONF_PATH", part_config)
-        dgl_compat.serve(ip_config)
+        try:
+            dgl_compat.serve(ip_config)
+        except PortTakenError as error:
+            _end_process(_report_taken_port(error))
     world = World.detect()
     _check_parts(num_parts, world)
+    if not world.launched:
+        with _alone(world, ip_config, graph_name, part_config) as cluster:
+            yield cluster
+        return
     try:
+        _become_member("a launched process trains once: start the next training as a job of its own")
         cluster = _start(world, ip_config, graph_name, part_config)
         with cluster.stop.listening():  # after DGL, which takes SIGINT for itself
             yield cluster
             cluster.leave()
     except BaseException as error:
-        if not world.launched:
-            raise
         _fail(error, world)
-    if dist.is_initialized():
-        end_process_group()
+    end_process_group()
+
+
+@contextlib.contextmanager
+def _alone(world: World, ip_config: str, graph_name: str, part_config: str) -> Iterator[Cluster]:
+    """Train in the standalone mode; whatever happens inside, the process can join again."""
+    _become_member("it trains already: leave the block of the first join_cluster before, or use processes")
+    try:
+        dgl_compat.connect(ip_config)
+        cluster = Cluster(world, dgl_compat.open_graph(graph_name, part_config))
+        try:
+            with cluster.stop.listening():
+                yield cluster
+                cluster.leave()
+        finally:
+            cluster.leave_after_failure()  # nothing is left to do after a success
+    finally:
+        dgl_compat.disconnect()
+        _MEMBERSHIP.release()
+
+
+def _become_member(reason: str) -> None:
+    """Refuse to join where this process is in a job already."""
+    if not _MEMBERSHIP.acquire(blocking=False):
+        raise InputError(f"this process cannot join a second training: {reason}")
 
 
 def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> Cluster:
     """Connect to the servers, then to the other trainers."""
-    if not world.launched:
-        dgl_compat.connect(ip_config)
-        return Cluster(world, dgl_compat.open_graph(graph_name, part_config))
     machine = read_ip_config(ip_config)[world.machine]
     wait_until_listening(range(machine.port, machine.port + num_servers()), SERVER_WAIT_SECONDS)
     set_request_limit(world.limit_seconds)
@@ -180,6 +229,8 @@ def _fail(error: BaseException, world: World) -> None:
         status = 2
         if world.rank == 0:
             sys.stderr.write(f"dglkge: error: {error}\n")
+    elif isinstance(error, PortTakenError):
+        status = _report_taken_port(error)
     elif isinstance(error, KeyboardInterrupt):
         status = 130
     elif isinstance(error, SystemExit):
@@ -187,6 +238,17 @@ def _fail(error: BaseException, world: World) -> None:
     else:
         status = 1
         traceback.print_exception(type(error), error, error.__traceback__)
+    _end_process(status)
+
+
+def _report_taken_port(error: PortTakenError) -> int:
+    """Write the line by which the launcher knows that other ports will do; return the status."""
+    sys.stderr.write(f"{PORT_TAKEN_MARK} {error.address}\n")
+    return PORT_TAKEN_STATUS
+
+
+def _end_process(status: int) -> NoReturn:
+    """End at once, without exit handlers."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -38,7 +38,7 @@ def hold_machine(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
-                f"another job runs on this machine ({_describe_holder(descriptor)}): the names of DGL's "
+                f"another job runs on this machine ({_describe_holder(folder)}): the names of DGL's "
                 "shared memory do not tell jobs apart, so two would overwrite each other; "
                 "wait for it or end it"
             ) from None
@@ -47,13 +47,22 @@ def hold_machine(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _describe_holder(descriptor: int) -> str:
-    """Find the process that holds the lock in the kernel's list of locks (man 5 proc_locks)."""
-    status = os.fstat(descriptor)
+def machine_holder(folder: str = SHARED_MEMORY_FOLDER) -> int | None:
+    """Return the process that holds a folder of shared memory; 0 where it cannot be seen from here.
+
+    Returns None if no process holds it. Reads the kernel's list of locks (man 5 proc_locks) and takes none.
+    """
+    status = os.stat(folder)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with open("/proc/locks", encoding="ascii") as locks:
         for line in locks:
             fields = line.split()
-            if fields[1] == "FLOCK" and fields[5] == device and int(fields[4]) > 0:
-                return describe_process(int(fields[4]))
-    return "its process cannot be seen from here"
+            if fields[1] == "FLOCK" and fields[5] == device:
+                return max(0, int(fields[4]))
+    return None
+
+
+def _describe_holder(folder: str) -> str:
+    """Name the process that holds the lock, where it can be seen."""
+    pid = machine_holder(folder)
+    return describe_process(pid) if pid else "its process cannot be seen from here"

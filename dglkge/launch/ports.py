@@ -6,17 +6,67 @@ import errno
 import os
 import socket
 from collections.abc import Collection
+from pathlib import Path
+from typing import Callable
 
 import psutil
 
 from dglkge.distributed.ip_config import HIGHEST_PORT
+from dglkge.distributed.server_ports import PORT_TAKEN_MARK, PORT_TAKEN_STATUS
 from dglkge.errors import InputError
+from dglkge.launch.job_result import JobResult
 
 FIRST_MASTER_PORT = 29500
 """torch's usual rendezvous port. The search goes up from here and so stays below the range from which the
 kernel takes ports for outgoing connections, of which DGL's clients open many before torch binds this one."""
 
 MASTER_PORT_TRIES = 500
+
+MOST_CHOICES = 5
+"""How often an attempt is started with other ports before it counts as failed."""
+
+LOG_END_BYTES = 4096
+
+
+def with_ports_chosen_again(run: Callable[[], JobResult], say: Callable[[str], None]) -> JobResult:
+    """Run an attempt of a job, and again where a port was taken between its choice and its use.
+
+    Nothing has been trained then, so that this is no restart of the user's.
+
+    Parameters
+    ----------
+    run : callable
+        Chooses ports and runs the attempt.
+    say : callable
+        Takes messages for people.
+
+    Returns
+    -------
+    JobResult
+        Of the last run.
+    """
+    for _ in range(MOST_CHOICES - 1):
+        result = run()
+        address = None if result.is_interrupted else taken_port(result)
+        if address is None:
+            return result
+        say(f"{address} was taken by another program before the job could listen there: choosing ports again")
+    return run()
+
+
+def taken_port(result: JobResult) -> str | None:
+    """Return the address that a process of an ended attempt found taken, None if no process did."""
+    for process in result.processes:
+        if process.status != PORT_TAKEN_STATUS:
+            continue
+        try:
+            end = Path(process.log).read_bytes()[-LOG_END_BYTES:].decode(errors="replace")
+        except OSError:  # the logs' disk is full: nothing is known
+            continue
+        for line in end.splitlines():
+            if line.startswith(PORT_TAKEN_MARK):
+                return line[len(PORT_TAKEN_MARK) :].strip()
+    return None
 
 
 def check_server_ports(address: str, first_port: int, num_servers: int) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from dgl.distributed import DistEmbedding
 
-#: The optimizer of each embedding of this process, by the name of its tensor in the kvstore.
+#: The optimizer of each embedding of this process, by its kvstore and the name of its tensor there. A process
+#: that trains twice has two kvstores; an optimizer of the first one may still be referenced.
 _OWNERS: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
@@ -28,7 +29,7 @@ def claim(embeddings: Sequence[Any], optimizer: Any) -> None:
         if not isinstance(embedding, DistEmbedding):
             got = type(embedding).__name__
             raise TypeError(f"{kind} updates dgl.distributed.DistEmbedding only, got {got}")
-    keys = [embedding.data_name for embedding in embeddings]
+    keys = [(id(embedding.kvstore), embedding.data_name) for embedding in embeddings]
     if any(key in _OWNERS for key in keys):
         gc.collect()  # an optimizer that nobody holds any more may still hang in a reference cycle
     for embedding, key in zip(embeddings, keys):

@@ -26,10 +26,16 @@ class ElasticEpochs:
         self._finished = finished
         self._current: int | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._generation = 0  # a loop of an earlier one, which is closed late, no longer counts
 
     def restore(self, finished: int) -> None:
         """Start from a number of finished epochs, with no loop open and no listeners."""
         self._finished = finished
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget an open loop and the listeners; the count stays."""
+        self._generation += 1
         self._current = None
         self._listeners = []
 
@@ -54,11 +60,13 @@ class ElasticEpochs:
             logger.info("epochs until %d are finished already: nothing to do", num_epochs)
         while self._finished < num_epochs:
             self._current = self._finished
+            generation = self._generation
             try:
                 yield self._current
             finally:
-                self._finished += 1
-                self._current = None
+                if generation == self._generation:
+                    self._finished += 1
+                    self._current = None
             for listener in self._listeners:
                 listener()
 

@@ -16,6 +16,7 @@ from dglkge.errors import InputError
 from dglkge.launch.host_memory import host_memory, installed_base, misfits
 from dglkge.launch.memory_plan import describe_hosts, plan_memory
 from dglkge.launch.part_sizes import read_dataset_size
+from dglkge.training.epochs import JOB
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +30,8 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
     Raises
     ------
     InputError
-        If the data set cannot be read, has not as many partitions as there are machines, or its tables do
-        not fit into the machine.
+        If the data set cannot be read, has not as many partitions as there are machines, its tables do
+        not fit into the machine, or this process is in a job already.
     """
     dataset = Dataset.open(config.dataset)
     if not is_server():
@@ -38,7 +39,10 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
         importlib.import_module("dglkge.training.build")  # now, while the servers load the graph
     part_config = str(dataset.graph_config_path)
     with join_graph(dataset.graph_name, part_config, dataset.num_parts) as cluster:
-        yield cluster
+        try:
+            yield cluster
+        finally:
+            JOB.forget()  # a loop that an exception left open, and the trainer with its tables
 
 
 def check_memory(config: Config, world: World) -> None:

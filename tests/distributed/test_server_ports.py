@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
 from pathlib import Path
 
-from dglkge.distributed.server_ports import listening_ports, wait_until_listening
+import pytest
+
+from dglkge.distributed import server_ports
+from dglkge.distributed.server_ports import hold_usable_address, listening_ports, wait_until_listening
 
 
 def test_a_listening_port_is_seen_and_a_bound_or_closed_one_is_not() -> None:
@@ -36,3 +40,31 @@ def test_all_ports_are_waited_for() -> None:
 
 def test_without_the_kernels_tables_nobody_is_seen(tmp_path: Path) -> None:
     assert listening_ports([tmp_path / "tcp"]) == set()
+
+
+def test_a_port_that_is_held_goes_to_nobody_but_who_shares_it() -> None:
+    """As DGL does: it sets SO_REUSEADDR. The kernel gives a held port to no connection."""
+    address, holder = hold_usable_address("127.0.0.1")
+    own, _, port = address.partition(":")
+    assert own == "127.0.0.1"
+    with holder, socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((own, int(port)))
+    address, holder = hold_usable_address("127.0.0.1")
+    port = address.partition(":")[2]
+    with holder, socket.socket() as dgl_socket:
+        dgl_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        dgl_socket.bind(("127.0.0.1", int(port)))
+        dgl_socket.listen()
+        with socket.create_connection(("127.0.0.1", int(port))) as client:
+            assert dgl_socket.accept()[1] == client.getsockname()
+
+
+def test_where_no_way_leads_to_the_machine_loopback_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoRoute(socket.socket):
+        def connect(self, address: object) -> None:
+            raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(server_ports.socket, "socket", NoRoute)
+    address, holder = hold_usable_address("192.0.2.1")
+    holder.close()
+    assert address.startswith("127.0.0.1:")

@@ -216,6 +216,7 @@ def test_two_then_three_then_one_trainers_train_each_triple_once(
     assert_same_training(tmp_path / "run", undisturbed)
 
 
+@pytest.mark.usefixtures("in_foreground")
 def test_a_launcher_that_is_told_to_stop_commits_and_restarts_nothing(
     ring: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -230,6 +231,20 @@ def test_a_launcher_that_is_told_to_stop_commits_and_restarts_nothing(
         (tmp_path / "logs" / "attempt-1" / "trainer-0.log").read_text()
     )
     assert not (tmp_path / "logs" / "attempt-2").exists()
+    progress = open_checkpoint(tmp_path / "run").meta.progress
+    assert (progress["finished_epochs"], progress["batches_done"]) == (0, 3)
+
+
+@pytest.mark.usefixtures("in_background")
+def test_a_job_in_the_background_commits_at_sigterm_and_ignores_ctrl_c(ring: Path, tmp_path: Path) -> None:
+    hold(tmp_path, "0 2 1 stop", cores=2)
+    with Job(tmp_path, "2", script(ring, tmp_path), "--max_restarts", "3") as job:
+        job.wait_until_held()
+        job.launcher.send_signal(signal.SIGINT)
+        job.launcher.send_signal(signal.SIGTERM)
+        status, said = job.finish()
+    assert status == 143, said
+    assert "stopped by SIGTERM; all trainers have committed and left" in said and "SIGINT" not in said
     progress = open_checkpoint(tmp_path / "run").meta.progress
     assert (progress["finished_epochs"], progress["batches_done"]) == (0, 3)
 

@@ -130,6 +130,7 @@ def test_module_in_a_workspace(launch, tmp_path: Path, free_port: int) -> None:
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
+@pytest.mark.usefixtures("in_foreground")
 def test_signals_leave_nothing(launch, segments: str, number: int, status: int) -> None:
     """Ctrl-C, SIGTERM and SIGHUP: no process, no grandchild, no shared memory."""
     job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments)
@@ -137,6 +138,19 @@ def test_signals_leave_nothing(launch, segments: str, number: int, status: int) 
     job.launcher.send_signal(number)
     job.finish()
     assert job.launcher.returncode == status
+    assert job.left() == []
+
+
+@pytest.mark.usefixtures("in_background")
+def test_signals_that_were_ignored_at_the_start_stay_ignored(launch, segments: str) -> None:
+    """After ``nohup`` the job goes on after Ctrl-C and hangups; SIGTERM ends it."""
+    job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments)
+    job.wait_for(*ALL_WAIT)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        job.launcher.send_signal(number)
+    output = job.finish()
+    assert job.launcher.returncode == 143
+    assert "stopped by SIGTERM" in output and "SIGINT" not in output and "SIGHUP" not in output
     assert job.left() == []
 
 

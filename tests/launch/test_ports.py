@@ -5,12 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from pathlib import Path
 
 import pytest
 
 from dglkge.errors import InputError
 from dglkge.launch import ports
-from dglkge.launch.ports import bind_error, check_server_ports, describe_process, find_master_port
+from dglkge.launch.job_result import JobResult, ProcessResult
+from dglkge.launch.ports import (
+    bind_error,
+    check_server_ports,
+    describe_process,
+    find_master_port,
+    taken_port,
+    with_ports_chosen_again,
+)
 
 
 def test_free_ports(free_port: int) -> None:
@@ -109,3 +118,42 @@ def test_describe_process() -> None:
     """A process that may be seen shows its command, one that is gone at least its number."""
     assert describe_process(os.getpid()).startswith(f"pid {os.getpid()}: ")
     assert describe_process(2**22 + 1) == f"pid {2**22 + 1}"
+
+
+def result(folder: Path, *processes: tuple[int, str], is_interrupted: bool = False) -> JobResult:
+    """An ended attempt whose processes ended with a status and wrote something."""
+    ended = []
+    for number, (status, text) in enumerate(processes):
+        log = folder / f"trainer-{number}.log"
+        log.write_text(text)
+        ended.append(ProcessResult(f"trainer {number}", "127.0.0.1", 1, status, str(log)))
+    return JobResult(1, "failed", 0.0, str(folder), tuple(ended), is_interrupted)
+
+
+TAKEN = (75, "noise\ndglkge: port taken: 10.0.0.1:29500\n")
+
+
+def test_a_taken_port_is_known_by_status_and_line(tmp_path: Path) -> None:
+    """A user's script may end with 75, and it may write what it likes."""
+    assert taken_port(result(tmp_path, (-15, ""), TAKEN)) == "10.0.0.1:29500"
+    for other in [(75, "the user's own 75\n"), (1, TAKEN[1]), (0, TAKEN[1])]:
+        assert taken_port(result(tmp_path, other)) is None
+    ended = result(tmp_path, TAKEN)
+    (tmp_path / "trainer-0.log").unlink()
+    assert taken_port(ended) is None
+
+
+def test_ports_are_chosen_again_within_a_limit_and_not_after_a_signal(tmp_path: Path) -> None:
+    taken, good = result(tmp_path, TAKEN), JobResult(0, None, 1.0, "", ())
+    for results, num_runs in [
+        ([taken, taken, good], 3),
+        ([taken] * 9, ports.MOST_CHOICES),
+        ([result(tmp_path, TAKEN, is_interrupted=True)], 1),
+    ]:
+        said: list[str] = []
+        left = iter(results)
+        assert with_ports_chosen_again(lambda left=left: next(left), said.append) is results[num_runs - 1]
+        assert said == [
+            "10.0.0.1:29500 was taken by another program before the job could listen there: "
+            "choosing ports again"
+        ] * (num_runs - 1)

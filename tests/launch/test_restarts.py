@@ -130,6 +130,7 @@ def test_bad_input_is_not_tried_again(launch, ip_config: Path) -> None:
     assert "restart 1 of 3" in output and "ip_config.txt:1: 'x' is no port" in output
 
 
+@pytest.mark.usefixtures("in_foreground")
 def test_a_signal_to_the_launcher_is_no_reason_to_restart(launch) -> None:
     """Trainers commit, the launcher passes 143 on, and that is all; also for SIGINT."""
     script = BEGIN + (

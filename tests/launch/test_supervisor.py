@@ -227,6 +227,7 @@ def send_when(text: str, stream: io.StringIO, count: int, *numbers: int) -> thre
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("code", [FOREVER, STUBBORN])
+@pytest.mark.usefixtures("in_foreground")
 def test_signals_end_the_job(tmp_path: Path, number: int, code: str) -> None:
     """Ctrl-C, SIGTERM and SIGHUP end everything; the status says which."""
     out = io.StringIO()
@@ -285,6 +286,7 @@ def test_a_trainer_that_leaves_with_143_lets_the_others_finish(run) -> None:
     assert "the end of its log" not in job.err.getvalue()
 
 
+@pytest.mark.usefixtures("in_foreground")
 def test_second_signal_cuts_the_wait_short(tmp_path: Path) -> None:
     """Who presses Ctrl-C twice does not wait for trainers that save; a limit of an hour is cut short."""
     out, err = io.StringIO(), io.StringIO()

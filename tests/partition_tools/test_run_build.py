@@ -52,6 +52,7 @@ def test_child_ended_by_a_signal(dataset, monkeypatch):
         run_build(dataset, JOB)
 
 
+@pytest.mark.usefixtures("in_foreground")
 def test_interrupt_ends_the_child(dataset, monkeypatch):
     replace_child(monkeypatch, dataset, f"import os, time; os.kill({os.getpid()}, 2); time.sleep(99)")
     with pytest.raises(KeyboardInterrupt):

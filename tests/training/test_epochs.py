@@ -127,3 +127,21 @@ def test_the_module_functions_share_the_epochs_of_the_job() -> None:
         assert epochs_module.current_epoch() == epoch == 1
     assert epochs_module.current_epoch() is None and epochs_module.finished_epochs() == 2
     epochs_module.JOB.restore(0)
+
+
+def test_a_loop_of_an_earlier_training_that_is_closed_late_counts_nothing() -> None:
+    """A notebook keeps the last traceback, and with it the open loop, until something else fails."""
+    epochs = ElasticEpochs()
+    called: list[str] = []
+    epochs.when_finished(lambda: called.append("first"))
+    left_open = epochs.remaining_until(5)
+    next(left_open)
+    epochs.forget()
+    assert epochs.current() is None and epochs.finished() == 0
+    epochs.when_finished(lambda: called.append("second"))
+    seen = []
+    for epoch in epochs.remaining_until(2):
+        left_open.close()
+        assert epochs.current() == epoch
+        seen.append(epoch)
+    assert seen == [0, 1] and epochs.finished() == 2 and called == ["second", "second"]

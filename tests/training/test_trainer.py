@@ -36,6 +36,7 @@ def train_until(life: ToyRun, epoch: int, index: int, number: int = signal.SIGTE
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("index", [0, 2, NUM_BATCHES - 1])
+@pytest.mark.usefixtures("in_foreground")
 def test_a_signal_commits_after_the_batch_and_the_next_life_goes_on_there(
     tmp_path: Path, index: int, number: int
 ) -> None:

@@ -1,0 +1,59 @@
+"""Trains several times in this one process: ``repeated_train.py FOLDER [JSON list of settings]...``.
+
+The settings of a training may begin with what happens in the midst of it: ``raise``, ``interrupt`` or
+``signal``. What it left is kept, as a notebook keeps what its cells have made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import dglkge
+
+kept: list[Any] = []
+HAPPENINGS = ("raise", "interrupt", "signal")
+BATCHES_BEFORE = 3
+
+
+def happen(what: str) -> None:
+    """End a training in the midst of an epoch."""
+    if what == "raise":
+        raise ValueError("asked to raise")
+    if what == "interrupt":
+        raise KeyboardInterrupt
+    if what == "signal":
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def train(settings: list[str], what: str) -> None:
+    """Train as examples/train.py does."""
+    config = dglkge.load_config(None, settings)
+    num_batches = 0
+    with dglkge.join_cluster(config) as cluster:
+        kept.append(cluster)
+        trainer = dglkge.build_trainer(config, cluster)
+        kept.append(trainer)
+        epochs = dglkge.remaining_epochs_until(config.training.num_epochs)
+        kept.append(epochs)
+        for _ in epochs:
+            for batch in trainer.batches():
+                trainer.step(batch)
+                num_batches += 1
+                if num_batches == BATCHES_BEFORE:
+                    happen(what)
+        print(json.dumps(trainer.evaluate("test").to_dict()["both"]))
+
+
+for text in sys.argv[1:]:
+    what, *rest = json.loads(text)
+    try:
+        train(rest if what in HAPPENINGS else [what, *rest], what)
+    except BaseException as error:
+        kept.append(error)
+        print(f"{type(error).__name__}: {error}")
+    if what == "raise":
+        kept.clear()  # closes the loop that was left open, now that nothing of its run is there any more

@@ -1,0 +1,56 @@
+"""A training script that is robbed of a port: ``robbed_train.py WHAT FOLDER SETTINGS...``.
+
+Before the job listens on the port for the first time another socket does: on a server's (``server``), on that
+of torch's rendezvous (``rendezvous``), or on that of a trainer, which DGL chooses while it connects
+(``trainer``). The folder remembers that it has happened.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import dglkge
+from dglkge.distributed.dgl_compat import dgl
+
+what, folder, *settings = sys.argv[1:]
+stolen: list[socket.socket] = []
+
+
+def steal(address: str, port: int) -> None:
+    """Listen on a port, once in the life of the job, or always."""
+    note = Path(folder, "stolen")
+    if what == "always" or not note.exists():
+        note.write_text(f"{address}:{port}", encoding="utf-8")
+        thief = socket.socket()
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        thief.bind((address, port))
+        thief.listen()
+        stolen.append(thief)
+
+
+role, rank = os.environ["DGL_ROLE"], os.environ.get("RANK")
+if what == "server" and role == "server":
+    address, port = Path(os.environ["DGL_IP_CONFIG"]).read_text(encoding="utf-8").split()
+    steal(address, int(port))
+if what in ("rendezvous", "always") and rank == "0":
+    steal(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if what == "trainer" and rank == "1":
+    wait = dgl.distributed.rpc.wait_for_senders
+
+    def robbed(address: str, port: str, *others: object, **options: object) -> None:
+        """Wait as DGL does, on a port on which somebody listens already."""
+        steal(address, int(port))
+        wait(address, port, *others, **options)
+
+    dgl.distributed.rpc.wait_for_senders = robbed
+
+config = dglkge.load_config(None, settings)
+with dglkge.join_cluster(config) as cluster:
+    trainer = dglkge.build_trainer(config, cluster)
+    for _ in dglkge.remaining_epochs_until(config.training.num_epochs):
+        for batch in trainer.batches():
+            trainer.step(batch)
+    trainer.commit()

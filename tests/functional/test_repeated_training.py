@@ -1,0 +1,156 @@
+"""Several trainings in one process, as notebooks and searches do: each as if it were the first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import pytest
+
+from tests.functional.job import TIME_LIMIT_SECONDS, environment, ip_config
+from tests.toy_kg import REPOSITORY, toy_dataset
+
+SCRIPT = str(REPOSITORY / "tests" / "functional" / "repeated_train.py")
+ADAM = ("model.dimension=24", "optimizer.name=sparse_adam")
+
+
+def settings(output: Path, *others: str, typed: bool = False) -> list[str]:
+    """Return the settings of a short run."""
+    return [
+        f"dataset={toy_dataset(typed=typed)}",
+        f"output={output}",
+        "model.dimension=16",
+        "training.num_epochs=2",
+        "training.batch_size=50",
+        "training.progress=never",
+        "negatives.num_uniform=10",
+        *others,
+    ]
+
+
+def in_one_process(*trainings: list[str]) -> list[str]:
+    """Train one after another; return what each printed."""
+    command = [sys.executable, SCRIPT, *map(json.dumps, trainings)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return done.stdout.splitlines()
+
+
+def tables(output: Path) -> dict[str, bytes]:
+    """Return the bits of every array of the newest version, by file and name."""
+    arrays: dict[str, bytes] = {}
+    for path in sorted((output / "checkpoint").glob("*.h5")):
+        with h5py.File(path) as file:
+            file.visititems(
+                lambda name, item, path=path: (
+                    arrays.update({f"{path.name}/{name}": item[()].tobytes()})
+                    if isinstance(item, h5py.Dataset) and item.dtype.kind == "f"
+                    else None
+                )
+            )
+    assert any("embeddings" in name for name in arrays)
+    return arrays
+
+
+def alone(output: Path, *others: str, typed: bool = False) -> tuple[list[str], dict[str, bytes]]:
+    """Train in a fresh process; return what it printed and its tables."""
+    return in_one_process(settings(output, *others, typed=typed)), tables(output)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Fill numba's cache: the process that compiles a loop may round otherwise than those that load it."""
+    folder = tmp_path_factory.mktemp("compiled")
+    in_one_process(settings(folder / "adagrad"), settings(folder / "adam", *ADAM))
+
+
+@pytest.mark.parametrize(
+    ("others", "typed"),
+    [((), False), (ADAM, False), ((), True)],
+    ids=["the same", "wider, with Adam", "another data set"],
+)
+def test_the_second_training_is_as_in_a_fresh_process(tmp_path: Path, others, typed: bool) -> None:
+    expected = alone(tmp_path / "alone", *others, typed=typed)
+    first, second = settings(tmp_path / "first"), settings(tmp_path / "second", *others, typed=typed)
+    printed = in_one_process(first, second)
+    assert (printed[1:], tables(tmp_path / "second")) == expected
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("raise", "ValueError: asked to raise"),
+        ("interrupt", "KeyboardInterrupt: "),
+        ("signal", "Preempted: 143"),
+    ],
+)
+@pytest.mark.usefixtures("in_foreground")
+def test_after_a_training_that_did_not_end_well(tmp_path: Path, what: str, told: str) -> None:
+    expected = alone(tmp_path / "alone")
+    printed = in_one_process([what, *settings(tmp_path / "first")], settings(tmp_path / "second"))
+    assert printed[0] == told
+    assert (printed[1:], tables(tmp_path / "second")) == expected
+
+
+@pytest.mark.usefixtures("in_foreground")
+def test_the_same_run_goes_on_in_the_same_process(tmp_path: Path) -> None:
+    """What was committed counts: Preempted has committed three batches, the rest follows."""
+    expected = alone(tmp_path / "alone")[1]
+    printed = in_one_process(["signal", *settings(tmp_path / "run")], settings(tmp_path / "run"))
+    assert printed[0] == "Preempted: 143"
+    found = tables(tmp_path / "run")
+    assert sorted(found.values()) == sorted(expected.values())
+
+
+def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    script = (
+        "import sys, dglkge\n"
+        "config = dglkge.load_config(None, sys.argv[1:])\n"
+        "def main():\n"
+        "    with dglkge.join_cluster(config):\n"
+        "        with dglkge.join_cluster(config):\n"
+        "            pass\n"
+        "sys.exit(dglkge.run_command('nested', main))\n"
+    )
+    command = [sys.executable, "-c", script, *settings(tmp_path / "run")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "nested: error: this process cannot join a second training: it trains already: leave the block of "
+        "the first join_cluster before, or use processes\n"
+    )
+
+
+def test_a_launched_process_joins_once(tmp_path: Path) -> None:
+    script = tmp_path / "twice.py"
+    script.write_text(
+        "import sys, dglkge\n"
+        "config = dglkge.load_config(None, sys.argv[1:])\n"
+        "for _ in range(2):\n"
+        "    with dglkge.join_cluster(config) as cluster:\n"
+        "        print('joined', cluster.world.rank, flush=True)\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", str(ip_config(tmp_path))]
+    command += ["--num_trainers", "2", "--num_omp_threads", "1", "--log_dir", str(tmp_path / "logs")]
+    command += [str(script), *settings(tmp_path / "run")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
+    )
+    logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("trainer-*.log"))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert logs.count("joined") == 2 and "Traceback" not in logs
+    assert logs.count("dglkge: error: ") == 1
+    assert (
+        "dglkge: error: this process cannot join a second training: a launched process trains once: start "
+        "the next training as a job of its own\n"
+    ) in logs
+    assert not [name for name in os.listdir("/dev/shm") if name.startswith("kg")]

@@ -1,0 +1,113 @@
+"""The tests themselves, started as shells and CI systems start them, and beside another job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import surroundings
+
+ROOT = Path(__file__).resolve().parents[2]
+PRIVATE = "shared memory: the tests' own"
+SIGNALS = "tests/launch/test_launch_command.py::test_signals_leave_nothing[2-130]"
+IN_PROCESS = "tests/partition_tools/test_run_build.py::test_interrupt_ends_the_child"
+
+
+def run_tests(start: list[str], *tests: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run some tests in a pytest of their own."""
+    command = [*start, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    variables = {**os.environ, **environment}
+    return subprocess.run(
+        command, cwd=ROOT, env=variables, capture_output=True, text=True, errors="replace", timeout=240
+    )
+
+
+@pytest.fixture
+def private_memory() -> None:
+    """Skip where the kernel gives the tests no shared memory of their own."""
+    code = "import sys; from tests import surroundings; sys.exit(surroundings.use_private_shared_memory())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        pytest.skip(done.stderr.strip())
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "trap '' INT HUP; exec \"$@\"",
+        "trap '' INT HUP TERM CHLD PIPE; exec \"$@\" <&-",
+        'umask 077; unset TERM HOME; export LANG=C LC_ALL=C; exec setsid -w "$@"',
+    ],
+    ids=["nohup", "signals ignored and no input", "bare environment"],
+)
+def test_tests_of_signals_pass_however_they_are_started(shell: str) -> None:
+    done = run_tests(["sh", "-c", shell, "sh"], SIGNALS, IN_PROCESS)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_blocked_signals_are_unblocked() -> None:
+    code = (
+        "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [1, 2, 15]);"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    done = run_tests([sys.executable, "-c", code], SIGNALS, IN_PROCESS)
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+HOLDER = """
+import subprocess, sys
+from tests import surroundings
+from dglkge.launch.job_lock import hold_machine
+surroundings.use_private_shared_memory()
+with hold_machine():
+    sys.exit(subprocess.run(sys.argv[1:]).returncode)
+"""
+
+
+def test_beside_another_job_the_tests_have_shared_memory_of_their_own(private_memory: None) -> None:
+    done = run_tests([sys.executable, "-c", HOLDER], SIGNALS)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+    assert PRIVATE in done.stdout
+
+
+def test_beside_another_job_in_the_same_shared_memory_they_are_skipped(private_memory: None) -> None:
+    done = run_tests([sys.executable, "-c", HOLDER], SIGNALS, IN_PROCESS, **{surroundings.SWITCH: "shared"})
+    assert done.returncode == 0 and "1 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    assert "another job runs on this machine (pid " in done.stdout
+
+
+def test_an_ordinary_user_has_shared_memory_of_his_own() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("root alone can become another user")
+    code = (
+        "import ctypes, os, sys; from tests import surroundings\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE, as after an exec: /proc/self is the user's\n"
+        "why_not = surroundings.use_private_shared_memory()\n"
+        "if why_not: sys.exit(why_not)\n"
+        "print(os.geteuid(), os.listdir('/dev/shm'))\n"
+        "open('/dev/shm/mine', 'w').close()\n"
+        "print(os.access('/etc/shadow', os.R_OK), os.access('/', os.W_OK))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    if done.stderr.startswith("no shared memory"):
+        pytest.skip(done.stderr.strip())
+    assert done.stdout == "65534 []\nFalse False\n", done.stderr
+    assert not Path("/dev/shm/mine").exists()
+
+
+def test_ctrl_c_reaches_what_a_test_starts_and_afterwards_the_tests_ignore_it_again() -> None:
+    with surroundings.background():
+        with surroundings.foreground():
+            code = (
+                "import signal\n"
+                "print(signal.getsignal(2) == signal.default_int_handler, signal.getsignal(1) == 0)"
+            )
+            done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+            assert done.stdout == "True True\n"
+        assert signal.getsignal(signal.SIGINT) == signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

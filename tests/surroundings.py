@@ -1,0 +1,126 @@
+"""What the tests inherit from whoever starts them, put right before the first test.
+
+A shell's background, ``nohup``, a scheduler or a CI system may start them with signals ignored or blocked and
+without a standard input, and another job may hold the machine's one ``/dev/shm``, in which DGL's names do not
+tell jobs apart. So the tests get the signals that every program starts with, and shared memory of their own
+where the kernel allows it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+from collections.abc import Iterator
+
+SHARED_MEMORY = "/dev/shm"
+SWITCH = "DGLKGE_TEST_SHARED_MEMORY"
+"""Environment variable; ``shared`` keeps the tests in the machine's shared memory."""
+
+_NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER of <linux/sched.h>
+_RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES = 0x4000, 1 << 18, 2, 4  # MS_* of <linux/mount.h>
+_CAPABILITY_VERSION = 0x20080522
+
+
+def reset_signals_and_input() -> None:
+    """Undo what tests cannot work with: SIGTERM or SIGCHLD ignored, signals blocked, no standard input.
+
+    An ignored SIGINT or SIGHUP stays ignored, for it has a purpose: neither a Ctrl-C that is meant for other
+    processes nor the end of a terminal shall end the tests. See :func:`foreground`.
+    """
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    try:
+        os.fstat(0)
+    except OSError:  # the next file that is opened would become the standard input of all processes
+        os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
+
+
+@contextlib.contextmanager
+def foreground() -> Iterator[None]:
+    """Let Ctrl-C and a hangup reach what this process starts, as they reach a job in a shell's foreground.
+
+    A program starts with the default for each signal that has a handler here. SIGHUP gets one that does
+    nothing, so that a hangup does not end the tests.
+    """
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: lambda *_: None}
+    ignored = [number for number in handlers if signal.getsignal(number) == signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, handlers[number])
+    try:
+        yield
+    finally:
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def background() -> Iterator[None]:
+    """Start processes with SIGINT and SIGHUP ignored, as ``nohup`` and ``&`` of a script do."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def use_private_shared_memory() -> str | None:
+    """Give this process, and all that it starts, a ``/dev/shm`` of its own; it goes with the last of them.
+
+    Root makes a mount namespace. An ordinary user makes one inside a user namespace, in which he is himself,
+    and gives the powers that he has there away again: tests of unwritable folders must see them so.
+
+    Returns
+    -------
+    str or None
+        Why the machine's shared memory is used instead; None where there is a private one.
+    """
+    if os.environ.get(SWITCH) == "shared":
+        return f"{SWITCH} is 'shared'"
+    if os.geteuid() != 0 and len(os.listdir("/proc/self/task")) > 1:
+        return "no shared memory of the tests' own could be made: this process has threads already"
+    child = os.fork()  # tries it: half of it done is worse than nothing
+    if child == 0:
+        status = errno.EINVAL
+        try:
+            _make_private_shared_memory()
+            status = 0
+        except OSError as error:
+            status = error.errno or errno.EINVAL
+        finally:
+            os._exit(status)
+    number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if number:
+        return f"no shared memory of the tests' own could be made: {os.strerror(number)}"
+    _make_private_shared_memory()
+    return None
+
+
+def _make_private_shared_memory() -> None:
+    """Enter namespaces with a new ``/dev/shm``; raise OSError where the kernel refuses that."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    is_root, user, group = os.geteuid() == 0, os.geteuid(), os.getegid()
+    _call(libc.unshare, _NEW_MOUNTS if is_root else _NEW_MOUNTS | _NEW_USERS)
+    if not is_root:
+        maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+        for name, text in maps.items():
+            with open(f"/proc/self/{name}", "wb") as file:
+                file.write(text.encode())
+    _call(libc.mount, None, b"/", None, ctypes.c_ulong(_RECURSIVE | _PRIVATE), None)
+    flags = ctypes.c_ulong(_NO_SUID | _NO_DEVICES)
+    _call(libc.mount, b"tmpfs", SHARED_MEMORY.encode(), b"tmpfs", flags, b"mode=1777")
+    if not is_root:
+        header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+        _call(libc.capset, header, (ctypes.c_uint32 * 6)())
+
+
+def _call(function: ctypes._FuncPointer, *arguments: object) -> None:
+    """Call a function of the C library; raise its error."""
+    if function(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
