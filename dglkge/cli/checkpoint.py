@@ -13,7 +13,8 @@ from dglkge.cli.output import print_columns
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.inference.export import FORMATS, export_tables
-from dglkge.inference.import_tables import READERS, import_tables
+from dglkge.inference.import_tables import FORMATS as SOURCE_FORMATS
+from dglkge.inference.import_tables import import_tables
 from dglkge.typing import RELATION
 
 HELP = "inspect, verify or convert a checkpoint"
@@ -47,11 +48,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     convert.add_argument("run", metavar="SOURCE", help="a run, a checkpoint, or a folder of files for --from")
     convert.add_argument("--to", required=True, choices=[TO_RUN, *sorted(FORMATS)], help="what to write")
     convert.add_argument(
-        "--from", dest="source_format", choices=sorted(READERS), help="format of files of rows to read"
+        "--from", dest="source_format", choices=sorted(SOURCE_FORMATS), help="format of files of rows to read"
     )
     convert.add_argument("--output", required=True, metavar="DIR", help="folder for what is written")
     convert.add_argument("--dataset", metavar="DIR", help="for --to run: the run's data set")
-    convert.add_argument("--score-function", metavar="NAME", help="for --from: the rows' score function")
+    convert.add_argument(
+        "--score-function",
+        metavar="NAME",
+        help="for --from: the rows' score function (dglke: read from its files)",
+    )
     convert.add_argument(
         "--reciprocal", action="store_true", help="for --from: a relation's row has a half for each side"
     )
@@ -82,8 +87,6 @@ def _convert(args: argparse.Namespace) -> int:
     dataset = Dataset.open(args.dataset)
     if args.source_format is None:
         convert_to_run(open_checkpoint(args.run), dataset, output)
-    elif args.score_function is None:
-        raise InputError("--from needs --score-function: files of rows do not say what model they belong to")
     else:
         import_tables(
             Path(args.run), args.source_format, dataset, args.score_function, args.reciprocal, output
