@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from dglkge.checkpoint import by_name
+from dglkge.checkpoint import by_name, training_stats
 from dglkge.checkpoint.dataset_fields import dataset_fields
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.manager import CheckpointManager
@@ -20,7 +21,11 @@ from dglkge.typing import RELATION, TablePart
 
 
 def save_converted(
-    output: Path, meta: CheckpointMeta, parts: Mapping[str, TablePart], names: Mapping[str, Vocabulary]
+    output: Path,
+    meta: CheckpointMeta,
+    parts: Mapping[str, TablePart],
+    names: Mapping[str, Vocabulary],
+    stats: Sequence[Mapping[str, Any]] = (),
 ) -> int:
     """Write whole tables as the first version of a run.
 
@@ -33,6 +38,8 @@ def save_converted(
         Every table, the relations among them, each as one part.
     names : mapping of str to Vocabulary
         The entities' names by type.
+    stats : sequence of mapping
+        What was measured while the rows were trained, for training_stats.json.
 
     Returns
     -------
@@ -47,6 +54,8 @@ def save_converted(
     manager = CheckpointManager(output / CHECKPOINT_FOLDER, 0, True, lambda: None, names, 1)
     if manager.latest() is not None:
         raise CheckpointError(f"{output} holds a checkpoint already; take another folder")
+    for record in stats:
+        manager.add_stats(record)
     return manager.save([parts[name] for name in meta.entity_types], parts[RELATION], meta)
 
 
@@ -95,7 +104,8 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
         part = TablePart(table, 0, torch.arange(count), torch.empty(count, width), state)
         by_name.take_over(source, part, saved_ids, saved)
         parts[table] = part
-    return save_converted(output, meta, parts, names)
+    stats = [one for one in training_stats.read(source.path) if isinstance(one.get("epoch_idx"), int)]
+    return save_converted(output, meta, parts, names, stats)
 
 
 def _check_types(source: Checkpoint, dataset: Dataset, types: Mapping[str, str | None]) -> None:

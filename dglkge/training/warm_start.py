@@ -79,6 +79,7 @@ def warm_start(
     dataset = Dataset.open(config.dataset)
     types = by_name.saved_types(checkpoint.entity_types, list(meta.entity_types))
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
+    saved: str | None
     if cluster.world.is_machine_leader:
         for place, part in enumerate(own_parts()):
             if part.table == RELATION:

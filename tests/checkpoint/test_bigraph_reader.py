@@ -288,3 +288,52 @@ def test_a_warm_start_takes_its_usual_type_over(tmp_path):
     (part,) = cut("entity", whole, 1)
     assert by_name.take_over(checkpoint, part, saved_ids, types["entity"]) == len(part.rows)
     assert part.rows.numpy().tobytes() == rows[part.original_ids].numpy().tobytes()
+
+
+def test_a_converted_run_keeps_what_was_measured(tmp_path):
+    dataset = Dataset.open(toy_dataset())
+    theirs_of_type(tmp_path / "theirs", dataset)
+    lines = [
+        {"epoch_idx": epoch, "index": bucket, "stats": {"count": 5, "metrics": {"loss": 1.5}}}
+        for epoch in (0, 1)
+        for bucket in (0, 1)
+    ]
+    (tmp_path / "theirs" / "training_stats.json").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "run")
+    text = (tmp_path / "run" / "checkpoint" / "training_stats.json").read_text()
+    assert [json.loads(line) for line in text.splitlines()] == lines
+    (tmp_path / "theirs" / "training_stats.json").unlink()
+    convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "again")
+    assert (tmp_path / "again" / "checkpoint" / "training_stats.json").read_text() == ""
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["evaluate", "--dataset", "DATASET"], ["predict"]])
+def test_what_it_wrote_is_to_be_converted_first(command, tmp_path, capsys):
+    """Also where it resumed one of our runs, and so has neither fingerprint nor path of the data set."""
+    dataset = Dataset.open(toy_dataset())
+    theirs_of_type(tmp_path / "run" / "checkpoint", dataset, name="entity")
+    words = [str(dataset.path) if word == "DATASET" else word for word in command]
+    words.insert(1, str(tmp_path / "run"))
+    if command == ["predict"]:
+        words += ["--head", "e001", "--relation", "turn_7", "--known", "mark"]
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    given = str(dataset.path) if "DATASET" in command else "DIR"
+    folder = f"{tmp_path}/run/checkpoint"
+    assert err == (
+        f"dglkge: error: {folder} was written by PyTorch-BigGraph, with ids of its own; to use it with a "
+        f"data set: dglkge checkpoint convert {folder} --to run --dataset {given} "
+        f"--output {tmp_path}/run_converted\n"
+    )
+
+
+def test_verify_claims_no_checksums_where_there_are_none(tmp_path, capsys):
+    theirs_of_type(tmp_path / "theirs", Dataset.open(toy_dataset()))
+    assert main(["checkpoint", "verify", str(tmp_path / "theirs")]) == 0
+    out = capsys.readouterr().out
+    assert "checksums   none for 3 of 3 files, which PyTorch-BigGraph wrote: not verified" in out
+    assert "as they were written" not in out
+    assert main(["inspect", str(tmp_path / "theirs"), "--verify", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verified"] is False
+    assert [one["crc32"] for one in report["files"]] == [None] * 3
