@@ -26,7 +26,8 @@ from dglkge.data import dataset_files
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.typing import RELATION
 from partition_tools.assignment import fill_empty_parts, random_parts
-from partition_tools.graph_job import GraphJob
+from partition_tools.graph_job import NO_ROOM_STATUS, GraphJob
+from partition_tools.staging import NO_ROOM
 from partition_tools.verify import verify_partitions
 
 PADDING = -1
@@ -216,4 +217,9 @@ def _end_with_parent(parent: int) -> None:
 
 if __name__ == "__main__":
     _end_with_parent(int(sys.argv[2]))
-    build_partitions(Path(sys.argv[1]), GraphJob.take(Path(sys.argv[1])))
+    try:
+        build_partitions(Path(sys.argv[1]), GraphJob.take(Path(sys.argv[1])))
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            sys.exit(NO_ROOM_STATUS)
+        raise

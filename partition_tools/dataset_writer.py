@@ -80,12 +80,15 @@ def write_description(folder: Path, description: dict[str, Any]) -> None:
 
 
 def _write_split(path: Path, rows: np.ndarray, ids: TypedIds, order: np.ndarray | None) -> None:
-    # In pieces into a mapped file, so that the 64-bit ids of a large split need no memory.
-    file = np.lib.format.open_memmap(path, mode="w+", dtype=np.int64, shape=(len(rows), 3))
-    for start in range(0, len(rows), _ROWS_AT_A_TIME):
-        piece = slice(start, start + _ROWS_AT_A_TIME)
-        file[piece] = ids.original_ids(rows[piece] if order is None else rows[order[piece]])
-    file.flush()
+    # In pieces, so that the 64-bit ids of a large split need no memory. Written, not mapped: on a full disk
+    # a write is an error with a message, and the first page of a mapped file that has no room is a bus error.
+    with open(path, "wb") as file:
+        header = {"descr": "<i8", "fortran_order": False, "shape": (len(rows), 3)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, len(rows), _ROWS_AT_A_TIME):
+            piece = slice(start, start + _ROWS_AT_A_TIME)
+            ids_of_piece = ids.original_ids(rows[piece] if order is None else rows[order[piece]])
+            file.write(np.ascontiguousarray(ids_of_piece, dtype="<i8").tobytes())
 
 
 def _edge_types(ids: TypedIds, train_pairs: np.ndarray) -> list[list[Any]]:

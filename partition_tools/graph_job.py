@@ -12,6 +12,9 @@ from dglkge.data.json_file import load_json
 
 _FILE = "job.json"
 
+NO_ROOM_STATUS = 28
+"""Exit status of the process where the disk is full; its log may have had no room for a message."""
+
 
 @dataclass(frozen=True)
 class GraphJob:

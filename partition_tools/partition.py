@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -99,7 +100,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     from dglkge.data.columns import parse_columns
     from dglkge.data.text_format import parse_delimiter
-    from dglkge.errors import InputError
+    from dglkge.errors import DglkgeError, InputError
     from partition_tools.make_dataset import Options, partition_files
     from partition_tools.report import print_figures
     from partition_tools.split_fractions import parse_fractions
@@ -123,11 +124,19 @@ def run(arguments: argparse.Namespace) -> None:
     )
     delimiter = parse_delimiter(arguments.delimiter) if arguments.delimiter is not None else None
     figures = partition_files(arguments.input, arguments.output, options, delimiter)
-    if arguments.json:
-        sys.stdout.write(json.dumps(figures, indent=1) + "\n")
-    else:
-        print_figures(figures, Console())
-        sys.stdout.write(f"the dataset lies in {arguments.output}\n")
+    try:
+        if arguments.json:
+            sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+        else:
+            print_figures(figures, Console())
+            sys.stdout.write(f"the dataset lies in {arguments.output}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        # Python flushes what is left once more when it ends, and must not fail at it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise DglkgeError(
+            f"the dataset lies in {arguments.output}, but its figures cannot be printed: {error.strerror}"
+        ) from error
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,10 +12,12 @@ from pathlib import Path
 
 from dglkge.data.dataset_files import PARTITIONS
 from dglkge.errors import DglkgeError
-from partition_tools.graph_job import GraphJob
+from partition_tools.graph_job import NO_ROOM_STATUS, GraphJob
 
 LOG = "partition.log"
 _TAIL_LINES = 20
+_FULL_BELOW = 2**20
+"""Bytes. DGL's own errors do not say that the disk is full, and where it is full the log is cut off too."""
 _ZEROED_MEMORY = ("MALLOC_PERTURB_=255", "GLIBC_TUNABLES=glibc.malloc.tcache_count=0")
 """METIS as DGL builds it reads memory that it never wrote, and cut FB15k-237 in another way at every run.
 With this, glibc hands out zeroed memory, and equal input gives equal partitions (dgl 1.1.3 and 2.1.0). Its
@@ -33,6 +37,8 @@ def run_build(dataset: Path, job: GraphJob) -> None:
     ------
     PartitionError
         If the child fails; the message has the end of its log.
+    OSError
+        If the disk is full.
     """
     job.save(dataset)
     log_path = dataset / PARTITIONS / LOG
@@ -55,6 +61,8 @@ def run_build(dataset: Path, job: GraphJob) -> None:
             if child.poll() is None:
                 child.kill()
                 child.wait()
+    if status == NO_ROOM_STATUS or (status and shutil.disk_usage(dataset).free < _FULL_BELOW):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if status:
         raise PartitionError(f"partitioning failed: {_reason(status)}\n{_tail(log_path)}")
 

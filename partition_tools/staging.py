@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from dglkge.data.dataset import read_description
 from dglkge.data.dataset_files import DESCRIPTION
-from dglkge.errors import InputError
+from dglkge.errors import DglkgeError, InputError
 
 PENDING_DESCRIPTION = f".{DESCRIPTION}"
 _LOCK = ".lock"
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a disk that is full, and of a user who may write no more to it."""
+
+
+class OutputError(DglkgeError):
+    """The dataset cannot be written: the disk is full, or fails. No other input would mend it."""
 
 
 def check_output(output: Path, overwrite: bool) -> None:
@@ -32,15 +41,10 @@ def check_output(output: Path, overwrite: bool) -> None:
     InputError
         If something lies there that must stay, or its parent folder cannot be made or takes no files.
     """
-    if output.is_symlink() or (output.exists() and not output.is_dir()):
-        raise InputError(f"the output {output} exists and is no folder")
-    if output.exists() and any(output.iterdir()):
-        if not overwrite:
-            raise InputError(f"the output {output} exists; choose another, or give --overwrite")
-        try:
-            read_description(output)
-        except InputError as error:
-            raise InputError(f"--overwrite replaces only a dataset, and {output} is none: {error}") from error
+    try:
+        _check_target(output, overwrite)
+    except OSError as error:
+        raise InputError(f"the output {output} cannot be used: {error.strerror}") from error
     parent = output.absolute().parent
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -48,6 +52,23 @@ def check_output(output: Path, overwrite: bool) -> None:
         raise InputError(f"the output's parent folder {parent} cannot be made: {error.strerror}") from error
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"the output's parent folder {parent} is not writable")
+
+
+def _check_target(output: Path, overwrite: bool) -> None:
+    """Check what lies at the output."""
+    try:
+        mode = output.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not stat.S_ISDIR(mode):
+        raise InputError(f"the output {output} exists and is no folder")
+    if any(output.iterdir()):
+        if not overwrite:
+            raise InputError(f"the output {output} exists; choose another, or give --overwrite")
+        try:
+            read_description(output)
+        except InputError as error:
+            raise InputError(f"--overwrite replaces only a dataset, and {output} is none: {error}") from error
 
 
 @contextmanager
@@ -64,24 +85,58 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
     ------
     InputError
         If the output must stay (see :func:`check_output`), or another run is writing it.
+    OutputError
+        If a file cannot be written.
     """
     check_output(output, overwrite)
     output = output.absolute()
     folder = output.with_name(f".{output.name}.partial")
-    folder.mkdir(exist_ok=True)
-    with open(folder / _LOCK, "a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"another run is writing {output} (it holds {folder})") from error
+    with _locked(output, folder):
         try:
             _remove_all_but_lock(folder)
             yield folder
             check_output(output, overwrite)
             _replace(output, folder)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise OutputError(f"cannot write {output}: {error.strerror}") from error
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+
+
+@contextmanager
+def _locked(output: Path, folder: Path) -> Iterator[None]:
+    """Make the temporary folder and lock it; the lock ends with the process, however that ends."""
+    try:
+        made = not folder.exists()
+        folder.mkdir(exist_ok=True)
+    except FileExistsError as error:
+        raise InputError(
+            f"another file is where its temporary folder would be: {folder}; "
+            "remove it, or choose another output"
+        ) from error
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    try:
+        lock = open(folder / _LOCK, "a")
+    except OSError as error:
+        if made:
+            folder.rmdir()
+        raise _unusable(folder, error) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(f"another run is writing {output} (it holds {folder})") from error
+        yield
+
+
+def _unusable(folder: Path, error: OSError) -> DglkgeError:
+    """Return the error of a temporary folder: of a full disk, or of a place that takes none."""
+    if error.errno in NO_ROOM:
+        return OutputError(f"cannot write {folder}: {error.strerror}")
+    return InputError(f"the temporary folder {folder} cannot be used: {error.strerror}")
 
 
 def _remove_all_but_lock(folder: Path) -> None:
@@ -93,11 +148,18 @@ def _remove_all_but_lock(folder: Path) -> None:
 
 
 def _replace(output: Path, folder: Path) -> None:
+    """Give the folder its name; where that fails, what lay there before stays."""
     old = output.with_name(f".{output.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)
     (folder / _LOCK).unlink()
-    if output.exists():
-        output.rename(old)
     (folder / PENDING_DESCRIPTION).rename(folder / DESCRIPTION)
-    folder.rename(output)
+    replaces = output.exists()
+    if replaces:
+        output.rename(old)
+    try:
+        folder.rename(output)
+    except BaseException:
+        if replaces:
+            old.rename(output)
+        raise
     shutil.rmtree(old, ignore_errors=True)

@@ -8,6 +8,37 @@ from typing import Any
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.relation_layout import is_dynamic, operator_of
 
+LOSSES = {"softmax": "softmax", "logistic": "logistic", "margin_ranking": "ranking"}
+"""Our losses that PyTorch-BigGraph has, and its names."""
+
+DEFAULTS: dict[str, Any] = {
+    "init_scale": 1e-3,
+    "max_norm": None,
+    "bias": False,
+    "margin": 0.1,
+    "init_path": None,
+    "checkpoint_preservation_interval": None,
+    "max_edges_per_chunk": 1_000_000_000,
+    "bucket_order": "inside_out",
+    "workers": None,
+    "batch_size": 1000,
+    "num_uniform_negs": 50,
+    "disable_lhs_negs": False,
+    "disable_rhs_negs": False,
+    "lr": 1e-2,
+    "relation_lr": None,
+    "eval_num_batch_negs": 1000,
+    "eval_num_uniform_negs": 1000,
+    "background_io": False,
+    "verbose": 0,
+    "hogwild_delay": 2.0,
+    "num_machines": 1,
+    "num_partition_servers": -1,
+    "distributed_init_method": None,
+    "distributed_tree_init_order": True,
+}
+"""PyTorch-BigGraph's own, of the keys that need no value of the run."""
+
 
 def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str, Any]:
     """Describe the model as PyTorch-BigGraph's configuration does.
@@ -23,29 +54,57 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
     Returns
     -------
     dict
-        What describes the model; keys that only steer training keep PyTorch-BigGraph's defaults.
+        Every key of the schema of PyTorch-BigGraph 1.0.0, which refuses any other. Those that have no equal
+        here, or that a run without a configuration leaves open, have its defaults. Names of operators,
+        comparators and losses that it lacks are ours; it refuses them when it trains.
     """
     operator = operator_of(meta.score_function)
     if is_dynamic(meta):
         lhs, rhs = meta.relation_pairs[0]
-        relations = [{"name": "all", "lhs": lhs, "rhs": rhs, "operator": operator.name}]
+        relations = [_relation("all", lhs, rhs, operator.name)]
     else:
-        relations = [
-            {"name": relation.name, "lhs": relation.lhs, "rhs": relation.rhs, "operator": operator.name}
-            for relation in meta.relations
-        ]
-    return {
-        "entities": {entity_type: {"num_partitions": num_parts} for entity_type in meta.entity_types},
+        relations = [_relation(one.name, one.lhs, one.rhs, operator.name) for one in meta.relations]
+    chosen = {name: meta.config.get(name, {}) for name in ("model", "loss", "negatives", "training")}
+    loss = chosen["loss"].get("name", "softmax")
+    described = {
+        "entities": {name: {"num_partitions": num_parts, "featurized": False} for name in meta.entity_types},
         "relations": relations,
-        "dynamic_relations": is_dynamic(meta),
         "dimension": meta.dim,
-        "comparator": operator.comparator,
+        "init_scale": float(chosen["model"].get("init_scale", DEFAULTS["init_scale"])),
         "global_emb": False,
-        "bias": False,
+        "comparator": operator.comparator,
+        "loss_fn": LOSSES.get(loss, loss),
+        "margin": float(chosen["loss"].get("margin", DEFAULTS["margin"])),
         "entity_path": path,
         "edge_paths": [],
         "checkpoint_path": path,
+        "num_epochs": num_epochs(meta),
+        "num_edge_chunks": 1,
+        "batch_size": int(chosen["training"].get("batch_size", DEFAULTS["batch_size"])),
+        # It refuses batches that are no multiple of these; all of ours are told as uniform ones.
+        "num_batch_negs": 0,
+        "num_uniform_negs": int(chosen["negatives"].get("num_uniform", DEFAULTS["num_uniform_negs"])),
+        "lr": learning_rate(meta),
+        "eval_fraction": 0.0,
+        "dynamic_relations": is_dynamic(meta),
     }
+    return {**DEFAULTS, **described}
+
+
+def _relation(name: str, lhs: str, rhs: str, operator: str) -> dict[str, Any]:
+    """Describe one relation."""
+    return {"name": name, "lhs": lhs, "rhs": rhs, "weight": 1.0, "operator": operator, "all_negs": False}
+
+
+def learning_rate(meta: CheckpointMeta) -> float:
+    """Return the run's learning rate, PyTorch-BigGraph's default where rows came from elsewhere."""
+    return float(meta.optimizer.get("lr", DEFAULTS["lr"]))
+
+
+def num_epochs(meta: CheckpointMeta) -> int:
+    """Return how many epochs the run is to have, at least those that it has finished."""
+    finished = int(meta.progress.get("finished_epochs", 0))
+    return max(finished, int(meta.config.get("training", {}).get("num_epochs", finished)))
 
 
 def bigraph_attributes(meta: CheckpointMeta, config: dict[str, Any]) -> dict[str, Any]:
@@ -56,9 +115,7 @@ def bigraph_attributes(meta: CheckpointMeta, config: dict[str, Any]) -> dict[str
     finished = int(meta.progress.get("finished_epochs", 0))
     return {
         "config/json": json.dumps(config, indent=4),
-        "iteration/num_epochs": max(
-            finished, int(meta.config.get("training", {}).get("num_epochs", finished))
-        ),
+        "iteration/num_epochs": num_epochs(meta),
         "iteration/epoch_idx": finished,
         "iteration/num_edge_paths": 1,
         "iteration/edge_path_idx": 0,

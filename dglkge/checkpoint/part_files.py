@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import hdf5_format, layout, row_stream
+from dglkge.checkpoint.bigraph_config import learning_rate
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry
 from dglkge.checkpoint.relation_layout import MODEL_GROUP, to_bigraph_sums, to_parameters
 from dglkge.checkpoint.storage import CheckpointStorage
@@ -63,9 +64,10 @@ def write_part(
         with hdf5_format.create(path, attributes) as file:
             for dataset, values in tables.items():
                 hdf5_format.allocate_rows(file, dataset, values)
-            if (sums := _row_sums(part, meta)) is not None:
-                state = _bigraph_state([sums[order].cpu()], meta)
-                hdf5_format.write_blob(file[hdf5_format.OPTIMIZER_GROUP], state)
+            sums = _bigraph_sums(part, meta)
+            of_rows = sums if sums.ndim == 1 else sums.mean(dim=1)
+            state = _bigraph_state([of_rows[order].cpu()], meta)
+            hdf5_format.write_blob(file.require_group(hdf5_format.OPTIMIZER_GROUP), state)
         return _entry(path, name, part, ids, row_stream.fill_rows(path, tables, order))
 
 
@@ -102,12 +104,11 @@ def write_relations(
                     written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = key
             for dataset, state in _state_datasets(part).items():
                 hdf5_format.allocate_rows(file, dataset, state)
-            if (sums := _row_sums(part, meta)) is not None:
-                of_operators = to_bigraph_sums(sums[order].cpu().numpy(), rows.shape[1], meta)
-                hdf5_format.write_blob(
-                    file[hdf5_format.OPTIMIZER_GROUP],
-                    _bigraph_state([torch.from_numpy(each) for each in of_operators], meta),
-                )
+            sums = _bigraph_sums(part, meta)[order].cpu().numpy()
+            of_operators = [torch.from_numpy(each) for each in to_bigraph_sums(sums, rows.shape[1], meta)]
+            hdf5_format.write_blob(
+                file.require_group(hdf5_format.OPTIMIZER_GROUP), _bigraph_state(of_operators, meta)
+            )
         crc32 = row_stream.fill_rows(path, _state_datasets(part), order)
         return _entry(path, name, part, ids, crc32)
 
@@ -156,12 +157,18 @@ def _state_datasets(part: TablePart) -> dict[str, torch.Tensor]:
     return {f"{hdf5_format.OPTIMIZER_GROUP}/{name}": values for name, values in part.state.items()}
 
 
-def _row_sums(part: TablePart, meta: CheckpointMeta) -> torch.Tensor | None:
-    """Return row-wise Adagrad's sums (n,), None under other optimizers."""
-    if meta.optimizer.get("name") != "row_adagrad" or len(part.state) != 1:
-        return None
-    (sums,) = part.state.values()
-    return sums.detach().reshape(-1)
+def _bigraph_sums(part: TablePart, meta: CheckpointMeta) -> torch.Tensor:
+    """Return Adagrad's sums for PyTorch-BigGraph, which has no other optimizer.
+
+    Row-wise Adagrad's are its own (n,), and so are element-wise Adagrad's (n, W) for relations; for entities,
+    for which it keeps one number a row, their mean is written. Adam's moments have no equal there: sums of 0,
+    with which Adagrad starts, stand for them.
+    """
+    kept = list(part.state.values())
+    if meta.optimizer.get("name") in ("row_adagrad", "sparse_adagrad") and len(kept) == 1:
+        sums = kept[0].detach()
+        return sums.reshape(-1) if sums.numel() == len(sums) else sums
+    return torch.zeros(len(part.original_ids))
 
 
 def _bigraph_state(sums: Sequence[torch.Tensor], meta: CheckpointMeta) -> dict[str, Any]:
@@ -170,7 +177,7 @@ def _bigraph_state(sums: Sequence[torch.Tensor], meta: CheckpointMeta) -> dict[s
     They want a number of steps beside the sums, which matters only to a decaying learning rate.
     """
     numbers = list(range(len(sums)))
-    group = {"lr": meta.optimizer.get("lr", 0.0), "lr_decay": 0, "weight_decay": 0, "params": numbers}
+    group = {"lr": learning_rate(meta), "lr_decay": 0, "weight_decay": 0, "params": numbers}
     group |= {"eps": 1e-10, "initial_accumulator_value": 0}
     # Copies, since torch.save writes all of the memory that a view looks into.
     state = {number: {"step": torch.tensor(0.0), "sum": sums[number].clone()} for number in numbers}

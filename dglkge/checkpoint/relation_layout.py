@@ -160,12 +160,13 @@ def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMet
 
 
 def to_bigraph_sums(sums: np.ndarray, width: int, meta: CheckpointMeta) -> list[np.ndarray]:
-    """Return what :func:`bigraph_row_sums` reads: a row's sum stands for each number of the row.
+    """Return Adagrad's sums as PyTorch-BigGraph has them, which :func:`bigraph_row_sums` reads.
 
     Parameters
     ----------
-    sums : (R,) float32
-        Row-wise Adagrad's, in the order of relation ids.
+    sums : (R,) or (R, W) float32
+        In the order of relation ids. Row-wise Adagrad's, which stand for each number of the row, or
+        element-wise Adagrad's, which are PyTorch-BigGraph's own.
     width : int
         W, the width of a relation's row.
     meta : CheckpointMeta
@@ -175,7 +176,9 @@ def to_bigraph_sums(sums: np.ndarray, width: int, meta: CheckpointMeta) -> list[
     list of float32 arrays
         Of the shapes of PyTorch-BigGraph's parameters, in their order.
     """
-    rows = np.repeat(sums.astype(np.float32)[:, None], width, axis=1)
+    rows = sums.astype(np.float32)
+    if rows.ndim == 1:
+        rows = np.repeat(rows[:, None], width, axis=1)
     pieces = [(piece, side) for piece, _, _, side in _pieces(rows, meta, operator_of(meta.score_function))]
     if is_dynamic(meta):
         return [piece for piece, _ in pieces]

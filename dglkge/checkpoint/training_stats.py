@@ -35,8 +35,13 @@ def epoch_record(epoch: int, num_triples: int, mean_loss: float) -> dict[str, An
 
 
 def append(storage: CheckpointStorage, records: Sequence[Mapping[str, Any]]) -> None:
-    """Add lines, in one step; lines of the same epochs, which an interrupted save left, are replaced."""
+    """Add lines, in one step; lines of the same epochs, which an interrupted save left, are replaced.
+
+    Without any, the file is made where there is none: PyTorch-BigGraph's readers expect one.
+    """
     if not records:
+        if not (storage.path / layout.STATS_FILE).exists():
+            storage.write_text(layout.STATS_FILE, "")
         return
     first = min(int(record["epoch_idx"]) for record in records)
     kept = [record for record in read(storage.path) if record.get("epoch_idx", -1) < first]

@@ -13,7 +13,8 @@ from dglkge.cli.output import print_columns
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.inference.export import FORMATS, export_tables
-from dglkge.inference.import_tables import READERS, import_tables
+from dglkge.inference.import_tables import FORMATS as SOURCE_FORMATS
+from dglkge.inference.import_tables import import_tables
 from dglkge.typing import RELATION
 
 HELP = "inspect, verify or convert a checkpoint"
@@ -21,7 +22,7 @@ DESCRIPTION = """Look at a checkpoint (inspect), compare every file with its che
 
 convert --to FORMAT writes the rows for other programs, as dglkge export does. convert --to run makes a run
 on a data set, which can be evaluated and resumed, out of PyTorch-BigGraph's checkpoint, or with --from FORMAT
-out of files of rows. Entities and relations are matched by name."""
+out of files of rows. Entities, relations and types are matched by name; see --type."""
 EXAMPLES = """examples:
   dglkge checkpoint inspect runs/demo
   dglkge checkpoint verify runs/demo/checkpoint/epoch_10
@@ -47,13 +48,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     convert.add_argument("run", metavar="SOURCE", help="a run, a checkpoint, or a folder of files for --from")
     convert.add_argument("--to", required=True, choices=[TO_RUN, *sorted(FORMATS)], help="what to write")
     convert.add_argument(
-        "--from", dest="source_format", choices=sorted(READERS), help="format of files of rows to read"
+        "--from", dest="source_format", choices=sorted(SOURCE_FORMATS), help="format of files of rows to read"
     )
     convert.add_argument("--output", required=True, metavar="DIR", help="folder for what is written")
     convert.add_argument("--dataset", metavar="DIR", help="for --to run: the run's data set")
-    convert.add_argument("--score-function", metavar="NAME", help="for --from: the rows' score function")
+    convert.add_argument(
+        "--score-function",
+        metavar="NAME",
+        help="for --from: the rows' score function (dglke: read from its files)",
+    )
     convert.add_argument(
         "--reciprocal", action="store_true", help="for --from: a relation's row has a half for each side"
+    )
+    convert.add_argument(
+        "--type",
+        action="append",
+        default=[],
+        metavar="THEIRS=OURS",
+        help="for --to run: an entity type of the checkpoint and that of the data set, e.g. all=entity; not "
+        "needed where the names are equal or each side has one; may be repeated",
     )
     convert.add_argument("--overwrite", action="store_true", help="replace files that exist")
 
@@ -72,6 +85,8 @@ def _convert(args: argparse.Namespace) -> int:
     if args.to != TO_RUN:
         if args.source_format:
             raise InputError(f"--from goes with --to {TO_RUN}, got --to {args.to}")
+        if args.type:
+            raise InputError(f"--type goes with --to {TO_RUN}, got --to {args.to}")
         checkpoint = open_checkpoint(args.run)
         tables = [*checkpoint.entity_types, RELATION]
         written = export_tables(checkpoint, tables, args.to, output, args.overwrite)
@@ -79,11 +94,11 @@ def _convert(args: argparse.Namespace) -> int:
         return 0
     if not args.dataset:
         raise InputError(f"--to {TO_RUN} needs --dataset: the folder of the run's data set")
+    if args.type and args.source_format:
+        raise InputError("--type goes with a checkpoint, not with --from")
     dataset = Dataset.open(args.dataset)
     if args.source_format is None:
-        convert_to_run(open_checkpoint(args.run), dataset, output)
-    elif args.score_function is None:
-        raise InputError("--from needs --score-function: files of rows do not say what model they belong to")
+        convert_to_run(open_checkpoint(args.run), dataset, output, args.type)
     else:
         import_tables(
             Path(args.run), args.source_format, dataset, args.score_function, args.reciprocal, output

@@ -16,7 +16,7 @@ DESCRIPTION = """Write the rows of every table, in the order of the dataset's id
   npy         {table}.npy (n, D) float32, and the names in {table}.names.txt
   parquet     {table}.parquet with columns name and embedding
   safetensors {table}.safetensors with one tensor, embeddings, and the names in {table}.names.txt
-  dglke       {dataset}_{model}_{table}.npy as DGL-KE has them, and the names in {table}.names.txt
+  dglke       {dataset}_{model}_{table}.npy, id maps and config.json as DGL-KE has them
   tsv         {table}.tsv: a name and its numbers on each line, separated by tabs
   word2vec    {table}.vec: a line with n and D, then a name (white space replaced by _) and its numbers
 With reciprocal relations, the half of a relation's row that asks for tails stands first."""

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
+from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.cli.opened_run import add_run_argument
 from dglkge.cli.output import human_bytes, print_columns, print_json
@@ -35,17 +36,18 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report)
     else:
-        _print_report(report)
+        _print_report(report, args.verify)
     return 0
 
 
 def _report(checkpoint: Checkpoint, verified: bool) -> dict[str, Any]:
     """Describe a checkpoint."""
     meta, files = checkpoint.meta, checkpoint.manifest.files
+    with_checksum = [entry for entry in files if entry.crc32 != UNKNOWN_CRC32]
     return {
         "path": str(checkpoint.path),
         "version": checkpoint.version,
-        "verified": verified,
+        "verified": verified and len(with_checksum) == len(files),
         "progress": dict(meta.progress),
         "model": {
             "score_function": meta.score_function,
@@ -62,7 +64,11 @@ def _report(checkpoint: Checkpoint, verified: bool) -> dict[str, Any]:
         "versions": dict(meta.versions),
         "tables": [_table(checkpoint, table) for table in [*checkpoint.entity_types, RELATION]],
         "files": [
-            {"name": entry.name, "size_bytes": entry.size_bytes, "crc32": f"{entry.crc32:08x}"}
+            {
+                "name": entry.name,
+                "size_bytes": entry.size_bytes,
+                "crc32": f"{entry.crc32:08x}" if entry in with_checksum else None,
+            }
             for entry in files
         ],
         "size_bytes": sum(entry.size_bytes for entry in files),
@@ -85,7 +91,7 @@ def _table(checkpoint: Checkpoint, table: str) -> dict[str, Any]:
     }
 
 
-def _print_report(report: dict[str, Any]) -> None:
+def _print_report(report: dict[str, Any], verify: bool) -> None:
     """Print the description for people."""
     progress, model, dataset = report["progress"], report["model"], report["dataset"]
     reciprocal = ", reciprocal relations" if model["reciprocal_relations"] else ""
@@ -98,8 +104,13 @@ def _print_report(report: dict[str, Any]) -> None:
         "seed": report["seed"],
         "written by": ", ".join(f"{name} {value}" for name, value in report["versions"].items()),
     }
+    unknown = sum(one["crc32"] is None for one in report["files"])
     if report["verified"]:
         lines["checksums"] = f"all {len(report['files'])} files are as they were written"
+    elif verify:
+        lines["checksums"] = (
+            f"none for {unknown} of {len(report['files'])} files, which PyTorch-BigGraph wrote: not verified"
+        )
     for name, text in lines.items():
         print(f"{name:<11} {text}")
     print()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from dglkge.checkpoint.bigraph_reader import is_bigraph
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
@@ -43,8 +44,16 @@ def open_dataset(checkpoint: Checkpoint, path: str | None) -> Dataset:
     Raises
     ------
     InputError
-        If it is not there, or is another one.
+        If it is not there, or is another one, or PyTorch-BigGraph wrote the checkpoint.
     """
+    if is_bigraph(checkpoint.path, checkpoint.version):
+        target = path or "DIR"
+        resumed = checkpoint.run_folder.with_name(checkpoint.run_folder.name + "_converted")
+        raise InputError(
+            f"{checkpoint.path} was written by PyTorch-BigGraph, with ids of its own; to use it with "
+            f"a data set: dglkge checkpoint convert {checkpoint.path} --to run --dataset {target} "
+            f"--output {resumed}"
+        )
     folder = Path(path or checkpoint.meta.dataset_path)
     if path is None and not folder.is_dir():
         raise InputError(f"the run's dataset {folder} is not there any more; say with --dataset where it is")

@@ -17,6 +17,7 @@ from dglkge.launch.local_hosts import usable_cores
 from dglkge.launch.memory_plan import PlannedHost, is_compiled, plan_memory
 from dglkge.launch.part_sizes import read_dataset_size
 from dglkge.launch.process_plan import MOST_DEFAULT_TRAINERS
+from dglkge.training.components import check_config, check_machines
 
 HELP = "say what a configuration needs of memory, /dev/shm, disk and time"
 DESCRIPTION = """Say what training a configuration needs on each machine, before anything starts: tables,
@@ -45,13 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan, look at this machine, print."""
     config = load_config(args.config, args.set)
+    check_config(config)
     size = read_dataset_size(config.dataset)
     if args.ip_config is not None and len(read_ip_config(args.ip_config)) != len(size.parts):
         raise InputError(
             f"{args.ip_config} has {len(read_ip_config(args.ip_config))} machines and {config.dataset} has "
             f"{len(size.parts)} partitions; each machine holds one partition"
         )
-    num_trainers = args.num_trainers or min(MOST_DEFAULT_TRAINERS, usable_cores())
+    check_machines(config, len(size.parts))
+    num_trainers = args.num_trainers
+    if num_trainers is None:
+        num_trainers = min(MOST_DEFAULT_TRAINERS, usable_cores())
     if num_trainers < 1 or args.num_servers < 0 or (args.num_servers == 0 and num_trainers > 1):
         raise InputError("--num_trainers must be at least 1, and 1 where --num_servers is 0")
     hosts = plan_memory(config, size, num_trainers, args.num_servers, installed_base())

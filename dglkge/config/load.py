@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -13,6 +16,57 @@ import yaml
 
 from dglkge.config.schema import Config
 from dglkge.errors import InputError, unknown_name
+
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9][0-9_]*")
+_HEXADECIMAL = re.compile(r"[+-]?0x[0-9a-fA-F]+")
+_QUOTES = ("'", '"')
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A value of a file or an override.
+
+    Attributes
+    ----------
+    value : object
+        As YAML 1.1 reads it, which takes 0123 for 83, 12:30 for 750, and an empty text for null.
+    text : str or None
+        As it was written, without quotes; None for what is no single value.
+    is_quoted : bool
+    where : str
+        Where it was written.
+    is_yaml : bool
+        Whether it is valid YAML; as an override, a text need not be.
+    """
+
+    value: Any
+    text: str | None
+    is_quoted: bool
+    where: str
+    is_yaml: bool = True
+
+    @classmethod
+    def of_node(cls, node: yaml.Node, where: str) -> _Given:
+        """Take a value from a file."""
+        value = _constructed(node)
+        if not isinstance(node, yaml.ScalarNode):
+            return cls(value, None, False, where)
+        is_quoted = node.style is not None
+        return cls(value, node.value if value is not None else "", is_quoted, where)
+
+    @classmethod
+    def of_override(cls, text: str, where: str) -> _Given:
+        """Take the value of an override; only quotes around the whole of it mean something."""
+        text = text.strip()
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+            value = None if node is None else _constructed(node)
+        except yaml.YAMLError:
+            return cls(text, text, False, where, is_yaml=False)
+        if isinstance(node, yaml.ScalarNode) and text[:1] in _QUOTES:
+            return cls(value, node.value, True, where)
+        is_null = isinstance(node, yaml.ScalarNode) and value is None
+        return cls(value, "" if is_null else text, False, where)
 
 
 def load_config(path: str | os.PathLike[str] | None, overrides: Sequence[str] = ()) -> Config:
@@ -35,14 +89,14 @@ def load_config(path: str | os.PathLike[str] | None, overrides: Sequence[str] = 
         For a file that cannot be read, an unknown key (the nearest known one is named), a value of
         the wrong type or out of range; with file and line where the value stands in the file.
     """
-    values: dict[str, tuple[Any, str]] = {}
+    values: dict[str, _Given] = {}
     if path is not None:
         values.update(_flatten(_compose(Path(path)), str(path)))
     for text in overrides:
         key, separator, value = text.partition("=")
         if not separator or not key:
             raise InputError(f"override {text!r} is not of the form key=value, e.g. model.dimension=200")
-        values[key.strip()] = (_plain(value, f"override {text!r}"), f"override {text!r}")
+        values[key.strip()] = _Given.of_override(value, f"override {text!r}")
     return _build(Config, "", values)
 
 
@@ -66,28 +120,20 @@ def _compose(path: Path) -> yaml.Node | None:
         raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
 
 
-def _plain(text: str, where: str) -> Any:
-    """Read the value of an override as YAML reads it."""
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise InputError(f"{where}: the value is not valid YAML") from None
-
-
-def _flatten(node: yaml.Node | None, path: str, prefix: str = "") -> dict[str, tuple[Any, str]]:
-    """Turn nested mappings into {dotted key: (value, "file:line")}."""
+def _flatten(node: yaml.Node | None, path: str, prefix: str = "") -> dict[str, _Given]:
+    """Turn nested mappings into {dotted key: value}."""
     if node is None:
         return {}
     if not isinstance(node, yaml.MappingNode):
         raise InputError(f"{path}:{node.start_mark.line + 1}: expected 'key: value' lines")
-    flat: dict[str, tuple[Any, str]] = {}
+    flat: dict[str, _Given] = {}
     for key, value in node.value:
         where = f"{path}:{key.start_mark.line + 1}"
         name = f"{prefix}{key.value}"
         if isinstance(value, yaml.MappingNode):
             flat.update(_flatten(value, path, name + "."))
         else:
-            flat[name] = (yaml.safe_load(yaml.serialize(value)), where)
+            flat[name] = _Given.of_node(value, where)
     return flat
 
 
@@ -98,13 +144,13 @@ def _known_keys(of: Any, prefix: str) -> list[str]:
     return keys
 
 
-def _build(of: Any, prefix: str, values: Mapping[str, tuple[Any, str]]) -> Any:
+def _build(of: Any, prefix: str, values: Mapping[str, _Given]) -> Any:
     """Make one dataclass of the schema from flat values, checking each."""
     known = _known_keys(Config, "")
     if not prefix:
-        for key, (_, where) in values.items():
+        for key, given in values.items():
             if key not in known:
-                raise InputError(f"{where}: {unknown_name('key', key, known)}")
+                raise InputError(f"{given.where}: {unknown_name('key', key, known)}")
     hints = get_type_hints(of)
     arguments = {}
     for item in dataclasses.fields(of):
@@ -112,8 +158,9 @@ def _build(of: Any, prefix: str, values: Mapping[str, tuple[Any, str]]) -> Any:
         if dataclasses.is_dataclass(kind):
             arguments[item.name] = _build(kind, key + ".", values)
             continue
-        value, where = values.get(key, (item.default, "default"))
-        value = _convert(value, kind, key, where)
+        value, where = item.default, "default"
+        if key in values:
+            value, where = _convert(values[key], kind, key), values[key].where
         check = item.metadata["check"]
         allowed = check(value) if check else None
         if allowed:
@@ -122,21 +169,48 @@ def _build(of: Any, prefix: str, values: Mapping[str, tuple[Any, str]]) -> Any:
     return of(**arguments)
 
 
-def _convert(value: Any, kind: type, key: str, where: str) -> Any:
-    """Return the value as its field's type, or say what the type is."""
+def _convert(given: _Given, kind: type, key: str) -> Any:
+    """Return the value as its field's type, or say what the type is.
+
+    The field decides how a text is read, not YAML: a text stays as it was written, and a whole number is
+    decimal (or hexadecimal after 0x).
+    """
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    if kind is float and isinstance(value, str):
-        # YAML 1.1 reads 1e-3 (no dot) as a text.
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    if kind is float and type(value) is int:
-        return float(value)
-    if kind is str and type(value) in (int, float):
-        return str(value)
-    if kind is str and value is None:
-        return "none"
+    text, value = given.text, given.value
+    if kind is str and text is not None:
+        return text
+    if not given.is_yaml:
+        raise InputError(f"{given.where}: the value is not valid YAML")
+    if text is not None and not isinstance(value, bool):
+        if kind is int and not given.is_quoted:
+            if _WHOLE_NUMBER.fullmatch(text):
+                return int(text.replace("_", ""))
+            if _HEXADECIMAL.fullmatch(text):
+                return int(text, 16)
+        if kind is float:
+            number = _number(text)
+            if number is not None and not math.isfinite(number):
+                raise InputError(f"{given.where}: {key} is {number!r}; allowed: a finite number")
+            if number is not None:
+                return number
+        if value is None or kind is not bool and not isinstance(value, float):
+            value = text
     if type(value) is not kind:
-        raise InputError(f"{where}: {key} is {value!r}; allowed: {words[kind]}")
+        raise InputError(f"{given.where}: {key} is {value!r}; allowed: {words[kind]}")
     return value
+
+
+def _constructed(node: yaml.Node) -> Any:
+    """Return what YAML makes of a node; a text where it makes nothing of it, as of the date 2024-13-45."""
+    try:
+        return yaml.constructor.SafeConstructor().construct_document(node)
+    except ValueError:
+        return getattr(node, "value", None)
+
+
+def _number(text: str) -> float | None:
+    """Return a number; None for another text. YAML 1.1 reads 1e-3, which has no dot, as a text."""
+    try:
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+    except ValueError:
+        return None

@@ -8,7 +8,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, Callable
+from typing import Any, BinaryIO, Callable
 
 import numpy as np
 import pyarrow as pa
@@ -19,19 +19,13 @@ from tqdm import tqdm
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, unknown_name
+from dglkge.inference import dglke_files
 from dglkge.typing import RELATION
 
 ROWS_AT_A_TIME = 8192
 PROGRESS_FROM_ROWS = 200_000
 
 SAFETENSORS_NAME = "embeddings"
-DGLKE_MODELS = {
-    "transe_l1": "TransE_l1",
-    "transe_l2": "TransE_l2",
-    "distmult": "DistMult",
-    "complex": "ComplEx",
-}
-"""DGL-KE's names of the models whose rows are laid out as ours; its RotatE scales the phases."""
 
 Shape = tuple[int, int]
 Blocks = Iterable[tuple[Sequence[str], np.ndarray]]
@@ -55,7 +49,8 @@ def export_tables(
         white space in names becomes ``_``.
         ``"parquet"``: columns ``name`` and ``embedding`` (a list of D float32).
         ``"safetensors"``: one tensor ``embeddings`` (n, D), and names as for npy.
-        ``"dglke"``: ``{dataset}_{model}_entity.npy`` and ``..._relation.npy``, and names as for npy.
+        ``"dglke"``: ``{dataset}_{model}_entity.npy`` and ``..._relation.npy``, the id maps ``entities.tsv``
+        and ``relations.tsv``, and ``config.json``; RotatE's phases are scaled as DGL-KE has them.
         The numbers have nine digits, which brings back the same float32.
     folder : Path
         Made where it does not exist.
@@ -76,9 +71,12 @@ def export_tables(
     if file_format not in FORMATS:
         raise unknown_name("format", file_format, FORMATS)
     suffix, write = FORMATS[file_format]
-    stem = _dglke_stem(checkpoint) if file_format == "dglke" else ""
-    targets = {table: folder / f"{stem}{table}{suffix}" for table in tables}
-    existing = [target for target in targets.values() if target.exists()]
+    dglke = dglke_files.dglke_config(checkpoint.meta) if file_format == "dglke" else None
+    targets = {table: folder / f"{_stem(table, dglke)}{suffix}" for table in tables}
+    beside = {table: folder / _names_file(table, dglke) for table in tables if file_format in WITHOUT_NAMES}
+    config_file = folder / dglke_files.CONFIG
+    existing = [path for path in (*targets.values(), *beside.values()) if path.exists()]
+    existing += [config_file] if dglke and config_file.exists() else []
     if existing and not overwrite:
         raise InputError(f"{existing[0]} exists; allow it to be replaced, or take another folder")
     written = []
@@ -86,42 +84,58 @@ def export_tables(
         folder.mkdir(parents=True, exist_ok=True)
         for table, target in targets.items():
             names = checkpoint.relations.labels if table == RELATION else checkpoint.vocabulary(table)
+            scale = _phase_scale(dglke) if table == RELATION else 1.0
             with _whole_file(target) as file:
-                write(file, checkpoint[table].shape, _blocks(checkpoint, table, names))
+                write(file, checkpoint[table].shape, _blocks(checkpoint, table, names, scale))
             written.append(target)
-            if file_format in WITHOUT_NAMES:
-                written.append(_write_names(names, folder / f"{table}.names.txt"))
+            if table in beside:
+                lines = dglke_files.id_map_lines(names.names) if dglke else _name_lines(names)
+                written.append(_write_lines_file(lines, beside[table]))
+        if dglke:
+            written.append(_write_lines_file([dglke_files.config_bytes(dglke)], config_file))
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror}") from error
     return written
 
 
-def _dglke_stem(checkpoint: Checkpoint) -> str:
-    """Return the beginning of DGL-KE's file names.
+def _stem(table: str, dglke: dict[str, Any] | None) -> str:
+    """Return the name of a table's file, without its suffix."""
+    if dglke is None:
+        return table
+    return f"{dglke['dataset']}_{dglke['model_name']}_{_dglke_table(table)}"
 
-    Raises
-    ------
-    InputError
-        If DGL-KE has no such model.
-    """
-    meta = checkpoint.meta
-    if meta.score_function not in DGLKE_MODELS or meta.reciprocal or list(meta.entity_types) != ["entity"]:
-        raise InputError(
-            f"DGL-KE has {', '.join(DGLKE_MODELS)} of one entity type, 'entity', no reciprocal relations; "
-            f"got {meta.score_function}, {', '.join(meta.entity_types)}, reciprocal {meta.reciprocal}"
-        )
-    return f"{meta.dataset_name}_{DGLKE_MODELS[meta.score_function]}_"
+
+def _names_file(table: str, dglke: dict[str, Any] | None) -> str:
+    """Return the name of the file that holds the names of a table's rows."""
+    if dglke is None:
+        return f"{table}.names.txt"
+    return str(dglke[dglke_files.MAP_KEYS[_dglke_table(table)]])
+
+
+def _dglke_table(table: str) -> str:
+    """Return DGL-KE's name of a table; it has one entity type."""
+    return RELATION if table == RELATION else dglke_files.ENTITY
+
+
+def _phase_scale(dglke: dict[str, Any] | None) -> float:
+    """Return what relation rows are multiplied by: RotatE's phases are scaled in DGL-KE."""
+    if dglke is None or dglke["model_name"] != "RotatE":
+        return 1.0
+    return dglke_files.phase_scale(dglke["gamma"], dglke["hidden_dim"])
 
 
 def _blocks(
-    checkpoint: Checkpoint, table: str, names: Vocabulary
+    checkpoint: Checkpoint, table: str, names: Vocabulary, scale: float
 ) -> Iterator[tuple[Sequence[str], np.ndarray]]:
     """Yield (names, rows) in the order of ids; with a progress bar where it takes a while."""
     count = len(checkpoint[table])
     with tqdm(total=count, desc=table, unit="row", disable=count < PROGRESS_FROM_ROWS or None) as bar:
         for start in range(0, count, ROWS_AT_A_TIME):
             ids = torch.arange(start, min(count, start + ROWS_AT_A_TIME))
-            yield names.names[start : start + len(ids)], checkpoint.gather(table, ids).numpy()
+            rows = checkpoint.gather(table, ids).numpy()
+            if scale != 1.0:
+                rows = (rows.astype(np.float64) * scale).astype(np.float32)
+            yield names.names[start : start + len(ids)], rows
             bar.update(len(ids))
 
 
@@ -138,9 +152,13 @@ def _whole_file(target: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def _write_names(names: Vocabulary, target: Path) -> Path:
+def _name_lines(names: Vocabulary) -> Iterator[bytes]:
+    return (f"{name}\n".encode() for name in names.names)
+
+
+def _write_lines_file(lines: Iterable[bytes], target: Path) -> Path:
     with _whole_file(target) as file:
-        file.writelines(f"{name}\n".encode() for name in names.names)
+        file.writelines(lines)
     return target
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,29 +18,39 @@ from dglkge.checkpoint.conversion import save_converted
 from dglkge.checkpoint.dataset_fields import dataset_fields
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset import Dataset
-from dglkge.data.vocabulary import Vocabulary
+from dglkge.data.vocabulary import Vocabulary, read_lines
 from dglkge.errors import InputError, unknown_name
+from dglkge.inference.dglke_files import ENTITY, MODELS, DglkeFolder
 from dglkge.inference.export import SAFETENSORS_NAME, word2vec_name
+from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, TablePart
 
+logger = logging.getLogger(__name__)
+
 Named = tuple[Sequence[str], np.ndarray]
+Reader = Callable[[Path, str], Named]
 
 
 def import_tables(
-    folder: Path, file_format: str, dataset: Dataset, score_function: str, reciprocal: bool, output: Path
+    folder: Path,
+    file_format: str,
+    dataset: Dataset,
+    score_function: str | None,
+    reciprocal: bool,
+    output: Path,
 ) -> int:
     """Write the tables in a folder of files as the first version of a run.
 
     Parameters
     ----------
     folder : Path
-        Holds the files that :func:`dglkge.inference.export.export_tables` writes; for DGL-KE ``*_entity.npy``
-        and ``*_relation.npy``. Where there is no ``{table}.names.txt``, rows are in the order of the dataset.
+        Holds the files that :func:`dglkge.inference.export.export_tables` writes. Where neither
+        ``{table}.names.txt`` nor DGL-KE's id map gives the names, rows are in the order of the dataset.
     file_format : str
-        One of ``READERS``.
+        One of ``FORMATS``.
     dataset : Dataset
-    score_function : str
-        Of the model that the rows belong to.
+    score_function : str or None
+        Of the model that the rows belong to. DGL-KE's files say it themselves.
     reciprocal : bool
         Whether a relation's row has a half for each side.
     output : Path
@@ -53,19 +64,29 @@ def import_tables(
     Raises
     ------
     InputError
-        If a file is missing or damaged, a name of the dataset has no row, or widths do not fit.
+        If a file is missing or damaged, a name of the dataset has no row, the model is unknown, or widths
+        do not fit it.
     """
-    if file_format not in READERS:
-        raise unknown_name("format", file_format, READERS)
+    if file_format not in FORMATS:
+        raise unknown_name("format", file_format, FORMATS)
+    if file_format == DGLKE:
+        score_function, read = _dglke_reader(folder, dataset, score_function, reciprocal)
+    elif score_function is None:
+        raise InputError("--from needs --score-function: files of rows do not say what model they belong to")
+    else:
+        read = READERS[file_format]
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     parts = {}
     for table in [*dataset.entity_types, RELATION]:
         wanted = dataset.relations.labels if table == RELATION else names[table]
-        rows = _in_order(READERS[file_format](folder, table), wanted, table, file_format)
+        rows = _in_order(read(folder, table), wanted, table, file_format)
         parts[table] = TablePart(table, 0, torch.arange(len(rows)), torch.from_numpy(rows))
     widths = {name: parts[name].rows.shape[1] for name in dataset.entity_types}
     if len(set(widths.values())) != 1:
         raise InputError(f"{folder}: the entity tables must be equally wide, got {widths}")
+    _check_widths(
+        score_function, next(iter(widths.values())), parts[RELATION].rows.shape[1], reciprocal, folder
+    )
     meta = CheckpointMeta(
         config={},
         **dataset_fields(dataset),
@@ -76,6 +97,17 @@ def import_tables(
         reciprocal=reciprocal,
     )
     return save_converted(output, meta, parts, names)
+
+
+def _check_widths(score_function: str, dim: int, relation_width: int, reciprocal: bool, folder: Path) -> None:
+    """Refuse rows that cannot be those of the score function."""
+    wanted = build_model(score_function, dim, reciprocal).relation_width
+    if relation_width != wanted:
+        halves = ", two halves," if reciprocal else ""
+        raise InputError(
+            f"{folder}: the rows of relations have {relation_width} numbers, {score_function} with entities "
+            f"of {dim}{halves} needs {wanted}"
+        )
 
 
 def _in_order(found: Named, wanted: Vocabulary, table: str, file_format: str) -> np.ndarray:
@@ -107,7 +139,7 @@ def _file(folder: Path, pattern: str) -> Path:
 
 def _names(folder: Path, table: str) -> list[str]:
     path = folder / f"{table}.names.txt"
-    return path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    return read_lines(path) if path.is_file() else []
 
 
 def _load_npy(path: Path) -> np.ndarray:
@@ -121,8 +153,40 @@ def _read_npy(folder: Path, table: str) -> Named:
     return _names(folder, table), _load_npy(_file(folder, f"{table}.npy"))
 
 
-def _read_dglke(folder: Path, table: str) -> Named:
-    return _names(folder, table), _load_npy(_file(folder, f"*_{table}.npy"))
+def _dglke_reader(
+    folder: Path, dataset: Dataset, score_function: str | None, reciprocal: bool
+) -> tuple[str, Reader]:
+    """Return the model of DGL-KE's files, and what reads one table of them."""
+    if reciprocal:
+        raise InputError("DGL-KE has no reciprocal relations; leave --reciprocal out")
+    if len(dataset.entity_types) != 1:
+        types = ", ".join(dataset.entity_types)
+        raise InputError(f"DGL-KE's files have one entity type, the data set has {types}")
+    files = DglkeFolder.open(folder)
+    if files.model is None and score_function is None:
+        raise InputError(
+            f"neither config.json nor the names of the files in {folder} say what model the rows belong to; "
+            "--score-function does"
+        )
+    theirs = MODELS[files.model] if files.model else score_function
+    if score_function not in (None, theirs):
+        raise InputError(f"the files are DGL-KE's {files.model}, --score-function says {score_function}")
+
+    def read(folder: Path, table: str) -> Named:
+        name = RELATION if table == RELATION else ENTITY
+        rows = _load_npy(files.rows_file(name))
+        names = files.names(name, len(rows)) or _names(folder, table)
+        if not names:
+            logger.warning(
+                "no id map of the table %s in %s: its rows are taken in the order of the data set",
+                name,
+                folder,
+            )
+        if theirs == "rotate" and name == RELATION and rows.ndim == 2:
+            rows = files.phases(rows)
+        return names, rows
+
+    return str(theirs), read
 
 
 def _read_safetensors(folder: Path, table: str) -> Named:
@@ -156,7 +220,7 @@ def _read_parquet(folder: Path, table: str) -> Named:
 def _read_word2vec(folder: Path, table: str) -> Named:
     path = _file(folder, f"{table}.vec")
     try:
-        head, *lines = path.read_text(encoding="utf-8").splitlines()
+        head, *lines = read_lines(path)
         num_rows, width = map(int, head.split())
         fields = [line.rsplit(" ", width) for line in lines]
         rows = np.array([row[1:] for row in fields], dtype=np.float32)
@@ -167,11 +231,13 @@ def _read_word2vec(folder: Path, table: str) -> Named:
     return [row[0] for row in fields], rows
 
 
-READERS: dict[str, Callable[[Path, str], Named]] = {
-    "dglke": _read_dglke,
+DGLKE = "dglke"
+READERS: dict[str, Reader] = {
     "npy": _read_npy,
     "parquet": _read_parquet,
     "safetensors": _read_safetensors,
     "word2vec": _read_word2vec,
 }
 """Format to what reads one table of it."""
+FORMATS = (DGLKE, *READERS)
+"""All formats that can be read; DGL-KE's folder is read as a whole."""

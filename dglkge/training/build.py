@@ -9,7 +9,7 @@ from typing import Any, Union
 import numpy as np
 import torch
 
-from dglkge import __version__
+from dglkge import __version__, optim
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.dataset_fields import dataset_fields
 from dglkge.checkpoint.manager import WRITER_LIMIT_SECONDS, CheckpointManager
@@ -23,17 +23,22 @@ from dglkge.distributed.request_limit import limited_requests, request_limit_sec
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.embeddings.table_set import TableSet
-from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
-from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.model.losses import build_loss
-from dglkge.model.regularizers import build_regularizer
-from dglkge.optim import RowAdagrad, SparseAdagrad, SparseAdam
+from dglkge.model.kge_model import KgeModel
 from dglkge.registry import Registry
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.mixed_negatives import MixedNegatives
 from dglkge.training import dot_softmax
 from dglkge.training.autograd_loss import AutogradLoss
+from dglkge.training.components import (
+    NO_REGULARIZER,
+    OPTIMIZER_CLASSES,
+    check_config,
+    check_machines,
+    configured_loss,
+    configured_model,
+    configured_regularizer,
+)
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
 from dglkge.training.live_evaluator import LiveEvaluator
@@ -46,15 +51,20 @@ from dglkge.training.warm_start import refuse_bigraph_output
 from dglkge.typing import RELATION
 
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
-OPTIMIZERS.register("sparse_adagrad")(SparseAdagrad)
-OPTIMIZERS.register("row_adagrad")(RowAdagrad)
-OPTIMIZERS.register("sparse_adam")(SparseAdam)
+for _name, _class in OPTIMIZER_CLASSES.items():
+    OPTIMIZERS.register(_name)(getattr(optim, _class))
 
-LOSS_OPTIONS = {
-    "margin_ranking": ("margin",),
-    "self_adversarial": ("margin", "adversarial_temperature"),
-}
-"""Which fields of the loss's configuration each loss takes."""
+
+def check_training(config: Config, num_machines: int) -> None:
+    """Refuse a configuration that cannot be trained on so many machines, whatever the data set.
+
+    Raises
+    ------
+    InputError
+        For a name that no component has, or values that do not fit each other.
+    """
+    check_config(config, OPTIMIZERS)
+    check_machines(config, num_machines)
 
 
 def build_trainer(config: Config, cluster: Cluster) -> Trainer:
@@ -75,13 +85,13 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
 
 
 def _build(config: Config, cluster: Cluster) -> Trainer:
+    world = cluster.world
+    check_training(config, world.num_machines)
     refuse_bigraph_output(config)
     dataset = Dataset.open(config.dataset)
     layout = dataset.layout()
     config = with_products_chosen(config, cluster)
-    chosen = config.model
-    model = build_model(chosen.score_function, chosen.dimension, chosen.reciprocal_relations)
-    world = cluster.world
+    model = configured_model(config)
     widths = (config.model.dimension, model.relation_width)
     with limited_requests():
         tables = TableSet(cluster.graph, layout, dataset.entity_types, *widths, world.machine)
@@ -137,19 +147,14 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
     InputError
         If nobody knows it, or trainers of several machines are not to wait for one another.
     """
-    synchronous = config.training.synchronous
-    if not synchronous and num_machines > 1:
-        raise InputError(
-            "training.synchronous: false is for trainers that share one machine's memory, "
-            f"got {num_machines} machines"
-        )
+    check_machines(config, num_machines)
     make = OPTIMIZERS.get(config.optimizer.name)
     # Gradients are narrowed on their way to other machines only.
     wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None
     return make(
         embeddings,
         lr=config.optimizer.lr,
-        synchronous=synchronous,
+        synchronous=config.training.synchronous,
         wire_dtype=wire_dtype,
         timeout_seconds=request_limit_seconds(),
     )
@@ -167,16 +172,10 @@ def _build_train_step(
     stop: StopRequest,
     edge_batches: EdgeBatches,
 ) -> TrainStep:
-    options = {name: getattr(config.loss, name) for name in LOSS_OPTIONS.get(config.loss.name, ())}
-    loss = build_loss(config.loss.name, **options)
+    loss = configured_loss(config)
     regularizer = None
-    if config.regularizer.name != "none" and config.regularizer.weight > 0:
-        regularizer = build_regularizer(
-            config.regularizer.name,
-            config.regularizer.weight,
-            config.regularizer.p,
-            model.score_function.complex_valued,
-        )
+    if config.regularizer.name != NO_REGULARIZER and config.regularizer.weight > 0:
+        regularizer = configured_regularizer(config, model)
     negatives = _build_negatives(config, dataset, layout, tables, pairs)
     own_entity = config.negatives.own_entity
     of_groups: Union[AutogradLoss, DotSoftmax]

@@ -30,13 +30,16 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
     Raises
     ------
     InputError
-        If the data set cannot be read, has not as many partitions as there are machines, its tables do
-        not fit into the machine, or this process is in a job already.
+        If the configuration cannot be trained, the data set cannot be read, has not as many partitions as
+        there are machines, its tables do not fit into the machine, or this process is in a job already.
     """
+    if not is_server():
+        world = World.detect()
+        build = importlib.import_module("dglkge.training.build")  # now, while the servers load the graph
+        build.check_training(config, world.num_machines)
     dataset = Dataset.open(config.dataset)
     if not is_server():
-        check_memory(config, World.detect())
-        importlib.import_module("dglkge.training.build")  # now, while the servers load the graph
+        check_memory(config, world)
     part_config = str(dataset.graph_config_path)
     with join_graph(dataset.graph_name, part_config, dataset.num_parts) as cluster:
         try:

@@ -7,8 +7,8 @@ import torch
 from dglkge.config import Config
 from dglkge.distributed.request_limit import request_limit_seconds
 from dglkge.embeddings.table_set import TableSet
-from dglkge.errors import InputError
 from dglkge.optim.alltoall import Alltoall
+from dglkge.training.components import check_lookup
 
 
 def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
@@ -25,12 +25,9 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
     InputError
         If rows that the kvstore brings are to be stale.
     """
+    check_lookup(config)
     chosen = config.training
     if chosen.lookup == "kvstore":
-        if chosen.staleness:
-            raise InputError(
-                "training.staleness is 1 and training.lookup is kvstore: only lookup exchange reads ahead"
-            )
         return
     if num_machines > 1:
         group = Alltoall(

@@ -53,8 +53,9 @@ def warm_start(
 ) -> None:
     """Fill the tables of a new run from another checkpoint, where one is configured; a collective.
 
-    Entities and relations are matched by name. Those that the checkpoint has keep their rows and their
-    optimizer state; the others stay as they were initialised. The numbers are logged.
+    Entities, relations and entity types are matched by name; two types without another on their side are the
+    same. Rows that the checkpoint has keep their values and their optimizer state; the others stay as they
+    were initialised. The numbers are logged.
 
     Parameters
     ----------
@@ -76,14 +77,17 @@ def warm_start(
     checkpoint = open_checkpoint(path)
     by_name.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
     dataset = Dataset.open(config.dataset)
+    types = by_name.saved_types(checkpoint.entity_types, list(meta.entity_types))
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
+    saved: str | None
     if cluster.world.is_machine_leader:
         for place, part in enumerate(own_parts()):
             if part.table == RELATION:
-                saved_ids = by_name.saved_relation_ids(checkpoint, meta)
+                saved, saved_ids = RELATION, by_name.saved_relation_ids(checkpoint, meta, types)
             else:
-                saved_ids = by_name.saved_entity_ids(checkpoint, part.table, dataset.vocabulary(part.table))
-            found[place] = by_name.take_over(checkpoint, part, saved_ids)
+                saved = types[part.table]
+                saved_ids = by_name.saved_entity_ids(checkpoint, saved, dataset.vocabulary(part.table))
+            found[place] = by_name.take_over(checkpoint, part, saved_ids, saved)
     found = cluster.sum(found)  # also lets nobody train before all rows are there
     if cluster.world.rank == 0:
         counts = {**meta.entity_types, RELATION: len(meta.relations)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -16,7 +17,7 @@ from dglkge.checkpoint import relation_layout
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
-from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, save_toy, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, ToyTable, save_toy, toy_meta, toy_tables
 
 ITERATION = {
     "iteration/num_epochs": 9,
@@ -29,7 +30,7 @@ ITERATION = {
 
 
 def tree(path):
-    """List every dataset of a file: path -> (dtype, shape)."""
+    """List every dataset of a file but the optimizer's blob, which must be there: path -> (dtype, shape)."""
     found = {}
     with h5py.File(path) as file:
         file.visititems(
@@ -37,6 +38,8 @@ def tree(path):
                 found.update({name: (item.dtype.str, item.shape)}) if isinstance(item, h5py.Dataset) else None
             )
         )
+    dtype, shape = found.pop("optimizer/state_dict")
+    assert dtype == "|V1" and len(shape) == 1 and shape[0] > 0
     return found
 
 
@@ -56,6 +59,7 @@ def test_every_file(tmp_path):
         "entity_names_person_1.json",
         "manifest.v1.json",
         "model.v1.h5",
+        "training_stats.json",
         "vocabulary_person.txt",
     ]
     assert (tmp_path / "checkpoint_version.txt").read_text() == "1\n"
@@ -277,9 +281,10 @@ def test_biggraph_computes_our_scores(tmp_path, score_function, reciprocal):
 def test_config_of_dynamic_relations(tmp_path):
     meta = toy_meta()
     save_toy(tmp_path, meta, toy_tables(meta), 2)
-    assert json.loads((tmp_path / "config.json").read_text()) == {
-        "entities": {"person": {"num_partitions": 2}},
-        "relations": [{"name": "all", "lhs": "person", "rhs": "person", "operator": "complex_diagonal"}],
+    relation = {"name": "all", "lhs": "person", "rhs": "person", "operator": "complex_diagonal"}
+    wanted = {
+        "entities": {"person": {"num_partitions": 2, "featurized": False}},
+        "relations": [{**relation, "weight": 1.0, "all_negs": False}],
         "dynamic_relations": True,
         "dimension": 6,
         "comparator": "dot",
@@ -289,6 +294,8 @@ def test_config_of_dynamic_relations(tmp_path):
         "edge_paths": [],
         "checkpoint_path": str(tmp_path),
     }
+    found = json.loads((tmp_path / "config.json").read_text())
+    assert {key: found[key] for key in wanted} == wanted
 
 
 def test_config_of_static_relations(tmp_path):
@@ -297,10 +304,11 @@ def test_config_of_static_relations(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["dynamic_relations"] is False
     assert config["comparator"] == "l2"
+    same = {"operator": "translation", "weight": 1.0, "all_negs": False}
     assert config["relations"] == [
-        {"name": "likes", "lhs": "person", "rhs": "person", "operator": "translation"},
-        {"name": "made", "lhs": "person", "rhs": "film", "operator": "translation"},
-        {"name": "likes", "lhs": "person", "rhs": "film", "operator": "translation"},
+        {"name": "likes", "lhs": "person", "rhs": "person", **same},
+        {"name": "made", "lhs": "person", "rhs": "film", **same},
+        {"name": "likes", "lhs": "person", "rhs": "film", **same},
     ]
     assert json.loads((tmp_path / "dynamic_rel_names.json").read_text()) == [
         "likes (person → person)",
@@ -335,3 +343,74 @@ def test_a_score_function_without_an_operator_keeps_its_rows_whole(tmp_path):
         rows = np.arange(len(relations) * 8, dtype=np.float32).reshape(-1, 8)
         datasets = {path: values.copy() for path, _, values in relation_layout.to_parameters(rows, meta)}
         assert np.array_equal(relation_layout.from_parameters(datasets, meta, 8), rows)
+
+
+CONFIG_KEYS = {
+    "entities", "relations", "dimension", "init_scale", "max_norm", "global_emb", "comparator", "bias",
+    "loss_fn", "margin", "entity_path", "edge_paths", "checkpoint_path", "init_path",
+    "checkpoint_preservation_interval", "num_epochs", "num_edge_chunks", "max_edges_per_chunk",
+    "bucket_order", "workers", "batch_size",
+    "num_batch_negs", "num_uniform_negs", "disable_lhs_negs", "disable_rhs_negs", "lr", "relation_lr",
+    "eval_fraction", "eval_num_batch_negs", "eval_num_uniform_negs", "background_io", "verbose",
+    "hogwild_delay", "dynamic_relations", "num_machines", "num_partition_servers", "distributed_init_method",
+    "distributed_tree_init_order",
+}  # fmt: skip
+"""The fields of ConfigSchema in config.py of PyTorch-BigGraph 1.0.0."""
+
+
+@pytest.mark.parametrize("relations", [ONE_PAIR, TWO_PAIRS])
+def test_config_has_every_key_of_its_schema(tmp_path, relations):
+    config = {
+        "model": {"init_scale": 0.5},
+        "loss": {"name": "margin_ranking", "margin": 2.0},
+        "negatives": {"num_uniform": 70},
+        "training": {"num_epochs": 9, "batch_size": 300},
+    }
+    meta = toy_meta(relations=relations, config=config)
+    save_toy(tmp_path, meta, toy_tables(meta))
+    found = json.loads((tmp_path / "config.json").read_text())
+    assert set(found) == CONFIG_KEYS
+    for entity in found["entities"].values():
+        assert set(entity) == {"num_partitions", "featurized"}
+    for relation in found["relations"]:
+        assert set(relation) == {"name", "lhs", "rhs", "weight", "operator", "all_negs"}
+    assert (found["loss_fn"], found["margin"], found["init_scale"]) == ("ranking", 2.0, 0.5)
+    assert (found["num_epochs"], found["batch_size"], found["num_uniform_negs"]) == (9, 300, 70)
+    assert found["lr"] == 0.1 and found["checkpoint_path"] == str(tmp_path.resolve())
+
+
+def blob(path):
+    with h5py.File(path) as file:
+        return torch.load(io.BytesIO(file["optimizer/state_dict"][...].tobytes()), weights_only=True)
+
+
+def test_element_wise_adagrad_has_its_blob(tmp_path):
+    """Entities: the mean of each row, of which it keeps one number; relations: the numbers themselves."""
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables, 2)
+    for part in (0, 1):
+        path = tmp_path / f"embeddings_person_{part}.v1.h5"
+        with h5py.File(path) as file:
+            ids = file["original_ids"][:]
+        found = blob(path)["state"][0]["sum"]
+        wanted = tables["person"].state["sum"].double().numpy()[ids].mean(axis=1)
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
+    state = blob(tmp_path / "model.v1.h5")["state"]
+    found = np.concatenate([state[number]["sum"].numpy() for number in range(4)], axis=1)
+    assert found.tobytes() == tables[RELATION].state["sum"].numpy().tobytes()
+
+
+@pytest.mark.parametrize("optimizer", [{"name": "sparse_adam", "lr": 0.003}, {}])
+def test_other_optimizers_have_a_blob_that_starts_anew(tmp_path, optimizer):
+    meta = toy_meta(optimizer="sparse_adam")
+    tables = toy_tables(meta)
+    if not optimizer:
+        tables = {name: ToyTable(table.rows, {}) for name, table in tables.items()}
+    meta = dataclasses.replace(meta, optimizer=optimizer)
+    save_toy(tmp_path, meta, tables, 2)
+    for name, shape in (("embeddings_person_0.v1.h5", (12,)), ("model.v1.h5", (2, 3))):
+        found = blob(tmp_path / name)
+        assert found["param_groups"][0]["lr"] == (0.003 if optimizer else 0.01)
+        assert all(torch.equal(one["sum"], torch.zeros(shape)) for one in found["state"].values())
+    assert json.loads((tmp_path / "config.json").read_text())["lr"] == (0.003 if optimizer else 0.01)

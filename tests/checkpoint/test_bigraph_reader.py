@@ -12,13 +12,16 @@ import torch
 from dglkge.checkpoint import by_name, open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.checkpoint.restore import read_state
+from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.errors import CheckpointError
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.errors import CheckpointError, InputError
 from dglkge.training.warm_start import refuse_bigraph_output
 from dglkge.typing import RELATION, Relation
 from tests.checkpoint.toy_checkpoint import (
     TWO_PAIRS,
+    ToyTable,
     blank,
     cut,
     save_toy,
@@ -153,10 +156,184 @@ def test_added_rows_stay_as_they_are(tmp_path):
     assert part.rows[known].numpy().tobytes() == tables["person"].rows[ids].numpy().tobytes()
     assert torch.equal(part.state["sum"][known], tables["person"].state["sum"][ids])
     assert not part.rows[~known].any() and not part.state["sum"][~known].any()
-    assert by_name.saved_relation_ids(checkpoint, new).tolist() == [1, -1]
+    types = by_name.saved_types(checkpoint.entity_types, list(new.entity_types))
+    assert by_name.saved_relation_ids(checkpoint, new, types).tolist() == [1, -1]
     for change, words in (
         ({"dim": 8}, "has dim 6, this run has 8"),
         ({"reciprocal": False}, "reciprocal True"),
     ):
         with pytest.raises(CheckpointError, match=words):
             by_name.check_same_model(checkpoint.meta, toy_meta(**change), "it")
+
+
+def theirs_of_type(folder, dataset, name="all", reciprocal=True, num_parts=2):
+    """Write PyTorch-BigGraph's checkpoint of a data set of one type, under another name of the type."""
+    meta = toy_meta(
+        relations=[Relation(one.name, name, name) for one in reversed(dataset.relations.relations)],
+        entity_types={name: dataset.num_entities("entity")},
+        optimizer="row_adagrad",
+        reciprocal=reciprocal,
+    )
+    tables = toy_tables(meta)
+    save_toy_named(folder, meta, tables, {name: dataset.vocabulary("entity")}, num_parts)
+    strip(folder)
+    return tables
+
+
+def convert(capsys, *arguments):
+    status = main(["checkpoint", "convert", *map(str, arguments), "--to", "run"])
+    return status, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("words", [[], ["--type", "all=entity"]])
+def test_its_usual_type_becomes_ours(words, reciprocal, tmp_path, capsys):
+    """Its importers call the one entity type "all"."""
+    dataset = Dataset.open(toy_dataset())
+    tables = theirs_of_type(tmp_path / "theirs", dataset, reciprocal=reciprocal)
+    given = [tmp_path / "theirs", "--dataset", dataset.path, "--output", tmp_path / "run", *words]
+    status, err = convert(capsys, *given)
+    assert status == 0, err
+    run = open_checkpoint(tmp_path / "run")
+    run.verify()
+    assert run.entity_types == ["entity"]
+    assert run["entity"][:].numpy().tobytes() == tables["all"].rows.numpy().tobytes()
+    assert run[RELATION][:].numpy().tobytes() == tables[RELATION].rows.flip(0).numpy().tobytes()
+    with h5py.File(tmp_path / "run" / "checkpoint" / "embeddings_entity_0.v1.h5") as file:
+        assert np.array_equal(file["optimizer/sum"][:], tables["all"].state["sum"].numpy())
+
+
+def test_one_type_of_its_becomes_several_of_ours(tmp_path, capsys):
+    typed = Dataset.open(toy_dataset(typed=True))
+    names = {kind: list(typed.vocabulary(kind).names) for kind in typed.entity_types}
+    everybody = [name for kind in reversed(typed.entity_types) for name in names[kind]]
+    labels = [one.name for one in typed.relations.relations]
+    distinct = sorted(set(labels))
+    meta = toy_meta(
+        relations=[Relation(name, "all", "all") for name in distinct],
+        entity_types={"all": len(everybody)},
+        optimizer="row_adagrad",
+    )
+    tables = toy_tables(meta)
+    save_toy_named(tmp_path / "theirs", meta, tables, {"all": Vocabulary(everybody, "entity")}, 1)
+    strip(tmp_path / "theirs")
+    given = [tmp_path / "theirs", "--dataset", typed.path, "--output", tmp_path / "run"]
+    status, err = convert(capsys, *given)
+    assert status == 2 and not (tmp_path / "run").exists()
+    assert err == (
+        f"dglkge: error: the checkpoint {tmp_path / 'theirs'} has the entity types 'all', the data set has "
+        "'country', 'person', 'town': give --type THEIRS=OURS for 'country', 'person', 'town'\n"
+    )
+    mapped = [word for kind in typed.entity_types for word in ("--type", f"all={kind}")]
+    status, err = convert(capsys, *given, *mapped)
+    assert status == 0, err
+    run = open_checkpoint(tmp_path / "run")
+    for kind in typed.entity_types:
+        wanted = tables["all"].rows[[everybody.index(name) for name in names[kind]]]
+        assert run[kind][:].numpy().tobytes() == wanted.numpy().tobytes()
+    wanted = tables[RELATION].rows[[distinct.index(name) for name in labels]]
+    assert run[RELATION][:].numpy().tobytes() == wanted.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--type", "al=entity"],
+            "unknown entity type of the checkpoint 'al'; did you mean 'all'? known: 'all'",
+        ),
+        (["--type", "all=person"], "unknown entity type of the data set 'person'; known: 'entity'"),
+        (["--type", "all"], "--type 'all' is not of the form THEIRS=OURS, e.g. all=entity"),
+        (
+            ["--from", "npy", "--type", "all=entity", "--score-function", "complex"],
+            "--type goes with a checkpoint, not with --from",
+        ),
+    ],
+)
+def test_wrong_types(words, message, tmp_path, capsys):
+    dataset = Dataset.open(toy_dataset())
+    theirs_of_type(tmp_path / "theirs", dataset)
+    given = [tmp_path / "theirs", "--dataset", dataset.path, "--output", tmp_path / "run", *words]
+    status, err = convert(capsys, *given)
+    assert status == 2 and message in err and err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_types_are_for_runs(tmp_path, capsys):
+    theirs_of_type(tmp_path / "theirs", Dataset.open(toy_dataset()))
+    words = ["checkpoint", "convert", str(tmp_path / "theirs"), "--to", "npy", "--type", "all=entity"]
+    assert main([*words, "--output", str(tmp_path / "out")]) == 2
+    assert "--type goes with --to run, got --to npy" in capsys.readouterr().err
+
+
+def test_a_type_given_twice(tmp_path):
+    with pytest.raises(InputError, match="entity type 'entity' of the data set is given twice"):
+        by_name.saved_types(["a", "b"], ["entity"], ["a=entity", "b=entity"])
+
+
+def test_a_warm_start_takes_its_usual_type_over(tmp_path):
+    dataset = Dataset.open(toy_dataset())
+    tables = theirs_of_type(tmp_path / "theirs", dataset)
+    checkpoint = open_checkpoint(tmp_path / "theirs")
+    meta = toy_meta(
+        relations=dataset.relations.relations, entity_types={"entity": dataset.num_entities("entity")}
+    )
+    types = by_name.saved_types(checkpoint.entity_types, ["entity"])
+    assert types == {"entity": "all"}
+    saved_ids = by_name.saved_entity_ids(checkpoint, types["entity"], dataset.vocabulary("entity"))
+    assert (saved_ids >= 0).all()
+    assert sorted(by_name.saved_relation_ids(checkpoint, meta, types).tolist()) == [0, 1, 2, 3]
+    rows = tables["all"].rows
+    whole = ToyTable(torch.zeros_like(rows), {"sum": torch.zeros(len(rows))})
+    (part,) = cut("entity", whole, 1)
+    assert by_name.take_over(checkpoint, part, saved_ids, types["entity"]) == len(part.rows)
+    assert part.rows.numpy().tobytes() == rows[part.original_ids].numpy().tobytes()
+
+
+def test_a_converted_run_keeps_what_was_measured(tmp_path):
+    dataset = Dataset.open(toy_dataset())
+    theirs_of_type(tmp_path / "theirs", dataset)
+    lines = [
+        {"epoch_idx": epoch, "index": bucket, "stats": {"count": 5, "metrics": {"loss": 1.5}}}
+        for epoch in (0, 1)
+        for bucket in (0, 1)
+    ]
+    (tmp_path / "theirs" / "training_stats.json").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "run")
+    text = (tmp_path / "run" / "checkpoint" / "training_stats.json").read_text()
+    assert [json.loads(line) for line in text.splitlines()] == lines
+    (tmp_path / "theirs" / "training_stats.json").unlink()
+    convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "again")
+    assert (tmp_path / "again" / "checkpoint" / "training_stats.json").read_text() == ""
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["evaluate", "--dataset", "DATASET"], ["predict"]])
+def test_what_it_wrote_is_to_be_converted_first(command, tmp_path, capsys):
+    """Also where it resumed one of our runs, and so has neither fingerprint nor path of the data set."""
+    dataset = Dataset.open(toy_dataset())
+    theirs_of_type(tmp_path / "run" / "checkpoint", dataset, name="entity")
+    words = [str(dataset.path) if word == "DATASET" else word for word in command]
+    words.insert(1, str(tmp_path / "run"))
+    if command == ["predict"]:
+        words += ["--head", "e001", "--relation", "turn_7", "--known", "mark"]
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    given = str(dataset.path) if "DATASET" in command else "DIR"
+    folder = f"{tmp_path}/run/checkpoint"
+    assert err == (
+        f"dglkge: error: {folder} was written by PyTorch-BigGraph, with ids of its own; to use it with a "
+        f"data set: dglkge checkpoint convert {folder} --to run --dataset {given} "
+        f"--output {tmp_path}/run_converted\n"
+    )
+
+
+def test_verify_claims_no_checksums_where_there_are_none(tmp_path, capsys):
+    theirs_of_type(tmp_path / "theirs", Dataset.open(toy_dataset()))
+    assert main(["checkpoint", "verify", str(tmp_path / "theirs")]) == 0
+    out = capsys.readouterr().out
+    assert "checksums   none for 3 of 3 files, which PyTorch-BigGraph wrote: not verified" in out
+    assert "as they were written" not in out
+    assert main(["inspect", str(tmp_path / "theirs"), "--verify", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["verified"] is False
+    assert [one["crc32"] for one in report["files"]] == [None] * 3

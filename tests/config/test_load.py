@@ -95,3 +95,101 @@ def test_every_field_has_help_and_a_default_that_passes_its_check() -> None:
     assert ("training.batch_size", "int", 1000, "triples in a global batch, over all trainers") in rows
     assert all(help_text for _, _, _, help_text in rows)
     assert load_config(None, ["dataset=d"]) == Config(dataset="d")
+
+
+def field(config: Config, key: str) -> object:
+    """Return the value of a dotted key."""
+    value: object = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+TEXTS = [
+    ("output", "0123", "0123"),
+    ("output", "1.10", "1.10"),
+    ("output", "1e3", "1e3"),
+    ("output", "0x1F", "0x1F"),
+    ("output", "12:30", "12:30"),
+    ("output", "1_000", "1_000"),
+    ("output", "2024-01-02", "2024-01-02"),
+    ("output", "2024-13-45", "2024-13-45"),
+    ("output", "yes", "yes"),
+    ("output", "true", "true"),
+    ("output", ".inf", ".inf"),
+    ("output", "'0123'", "0123"),
+    ("output", '"a # b"', "a # b"),
+    ("output", "runs/übung 1", "runs/übung 1"),
+    ("checkpoint.init_path", "", ""),
+    ("checkpoint.init_path", "''", ""),
+    ("checkpoint.init_path", "~", ""),
+    ("checkpoint.init_path", "null", ""),
+    ("checkpoint.init_path", "none", "none"),
+    ("regularizer.name", "none", "none"),
+    ("seed", "0123", 123),
+    ("seed", "089", 89),
+    ("seed", "1_000", 1000),
+    ("seed", "0x10", 16),
+    ("seed", "+5", 5),
+    ("optimizer.lr", "010", 10.0),
+    ("optimizer.lr", "1e-3", 0.001),
+    ("optimizer.lr", "1.e-3", 0.001),
+    ("optimizer.lr", "5", 5.0),
+    ("training.profile", "yes", True),
+    ("training.profile", "off", False),
+]
+
+
+@pytest.mark.parametrize(("key", "text", "wanted"), TEXTS)
+def test_values_are_read_by_the_type_of_their_field(
+    key: str, text: str, wanted: object, tmp_path: Path
+) -> None:
+    """In a file and as an override alike: YAML 1.1 alone reads 0123 as 83 and 12:30 as 750."""
+    section, _, name = key.rpartition(".")
+    line = f"{section}: {{{name}: {text}}}" if section else f"{name}: {text}"
+    if text == "":
+        line = f"{section}:\n  {name}:" if section else f"{name}:"
+    for config in (
+        load_config(None, ["dataset=d", f"{key}={text}"]),
+        load_config(written(tmp_path, f"dataset: d\n{line}\n")),
+    ):
+        found = field(config, key)
+        assert (type(found), found) == (type(wanted), wanted)
+
+
+@pytest.mark.parametrize("text", ["a: b", "[a]", "#1", "a #1", "@x", "*x", "!x", "a\\b", "it's", "{", "%d"])
+def test_an_override_of_a_text_is_taken_as_it_stands(text: str) -> None:
+    assert load_config(None, ["dataset=d", f"output={text}"]).output == text
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "message"),
+    [
+        ("dataset", "", r"dataset is ''; allowed: a non-empty text"),
+        ("output", "", r"output is ''; allowed: a non-empty text"),
+        ("output", "null", r"output is ''; allowed: a non-empty text"),
+        ("evaluation.split", "", r"evaluation.split is ''; allowed: one of train, valid, test, none"),
+        ("seed", "12:30", r"seed is '12:30'; allowed: a whole number"),
+        ("seed", "1e3", r"seed is '1e3'; allowed: a whole number"),
+        ("seed", "", r"seed is ''; allowed: a whole number"),
+        ("seed", "'5'", r"seed is '5'; allowed: a whole number"),
+        ("seed", "yes", r"seed is True; allowed: a whole number"),
+        ("optimizer.lr", "1:30", r"optimizer.lr is '1:30'; allowed: a number"),
+        ("optimizer.lr", ".inf", r"optimizer.lr is inf; allowed: a finite number"),
+        ("optimizer.lr", "inf", r"optimizer.lr is inf; allowed: a finite number"),
+        ("optimizer.lr", ".nan", r"optimizer.lr is nan; allowed: a finite number"),
+        ("loss.margin", "1e999", r"loss.margin is inf; allowed: a finite number"),
+        ("optimizer.lr", "true", r"optimizer.lr is True; allowed: a number"),
+        ("optimizer.lr", "", r"optimizer.lr is ''; allowed: a number"),
+        ("training.profile", "1", r"training.profile is 1; allowed: true or false"),
+        ("training.profile", "", r"training.profile is ''; allowed: true or false"),
+        ("training.staleness", "true", r"training.staleness is True; allowed: a whole number"),
+    ],
+)
+def test_values_of_another_type_are_refused(key: str, text: str, message: str, tmp_path: Path) -> None:
+    section, _, name = key.rpartition(".")
+    line = f"{section}:\n  {name}: {text}" if section else f"{name}: {text}"
+    with pytest.raises(InputError, match=message):
+        load_config(None, ["dataset=d", f"{key}={text}"])
+    with pytest.raises(InputError, match=message):
+        load_config(written(tmp_path, f"dataset: {'d' if key != 'dataset' else ''}\n{line}\n"))

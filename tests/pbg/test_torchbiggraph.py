@@ -24,6 +24,8 @@ from tests.toy_kg import toy_dataset
 
 pytest.importorskip("torchbiggraph", reason="torchbiggraph is not installed here: run make test-pbg")
 
+ConfigSchema = pytest.importorskip("torchbiggraph.config").ConfigSchema
+
 DIM = 16
 LIMIT_SECONDS = 240
 NUM_EPOCHS = 6
@@ -161,6 +163,81 @@ def test_it_resumes_training_from_ours(ours: Path, dataset: Dataset, tmp_path: P
     with hdf5_format.open_file(model) as file:
         later = np.asarray(restore.read_state(model, file, RELATION, after.meta)["sum"])
     assert (later > relation_sums * (1 - 1e-6)).all() and (later > relation_sums).any()
+
+
+def check_written(folder: Path, version: int) -> None:
+    """Assert what its functional test asserts of a checkpoint that it wrote itself."""
+    assert int((folder / "checkpoint_version.txt").read_text().strip()) == version
+    text = (folder / "config.json").read_text()
+    config = ConfigSchema.from_dict(json.loads(text))
+    assert json.loads(text) == config.to_dict()
+    assert config.checkpoint_path == str(folder.resolve())
+
+    def check_file(file: h5py.File) -> None:
+        assert file.attrs["format_version"] == 1
+        assert json.loads(file.attrs["config/json"]) == config.to_dict()
+        assert sorted(key for key in file.attrs if key.startswith("iteration/")) == [
+            "iteration/edge_chunk_idx",
+            "iteration/edge_path",
+            "iteration/edge_path_idx",
+            "iteration/epoch_idx",
+            "iteration/num_edge_chunks",
+            "iteration/num_edge_paths",
+            "iteration/num_epochs",
+        ]
+        state = file["optimizer/state_dict"]
+        assert state.dtype == np.dtype("V1") and state.ndim == 1
+
+    def check_parameter(_: str, found: h5py.Dataset | h5py.Group) -> None:
+        if isinstance(found, h5py.Dataset):
+            assert "state_dict_key" in found.attrs and np.isfinite(found[...]).all()
+
+    with h5py.File(folder / f"model.v{version}.h5") as file:
+        check_file(file)
+        assert isinstance(file["model"], h5py.Group)
+        file["model"].visititems(check_parameter)
+    for name, entity in config.entities.items():
+        for part in range(entity.num_partitions):
+            count = int((Path(config.entity_path) / f"entity_count_{name}_{part}.txt").read_text())
+            with h5py.File(folder / f"embeddings_{name}_{part}.v{version}.h5") as file:
+                check_file(file)
+                rows = file["embeddings"]
+                assert rows.dtype == np.float32 and rows.shape == (count, config.dimension)
+                assert np.isfinite(rows[...]).all() and (np.linalg.norm(rows[...], axis=1) != 0).all()
+    for line in (folder / "training_stats.json").read_text().splitlines():
+        assert {"epoch_idx", "stats"} <= set(json.loads(line))
+
+
+@pytest.mark.parametrize("optimizer", ["sparse_adagrad", "row_adagrad", "sparse_adam"])
+def test_assertions_of_its_own_test_and_a_resume(optimizer: str, dataset: Dataset, tmp_path: Path) -> None:
+    """Of a run that was trained, and after PyTorch-BigGraph has gone on with it."""
+    run = tmp_path / "run"
+    more = (f"optimizer.name={optimizer}", "optimizer.lr=0.001", "training.num_epochs=2")
+    done = commands.train_alone(*settings(dataset.path, run, *more, "evaluation.split=none"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = run / "checkpoint"
+    version = open_checkpoint(run).version
+    check_written(folder, version)
+    before = open_checkpoint(run)["entity"][:].numpy()
+    lines = (folder / "training_stats.json").read_text().splitlines()
+    assert [json.loads(line)["epoch_idx"] for line in lines] == [0, 1]
+    edges = write_edges(tmp_path / "train", dataset.split("train"))
+    config = write_config(
+        tmp_path / "c.py", described(folder), edge_paths=[str(edges)], num_epochs=version + 1
+    )
+    biggraph("train", config)
+    assert open_checkpoint(run).version == version + 1
+    after = open_checkpoint(run)["entity"][:].numpy()
+    assert (after != before).any() and np.abs(after - before).max() < 0.5
+    done = commands.dglkge("evaluate", str(run))
+    assert done.returncode == 2
+    assert f"dglkge checkpoint convert {folder} --to run --dataset DIR" in done.stderr
+    words = ["checkpoint", "convert", str(folder), "--to", "run", "--dataset", str(dataset.path)]
+    done = commands.dglkge(*words, "--output", str(tmp_path / "converted"))
+    assert done.returncode == 0, done.stderr
+    check_written(tmp_path / "converted" / "checkpoint", 1)
+    text = (tmp_path / "converted" / "checkpoint" / "training_stats.json").read_text()
+    assert text == (folder / "training_stats.json").read_text() != ""
 
 
 def test_its_export_reads_ours(ours: Path, dataset: Dataset, tmp_path: Path) -> None:

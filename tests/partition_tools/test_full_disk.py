@@ -1,0 +1,165 @@
+"""A disk that is full, and outputs that cannot be written: one line, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dglkge.data.dataset import Dataset
+from partition_tools import make_dataset, partition
+from tests.toy_kg import REPOSITORY
+
+NUM_TRIPLES = 20_000
+SPLIT_KIB = NUM_TRIPLES * 24 // 1024
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """Triples of 4,000 entities: 469 KiB as a split, several MiB as a partitioned graph."""
+    rng = np.random.default_rng(0)
+    heads, tails = rng.integers(4000, size=(2, NUM_TRIPLES))
+    relations = rng.integers(20, size=NUM_TRIPLES)
+    path = tmp_path_factory.mktemp("source") / "train.tsv"
+    path.write_text("".join(f"e{h}\tr{r}\te{t}\n" for h, r, t in zip(heads, relations, tails)))
+    return path
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Return a function that mounts a tmpfs of so many KiB."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small tmpfs")
+    disks = []
+
+    def mount(kib: int) -> Path:
+        disk = tmp_path / f"disk-{kib}"
+        disk.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(disk)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"this container may not mount a tmpfs: {done.stderr.strip()}")
+        disks.append(disk)
+        return disk
+
+    yield mount
+    for disk in disks:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def run(*arguments, **options):
+    command = [sys.executable, str(REPOSITORY / "partition_tools" / "partition.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, **options)
+
+
+@pytest.mark.parametrize(
+    "kib", [40, SPLIT_KIB // 2, SPLIT_KIB + 200, 1500, 2500], ids=lambda kib: f"{kib} KiB"
+)
+def test_full_disk(kib, source, small_disk):
+    """Vocabularies, splits, DGL's files and the edge tables: wherever it happens."""
+    disk = small_disk(kib)
+    done = run("--input", source, "--output", disk / "out", "--num-parts", "2", "--method", "random")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    assert done.stderr == f"partition.py: cannot write {disk / 'out'}: No space left on device\n"
+    assert list(disk.iterdir()) == []
+
+
+def test_full_disk_keeps_the_dataset_that_was_to_be_replaced(source, small_disk):
+    disk = small_disk(6000)
+    arguments = ["--input", source, "--output", disk / "out", "--overwrite", "--method", "random"]
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    free = os.statvfs(disk)
+    (disk / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize - 300 * 1024))
+    done = run(*arguments)
+    assert done.returncode == 1
+    assert done.stderr == f"partition.py: cannot write {disk / 'out'}: No space left on device\n"
+    assert sorted(path.name for path in disk.iterdir()) == ["filler", "out"]
+    assert len(Dataset.open(disk / "out").split("train")) == NUM_TRIPLES
+
+
+def test_a_file_system_that_takes_no_files(source, small_disk):
+    disk = small_disk(4096)
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    done = run("--input", source, "--output", disk / "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"partition.py: the output's parent folder {disk} is not writable\n"
+
+
+def test_a_full_console_after_the_dataset_is_whole(source, tmp_path):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, str(REPOSITORY / "partition_tools" / "partition.py")]
+        command += ["--input", str(source), "--output", str(tmp_path / "out"), "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=180)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"partition.py: the dataset lies in {tmp_path / 'out'}, but its figures cannot be printed: "
+        "No space left on device\n"
+    )
+    assert len(Dataset.open(tmp_path / "out").split("train")) == NUM_TRIPLES
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("x" * 300, "cannot be used: File name too long"),
+        ("file/out", "cannot be made: File exists"),
+        ("taken", "another file is where its temporary folder would be"),
+    ],
+)
+def test_outputs_that_cannot_be(output, words, source, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    (tmp_path / ".taken.partial").write_text("")
+    status = partition.main(["--input", str(source), "--output", str(tmp_path / output)])
+    out, err = capsys.readouterr()
+    assert (status, out) == (2, "")
+    assert err.startswith("partition.py: ") and err.count("\n") == 1 and words in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".taken.partial", "file"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everywhere")
+def test_a_folder_that_may_not_be_read(source, tmp_path, capsys):
+    (tmp_path / "out").mkdir(mode=0)
+    assert partition.main(["--input", str(source), "--output", str(tmp_path / "out")]) == 2
+    assert "cannot be used: Permission denied" in capsys.readouterr().err
+
+
+def test_the_old_dataset_comes_back_where_the_new_one_cannot_take_its_place(
+    source, tmp_path, build_here, monkeypatch, capsys
+):
+    arguments = ["--input", str(source), "--output", str(tmp_path / "out"), "--overwrite"]
+    assert partition.main(arguments) == 0
+    capsys.readouterr()
+    before = json.loads((tmp_path / "out" / "dataset.json").read_text())
+    rename = Path.rename
+
+    def fail(path, target):
+        if path.name == ".out.partial":
+            raise OSError(5, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    assert partition.main([*arguments, "--seed", "9"]) == 1
+    assert capsys.readouterr().err == (f"partition.py: cannot write {tmp_path / 'out'}: Input/output error\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert json.loads((tmp_path / "out" / "dataset.json").read_text()) == before
+
+
+def test_the_split_is_not_written_through_a_map(source, tmp_path, build_here, monkeypatch):
+    """A page of a mapped file that finds no room on the disk is a bus error, which ends the process."""
+
+    open_memmap = np.lib.format.open_memmap
+
+    def reading_only(*arguments, mode, **options):
+        assert mode == "r", "a file was mapped for writing"
+        return open_memmap(*arguments, mode=mode, **options)
+
+    monkeypatch.setattr(np.lib.format, "open_memmap", reading_only)
+    make_dataset.partition_files([source], tmp_path / "out", make_dataset.Options(method="random"))
+    assert len(Dataset.open(tmp_path / "out").split("train")) == NUM_TRIPLES

@@ -1,0 +1,115 @@
+"""``dglkge plan`` and training refuse the same configurations in the same words, before they look further."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from dglkge.cli import plan
+from dglkge.cli.main import main
+from dglkge.config import load_config
+from dglkge.errors import InputError
+from dglkge.training import build, join
+from tests.toy_kg import REPOSITORY, toy_dataset
+
+REFUSED = [
+    (
+        ["model.score_function=complex", "model.dimension=7"],
+        "the dimension must be even (half real, half imaginary), got 7",
+    ),
+    (
+        ["model.score_function=rotate", "model.dimension=7"],
+        "the dimension must be even (half real, half imaginary), got 7",
+    ),
+    (["model.score_function=complx"], "unknown score function 'complx'; did you mean 'complex'? known: "),
+    (["loss.name=softmx"], "unknown loss 'softmx'; did you mean 'softmax'? known: "),
+    (["optimizer.name=adam"], "unknown optimizer 'adam'; "),
+    (["regularizer.name=n2"], "unknown regularizer 'n2'; known: 'lp', 'n3'"),
+    (["regularizer.name=n2", "regularizer.weight=0.1"], "unknown regularizer 'n2'; known"),
+    (
+        ["regularizer.name=lp", "regularizer.weight=0.1", "regularizer.p=0.5"],
+        "the regularizer's p must be a number at least 1, got 0.5",
+    ),
+    (["negatives.global_share=0.5"], "the shares of negatives (0.5, 0.0, 0.0) are not allowed"),
+    (
+        ["training.lookup=kvstore", "training.staleness=1"],
+        "training.staleness is 1 and training.lookup is kvstore: only lookup exchange reads ahead",
+    ),
+]
+
+
+def forbidden(*arguments, **options):
+    raise AssertionError("this comes after the configuration was checked")
+
+
+@pytest.mark.parametrize("overrides, words", REFUSED, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize("dataset", ["", "nowhere"], ids=["dataset", "no dataset"])
+def test_plan_and_training_refuse_alike(overrides, words, dataset, tmp_path, monkeypatch, capsys):
+    given = [f"dataset={dataset or toy_dataset()}", f"output={tmp_path / 'run'}", *overrides]
+    for module, name in (
+        (plan, "read_dataset_size"),
+        (plan, "host_memory"),
+        (plan, "measure_rates"),
+        (join, "check_memory"),
+        (build, "with_products_chosen"),
+    ):
+        monkeypatch.setattr(module, name, forbidden)
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    words_of_plan = ["plan", str(tmp_path / "config.yaml")]
+    for one in given:
+        words_of_plan += ["--set", one]
+    assert main(words_of_plan) == 2
+    said = capsys.readouterr().err
+    with pytest.raises(InputError) as caught, join.join_cluster(load_config(None, given)):
+        pytest.fail("the block must not run")
+    assert said == f"dglkge: error: {caught.value}\n"
+    assert words in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_several_machines_that_do_not_wait(tmp_path, monkeypatch, capsys):
+    """The plan takes the number of machines from the data set, a job from ip_config.txt."""
+    given = [f"dataset={toy_dataset(2)}", "training.synchronous=false", f"output={tmp_path / 'run'}"]
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    monkeypatch.setattr(plan, "measure_rates", forbidden)
+    words = ["plan", str(tmp_path / "config.yaml")]
+    for one in given:
+        words += ["--set", one]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    with pytest.raises(InputError) as caught:
+        build.check_training(load_config(None, given), 2)
+    assert said == f"dglkge: error: {caught.value}\n"
+    assert (
+        "training.synchronous: false is for trainers that share one machine's memory, got 2 machines" in said
+    )
+
+
+def test_no_trainers_are_no_plan(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(f"dataset: {toy_dataset()}\n")
+    assert main(["plan", str(tmp_path / "config.yaml"), "--num_trainers", "0"]) == 2
+    assert "--num_trainers must be at least 1, and 1 where --num_servers is 0" in capsys.readouterr().err
+
+
+def test_a_script_ends_with_status_2_and_leaves_nothing(tmp_path):
+    command = [sys.executable, str(REPOSITORY / "examples" / "train.py")]
+    command += ["--set", f"dataset={toy_dataset()}", "--set", f"output={tmp_path / 'run'}"]
+    command += ["--set", "model.dimension=7"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr == ("train.py: error: the dimension must be even (half real, half imaginary), got 7\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_needs_no_dgl(tmp_path):
+    (tmp_path / "config.yaml").write_text(f"dataset: {toy_dataset()}\n")
+    code = (
+        "import sys; from dglkge.cli.main import main; from dglkge.cli import plan; "
+        "plan.MEASURED_SECONDS = 0.001; "
+        f"status = main(['plan', {str(tmp_path / 'config.yaml')!r}]); "
+        "sys.exit(status if 'dgl' not in sys.modules else 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
