@@ -23,7 +23,7 @@ from dglkge.distributed.request_limit import limit_farewell, limited_requests, s
 from dglkge.distributed.server_loop import is_own_address
 from dglkge.distributed.server_ports import wait_until_listening
 from dglkge.distributed.world import World
-from dglkge.errors import InputError
+from dglkge.errors import InputError, JobError, exit_status_of
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,8 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
 
     In a server process this serves until the trainers have left and then ends the process. A trainer
     that fails inside the block ends at once: DGL would wait for ever for the others to leave with it.
-    Inside the block SIGTERM and SIGINT are only noted, see :meth:`Cluster.must_stop`.
+    Inside the block SIGTERM, SIGINT and SIGHUP are only noted, see :meth:`Cluster.must_stop`; after it a
+    trainer ignores them, since the others wait for it in DGL's shutdown.
 
     Parameters
     ----------
@@ -127,6 +128,8 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
         with cluster.stop.listening():  # after DGL, which takes SIGINT for itself
             yield cluster
             cluster.leave()
+            if world.launched:
+                cluster.stop.ignore_from_now_on()
     except BaseException as error:
         if not world.launched:
             raise
@@ -175,17 +178,14 @@ def _check_parts(num_parts: int, world: World) -> None:
 
 def _fail(error: BaseException, world: World) -> None:
     """Say what went wrong and end this process without DGL's farewell, which waits for every trainer."""
-    if isinstance(error, InputError):
-        status = 2
-        if world.rank == 0:
-            sys.stderr.write(f"dglkge: error: {error}\n")
-    elif isinstance(error, KeyboardInterrupt):
-        status = 130
-    elif isinstance(error, SystemExit):
-        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-    else:
-        status = 1
-        traceback.print_exception(type(error), error, error.__traceback__)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    with contextlib.suppress(OSError, ValueError):  # nobody may be left to read it
+        if isinstance(error, (InputError, JobError)):
+            # all ranks find the same bad input; what fails while the job runs may have failed on this one alone
+            if world.rank == 0 or isinstance(error, JobError):
+                sys.stderr.write(f"dglkge: error: {error}\n")
+        elif not isinstance(error, (KeyboardInterrupt, SystemExit)):
+            traceback.print_exception(type(error), error, error.__traceback__)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(exit_status_of(error))

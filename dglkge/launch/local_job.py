@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dglkge.distributed.ip_config import Machine, is_read_by_dgl, write_ip_config
-from dglkge.errors import InputError
+from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import script_runner
 from dglkge.launch.job_lock import hold_machine
 from dglkge.launch.local_executor import LocalExecutor
@@ -98,14 +98,14 @@ def write_job_files(log_dir: Path, hosts: Sequence[Host]) -> None:
 
     Raises
     ------
-    InputError
+    NotReadyError
         If the folder cannot be written.
     """
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         write_ip_config(log_dir / "ip_config.txt", [Machine(host.address, host.port) for host in hosts])
     except OSError as error:
-        raise InputError(f"cannot write logs to {log_dir}: {error.strerror}") from None
+        raise NotReadyError(f"cannot write logs to {log_dir}: {error.strerror}") from None
 
 
 def find_leftovers() -> list[str]:
