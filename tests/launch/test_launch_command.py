@@ -169,6 +169,29 @@ def test_kill_9_of_a_process_ends_the_job(launch, segments: str, role: str, numb
     assert job.left() == []
 
 
+def test_everything_killed_at_once_is_no_obstacle_for_the_next_job(launch, segments: str) -> None:
+    """The launcher, all keepers and processes die of SIGKILL together; the next job finds nothing of theirs."""
+    first = launch(["--num_trainers", "2"], WAITS, segments)
+    first.wait_for(*ALL_WAIT)
+    for _ in range(1200):  # until the keepers have seen the segments
+        records = [path.read_text() for path in SHARED.glob("dglkge-keeper-*")]
+        if all(any(f"{segments}-{who}-" in text for text in records) for who in ("server", "0", "1")):
+            break
+        threading.Event().wait(0.05)
+    everything = [first.launcher, *psutil.Process(first.launcher.pid).children(recursive=True)]
+    for process in everything:
+        process.suspend() if isinstance(process, psutil.Process) else process.send_signal(signal.SIGSTOP)
+    for process in everything:
+        process.kill()
+    first.finish()
+    first.await_none_left()
+    assert len(list(SHARED.glob(f"{segments}*"))) == 3
+    second = launch(["--num_trainers", "1"], SERVERS_LEAVE + f"print(os.listdir({str(SHARED)!r}))")
+    output = second.finish()
+    assert second.launcher.returncode == 0, output
+    assert segments not in output
+
+
 def test_second_job_is_refused(launch, segments: str) -> None:
     """The second launcher says who holds the machine and starts nothing; the first goes on."""
     first = launch(["--num_trainers", "2"], WAITS, segments)
