@@ -11,7 +11,7 @@ import errno
 from collections.abc import Iterable
 
 INPUT_ERROR_STATUS = 2
-"""Exit status of a command that was given bad input, as argparse has it; nothing is started again after it."""
+"""Exit status of a command that was given bad input, as argparse has it; nothing is started again."""
 
 FAILURE_STATUS = 1
 """Exit status after any other failure; the launcher may start the job again."""
@@ -20,7 +20,7 @@ INTERRUPTED_STATUS = 130
 """Exit status after Ctrl-C: 128 + SIGINT."""
 
 USERS_TO_MEND = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
-"""Errors of the file system that come from a wrong path or missing rights; another attempt would meet them too."""
+"""Errors of a wrong path or missing rights; another attempt would meet them too."""
 
 
 class DglkgeError(Exception):

@@ -48,7 +48,8 @@ def test_exit_statuses(error, status):
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [("ENOSPC", 1), ("EDQUOT", 1), ("EIO", 1), ("EFBIG", 1), ("EACCES", 2), ("EROFS", 2)]
+    ("number", "status"),
+    [("ENOSPC", 1), ("EDQUOT", 1), ("EIO", 1), ("EFBIG", 1), ("EACCES", 2), ("EROFS", 2)],
 )
 def test_what_cannot_be_written(number, status):
     """A full or broken disk is no bad input; a path without rights is."""

@@ -76,7 +76,9 @@ def _launch(argv: Sequence[str], console: Console) -> int:
         job = _Job(options, command, places, site, console)
         if options.dry_run:
             plan = job.plan(attempt_log_dir(log_dir, 0, options.max_restarts))
-            console.summary(json.dumps(plan_to_dict(plan)) if options.json else describe_plan(plan).rstrip("\n"))
+            console.summary(
+                json.dumps(plan_to_dict(plan)) if options.json else describe_plan(plan).rstrip("\n")
+            )
             return 0
 
         def run(attempt: int) -> JobResult:

@@ -180,7 +180,7 @@ def _fail(error: BaseException, world: World) -> None:
     """Say what went wrong and end this process without DGL's farewell, which waits for every trainer."""
     with contextlib.suppress(OSError, ValueError):  # nobody may be left to read it
         if isinstance(error, (InputError, JobError)):
-            # all ranks find the same bad input; what fails while the job runs may have failed on this one alone
+            # all ranks find the same bad input; what fails while the job runs may fail on one alone
             if world.rank == 0 or isinstance(error, JobError):
                 sys.stderr.write(f"dglkge: error: {error}\n")
         elif not isinstance(error, (KeyboardInterrupt, SystemExit)):

@@ -1,4 +1,4 @@
-"""Text streams that never block their writer: a thread writes, and a full queue drops whole pieces of text."""
+"""Text streams that never block their writer: a thread writes, and a full queue drops text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections import deque
 from typing import TextIO
 
 MOST_WAITING_BYTES = 4 << 20
-"""Text that waits for a blocked console (Ctrl-S, a pager, a pipe that nobody reads); more is dropped."""
+"""Text that waits for a blocked console (Ctrl-S, a pager, a pipe without a reader); more is dropped."""
 
 FLUSH_SECONDS = 5.0
 """How long the end of a job waits for a console that takes nothing."""
@@ -100,10 +100,11 @@ class BackgroundStream:
     def __init__(self, stream: TextIO, shared: BackgroundStream | None = None) -> None:
         self._stream = stream
         self._descriptor = _descriptor_of(stream)
+        self._writer: _Writer | None = None
         if shared is not None and _is_same_file(self._descriptor, shared._descriptor):
             self._writer = shared._writer
-        else:
-            self._writer = _Writer() if self._descriptor is not None else None
+        elif self._descriptor is not None:
+            self._writer = _Writer()
 
     def isatty(self) -> bool:
         """Whether a terminal shows it."""

@@ -17,7 +17,7 @@ stderr
     it), or ``{"error": "..."}`` if it could not be started; with ``silence_seconds``, ``{}`` every
     BEAT_SECONDS.
 
-While it runs it has a record in the folder of shared memory, locked, that names the segments that it has seen.
+While it runs it has a locked record in the folder of shared memory, which names the segments it has seen.
 A record without a lock is that of a keeper that was killed: the next job removes what it names
 (``keeper_records.py``).
 """
@@ -95,7 +95,7 @@ def segment_inode(name: str) -> int:
 
 
 class Record:
-    """What a keeper would leave if it were killed: a file in the folder of shared memory, locked while it lives.
+    """What a keeper would leave if it were killed: a file beside the shared memory, locked while it lives.
 
     Where it cannot be written (no room), the keeper goes on without.
 

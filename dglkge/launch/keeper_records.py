@@ -56,7 +56,10 @@ def remove_leftovers(folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
         protected: list[str] = []
         segments: dict[str, int] = {}
         # without a whole record (it was killed while it wrote) nothing is known of its job
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), open(path, encoding="utf-8") as file:
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError, TypeError),
+            open(path, encoding="utf-8") as file,
+        ):
             content = json.load(file)
             protected, segments = content["protected"], content["segments"]
             names = segment_names(folder)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dglkge.distributed.ip_config import Machine, is_read_by_dgl, write_ip_config
-from dglkge.errors import InputError, NotReadyError
+from dglkge.errors import NotReadyError
 from dglkge.launch import script_runner
 from dglkge.launch.job_lock import clear_machine, hold_machine
 from dglkge.launch.local_executor import LocalExecutor

@@ -57,7 +57,9 @@ def find_master_port(address: str, avoid: Collection[int]) -> int:
         if port not in avoid and not bind_error("", port):
             return port
     last = FIRST_MASTER_PORT + MASTER_PORT_TRIES - 1
-    raise NotReadyError(f"no free port from {FIRST_MASTER_PORT} to {last} on {address} for torch's rendezvous")
+    raise NotReadyError(
+        f"no free port from {FIRST_MASTER_PORT} to {last} on {address} for torch's rendezvous"
+    )
 
 
 def bind_error(address: str, port: int) -> int:

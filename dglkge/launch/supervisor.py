@@ -329,8 +329,8 @@ class Supervisor:
             if output.problem is not None:
                 self._has_warned_of_logs = True
                 self._console.message(
-                    f"warning: the log {output.log_path} cannot be written: {output.problem}; the job goes on, "
-                    "and lines that are missing there are shown here only"
+                    f"warning: the log {output.log_path} cannot be written: {output.problem}; the job "
+                    "goes on, and lines that are missing there are shown here only"
                 )
                 return
 

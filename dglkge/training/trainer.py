@@ -175,7 +175,7 @@ class Trainer:
         self._policy.committed()
 
     def stop_if_asked(self) -> None:
-        """Leave, if one of the trainers got SIGTERM, SIGINT or SIGHUP: a collective, for places where all can stop.
+        """Leave, if one of the trainers was asked to stop: a collective, for places where all can stop.
 
         ``batches`` and ``evaluate`` call it between batches; call it in long code of your own.
 

@@ -100,9 +100,7 @@ def test_a_machine_whose_files_do_not_come(tmp_path):
     manager = CheckpointManager(tmp_path, 0, True, lambda: None, num_parts=2, limit_seconds=0.1)
     part = cut("person", toy_tables(meta)["person"], 2)[0]
     manager.start([part], cut(RELATION, toy_tables(meta)[RELATION], 1)[0], meta)
-    with pytest.raises(
-        JobError, match=r"parts \[0\] with 12 rows were written; expected parts from 0"
-    ):
+    with pytest.raises(JobError, match=r"parts \[0\] with 12 rows were written; expected parts from 0"):
         manager.finish()
     assert manager.latest() is None
 

@@ -17,7 +17,7 @@ from dglkge.distributed.preemption import STOP_SIGNALS, Preempted, StopRequest
 @pytest.fixture(autouse=True)
 def ordinary_handlers() -> Iterator[None]:
     """Python's own handlers: DGL, which other tests start in this process, takes SIGINT for itself."""
-    before = {number: signal.SIG_DFL for number in STOP_SIGNALS} | {signal.SIGINT: signal.default_int_handler}
+    before = dict.fromkeys(STOP_SIGNALS, signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
     before = {number: signal.signal(number, handler) for number, handler in before.items()}
     yield
     for number, handler in before.items():

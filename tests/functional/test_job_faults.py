@@ -67,12 +67,12 @@ sys.exit(dglkge.run_command("full_disk.py", main))
 )
 
 
-def launch(folder: Path, code: str, *options: str) -> list[str]:
+def launch(folder: Path, code: str, *options: str, num_trainers: int = 2) -> list[str]:
     """Return the command that launches a script of this file."""
     (folder / "script.py").write_text(code)
     return [
         *(sys.executable, "-m", "dglkge.cli.launch", "--ip_config", str(commands.ip_config(folder))),
-        *("--num_trainers", "2", "--num_omp_threads", "1", "--log_dir", str(folder / "logs")),
+        *("--num_trainers", str(num_trainers), "--num_omp_threads", "1", "--log_dir", str(folder / "logs")),
         *(*options, str(folder / "script.py")),
     ]
 
@@ -90,7 +90,7 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
 
 def test_a_disk_that_is_full_for_a_while_costs_one_attempt(ring: Path, tmp_path: Path) -> None:
     """The first attempt cannot write its checkpoint: status 1, not that of bad input, and the second can."""
-    command = launch(tmp_path, FULL_DISK, "--max_restarts", "1")
+    command = launch(tmp_path, FULL_DISK, "--max_restarts", "1", num_trainers=1)
     done = run([*command, *settings(ring, tmp_path / "run")])
     said = done.stdout + done.stderr
     assert done.returncode == 0, said

@@ -277,7 +277,9 @@ def test_what_a_killed_keeper_leaves_is_removed_by_the_next_job(keep) -> None:
         assert running.report() == {"segments": [seen]}
         paths[unseen].touch()
         paths[foreign].touch()
-        with pytest.raises(NotReadyError, match=f"after 0.2 s .their keepers: pid {running.process.pid}.; end"):
+        with pytest.raises(
+            NotReadyError, match=f"after 0.2 s .their keepers: pid {running.process.pid}.; end"
+        ):
             await_keepers(seconds=0.2)
         assert remove_leftovers() == [] and paths[seen].exists()  # the keeper lives
         running.process.kill()

