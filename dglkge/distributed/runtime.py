@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import logging
 import os
 import sys
@@ -34,6 +35,10 @@ SERVER_WAIT_SECONDS = 60
 """How long to wait for this machine's servers to listen before DGL's own, slower attempts begin."""
 
 
+SLOWEST_DISK_BYTES_PER_SECOND = 10e6
+"""What is allowed for in waits for a trainer that reads: less than a shared disk of spinning platters gives."""
+
+
 @dataclass(frozen=True)
 class Cluster:
     """A running job as one trainer sees it.
@@ -62,9 +67,21 @@ class Cluster:
         while self._farewells:  # none is kept: it may hold the cluster, and tables that must go now
             self._farewells.pop(0)()
 
-    def barrier(self) -> None:
-        """Wait until every trainer has come here."""
-        if dist.is_initialized():
+    def barrier(self, num_bytes: int = 0) -> None:
+        """Wait until every trainer has come here.
+
+        Parameters
+        ----------
+        num_bytes : int
+            What one of them may have to read from a disk before: the limit is longer by the time that a slow
+            disk takes for it.
+        """
+        if not dist.is_initialized():
+            return
+        if num_bytes:
+            limit = self.world.limit_seconds + num_bytes / SLOWEST_DISK_BYTES_PER_SECOND
+            dist.monitored_barrier(timeout=datetime.timedelta(seconds=limit))
+        else:
             dist.barrier()
 
     def sum(self, values: np.ndarray) -> np.ndarray:

@@ -232,7 +232,7 @@ class Trainer:
         if self.cluster.world.is_machine_leader:
             *parts, relations = self._own_parts()
             self._checkpoints.restore(parts, relations)
-        self.cluster.barrier()
+        self.cluster.barrier(self._checkpoints.num_bytes())
         self._epochs.restore(meta.progress["finished_epochs"])
         self._position = (self._epochs.finished(), self._resumed_batches(meta))
         self._committed = (self._epochs.finished(), self._batches_done)
