@@ -1,16 +1,26 @@
-"""The errors that dglkge raises on purpose.
+"""The errors that dglkge raises on purpose, and the exit status of a process that ends with one.
 
-A command turns an :class:`InputError` into one line on stderr and exit status 2; every other
-exception is an internal failure and keeps its traceback.
+A command turns an :class:`InputError` or a :class:`JobError` into one line on stderr; every other exception
+is an internal failure and keeps its traceback.
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 INPUT_ERROR_STATUS = 2
-"""Exit status of a command that was given bad input, as argparse has it."""
+"""Exit status of a command that was given bad input, as argparse has it; nothing is started again."""
+
+FAILURE_STATUS = 1
+"""Exit status after any other failure; the launcher may start the job again."""
+
+INTERRUPTED_STATUS = 130
+"""Exit status after Ctrl-C: 128 + SIGINT."""
+
+USERS_TO_MEND = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
+"""Errors of a wrong path or missing rights; another attempt would meet them too."""
 
 
 class DglkgeError(Exception):
@@ -25,8 +35,63 @@ class CheckpointError(InputError):
     """A checkpoint is missing, foreign, half-written or does not fit the model."""
 
 
+class NotReadyError(InputError):
+    """A machine cannot take the job now: a port in use, a name without an address, another job's lock.
+
+    The user can mend this before a first start. Before a restart it may pass by itself, so another attempt
+    is made.
+    """
+
+
 class JobError(DglkgeError):
     """Something failed while the job ran that no change of the input would mend."""
+
+
+class StorageError(JobError):
+    """A file could not be written while the job ran: the disk is full, a quota is used up, or it failed."""
+
+
+def write_error(what: str, error: OSError) -> DglkgeError:
+    """Build the error for a file or folder that cannot be written.
+
+    Parameters
+    ----------
+    what : str
+        What could not be done, e.g. ``"cannot write runs/a/checkpoint/model.v2.h5"``.
+    error : OSError
+        Why.
+
+    Returns
+    -------
+    DglkgeError
+        CheckpointError for a wrong path or missing rights, else StorageError. Not raised.
+
+    Examples
+    --------
+    >>> write_error("cannot write a", OSError(errno.ENOSPC, "No space left on device"))
+    StorageError('cannot write a: No space left on device')
+    >>> write_error("cannot write a", OSError(errno.EACCES, "Permission denied"))
+    CheckpointError('cannot write a: Permission denied')
+    """
+    text = f"{what}: {error.strerror or error}"
+    return CheckpointError(text) if error.errno in USERS_TO_MEND else StorageError(text)
+
+
+def exit_status_of(error: BaseException) -> int:
+    """Return the exit status of a process that ends with an exception.
+
+    Examples
+    --------
+    >>> [exit_status_of(error) for error in (InputError(), JobError(), KeyboardInterrupt(), SystemExit(143))]
+    [2, 1, 130, 143]
+    """
+    if isinstance(error, InputError):
+        return INPUT_ERROR_STATUS
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED_STATUS
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else 0 if error.code is None else FAILURE_STATUS
+    return FAILURE_STATUS
 
 
 def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> InputError:

@@ -6,16 +6,15 @@ DGL prints a great deal, cannot be interrupted while METIS runs and needs memory
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 from unittest import mock
-
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from partition_tools.graph_job import end_with_parent
+
+    end_with_parent(int(sys.argv[2]))  # first of all: importing DGL takes seconds
 
 import dgl
 import dgl.distributed
@@ -207,16 +206,7 @@ def _write_method(config_path: Path, method: str) -> None:
     config_path.write_text(json.dumps(config, indent=4), encoding="utf-8")
 
 
-def _end_with_parent(parent: int) -> None:
-    """Ask Linux to end this process when its parent dies, even by ``kill -9``."""
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the parent has ended")
-
-
 if __name__ == "__main__":
-    _end_with_parent(int(sys.argv[2]))
     try:
         build_partitions(Path(sys.argv[1]), GraphJob.take(Path(sys.argv[1])))
     except OSError as error:

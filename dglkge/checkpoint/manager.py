@@ -84,6 +84,11 @@ class CheckpointManager:
         manifest = self.storage.published()
         return None if manifest is None else manifest.meta
 
+    def num_bytes(self) -> int:
+        """Return the size of the newest version's files; 0 where there is none."""
+        manifest = self.storage.published()
+        return 0 if manifest is None else sum(entry.size_bytes for entry in manifest.files)
+
     def fall_back(self) -> None:
         """Go back to the newest good version if the newest is damaged; a collective.
 

@@ -27,6 +27,10 @@ def fill_part(
 ) -> None:
     """Write the checkpoint's rows and state over those of a live part, checking the files on the way.
 
+    Of a file that has none of the part's rows only the ids are read: where the parts are those of the
+    checkpoint, each machine reads its own files. Every row belongs to some machine, so every file that has
+    rows is read, and its checksum checked, by one of them.
+
     Parameters
     ----------
     storage : CheckpointStorage
@@ -49,6 +53,7 @@ def fill_part(
     live_rows = present[order].numpy()
     live = (sorted_ids.cpu().numpy(), live_rows)
     num_found = first_id = 0
+    unread = []
     for entry in manifest.of_table(part.table):
         check_file(storage.path, entry)
         try:
@@ -56,10 +61,15 @@ def fill_part(
         except Exception:
             check_file(storage.path, entry, checksum=True)  # what is damaged is told before what came of it
             raise
-        check_crc32(storage.path, entry, crc32)
+        if crc32 is None:
+            unread.append(entry)
+        else:
+            check_crc32(storage.path, entry, crc32)
         num_found += found
         first_id += entry.num_rows
     if num_found != len(live_rows):
+        for entry in unread:  # the ids of one may be damaged
+            check_file(storage.path, entry, checksum=True)
         raise CheckpointError(
             f"{storage.path}: version {manifest.version} has {num_found} of the {len(live_rows)} rows "
             f"of table {part.table!r}, part {part.part}"
@@ -68,7 +78,7 @@ def fill_part(
 
 def _fill_from(
     path: Path, meta: CheckpointMeta, part: TablePart, live: tuple[np.ndarray, np.ndarray], first_id: int
-) -> tuple[int, int]:
+) -> tuple[int, int | None]:
     """Fill a live part from one file.
 
     Parameters
@@ -78,11 +88,17 @@ def _fill_from(
 
     Returns
     -------
-    num_found, crc32 : int
-        Live rows that the file has, and its checksum.
+    num_found : int
+        Live rows that the file has.
+    crc32 : int or None
+        Its checksum; None where it has rows and none of them is the part's, so that it was not read.
     """
     with hdf5_format.open_file(path) as file:
         ids, rows = _ids_and_rows(path, file, part, meta, first_id)
+        live_ids, live_rows = live
+        here, places = _matches(np.asarray(ids), live_ids)
+        if len(ids) and not len(here):
+            return 0, None
         state = read_state(path, file, part.table, meta)
         targets = {"": part.rows} | {
             name: values for name, values in part.state.items() if _state_fits(name, values, state, path)
@@ -90,8 +106,6 @@ def _fill_from(
         for name in sorted(set(state) - set(part.state)):
             logger.warning("%s: optimizer state %r is not used by this run's optimizer", path, name)
         sources = {name: rows if name == "" else state[name] for name in targets}
-        live_ids, live_rows = live
-        here, places = _matches(np.asarray(ids), live_ids)
         target_rows = live_rows[places]
         reader = RowReader(path, sources)
         for name, start, block in reader:

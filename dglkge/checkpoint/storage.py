@@ -13,7 +13,7 @@ from typing import Any
 from dglkge.checkpoint import file_check, layout, snapshots
 from dglkge.checkpoint.durable import sync
 from dglkge.checkpoint.manifest import FileEntry, Manifest
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, write_error
 
 
 class CheckpointStorage:
@@ -176,12 +176,14 @@ class CheckpointStorage:
         Raises
         ------
         CheckpointError
-            If the folder cannot be written to.
+            If the folder is no folder, or may not be written to.
+        StorageError
+            If the disk is full or fails.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CheckpointError(f"cannot write to {self.path}: {error.strerror}") from error
+            raise write_error(f"cannot write to {self.path}", error) from error
         if not (self.path / layout.VERSION_FILE).exists():
             self.publish(0)
 
@@ -194,7 +196,9 @@ class CheckpointStorage:
         Raises
         ------
         CheckpointError
-            If the file cannot be written, for instance on a full disk.
+            If the file may not be written.
+        StorageError
+            If the disk is full or fails.
         """
         temporary = self.path / (name + layout.TEMPORARY_SUFFIX)
         try:
@@ -204,7 +208,7 @@ class CheckpointStorage:
             sync(self.path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise CheckpointError(f"cannot write {self.path / name}: {error.strerror or error}") from error
+            raise write_error(f"cannot write {self.path / name}", error) from error
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -246,7 +250,7 @@ class CheckpointStorage:
         try:
             snapshots.take(self.path, name, version, note)
         except OSError as error:
-            raise CheckpointError(f"cannot write {self.path / name}: {error.strerror or error}") from error
+            raise write_error(f"cannot write {self.path / name}", error) from error
 
     def drop_older(self, version: int) -> None:
         """Remove all files of older versions, apart from those that a snapshot keeps."""

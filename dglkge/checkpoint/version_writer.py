@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +17,21 @@ from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, chec
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.data.relation_vocabulary import RelationVocabulary
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import TablePart
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
+
+
+@contextlib.contextmanager
+def _failures_of_others() -> Iterator[None]:
+    """Raise JobError for what other machines do not deliver: no input is wrong, another attempt may succeed."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise JobError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,10 @@ class VersionWriter:
         Raises
         ------
         CheckpointError
-            If a file cannot be written or a writer is missing; the version before stays as it is.
+            If a file may not be written.
+        JobError
+            If the disk is full or fails, or another machine's files do not come. The version before stays as
+            it is.
         """
         config = bigraph_config(new.meta, new.num_parts, str(self.storage.path.resolve()))
         attributes = bigraph_attributes(new.meta, config)
@@ -104,14 +117,17 @@ class VersionWriter:
                 part_files.write_names(storage, part, self.names.get(part.table))
             storage.write_receipt(entry)
         if courier is not None:
-            courier.send(storage.path)
+            with _failures_of_others():
+                courier.send(storage.path)
         if new.relations is not None:
             self.storage.write_receipt(
                 part_files.write_relations(self.storage, new.version, new.relations, new.meta, attributes)
             )
-            if self.courier is not None:
-                self.courier.receive(self.storage)
-            self._publish(new, self._wait_for_all(new), config)
+            with _failures_of_others():
+                if self.courier is not None:
+                    self.courier.receive(self.storage)
+                files = self._wait_for_all(new)
+            self._publish(new, files, config)
 
     def _wait_for_all(self, new: NewVersion) -> list[FileEntry]:
         """Return the receipts of all writers, once they are there."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.distributed.preemption import RESTART_STATUS
-from dglkge.errors import INPUT_ERROR_STATUS, InputError
+from dglkge.errors import INPUT_ERROR_STATUS, INTERRUPTED_STATUS, InputError, NotReadyError
 from dglkge.launch.arguments import parse_arguments
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult
@@ -23,7 +23,6 @@ from dglkge.launch.limits import Limits
 from dglkge.launch.local_job import find_unreadable_arguments, write_job_files
 from dglkge.launch.places import Places
 from dglkge.launch.ports import with_ports_chosen_again
-from dglkge.launch.preflight import PreflightError
 from dglkge.launch.process_plan import (
     Host,
     JobSettings,
@@ -52,23 +51,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0 if all went well, 2 for bad input, else as ``--help`` says.
     """
+    console = Console.in_background(sys.stdout, sys.stderr)
     try:
-        return _launch(sys.argv[1:] if argv is None else argv)
+        return _launch(sys.argv[1:] if argv is None else argv, console)
     except InputError as error:
-        print(f"dglkge-launch: error: {error}", file=sys.stderr)
+        console.error(f"dglkge-launch: error: {error}")
         return INPUT_ERROR_STATUS
     except KeyboardInterrupt:  # before the first process was started
-        return 130
+        return INTERRUPTED_STATUS
+    finally:
+        console.finish()
 
 
-def _launch(argv: Sequence[str]) -> int:
+def _launch(argv: Sequence[str], console: Console) -> int:
     """Check that the job can run, run it, and again as often as it may be."""
     options, command = parse_arguments(argv)
     workspace = Path(options.workspace).resolve()
     places = Places(Path.cwd() if options.sync else workspace, workspace)
     _check_script(command, places.here)
     log_dir = Path(options.log_dir or f"logs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").resolve()
-    console = Console.of(sys.stdout, sys.stderr)
     ssh = SshSettings(
         options.ssh_port, options.ssh_username, options.identity_file, tuple(options.ssh_option)
     )
@@ -76,17 +77,19 @@ def _launch(argv: Sequence[str]) -> int:
         job = _Job(options, command, places, site, console)
         if options.dry_run:
             plan = job.plan(attempt_log_dir(log_dir, 0, options.max_restarts))
-            print(json.dumps(plan_to_dict(plan)) if options.json else describe_plan(plan).rstrip("\n"))
+            console.summary(
+                json.dumps(plan_to_dict(plan)) if options.json else describe_plan(plan).rstrip("\n")
+            )
             return 0
 
         def run(attempt: int) -> JobResult:
             logs = attempt_log_dir(log_dir, attempt, options.max_restarts)
             try:
                 return with_ports_chosen_again(lambda: job.run(logs), console.message)
-            except PreflightError as error:
+            except NotReadyError as error:
                 if attempt == 0:
                     raise
-                # what has just failed may take a while to come back
+                # a host, a name or a port may take a while to come back after what has just failed
                 return JobResult(1, str(error), 0.0, str(logs), ())
 
         result = run_with_restarts(run, options.max_restarts, console.message)
@@ -206,7 +209,7 @@ def _conclude(result: JobResult, console: Console, as_json: bool) -> None:
         how = "stopped" if result.status == RESTART_STATUS or result.is_interrupted else "failed"
         console.message(f"{how} after {result.seconds:.1f} s: {result.reason}; logs in {result.log_dir}")
     if as_json:
-        print(json.dumps(result.to_dict()), flush=True)
+        console.summary(json.dumps(result.to_dict()))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,8 @@ import os
 import sys
 from typing import Callable
 
-from dglkge.errors import INPUT_ERROR_STATUS, InputError
+from dglkge.errors import InputError, JobError, exit_status_of
 
-INTERRUPTED_STATUS = 130
 BROKEN_PIPE_STATUS = 141
 
 
@@ -25,20 +24,20 @@ def run_command(name: str, body: Callable[[], int]) -> int:
     Returns
     -------
     int
-        The body's status; 2 for bad input, told in one line on stderr; 130 when interrupted from the
-        keyboard; 141 when whoever reads the output has gone (as with ``| head``). Any other failure keeps
-        its traceback.
+        The body's status; 2 for bad input and 1 for a failure of the job, both told in one line on stderr;
+        130 when interrupted from the keyboard; 141 when whoever reads the output has gone (as with
+        ``| head``). Any other failure keeps its traceback.
     """
     try:
         status = body()
         sys.stdout.flush()
         return status
-    except InputError as error:
+    except (InputError, JobError) as error:
         print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return INPUT_ERROR_STATUS
-    except KeyboardInterrupt:
+        return exit_status_of(error)
+    except KeyboardInterrupt as error:
         print(f"{name}: interrupted", file=sys.stderr)
-        return INTERRUPTED_STATUS
+        return exit_status_of(error)
     except BrokenPipeError:
         # Python flushes stdout once more at exit, which would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 RESTART_STATUS = 143
 """Exit status of a process that has committed its state and may be started again; 128 + SIGTERM."""
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 SAME_REQUEST_SECONDS = 1.0
 """Signals within this time are one request: a scheduler signals all, and the launcher passes its own on."""
@@ -39,12 +39,12 @@ class StopRequest:
 
     @property
     def is_noted(self) -> bool:
-        """Whether SIGTERM or SIGINT has come."""
+        """Whether SIGTERM, SIGINT or SIGHUP has come."""
         return self._noted_at is not None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Note SIGTERM and SIGINT instead of ending; a second one ends the process after all.
+        """Note SIGTERM, SIGINT and SIGHUP instead of ending; a second one ends the process after all.
 
         Signals that were ignored stay ignored (``nohup``, background jobs of a shell), and outside the
         main thread, where Python takes no signals, nothing changes. The handlers before come back at the end.
@@ -60,6 +60,18 @@ class StopRequest:
             yield
         finally:
             self._restore()
+
+    def ignore_from_now_on(self) -> None:
+        """Ignore these signals until the process ends, where :meth:`listening` has changed their handlers.
+
+        For the shutdown of DGL, for which all trainers wait: one that a signal ends there, in a handler of
+        DGL's own, would keep the others waiting until their limit. SIG_IGN, and no handler that does nothing:
+        that would still interrupt system calls of DGL's.
+        """
+        for number, handler in self._before.items():
+            if handler != signal.SIG_IGN:
+                signal.signal(number, signal.SIG_IGN)
+        self._before = {}
 
     @contextlib.contextmanager
     def leaving_at_once(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import logging
 import os
 import sys
@@ -29,7 +30,7 @@ from dglkge.distributed.server_ports import (
     wait_until_listening,
 )
 from dglkge.distributed.world import World
-from dglkge.errors import InputError
+from dglkge.errors import InputError, JobError, exit_status_of
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ SERVER_WAIT_SECONDS = 60
 _MEMBERSHIP = threading.Lock()
 """Held while this process is in a job: DGL keeps its connections and tables in global variables. In a
 launched job it is never released, because DGL's servers end when the trainers have left."""
+
+SLOWEST_DISK_BYTES_PER_SECOND = 10e6
+"""What is allowed for in waits for a trainer that reads: less than a shared disk of spinning platters gives."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,21 @@ class Cluster:
             except Exception as error:  # the failure itself is raised to the user
                 logger.warning("while leaving after a failure: %s", error)
 
-    def barrier(self) -> None:
-        """Wait until every trainer has come here."""
-        if dist.is_initialized():
+    def barrier(self, num_bytes: int = 0) -> None:
+        """Wait until every trainer has come here.
+
+        Parameters
+        ----------
+        num_bytes : int
+            What one of them may have to read from a disk before: the limit is longer by the time that a slow
+            disk takes for it.
+        """
+        if not dist.is_initialized():
+            return
+        if num_bytes:
+            limit = self.world.limit_seconds + num_bytes / SLOWEST_DISK_BYTES_PER_SECOND
+            dist.monitored_barrier(timeout=datetime.timedelta(seconds=limit))
+        else:
             dist.barrier()
 
     def sum(self, values: np.ndarray) -> np.ndarray:
@@ -114,7 +130,8 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
 
     In a server process this serves until the trainers have left and then ends the process. A trainer
     that fails inside the block ends at once: DGL would wait for ever for the others to leave with it.
-    Inside the block SIGTERM and SIGINT are only noted, see :meth:`Cluster.must_stop`.
+    Inside the block SIGTERM, SIGINT and SIGHUP are only noted, see :meth:`Cluster.must_stop`; after it a
+    trainer ignores them, since the others wait for it in DGL's shutdown.
 
     In the standalone mode all that DGL keeps in this process is forgotten when the block is left, in whatever
     way, and the process can join again.
@@ -158,6 +175,8 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
         with cluster.stop.listening():  # after DGL, which takes SIGINT for itself
             yield cluster
             cluster.leave()
+            if world.launched:
+                cluster.stop.ignore_from_now_on()
     except BaseException as error:
         _fail(error, world)
     end_process_group()
@@ -225,20 +244,16 @@ def _check_parts(num_parts: int, world: World) -> None:
 
 def _fail(error: BaseException, world: World) -> None:
     """Say what went wrong and end this process without DGL's farewell, which waits for every trainer."""
-    if isinstance(error, InputError):
-        status = 2
-        if world.rank == 0:
-            sys.stderr.write(f"dglkge: error: {error}\n")
-    elif isinstance(error, PortTakenError):
-        status = _report_taken_port(error)
-    elif isinstance(error, KeyboardInterrupt):
-        status = 130
-    elif isinstance(error, SystemExit):
-        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-    else:
-        status = 1
-        traceback.print_exception(type(error), error, error.__traceback__)
-    _end_process(status)
+    with contextlib.suppress(OSError, ValueError):  # nobody may be left to read it
+        if isinstance(error, PortTakenError):
+            _end_process(_report_taken_port(error))
+        if isinstance(error, (InputError, JobError)):
+            # all ranks find the same bad input; what fails while the job runs may fail on one alone
+            if world.rank == 0 or isinstance(error, JobError):
+                sys.stderr.write(f"dglkge: error: {error}\n")
+        elif not isinstance(error, (KeyboardInterrupt, SystemExit)):
+            traceback.print_exception(type(error), error, error.__traceback__)
+    _end_process(exit_status_of(error))
 
 
 def _report_taken_port(error: PortTakenError) -> int:
@@ -249,6 +264,7 @@ def _report_taken_port(error: PortTakenError) -> int:
 
 def _end_process(status: int) -> NoReturn:
     """End at once, without exit handlers."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
     os._exit(status)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from typing import TextIO
+from typing import TextIO, cast
+
+from dglkge.launch.background_stream import BackgroundStream
 
 COLOURS = (36, 33, 32, 35, 34, 31)
 """ANSI foreground colours, given to the processes in turn."""
@@ -43,6 +45,12 @@ class Console:
         is_terminal = out.isatty()
         return cls(out, err, is_terminal, is_terminal and not os.environ.get("NO_COLOR"))
 
+    @classmethod
+    def in_background(cls, out: TextIO, err: TextIO) -> Console:
+        """Build a console that takes text at once and writes it in a thread, as fast as it is read."""
+        streams = BackgroundStream(out)
+        return cls.of(cast(TextIO, streams), cast(TextIO, BackgroundStream(err, streams)))
+
     def line(self, name: str, colour: int, text: str) -> None:
         """Write one whole line of a process above the bar."""
         prefix = f"[{name}]"
@@ -68,6 +76,20 @@ class Console:
         self._write(self._err, "".join(f"[launcher] {line}\n" for line in text.splitlines()))
         if self._bar:
             self._write(self._out, self._bar)
+
+    def summary(self, text: str) -> None:
+        """Write a line for programs, without a prefix."""
+        self._write(self._out, f"{self._clear()}{text}\n")
+
+    def error(self, text: str) -> None:
+        """Write why nothing was started, without a prefix."""
+        self._write(self._err, text + "\n")
+
+    def finish(self) -> None:
+        """Wait, not for ever, until all that was written has arrived."""
+        for stream in (self._out, self._err):
+            if isinstance(stream, BackgroundStream):
+                stream.finish()
 
     def _clear(self) -> str:
         """Return what takes the bar away."""

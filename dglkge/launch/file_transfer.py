@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, cast
 
 from dglkge.errors import InputError
 from dglkge.launch.host_files import (
@@ -24,7 +27,14 @@ from dglkge.launch.host_session import HostSession
 
 COMPARE_SECONDS = 300.0
 PLACE_SECONDS = 600.0
+SLOWEST_DISK_BYTES_PER_SECOND = 10e6
 """Bringing a partition to a slow disk takes its time; a connection that is lost ends this sooner."""
+
+STALL_SECONDS = 300.0
+"""A copy that moves nothing for so long is given up: a blocked disk never fails by itself."""
+
+BLOCK_BYTES = 1 << 20
+REAP_SECONDS = 5.0
 
 LONGEST_REASON = 300
 
@@ -76,7 +86,9 @@ def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: 
         _pipe(_pack(tree.here), session.command(_unpack(staging)), stale, session)
         keep = list(tree.names) if is_mirror else []
         question = {"folder": tree.there, "staging": staging, "last": list(last), "keep": keep}
-        session.ask("place_files", PLACE_SECONDS, **question)
+        missing = set(stale)
+        num_bytes = sum(size for name, size, _ in wanted if name in missing)
+        session.ask("place_files", PLACE_SECONDS + num_bytes / SLOWEST_DISK_BYTES_PER_SECOND, **question)
     return len(stale)
 
 
@@ -155,22 +167,90 @@ def _unpack(folder: str) -> list[str]:
 
 
 def _pipe(pack: list[str], unpack: list[str], names: Sequence[str], session: HostSession) -> None:
-    """Run one command into the other; both must end well."""
+    """Run one command into the other; both must end well, and something must move every STALL_SECONDS."""
     with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors:
         listed.write(b"".join(name.encode(errors="surrogateescape") + b"\0" for name in names))
         listed.seek(0)
-        packer = subprocess.Popen(pack, stdin=listed, stdout=subprocess.PIPE, stderr=errors)
-        unpacker = subprocess.Popen(unpack, stdin=packer.stdout, stdout=errors, stderr=errors)
+        processes: list[subprocess.Popen[bytes]] = []
         try:
-            with contextlib.suppress(AttributeError):
-                packer.stdout.close()  # type: ignore[union-attr]
-            statuses = [unpacker.wait(), packer.wait()]
+            packer = _start(pack, listed, subprocess.PIPE, errors, session)
+            processes.append(packer)
+            unpacker = _start(unpack, subprocess.PIPE, errors, errors, session)
+            processes.append(unpacker)
+            _pump(cast(IO[bytes], packer.stdout).fileno(), cast(IO[bytes], unpacker.stdin).fileno())
+            with contextlib.suppress(OSError):
+                cast(IO[bytes], unpacker.stdin).close()
+            cast(IO[bytes], packer.stdout).close()  # one that still writes ends of it
+            statuses = [process.wait(STALL_SECONDS) for process in (unpacker, packer)]
+        except (TimeoutError, subprocess.TimeoutExpired):
+            raise InputError(
+                f"files could not be copied from or to {session.address}: nothing moved for {STALL_SECONDS:g} s; "
+                "is a disk or the network blocked?"
+            ) from None
         finally:
-            for process in (packer, unpacker):
+            for process in processes:
                 process.kill()
-                process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # in a call of a blocked disk
+                    process.wait(REAP_SECONDS)
+                for pipe in (process.stdin, process.stdout):
+                    with contextlib.suppress(OSError):
+                        if pipe is not None:
+                            pipe.close()
         if any(statuses):
             errors.seek(0)
             words = " ".join(errors.read().decode(errors="replace").split())
             what = words[:LONGEST_REASON] or f"tar ended with status {max(statuses)}"
             raise InputError(f"files could not be copied from or to {session.address}: {what}")
+
+
+def _start(
+    command: list[str],
+    stdin: int | IO[bytes],
+    stdout: int | IO[bytes],
+    errors: IO[bytes],
+    session: HostSession,
+) -> subprocess.Popen[bytes]:
+    """Start one of the two commands.
+
+    Raises
+    ------
+    InputError
+        If its program is not on this machine.
+    """
+    try:
+        return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=errors, bufsize=0)
+    except OSError as error:
+        raise InputError(
+            f"files could not be copied from or to {session.address}: the launcher's machine cannot start "
+            f"{command[0]!r}: {error.strerror}"
+        ) from None
+
+
+def _pump(source: int, sink: int) -> None:
+    """Copy one pipe to another until the end of either.
+
+    Raises
+    ------
+    TimeoutError
+        If nothing moves for STALL_SECONDS, however long the whole takes.
+    """
+    os.set_blocking(sink, False)
+    while True:
+        _await_ready([source], [])
+        block = memoryview(os.read(source, BLOCK_BYTES))
+        if not block:
+            return
+        while block:
+            _await_ready([], [sink])
+            try:
+                block = block[os.write(sink, block) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:  # its status and its last words say why
+                return
+
+
+def _await_ready(sources: list[int], sinks: list[int]) -> None:
+    """Wait until a pipe can be read or written."""
+    if not any(select.select(sources, sinks, [], STALL_SECONDS)):
+        raise TimeoutError

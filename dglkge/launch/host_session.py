@@ -37,6 +37,11 @@ class HostSession:
         The interpreter there.
     environment : mapping of str to str
         Added to the environment there.
+
+    Raises
+    ------
+    InputError
+        If there is no ``ssh`` here, or `python` cannot be started here.
     """
 
     def __init__(
@@ -51,14 +56,19 @@ class HostSession:
         self._answers = b""
         self._num_asked = 0
         self._writing = threading.Lock()
-        self._process = subprocess.Popen(
-            self.command(python_from_stdin(python, starter)),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            bufsize=0,
-            start_new_session=True,
-        )
+        command = self.command(python_from_stdin(python, starter))
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._errors.close()
+            raise InputError(self._describe_missing(command[0], error)) from None
         agent = {"command": [python, "-m", "dglkge.launch.host_agent"], "environment": self.environment}
         self._write(starter + json.dumps(agent).encode() + b"\n")
         self._closing = threading.Event()
@@ -131,6 +141,18 @@ class HostSession:
             if isinstance(answer, dict):
                 return answer
         return {}
+
+    def _describe_missing(self, program: str, error: OSError) -> str:
+        """Say which program could not be started on the launcher's machine, and what may be given instead."""
+        if self.ssh is None:
+            return (
+                f"{self.address}, the launcher's machine: cannot start {program}: {error.strerror}; "
+                "give the path of another interpreter with --python"
+            )
+        return (
+            f"the launcher's machine cannot start {program!r}, which reaches {self.address}: {error.strerror}; "
+            "install OpenSSH's client"
+        )
 
     def _describe_end(self) -> str:
         """Say why there is no agent, in the last words of ssh, the shell or Python."""

@@ -14,6 +14,7 @@ from dglkge import __version__
 from dglkge.distributed.ip_config import Machine, write_ip_config
 from dglkge.errors import InputError
 from dglkge.launch import script_runner
+from dglkge.launch.keeper_records import remove_leftovers
 from dglkge.launch.local_hosts import is_local, local_interfaces, usable_cores
 from dglkge.launch.local_job import find_leftovers
 from dglkge.launch.part_config import check_part, check_part_config
@@ -113,7 +114,7 @@ def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
 
 def clean_up(segments: Sequence[str], before: Sequence[str]) -> list[str]:
     """Remove the shared memory that a job has left here."""
-    return remove_job_segments(set(segments), set(before))
+    return remove_job_segments(set(segments), set(before)) + remove_leftovers()
 
 
 def _installed_version(package: str) -> str | None:

@@ -16,12 +16,17 @@ stderr
     seen with it, ``{"status": 0, "time": ...}`` when it has ended (minus the signal's number if one ended
     it), or ``{"error": "..."}`` if it could not be started; with ``silence_seconds``, ``{}`` every
     BEAT_SECONDS.
+
+While it runs it has a locked record in the folder of shared memory, which names the segments it has seen.
+A record without a lock is that of a keeper that was killed: the next job removes what it names
+(``keeper_records.py``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -31,6 +36,7 @@ import sys
 import time
 
 SHARED_MEMORY_FOLDER = "/dev/shm"
+RECORD_PREFIX = "dglkge-keeper-"
 SCAN_SECONDS = 1.0
 SELDOM_SCAN_SECONDS = 16.0
 SCAN_GROWTH = 1.25
@@ -80,6 +86,51 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def segment_inode(name: str) -> int:
+    """Return the inode of a segment, which tells it from a later one of the same name; 0 if there is none."""
+    try:
+        return os.stat(os.path.join(SHARED_MEMORY_FOLDER, name)).st_ino
+    except OSError:
+        return 0
+
+
+class Record:
+    """What a keeper would leave if it were killed: a file beside the shared memory, locked while it lives.
+
+    Where it cannot be written (no room), the keeper goes on without.
+
+    Parameters
+    ----------
+    protected_segments : iterable of str
+        Shared memory that was there before the job.
+    """
+
+    def __init__(self, protected_segments: set[str]) -> None:
+        self._protected = sorted(protected_segments)
+        self._path = os.path.join(SHARED_MEMORY_FOLDER, f"{RECORD_PREFIX}{os.getpid()}-{time.time_ns()}")
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError):
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.write({})
+
+    def write(self, segments: dict[str, int]) -> None:
+        """Write the segments that were seen, and the inode of each."""
+        text = json.dumps({"protected": self._protected, "segments": segments})
+        with contextlib.suppress(OSError):
+            if self._descriptor is not None:
+                os.pwrite(self._descriptor, text.encode(), 0)
+                os.ftruncate(self._descriptor, len(text))
+
+    def remove(self) -> None:
+        """Remove the record: nothing is left to clear."""
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
 class Keeper:
     """One process, its descendants and the shared memory that they made.
 
@@ -95,7 +146,8 @@ class Keeper:
         self._protected = set(protected_segments)
         self._silence_seconds = silence_seconds
         self._last_heard = self._last_beat = time.monotonic()
-        self._segments: set[str] = set()
+        self._segments: dict[str, int] = {}
+        self._record = Record(self._protected)
         self._pid = 0
         self._status: int | None = None
         self._next_scan = 0.0
@@ -155,6 +207,10 @@ class Keeper:
                 return
         self._end_descendants(signal.SIGTERM)
 
+    def close(self) -> None:
+        """Remove the record of this keeper, last of all."""
+        self._record.remove()
+
     def _obey(self) -> bool:
         """Send the signals that the launcher asked for; False if the launcher is gone."""
         try:
@@ -198,9 +254,10 @@ class Keeper:
     def _scan(self) -> None:
         """Report shared memory that the process or a descendant has newly mapped."""
         seen = set().union(*(mapped_segments(pid) for pid in descendants(os.getpid())))
-        new = seen - self._protected - self._segments
+        new = seen - self._protected - self._segments.keys()
         if new:
-            self._segments |= new
+            self._segments |= {name: segment_inode(name) for name in new}
+            self._record.write(self._segments)
             report(segments=sorted(new))
         self._scan_seconds = (
             SCAN_SECONDS if new else min(SCAN_GROWTH * self._scan_seconds, SELDOM_SCAN_SECONDS)
@@ -233,9 +290,12 @@ class Keeper:
             self._reap()
         self._send(signal.SIGKILL)
         self._end_descendants(signal.SIGKILL)
-        for name in self._segments:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(SHARED_MEMORY_FOLDER, name))
+        # by now the names may be the next job's: another inode, or in some process's use
+        used = set().union(*(mapped_segments(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()))
+        for name, inode in self._segments.items():
+            if name not in used and segment_inode(name) == inode:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(SHARED_MEMORY_FOLDER, name))
 
 
 def report(**message: object) -> None:
@@ -263,10 +323,12 @@ def main() -> int:
     keeper = Keeper(request["protected_segments"], request.get("silence_seconds", 0.0))
     try:
         keeper.start(request["command"], request["environment"], request["folder"])
+        keeper.watch()
     except OSError as error:
         report(error=str(error))
         return 1
-    keeper.watch()
+    finally:
+        keeper.close()
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dglkge.launch import keeper
+from dglkge.launch.keeper_records import remove_leftovers
 from dglkge.launch.kept_process import KeptProcess
 from dglkge.launch.process_plan import PlannedProcess
 from dglkge.launch.shared_memory import remove_job_segments, segment_names
@@ -46,4 +47,4 @@ class LocalExecutor:
 
     def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
         """Remove the shared memory that the ended job has left."""
-        return remove_job_segments(set().union(*segments.values()), self._before)
+        return remove_job_segments(set().union(*segments.values()), self._before) + remove_leftovers()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from dglkge.distributed.ip_config import Machine
-from dglkge.errors import InputError
+from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.process_plan import Host
 
 
@@ -85,11 +85,11 @@ def resolve(address: str) -> str:
 
     Raises
     ------
-    InputError
+    NotReadyError
         If the name has no IPv4 address.
     """
     try:
         found = socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)
     except OSError as error:
-        raise InputError(f"no IPv4 address for host {address!r} of ip_config: {error.strerror}") from None
+        raise NotReadyError(f"no IPv4 address for host {address!r} of ip_config: {error.strerror}") from None
     return str(found[0][4][0])

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dglkge.distributed.ip_config import Machine, is_read_by_dgl, write_ip_config
-from dglkge.errors import InputError
+from dglkge.errors import NotReadyError
 from dglkge.launch import script_runner
-from dglkge.launch.job_lock import hold_machine
+from dglkge.launch.job_lock import clear_machine, hold_machine
 from dglkge.launch.local_executor import LocalExecutor
 from dglkge.launch.local_hosts import local_interfaces, locate_hosts, usable_cores
 from dglkge.launch.part_config import check_part_config
@@ -44,7 +44,9 @@ class LocalJob:
             If it is there several times, or another job holds it.
         """
         hosts = locate_hosts(machines, local_interfaces(), usable_cores())
-        if is_locked and not self._is_held:
+        if is_locked and self._is_held:
+            clear_machine()  # of what the attempt before has left
+        elif is_locked:
             self._held.enter_context(hold_machine())
             self._is_held = True
         return hosts
@@ -98,14 +100,14 @@ def write_job_files(log_dir: Path, hosts: Sequence[Host]) -> None:
 
     Raises
     ------
-    InputError
+    NotReadyError
         If the folder cannot be written.
     """
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         write_ip_config(log_dir / "ip_config.txt", [Machine(host.address, host.port) for host in hosts])
     except OSError as error:
-        raise InputError(f"cannot write logs to {log_dir}: {error.strerror}") from None
+        raise NotReadyError(f"cannot write logs to {log_dir}: {error.strerror}") from None
 
 
 def find_leftovers() -> list[str]:

@@ -13,7 +13,7 @@ import psutil
 
 from dglkge.distributed.ip_config import HIGHEST_PORT
 from dglkge.distributed.server_ports import PORT_TAKEN_MARK, PORT_TAKEN_STATUS
-from dglkge.errors import InputError
+from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.job_result import JobResult
 
 FIRST_MASTER_PORT = 29500
@@ -84,14 +84,14 @@ def check_server_ports(address: str, first_port: int, num_servers: int) -> None:
     for port in range(first_port, first_port + num_servers):
         error = bind_error(address, port)
         if error == errno.EADDRINUSE:
-            raise InputError(
+            raise NotReadyError(
                 f"port {port} on {address} is in use by {describe_holder(port)}; "
                 "end it or give another port in ip_config.txt"
             )
         if error == errno.EACCES:
             raise InputError(f"port {port} on {address} may only be used by root; give a port above 1023")
         if error:
-            raise InputError(f"cannot listen on {address}:{port}: {os.strerror(error)}")
+            raise NotReadyError(f"cannot listen on {address}:{port}: {os.strerror(error)}")
 
 
 def find_master_port(address: str, avoid: Collection[int]) -> int:
@@ -107,7 +107,9 @@ def find_master_port(address: str, avoid: Collection[int]) -> int:
         if port not in avoid and not bind_error("", port):
             return port
     last = FIRST_MASTER_PORT + MASTER_PORT_TRIES - 1
-    raise InputError(f"no free port from {FIRST_MASTER_PORT} to {last} on {address} for torch's rendezvous")
+    raise NotReadyError(
+        f"no free port from {FIRST_MASTER_PORT} to {last} on {address} for torch's rendezvous"
+    )
 
 
 def bind_error(address: str, port: int) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dglkge.errors import InputError
+from dglkge.errors import NotReadyError
 
 
-class PreflightError(InputError):
+class PreflightError(NotReadyError):
     """Machines are not ready; each problem has a line. Nothing was started."""
 
 

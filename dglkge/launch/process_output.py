@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections import deque
 from pathlib import Path
 
@@ -18,10 +20,14 @@ class ProcessOutput:
     Parameters
     ----------
     log_path : Path
-        The log, written anew.
+        The log, written anew. A log that cannot be written (its disk is full, its folder is gone) does not
+        disturb the job: its lines are counted, each further line tries again, and once one gets through the
+        log says how many are missing.
 
     Attributes
     ----------
+    problem : str or None
+        Why the log could not be written, from the first time on.
     tail : deque of str
         The last lines.
     progress : str
@@ -32,8 +38,13 @@ class ProcessOutput:
         self.log_path = log_path
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.progress = ""
+        self.problem: str | None = None
         self._partial = b""
-        self._log = log_path.open("w", encoding="utf-8", buffering=1)
+        self._log: int | None = None
+        self._num_lost = 0
+        self._is_cut = False  # whether the log ends in the middle of a line that did not fit
+        self._open_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_TRUNC
+        self._write("")
 
     def feed(self, data: bytes) -> list[str]:
         """Take what the process wrote.
@@ -62,12 +73,35 @@ class ProcessOutput:
         last = [self._keep(self._partial)] if self._partial.strip() else []
         self._partial = b""
         self.progress = ""
-        self._log.close()
+        if self._log is not None:
+            with contextlib.suppress(OSError):  # a full disk may tell so only now
+                os.close(self._log)
+            self._log = None
         return last
 
     def _keep(self, line: bytes) -> str:
         """Write one line to the log."""
         text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
         self.tail.append(text)
-        self._log.write(text + "\n")
+        self._write(text + "\n")
         return text
+
+    def _write(self, text: str) -> None:
+        """Write to the log, past all buffers, so that nothing is left to fail later; note why it fails."""
+        num_lines = text.count("\n")
+        if self._num_lost:
+            text = f"({self._num_lost} lines are missing here: {self.problem})\n{text}"
+        if self._is_cut:
+            text = "\n" + text
+        data = text.encode(errors="replace")
+        try:
+            if self._log is None:
+                self._log = os.open(self.log_path, self._open_flags, 0o666)
+                self._open_flags &= ~os.O_TRUNC
+            while data:
+                data = data[os.write(self._log, data) :]
+                self._is_cut = bool(data)
+            self._num_lost = 0
+        except OSError as error:
+            self._num_lost += num_lines
+            self.problem = self.problem or (error.strerror or str(error))

@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterable
 
-from dglkge.errors import InputError
+from dglkge.errors import NotReadyError
 from dglkge.launch.keeper import SHARED_MEMORY_FOLDER, mapped_segments
 
 __all__ = [
@@ -97,12 +97,12 @@ def check_shared_memory(needed_bytes: int, folder: str = SHARED_MEMORY_FOLDER) -
 
     Raises
     ------
-    InputError
+    NotReadyError
         If it is too little; the message has both figures.
     """
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
-        raise InputError(
+        raise NotReadyError(
             f"the tables need {needed_bytes / 1e9:.2f} GB of shared memory, "
             f"{folder} has {free_bytes / 1e9:.2f} GB free"
         )

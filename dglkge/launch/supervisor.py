@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dglkge.distributed.preemption import RESTART_STATUS
+from dglkge.errors import FAILURE_STATUS
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult, ProcessResult, describe_process, describe_status, exit_status
 from dglkge.launch.kept_process import KeptProcess
@@ -55,6 +57,7 @@ class Supervisor:
         self._outputs: dict[str, ProcessOutput] = {}
         self._ended: list[KeptProcess] = []
         self._signals: list[int] = []
+        self._has_warned_of_logs = False
         self._status = 0
         self._reason: str | None = None
 
@@ -170,6 +173,10 @@ class Supervisor:
         self._reason = f"{who} {describe_status(RESTART_STATUS)}"
         self._console.message(self._reason)
         self._await_exits(trainers, self._limits.stop_seconds)
+        uncommitted = self._uncommitted(trainers)
+        if uncommitted:
+            self._status = FAILURE_STATUS
+            self._reason += uncommitted
 
     def _fail(self, process: KeptProcess, what: str, status: int) -> None:
         """Note the failure of the job and show the end of the culprit's log."""
@@ -180,7 +187,8 @@ class Supervisor:
                 if process.pid is None
                 else f"was lost: {process.error}"
             )
-        self._status = exit_status(status)
+        # 143 says that the state is committed, which a killed trainer or a server cannot say
+        self._status = FAILURE_STATUS if exit_status(status) == RESTART_STATUS else exit_status(status)
         self._reason = f"{describe_process(planned.name, process.pid, planned.address)} {what}"
         self._pump(0.0)  # what it wrote last may still be in the pipe
         output = self._outputs[planned.name]
@@ -216,33 +224,61 @@ class Supervisor:
         self._await_exits(lingering, self._limits.failure_seconds)
 
     def _interrupt(self) -> None:
-        """Pass the signal on to the trainers, whose servers still serve; a second one cuts this short."""
+        """Ask the trainers, whose servers still serve, to stop; a second signal cuts this short."""
         number = self._signals[0]
-        self._status = 128 + number
         self._reason = f"stopped by {signal.Signals(number).name}"
         limit = f"{self._limits.stop_seconds:g} s"
         self._console.message(f"{self._reason}: trainers have {limit} to commit; a second signal ends them")
         trainers = [process for process in self._processes if process.planned.role == TRAINER]
-        self._send(trainers, number)
+        # a closed terminal asks for what SIGTERM asks, and scripts of other projects may know that one alone
+        self._send(trainers, signal.SIGTERM if number == signal.SIGHUP else number)
         self._await_exits(trainers, self._limits.stop_seconds)
-        if trainers and all(process.status == RESTART_STATUS for process in trainers):
+        uncommitted = self._uncommitted(trainers)
+        if trainers and all(process.status == 0 for process in trainers):
+            self._status = 0
+            self._reason += "; all trainers had ended well"
+        elif trainers and not uncommitted:
             self._status = RESTART_STATUS
             self._reason += "; all trainers have committed and left"
+        else:
+            # status 143 would say that the state is committed
+            self._status = FAILURE_STATUS if number == signal.SIGTERM else 128 + number
+            self._reason += uncommitted or "; no trainer had been started"
+
+    def _uncommitted(self, trainers: Sequence[KeptProcess]) -> str:
+        """Describe the trainers that were asked to leave and did so, or will, without status 143 or 0."""
+        lingering = [each.planned.name for each in trainers if each.status is None]
+        died = [each for each in trainers if each.status not in (None, 0, RESTART_STATUS)]
+        words = ""
+        if lingering:
+            words += f"; {', '.join(lingering)} had not committed by then and had to be killed"
+        for process in died:
+            words += f"; {process.planned.name} {describe_status(process.status or 0)} without a commit"
+        return words
 
     def _end(self) -> None:
-        """Kill what is left, wait until all keepers are gone, remove the job's shared memory."""
-        self._send(self._processes, signal.SIGKILL)
-        deadline = time.monotonic() + self._limits.kill_seconds
-        while time.monotonic() < deadline and self._selector.get_map():
-            self._pump(POLL_SECONDS)
-        for process in self._processes:
-            planned = process.planned
-            if not process.is_gone:
-                who = describe_process(planned.name, process.pid, planned.address)
-                self._console.message(f"warning: {who} could not be ended; its keeper goes on trying")
-            self._show(process, self._outputs[planned.name].finish())
-            process.close()
-        self._selector.close()
+        """Kill what is left, wait until all keepers are gone, remove the job's shared memory.
+
+        Each step is done whatever goes wrong in the steps before.
+        """
+        with contextlib.ExitStack() as last:
+            last.callback(self._clean_up)
+            last.callback(self._selector.close)
+            for process in self._processes:
+                last.callback(process.close)
+            self._send(self._processes, signal.SIGKILL)
+            deadline = time.monotonic() + self._limits.kill_seconds
+            while time.monotonic() < deadline and self._selector.get_map():
+                self._pump(POLL_SECONDS)
+            for process in self._processes:
+                planned = process.planned
+                if not process.is_gone:
+                    who = describe_process(planned.name, process.pid, planned.address)
+                    self._console.message(f"warning: {who} could not be ended; its keeper goes on trying")
+                self._show(process, self._outputs[planned.name].finish())
+
+    def _clean_up(self) -> None:
+        """Remove the job's shared memory on every machine."""
         segments: dict[str, set[str]] = {}
         for process in self._processes:
             segments.setdefault(process.planned.address, set()).update(process.segments)
@@ -280,9 +316,23 @@ class Supervisor:
                 if not data:
                     self._selector.unregister(key.fd)
                 self._show(process, self._outputs[process.planned.name].feed(data))
+        self._warn_of_logs()
         for process in self._processes:
             process.beat()
         self._ended.extend(sorted(ended, key=lambda process: process.ended_at))
+
+    def _warn_of_logs(self) -> None:
+        """Say once that logs cannot be written; the job goes on without them."""
+        if self._has_warned_of_logs:
+            return
+        for output in self._outputs.values():
+            if output.problem is not None:
+                self._has_warned_of_logs = True
+                self._console.message(
+                    f"warning: the log {output.log_path} cannot be written: {output.problem}; the job "
+                    "goes on, and lines that are missing there are shown here only"
+                )
+                return
 
     def _show(self, process: KeptProcess, lines: Sequence[str]) -> None:
         """Show new lines of a process, and the progress of rank 0."""

@@ -70,7 +70,7 @@ def check_training(config: Config, num_machines: int) -> None:
 def build_trainer(config: Config, cluster: Cluster) -> Trainer:
     """Make everything that training needs; goes on from the newest checkpoint in ``config.output``.
 
-    A collective: every trainer calls it. SIGTERM and SIGINT take effect at once: nothing is trained yet.
+    A collective: every trainer calls it. SIGTERM, SIGINT and SIGHUP end it at once: nothing is trained yet.
 
     Raises
     ------

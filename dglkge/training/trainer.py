@@ -175,7 +175,7 @@ class Trainer:
         self._policy.committed()
 
     def stop_if_asked(self) -> None:
-        """Leave, if one of the trainers got SIGTERM or SIGINT: a collective, for places where all can stop.
+        """Leave, if one of the trainers was asked to stop: a collective, for places where all can stop.
 
         ``batches`` and ``evaluate`` call it between batches; call it in long code of your own.
 
@@ -232,7 +232,7 @@ class Trainer:
         if self.cluster.world.is_machine_leader:
             *parts, relations = self._own_parts()
             self._checkpoints.restore(parts, relations)
-        self.cluster.barrier()
+        self.cluster.barrier(self._checkpoints.num_bytes())
         self._epochs.restore(meta.progress["finished_epochs"])
         self._position = (self._epochs.finished(), self._resumed_batches(meta))
         self._committed = (self._epochs.finished(), self._batches_done)

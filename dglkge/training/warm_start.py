@@ -88,6 +88,7 @@ def warm_start(
                 saved = types[part.table]
                 saved_ids = by_name.saved_entity_ids(checkpoint, saved, dataset.vocabulary(part.table))
             found[place] = by_name.take_over(checkpoint, part, saved_ids, saved)
+    cluster.barrier(sum(entry.size_bytes for entry in checkpoint.manifest.files))
     found = cluster.sum(found)  # also lets nobody train before all rows are there
     if cluster.world.rank == 0:
         counts = {**meta.entity_types, RELATION: len(meta.relations)}

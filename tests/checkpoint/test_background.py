@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from dglkge.checkpoint import CheckpointManager, open_checkpoint, row_stream
-from dglkge.errors import CheckpointError
+from dglkge.errors import JobError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
 
@@ -87,7 +87,7 @@ def test_a_write_that_fails_is_told_and_keeps_the_version_before(tmp_path, monke
 
     monkeypatch.setattr(row_stream, "fill_rows", full)
     start(manager, meta, toy_tables(meta, 1))
-    with pytest.raises(CheckpointError, match="person_0.v2.h5: No space left on device"):
+    with pytest.raises(StorageError, match="person_0.v2.h5: No space left on device"):
         for _ in range(6000):
             manager.check()
             threading.Event().wait(0.01)
@@ -100,9 +100,7 @@ def test_a_machine_whose_files_do_not_come(tmp_path):
     manager = CheckpointManager(tmp_path, 0, True, lambda: None, num_parts=2, limit_seconds=0.1)
     part = cut("person", toy_tables(meta)["person"], 2)[0]
     manager.start([part], cut(RELATION, toy_tables(meta)[RELATION], 1)[0], meta)
-    with pytest.raises(
-        CheckpointError, match=r"parts \[0\] with 12 rows were written; expected parts from 0"
-    ):
+    with pytest.raises(JobError, match=r"parts \[0\] with 12 rows were written; expected parts from 0"):
         manager.finish()
     assert manager.latest() is None
 

@@ -17,7 +17,7 @@ import pytest
 from dglkge.checkpoint import CheckpointManager, row_stream
 from dglkge.checkpoint.fallback import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.killing import die_at_step
 from tests.checkpoint.test_damage import flip
@@ -163,7 +163,7 @@ def save_and_say(path, seed):
     """Save; end with 9 where the disk is full."""
     try:
         save(path, seed)
-    except CheckpointError as error:
+    except StorageError as error:
         os._exit(9 if "No space left" in str(error) or "cannot write" in str(error) else 1)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dglkge.checkpoint import CheckpointManager, open_checkpoint, row_stream
 from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.errors import CheckpointError
+from dglkge.errors import StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.killing import die_at_step
 from tests.checkpoint.toy_checkpoint import cut, save_toy, toy_meta, toy_names, toy_tables
@@ -166,7 +166,7 @@ def test_a_failing_write_leaves_the_version_before(tmp_path, monkeypatch):
 
     monkeypatch.setattr(row_stream, "fill_rows", full)
     with pytest.raises(
-        CheckpointError, match="cannot write .*embeddings_person_0.v2.h5: No space left on device"
+        StorageError, match="cannot write .*embeddings_person_0.v2.h5: No space left on device"
     ):
         save_alone(tmp_path, meta, toy_tables(meta, 2))
     assert check_whole(tmp_path, meta, {1: first}) == 1

@@ -11,7 +11,7 @@ import torch
 
 from dglkge.checkpoint import CheckpointManager, hdf5_format, open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import RELATION, TablePart
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, blank, cut, save_toy, toy_meta, toy_names, toy_tables
 
@@ -56,7 +56,7 @@ def test_nothing_is_published_where_a_machine_is_missing(tmp_path):
     meta = toy_meta()
     tables = toy_tables(meta)
     manager = CheckpointManager(tmp_path, 0, True, lambda: None, num_parts=2, limit_seconds=0.1)
-    with pytest.raises(CheckpointError, match=r"table 'person': parts \[0\] with 12 rows were written"):
+    with pytest.raises(JobError, match=r"table 'person': parts \[0\] with 12 rows were written"):
         manager.save(cut("person", tables["person"], 2)[:1], relation_part(meta, tables), meta)
     assert manager.latest() is None
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 
+import h5py
 import pytest
 import torch
 
-from dglkge.checkpoint import CheckpointManager, hdf5_format, open_checkpoint
-from dglkge.errors import CheckpointError
+from dglkge.checkpoint import CheckpointManager, hdf5_format, open_checkpoint, restore
+from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import RELATION, TablePart
 from tests.checkpoint.toy_checkpoint import (
     ONE_PAIR,
@@ -211,7 +212,9 @@ def test_parts_that_do_not_fit_are_refused_and_nothing_is_published(tmp_path):
         (stranger, "table 'planet' is none of the run's: 'person', 'relation'"),
         (second, r"table 'person': parts \[1\] with 23 rows"),
     ]:
-        with pytest.raises(CheckpointError, match=text):
+        # rows that are not there may be another machine's, which is no bad input
+        kind = JobError if part is half or part is second else CheckpointError
+        with pytest.raises(kind, match=text):
             alone(tmp_path).save([part], relations, meta)
     one = TablePart(RELATION, 0, relations.original_ids[:1], relations.rows[:1])
     with pytest.raises(CheckpointError, match="1 relations were handed in, expected 2"):
@@ -240,3 +243,34 @@ def test_a_folder_without_a_checkpoint(tmp_path):
     assert manager.latest() is None
     with pytest.raises(CheckpointError, match="new holds no checkpoint"):
         manager.restore([])
+
+
+def test_each_machine_reads_its_own_files_only(tmp_path, monkeypatch):
+    """Where the parts are the checkpoint's; of the others' files it looks at the ids."""
+    meta = toy_meta(num_people=40)
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables, 3)
+    read = []
+    reader = restore.RowReader
+    monkeypatch.setattr(restore, "RowReader", lambda path, rows: read.append(path.name) or reader(path, rows))
+    for wanted in cut("person", tables["person"], 3):
+        live = blank(wanted)
+        alone(tmp_path).restore([live])
+        assert same_bits(live.rows, wanted.rows)
+    assert read == [f"embeddings_person_{part}.v1.h5" for part in range(3)]
+
+
+@pytest.mark.parametrize("reading", [0, 1])
+def test_damaged_ids_are_found_by_whoever_needs_their_rows(tmp_path, reading):
+    """A file whose ids are another's must not pass for one that a machine does not need."""
+    meta = toy_meta(num_people=40)
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables, 2)
+    parts = cut("person", tables["person"], 2)
+    path = tmp_path / "embeddings_person_1.v1.h5"
+    ids = parts[reading].original_ids.sort().values[: len(parts[1].original_ids)]
+    with h5py.File(path, "r+") as file:
+        kept = file[hdf5_format.ORIGINAL_IDS]
+        kept[: len(ids)] = ids.numpy() if reading == 0 else ids.numpy() + 1_000
+    with pytest.raises(CheckpointError, match=r"embeddings_person_1.v1.h5 is damaged: its checksum is not"):
+        alone(tmp_path).restore([blank(parts[reading])])

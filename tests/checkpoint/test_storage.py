@@ -10,7 +10,7 @@ import pytest
 from dglkge.checkpoint import layout, open_checkpoint
 from dglkge.checkpoint.manifest import FileEntry
 from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.errors import CheckpointError
+from dglkge.errors import StorageError
 from tests.checkpoint.test_faults import run, save_alone
 from tests.checkpoint.toy_checkpoint import toy_meta, toy_tables
 
@@ -164,7 +164,7 @@ def save_with_little_room(path, meta, tables, max_file_bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, (max_file_bytes, hard))
     try:
         save_alone(path, meta, tables)
-    except CheckpointError as error:
+    except StorageError as error:
         message = str(error)
     else:
         os._exit(3)

@@ -17,7 +17,7 @@ from dglkge.distributed.preemption import STOP_SIGNALS, Preempted, StopRequest
 @pytest.fixture(autouse=True)
 def ordinary_handlers() -> Iterator[None]:
     """Python's own handlers: DGL, which other tests start in this process, takes SIGINT for itself."""
-    before = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    before = dict.fromkeys(STOP_SIGNALS, signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
     before = {number: signal.signal(number, handler) for number, handler in before.items()}
     yield
     for number, handler in before.items():
@@ -88,15 +88,33 @@ def test_a_collective_that_the_first_to_leave_has_cut() -> None:
     assert caught.value.code == 143
 
 
-def test_an_ignored_signal_stays_ignored() -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_an_ignored_signal_stays_ignored(number: int) -> None:
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         stop = StopRequest()
         with stop.listening():
-            signal.raise_signal(signal.SIGINT)
-        assert not stop.is_noted and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+            signal.raise_signal(number)
+        assert not stop.is_noted and signal.getsignal(number) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+def test_sighup_asks_to_stop() -> None:
+    stop = StopRequest()
+    with stop.listening():
+        signal.raise_signal(signal.SIGHUP)
+    assert stop.is_noted
+
+
+def test_signals_in_the_shutdown_of_dgl_are_ignored() -> None:
+    stop = StopRequest()
+    with stop.listening():
+        stop.ignore_from_now_on()
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == [signal.SIG_IGN] * len(STOP_SIGNALS)
+    for number in STOP_SIGNALS:
+        signal.raise_signal(number)
+    assert not stop.is_noted
 
 
 def test_another_thread_than_the_main_one_changes_nothing() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from dglkge.distributed.process_group import end_process_group, start_process_group
+from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.server_ports import SOCKET_TABLES
+from dglkge.distributed.world import World
 
 
 def free_port() -> int:
@@ -54,6 +58,39 @@ def test_two_trainers_meet_on_one_address() -> None:
             process.kill()
             process.join()
     assert results == [(rank, 3, {"0100007F"}) for rank in range(2)]  # 127.0.0.1, and neither 0.0.0.0 nor ::
+
+
+def wait_for_a_reader(port: int, rank: int, num_bytes: int, found: multiprocessing.Queue) -> None:
+    """Rank 1 reads for longer than a collective may take; report how the barrier ended."""
+    start_process_group(("127.0.0.1", port), rank, 2, 1.0)
+    if rank == 1:
+        time.sleep(3)
+    try:
+        Cluster(World(limit_seconds=1.0), None).barrier(num_bytes)
+        found.put("together")
+    except RuntimeError:
+        found.put("alone")
+    found.close()
+    found.join_thread()
+    os._exit(0)
+
+
+@pytest.mark.parametrize(("num_bytes", "outcome"), [(0, "alone"), (10**9, "together")])
+def test_a_barrier_allows_for_what_a_trainer_reads(num_bytes: int, outcome: str) -> None:
+    """1 GB from a slow disk: 100 s more than the limit of 1 s."""
+    context, port = multiprocessing.get_context("fork"), free_port()
+    found = context.Queue()
+    processes = [
+        context.Process(target=wait_for_a_reader, args=(port, rank, num_bytes, found)) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        assert [found.get(timeout=60) for _ in processes] == [outcome] * 2
+    finally:
+        for process in processes:
+            process.join(60)
+            process.kill()
 
 
 def test_a_process_that_cannot_leave_ends_and_says_where() -> None:

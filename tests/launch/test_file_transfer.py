@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.launch import host_files
+from dglkge.launch import file_transfer, host_files
 from dglkge.launch.file_transfer import Tree, bring, files_below, send
 from dglkge.launch.host_session import HostSession
 from tests.launch.conftest import ROOT
@@ -124,6 +125,40 @@ def test_what_cannot_be_sent(session: HostSession, here: Path, tmp_path: Path) -
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"cannot write to .*file/there: Not a directory"):
         send(session, Tree(str(here), str(tmp_path / "file" / "there"), ("a b",)))
+
+
+@pytest.mark.parametrize("stuck", ["pack", "unpack", "unpack at its end"])
+def test_a_blocked_disk_does_not_hold_the_launcher(
+    session: HostSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: str
+) -> None:
+    """A command that moves nothing is given up, whichever it is and wherever it stops."""
+    sleeping = [sys.executable, "-c", "import signal; signal.pause()"]
+    swallowing = [sys.executable, "-c", "import sys, signal; sys.stdin.buffer.read(); signal.pause()"]
+    monkeypatch.setattr(file_transfer, "STALL_SECONDS", 1.0)
+    if stuck == "pack":
+        monkeypatch.setattr(file_transfer, "_pack", lambda folder: sleeping)
+    else:
+        monkeypatch.setattr(
+            file_transfer, "_unpack", lambda folder: sleeping if stuck == "unpack" else swallowing
+        )
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "large").write_bytes(b"x" * 3_000_000)
+    tree = Tree(str(tmp_path / "here"), str(tmp_path / "there"), ("large",))
+    with pytest.raises(
+        InputError, match=r"copied from or to here: nothing moved for 1 s; is a disk or the network blocked"
+    ):
+        send(session, tree)
+    assert not [child for child in psutil.Process().children() if "signal.pause" in " ".join(child.cmdline())]
+
+
+def test_no_tar(session: HostSession, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that names the program, and the machine that lacks it."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    message = "copied from or to here: the launcher's machine cannot start 'tar': No such file or directory"
+    with pytest.raises(InputError, match=message):
+        send(session, Tree(str(here), str(tmp_path / "there"), files_below(here)))
+    with pytest.raises(InputError, match=message):
+        bring(session, str(here), str(tmp_path / "back"))
 
 
 def test_same_folder(session: HostSession, here: Path) -> None:

@@ -15,6 +15,7 @@ from dglkge import __version__
 from dglkge.errors import InputError
 from dglkge.launch.host_session import HostSession, close_all
 from dglkge.launch.local_hosts import local_interfaces, usable_cores
+from dglkge.launch.ssh_command import SshSettings
 from tests.launch.conftest import ROOT
 
 CHECK = {
@@ -135,6 +136,32 @@ def test_silent_agent(session: HostSession) -> None:
     agent.send_signal(signal.SIGSTOP)
     close_all([session])
     assert not agent.is_running()
+
+
+def test_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line that names the program and the machine that was to be reached."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    message = (
+        "the launcher's machine cannot start 'ssh', which reaches 192.0.2.7: No such file or directory; "
+        "install OpenSSH's client"
+    )
+    with pytest.raises(InputError) as caught:
+        HostSession("192.0.2.7", SshSettings(), sys.executable, {})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("python", "reason"), [("/no/such/python", "No such file or directory"), ("/", "Permission denied")]
+)
+def test_an_interpreter_that_does_not_exist_here(python: str, reason: str) -> None:
+    """On this machine no shell says so."""
+    message = (
+        f"here, the launcher's machine: cannot start {python}: {reason}; "
+        "give the path of another interpreter with --python"
+    )
+    with pytest.raises(InputError) as caught:
+        HostSession("here", None, python, {})
+    assert str(caught.value) == message
 
 
 def test_environment_and_greetings(tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dglkge.errors import NotReadyError
 from dglkge.launch import keeper
+from dglkge.launch.job_lock import hold_machine
+from dglkge.launch.keeper_records import await_keepers, remove_leftovers
 
 TIMEOUT_SECONDS = 30
 WAIT_FOR_EVER = "import signal, sys; print('ready', flush=True); signal.pause()"
@@ -180,6 +183,9 @@ def test_process_dies_with_its_keeper(keep) -> None:
     assert running.line() == b"ready\n"
     running.process.kill()
     process.wait(TIMEOUT_SECONDS)
+    running.process.wait(TIMEOUT_SECONDS)
+    assert remove_leftovers() == []  # its record goes
+    assert not list(Path("/dev/shm").glob(f"{keeper.RECORD_PREFIX}{running.process.pid}-*"))
 
 
 def test_keeper_is_deaf_to_the_terminal(keep) -> None:
@@ -225,6 +231,80 @@ def test_shared_memory_is_reported_and_cleared(keep) -> None:
     finally:
         for path in paths.values():
             path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("change", ["replaced", "used"])
+def test_a_keeper_that_is_late_leaves_the_next_jobs_memory(keep, change: str) -> None:
+    """By the time it clears up another job may have made, or mapped, segments of equal names."""
+    name = f"dglkge-{uuid.uuid4().hex}"
+    path = Path("/dev/shm") / name
+    user = None
+    try:
+        running = keep("", command=[sys.executable, "-c", SEGMENT_MAKER, name])
+        running.report()
+        assert running.line() == b"ready\n"
+        assert running.report() == {"segments": [name]}
+        if change == "replaced":
+            other = path.with_name(name + "-new")
+            other.write_bytes(b"x" * 4096)
+            os.replace(other, path)
+        else:
+            user = subprocess.Popen([sys.executable, "-c", SEGMENT_MAKER, name], stdout=subprocess.PIPE)
+            assert user.stdout.readline() == b"ready\n"
+        running.process.stdin.close()
+        running.process.wait(TIMEOUT_SECONDS)
+        assert path.exists()
+    finally:
+        if user is not None:
+            user.kill()
+            user.communicate()
+        path.unlink(missing_ok=True)
+
+
+def test_what_a_killed_keeper_leaves_is_removed_by_the_next_job(keep) -> None:
+    """Everything of a job is killed at once: the lock of the next job waits for no one, and clears up."""
+    mark = uuid.uuid4().hex
+    seen, unseen, old, foreign = (
+        f"{mark}-seen", f"node~{mark}-kvdata-", f"old~{mark}-kvdata-", f"{mark}-foreign"
+    )  # fmt: skip
+    paths = {name: Path("/dev/shm") / name for name in (seen, unseen, old, foreign)}
+    paths[old].touch()
+    try:
+        before = [path.name for path in Path("/dev/shm").iterdir()]
+        running = keep("", command=[sys.executable, "-c", SEGMENT_MAKER, seen], protected_segments=before)
+        process = psutil.Process(running.report()["pid"])
+        assert running.line() == b"ready\n"
+        assert running.report() == {"segments": [seen]}
+        paths[unseen].touch()
+        paths[foreign].touch()
+        with pytest.raises(
+            NotReadyError, match=f"after 0.2 s .their keepers: pid {running.process.pid}.; end"
+        ):
+            await_keepers(seconds=0.2)
+        assert remove_leftovers() == [] and paths[seen].exists()  # the keeper lives
+        running.process.kill()
+        running.process.wait(TIMEOUT_SECONDS)
+        process.wait(TIMEOUT_SECONDS)
+        with hold_machine():
+            left = {name for name, path in paths.items() if path.exists()}
+        assert left == {old, foreign}
+        assert not list(Path("/dev/shm").glob(f"{keeper.RECORD_PREFIX}*"))
+    finally:
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+
+
+def test_a_keeper_leaves_no_record(keep) -> None:
+    """Neither when its process ends, nor when the launcher has gone."""
+    for code in ("pass", WAIT_FOR_EVER):
+        running = keep(code)
+        running.report()
+        if code == WAIT_FOR_EVER:
+            assert running.line() == b"ready\n"
+            assert len(list(Path("/dev/shm").glob(f"{keeper.RECORD_PREFIX}{running.process.pid}-*"))) == 1
+        running.process.stdin.close()
+        running.process.wait(TIMEOUT_SECONDS)
+        assert not list(Path("/dev/shm").glob(f"{keeper.RECORD_PREFIX}{running.process.pid}-*"))
 
 
 def test_descendants() -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 
@@ -128,11 +131,11 @@ def test_module_in_a_workspace(launch, tmp_path: Path, free_port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 1), (signal.SIGHUP, 129)]
 )
 @pytest.mark.usefixtures("in_foreground")
 def test_signals_leave_nothing(launch, segments: str, number: int, status: int) -> None:
-    """Ctrl-C, SIGTERM and SIGHUP: no process, no grandchild, no shared memory."""
+    """Ctrl-C, SIGTERM and SIGHUP: no process, no grandchild, no shared memory; 143 is for a commit."""
     job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments)
     job.wait_for(*ALL_WAIT)
     job.launcher.send_signal(number)
@@ -180,6 +183,29 @@ def test_kill_9_of_a_process_ends_the_job(launch, segments: str, role: str, numb
     assert job.left() == []
 
 
+def test_everything_killed_at_once_is_no_obstacle_for_the_next_job(launch, segments: str) -> None:
+    """The launcher, all keepers and processes die together; the next job finds nothing of theirs."""
+    first = launch(["--num_trainers", "2"], WAITS, segments)
+    first.wait_for(*ALL_WAIT)
+    for _ in range(1200):  # until the keepers have seen the segments
+        records = [path.read_text() for path in SHARED.glob("dglkge-keeper-*")]
+        if all(any(f"{segments}-{who}-" in text for text in records) for who in ("server", "0", "1")):
+            break
+        threading.Event().wait(0.05)
+    everything = [first.launcher, *psutil.Process(first.launcher.pid).children(recursive=True)]
+    for process in everything:
+        process.suspend() if isinstance(process, psutil.Process) else process.send_signal(signal.SIGSTOP)
+    for process in everything:
+        process.kill()
+    first.finish()
+    first.await_none_left()
+    assert len(list(SHARED.glob(f"{segments}*"))) == 3
+    second = launch(["--num_trainers", "1"], SERVERS_LEAVE + f"print(os.listdir({str(SHARED)!r}))")
+    output = second.finish()
+    assert second.launcher.returncode == 0, output
+    assert segments not in output
+
+
 def test_second_job_is_refused(launch, segments: str) -> None:
     """The second launcher says who holds the machine and starts nothing; the first goes on."""
     first = launch(["--num_trainers", "2"], WAITS, segments)
@@ -218,6 +244,87 @@ def test_reader_that_goes_away(launch, tmp_path: Path) -> None:
     assert job.launcher.wait(60) == 0
     (log_dir,) = (tmp_path / "logs").iterdir()
     assert len((log_dir / "trainer-0.log").read_text().splitlines()) == 20000
+
+
+SAVES = """
+import signal, sys
+signal.signal(signal.SIGTERM, lambda *_: (print("saved"), sys.exit(143)))
+print("waits", flush=True)
+while True: signal.pause()
+"""
+
+
+def in_terminal(command: list[str], folder: Path) -> tuple[int, int]:
+    """Start a command in a session with a terminal of its own; return its pid and the other end."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.environ["PYTHONPATH"] = str(ROOT)
+        os.execv(sys.executable, command)
+    return pid, terminal
+
+
+def await_in(path: Path, text: str) -> None:
+    """Wait, within a limit, until a file holds a text."""
+    for _ in range(1200):
+        if path.exists() and text in path.read_text():
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError(f"{path} never said {text!r}")
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_terminal_that_is_closed(tmp_path: Path, ip_config: Path, is_ignored: bool) -> None:
+    """SIGHUP lets trainers commit; under nohup the job goes on without its terminal, to its end."""
+    waits = "import os, time\nprint('waits', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
+    script = waits + "for i in range(5000): print('line', i)" if is_ignored else SAVES
+    (tmp_path / "script.py").write_text(SERVERS_LEAVE + script)
+    options = ["--num_trainers", "1", "--log_dir", "logs", "script.py"]
+    command = [sys.executable, "-m", "dglkge.cli.launch", *options]
+    if is_ignored:
+        code = (
+            "import os, signal, sys; signal.signal(1, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+        )
+        command = [sys.executable, "-c", code, *command]
+    pid, terminal = in_terminal(command, tmp_path)
+    reader = threading.Thread(target=drain, args=[terminal], daemon=True)
+    reader.start()
+    log = tmp_path / "logs" / "trainer-0.log"
+    await_in(log, "waits")
+    os.close(os.dup(terminal))
+    CLOSE.set()
+    reader.join(60)
+    os.close(terminal)
+    CLOSE.clear()
+    (tmp_path / "go").touch()
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == (0 if is_ignored else 143)
+    assert ("line 4999" if is_ignored else "saved") in log.read_text()
+
+
+CLOSE = threading.Event()
+
+
+def drain(terminal: int) -> None:
+    """Read what a terminal shows until it is to be closed."""
+    while not CLOSE.is_set():
+        if select.select([terminal], [], [], 0.05)[0]:
+            os.read(terminal, 65536)
+
+
+def test_a_console_that_nobody_reads(tmp_path: Path, ip_config: Path) -> None:
+    """A pipe that is full (a pager, Ctrl-S) stops neither supervision nor the end of the job."""
+    (tmp_path / "script.py").write_text(SERVERS_LEAVE + "for i in range(300000): print('a line, number', i)")
+    options = ["--num_trainers", "1", "--log_dir", "logs", "--json", "script.py"]
+    command = [sys.executable, "-m", "dglkge.cli.launch", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as job:
+        assert job.wait(120) == 0  # nothing was read
+        shown = job.stdout.read().decode()
+    assert shown.startswith("[launcher] 1 server(s) and 1 trainer(s) on ")
+    assert len((tmp_path / "logs" / "trainer-0.log").read_text().splitlines()) == 300000
 
 
 def run_main(arguments: list[str], capsys: pytest.CaptureFixture) -> tuple[int, str, str]:

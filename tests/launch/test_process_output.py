@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from dglkge.launch.process_output import LONGEST_LINE_BYTES, TAIL_LINES, ProcessOutput
+from tests.launch.conftest import ROOT
 
 
 def lines_of(path: Path, chunks: list[bytes]) -> list[str]:
@@ -89,3 +92,41 @@ def test_tail_and_log_are_there_while_it_runs(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().splitlines() == [str(i) for i in range(100)]
     assert list(output.tail) == [str(i) for i in range(100 - TAIL_LINES, 100)]
     output.finish()
+
+
+def test_a_log_that_cannot_be_written_does_not_disturb(tmp_path: Path) -> None:
+    """Lines come through and are counted; once the log can be written it says how many are missing."""
+    path = tmp_path / "gone" / "log"
+    output = ProcessOutput(path)
+    assert output.feed(b"one\ntwo\nthree") == ["one", "two"]
+    assert output.problem == "No such file or directory"
+    path.parent.mkdir()
+    assert output.feed(b"\nfour\n") == ["three", "four"]
+    assert list(output.tail) == ["one", "two", "three", "four"]
+    assert output.finish() == []
+    text = "(2 lines are missing here: No such file or directory)\nthree\nfour\n"
+    assert path.read_text() == text
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from dglkge.launch.process_output import ProcessOutput
+output = ProcessOutput(Path(sys.argv[1]))
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (14, hard))
+shown = output.feed(b"12345\\nabcde\\nlost in the middle\\nlost\\n")
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+shown += output.feed(b"again\\n") + output.finish()
+print(shown, output.problem)
+"""
+
+
+def test_a_full_disk_is_borne_by_any_user(tmp_path: Path) -> None:
+    """A file may not grow beyond 14 bytes, as on a full disk; then it may."""
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", FULL, str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    shown = ["12345", "abcde", "lost in the middle", "lost", "again"]
+    assert (done.returncode, done.stdout) == (0, f"{shown} File too large\n"), done.stderr
+    assert log.read_text() == "12345\nabcde\nlo\n(2 lines are missing here: File too large)\nagain\n"

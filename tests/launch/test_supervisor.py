@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
 import sys
 import threading
 import uuid
@@ -124,7 +125,8 @@ def test_a_killed_process_is_the_cause_of_a_failure_that_was_seen_before(
     ("code", "status", "words"),
     [
         ("raise SystemExit(3)", 3, "ended with status 3"),
-        ("raise SystemExit(143)", 143, "ended with status 143"),
+        ("raise SystemExit(143)", 1, "ended with status 143"),  # not all have committed
+        (kill_self(15), 1, "was killed by signal 15 (SIGTERM)"),
         (kill_self(9), 137, "was killed by signal 9 (SIGKILL) [kill -9, or the kernel was out of memory"),
         (kill_self(11), 139, "was killed by signal 11 (SIGSEGV)"),
     ],
@@ -229,7 +231,7 @@ def send_when(text: str, stream: io.StringIO, count: int, *numbers: int) -> thre
 @pytest.mark.parametrize("code", [FOREVER, STUBBORN])
 @pytest.mark.usefixtures("in_foreground")
 def test_signals_end_the_job(tmp_path: Path, number: int, code: str) -> None:
-    """Ctrl-C, SIGTERM and SIGHUP end everything; the status says which."""
+    """Ctrl-C, SIGTERM and SIGHUP end everything; no status says 143, since nothing was committed."""
     out = io.StringIO()
     handlers = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     command = (sys.executable, "-u", "-c", code)
@@ -239,7 +241,13 @@ def test_signals_end_the_job(tmp_path: Path, number: int, code: str) -> None:
     result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, SHORT).run(plan)
     thread.join()
     name = signal.Signals(number).name
-    assert (result.status, result.reason) == (128 + number, f"stopped by {name}")
+    if code is STUBBORN:
+        end = "trainer 0 had not committed by then and had to be killed"
+    else:  # a script without a handler for it
+        death = "2 (SIGINT)" if number == signal.SIGINT else "15 (SIGTERM)"
+        end = f"trainer 0 was killed by signal {death} without a commit"
+    status = 1 if number == signal.SIGTERM else 128 + number
+    assert (result.status, result.reason) == (status, f"stopped by {name}; {end}")
     assert f"[launcher] stopped by {name}: trainers have 0.5 s to commit; a second signal" in err.getvalue()
     assert processes_left() == []
     assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)] == handlers
@@ -273,6 +281,47 @@ def test_trainers_may_save_while_servers_still_serve(tmp_path: Path) -> None:
     assert lines == ["[trainer 0] saved at SIGTERM", "[server 0] saved at SIGTERM"]
     assert [process.status for process in result.processes] == [143, 143]
     assert result.status == 143
+
+
+def test_a_closed_terminal_asks_for_a_commit(tmp_path: Path) -> None:
+    """SIGHUP to the launcher is SIGTERM to the trainers, which may know that one alone."""
+    out, err = io.StringIO(), io.StringIO()
+    plan = [PlannedProcess(TRAINER, 0, "127.0.0.1", (sys.executable, "-u", "-c", SAVES), {})]
+    thread = send_when("waits", out, 1, signal.SIGHUP)
+    limits = Limits(stop_seconds=20)
+    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, limits).run(plan)
+    thread.join()
+    words = "stopped by SIGHUP; all trainers have committed and left"
+    assert (result.status, result.reason, result.is_interrupted) == (143, words, True)
+    assert "[trainer 0] saved at SIGTERM" in out.getvalue().splitlines()
+
+
+def test_trainers_that_finish_when_they_are_asked_to_stop(tmp_path: Path) -> None:
+    """All had ended with 0: the job is done, and 143 would have it started again."""
+    ends = SAVES.replace("sys.exit(143)", "sys.exit(0)")
+    out, err = io.StringIO(), io.StringIO()
+    plan = [PlannedProcess(TRAINER, 0, "127.0.0.1", (sys.executable, "-u", "-c", ends), {})]
+    thread = send_when("waits", out, 1, signal.SIGTERM)
+    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, SHORT).run(plan)
+    thread.join()
+    assert (result.status, result.reason) == (0, "stopped by SIGTERM; all trainers had ended well")
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (STUBBORN, "; trainer 0 had not committed by then and had to be killed"),
+        (
+            "import time; time.sleep(0.3); raise SystemExit(7)",
+            "; trainer 0 ended with status 7 without a commit",
+        ),
+    ],
+)
+def test_143_needs_the_commit_of_all(run, other: str, words: str) -> None:
+    """One has left with 143; another does not, or dies meanwhile."""
+    job = run([], [other, "raise SystemExit(143)"], Limits(stop_seconds=2))
+    assert job.result.status == 1
+    assert job.result.reason.startswith("trainer 1 (pid ") and job.result.reason.endswith(words)
 
 
 def test_a_trainer_that_leaves_with_143_lets_the_others_finish(run) -> None:
@@ -327,6 +376,51 @@ def test_shared_memory_of_a_failed_job_is_removed(run) -> None:
     finally:
         for name in (seen, unseen, before, foreign):
             (shared / name).unlink(missing_ok=True)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small tmpfs")
+def test_a_full_log_disk_does_not_end_the_job(run, tmp_path: Path) -> None:
+    """Training goes on, every line is shown, one warning names file and reason, nothing is left behind."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"this container may not mount a tmpfs: {mounted.stderr.strip()}")
+    name = f"node~{uuid.uuid4().hex}-kvdata-"
+    try:
+        code = segment_script(name, "for i in range(5000): print('a line of the log, number', i)")
+        job = run([code.replace("5000", "1")], [code, DONE])
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+    assert (job.result.status, job.result.reason) == (0, None), job.err.getvalue()
+    shown = [line for line in job.out.getvalue().splitlines() if line.startswith("[trainer 0] a line")]
+    assert shown == [f"[trainer 0] a line of the log, number {i}" for i in range(5000)]
+    assert job.err.getvalue().count("\n") == 1
+    assert (
+        f"warning: the log {tmp_path}/trainer-0.log cannot be written: No space left on device; the job "
+        in job.err.getvalue()
+    )
+    assert not (Path("/dev/shm") / name).exists()
+
+
+def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path) -> None:
+    """A console that raises at the end of a job keeps neither processes nor shared memory."""
+    name = f"dglkge-{uuid.uuid4().hex}"
+    code = segment_script(name, FOREVER)
+
+    class Broken(Console):
+        def message(self, text: str) -> None:
+            raise MemoryError
+
+    console = Broken(io.StringIO(), io.StringIO(), is_terminal=False, is_coloured=False)
+    plan = [
+        PlannedProcess(TRAINER, number, "127.0.0.1", (sys.executable, "-u", "-c", text), {})
+        for number, text in enumerate((code, "import time; time.sleep(2); raise SystemExit(3)"))
+    ]
+    with pytest.raises(MemoryError):
+        Supervisor(LocalExecutor(str(tmp_path)), console, tmp_path, SHORT).run(plan)
+    assert processes_left() == []
+    assert not (Path("/dev/shm") / name).exists()
 
 
 def test_progress_of_rank_0_only(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import psutil
@@ -101,4 +102,33 @@ def test_child_ends_with_its_parent(dataset):
         parent.send_signal(signal.SIGKILL)
         assert parent.wait(10) == -signal.SIGKILL
     gone, alive = psutil.wait_procs([child], timeout=10)
+    assert gone and not alive
+
+
+SLOW_IMPORT = """
+import signal
+print("ready", flush=True)
+while True: signal.pause()
+"""
+
+
+def test_child_that_still_imports_ends_with_its_parent(dataset):
+    """``kill -9`` in the seconds that the import of DGL takes."""
+    root = os.path.dirname(os.path.dirname(run_build_module.__file__))
+    (dataset / "slow" / "dgl").mkdir(parents=True)
+    (dataset / "slow" / "dgl" / "__init__.py").write_text(SLOW_IMPORT)
+    code = PARENT.format(root=root, module=run_build_module.__file__, dataset=str(dataset))
+    environment = {**os.environ, "PYTHONPATH": str(dataset / "slow")}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:
+        log = dataset / "partitions" / LOG
+        for _ in range(1200):
+            if parent.poll() is not None or (log.exists() and "ready" in log.read_text()):
+                break
+            threading.Event().wait(0.05)
+        (child,) = psutil.Process(parent.pid).children()
+        parent.send_signal(signal.SIGKILL)
+        assert parent.wait(10) == -signal.SIGKILL
+    gone, alive = psutil.wait_procs([child], timeout=10)
+    for process in alive:
+        process.kill()
     assert gone and not alive

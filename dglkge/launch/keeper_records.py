@@ -1,0 +1,105 @@
+"""What keepers of earlier jobs are still at, and what killed ones have left, on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+
+from dglkge.errors import NotReadyError
+from dglkge.launch.keeper import RECORD_PREFIX, SHARED_MEMORY_FOLDER
+from dglkge.launch.shared_memory import dgl_segments, remove_segments, segment_names, segment_users
+
+KEEPER_LEAVE_SECONDS = 15.0
+"""A keeper whose launcher has gone gives its process 3 s, and 5 s more to die of SIGKILL."""
+
+POLL_SECONDS = 0.1
+
+
+def await_keepers(folder: str = SHARED_MEMORY_FOLDER, seconds: float = KEEPER_LEAVE_SECONDS) -> None:
+    """Wait until no keeper of an earlier job is left: it may still remove shared memory.
+
+    Raises
+    ------
+    NotReadyError
+        If one is left after so many seconds.
+    """
+    deadline = time.monotonic() + seconds
+    while any(is_alive for _, is_alive in _records(folder)):
+        if time.monotonic() > deadline:
+            names = [name for name, is_alive in _records(folder) if is_alive]
+            pids = ", ".join(name[len(RECORD_PREFIX) :].partition("-")[0] for name in names)
+            raise NotReadyError(
+                f"processes of an earlier job have not ended on this machine after {seconds:g} s "
+                f"(their keepers: pid {pids}); end them"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def remove_leftovers(folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
+    """Remove the shared memory of jobs whose keepers were killed: DGL would take over its names.
+
+    That is, as far as no process uses it: the segments that a keeper had seen, and DGL's segments that were
+    not there before its job, which may have been made between its last look and its end.
+
+    Returns
+    -------
+    list of str
+        Names of the segments, sorted.
+    """
+    removed: list[str] = []
+    for record in [name for name, is_alive in _records(folder) if not is_alive]:
+        path = os.path.join(folder, record)
+        protected: list[str] = []
+        segments: dict[str, int] = {}
+        # without a whole record (it was killed while it wrote) nothing is known of its job
+        with (
+            contextlib.suppress(OSError, ValueError, KeyError, TypeError),
+            open(path, encoding="utf-8") as file,
+        ):
+            content = json.load(file)
+            protected, segments = content["protected"], content["segments"]
+            names = segment_names(folder)
+            seen = {name for name in names if segments.get(name) == _inode(folder, name)}
+            unseen = dgl_segments(names) - set(protected)
+            left = {name for name in seen | unseen if _is_own(folder, name)}
+            removed += remove_segments(left - segment_users(left).keys(), folder)
+        with contextlib.suppress(OSError):  # another user's
+            os.unlink(path)
+    return sorted(removed)
+
+
+def _records(folder: str) -> Iterator[tuple[str, bool]]:
+    """Yield the records of keepers, and whether each keeper is alive."""
+    for name in sorted(segment_names(folder)):
+        if not name.startswith(RECORD_PREFIX):
+            continue
+        try:
+            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+        except OSError:  # gone meanwhile
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            yield name, False
+        except BlockingIOError:
+            yield name, True
+        finally:
+            os.close(descriptor)
+
+
+def _inode(folder: str, name: str) -> int:
+    """Return the inode of a segment; -1 if there is none."""
+    try:
+        return os.stat(os.path.join(folder, name)).st_ino
+    except OSError:
+        return -1
+
+
+def _is_own(folder: str, name: str) -> bool:
+    """Whether a segment belongs to this user."""
+    with contextlib.suppress(OSError):
+        return os.stat(os.path.join(folder, name)).st_uid == os.getuid()
+    return False

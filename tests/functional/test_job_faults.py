@@ -1,0 +1,183 @@
+"""Faults while a real job runs: a full disk, a closed terminal, signals in DGL's shutdown."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dglkge.checkpoint.reader import open_checkpoint
+from tests.functional import job as commands
+from tests.functional.test_training_job import settings
+from tests.toy_kg import toy_dataset
+
+
+@pytest.fixture(scope="module")
+def ring() -> Path:
+    """The ring data set in one partition."""
+    return toy_dataset()
+
+
+TRAIN = """
+import atexit, os, subprocess, sys, time
+from pathlib import Path
+import dglkge
+
+config = dglkge.load_config(None, sys.argv[1:])
+folder = Path(config.output).parent
+rank = os.environ.get("RANK", "0")
+
+def await_file(name):
+    for _ in range(2000):
+        if (folder / name).exists():
+            return
+        time.sleep(0.05)
+
+def main():
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        before_training()
+        for _ in dglkge.remaining_epochs_until(config.training.num_epochs):
+            for batch in trainer.batches():
+                trainer.step(batch)
+                after_batch()
+    return 0
+
+before_training = after_batch = lambda: None
+"""
+
+FULL_DISK = (
+    TRAIN
+    + """
+def full(*arguments):
+    raise OSError(28, "No space left on device")
+
+def before_training():
+    if os.environ["DGLKGE_LOG_DIR"].endswith("attempt-1"):
+        from dglkge.checkpoint import row_stream
+        row_stream.fill_rows = full
+sys.exit(dglkge.run_command("full_disk.py", main))
+"""
+)
+
+
+def launch(folder: Path, code: str, *options: str, num_trainers: int = 2) -> list[str]:
+    """Return the command that launches a script of this file."""
+    (folder / "script.py").write_text(code)
+    return [
+        *(sys.executable, "-m", "dglkge.cli.launch", "--ip_config", str(commands.ip_config(folder))),
+        *("--num_trainers", str(num_trainers), "--num_omp_threads", "1", "--log_dir", str(folder / "logs")),
+        *(*options, str(folder / "script.py")),
+    ]
+
+
+def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a job to its end."""
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=commands.TIME_LIMIT_SECONDS,
+        env={**commands.environment(), **environment},
+    )
+
+
+def test_a_disk_that_is_full_for_a_while_costs_one_attempt(ring: Path, tmp_path: Path) -> None:
+    """The first attempt cannot write its checkpoint: status 1, not that of bad input, and the second can."""
+    command = launch(tmp_path, FULL_DISK, "--max_restarts", "1", num_trainers=1)
+    done = run([*command, *settings(ring, tmp_path / "run")])
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said
+    assert "ended with status 1; logs in " in said and "restart 1 of 1 in 1 s" in said
+    assert "dglkge: error: cannot write " in said and "_0.v1.h5: No space left on device" in said
+    checkpoint = open_checkpoint(tmp_path / "run")
+    checkpoint.verify()
+    assert checkpoint.progress["finished_epochs"] == 4
+
+
+SHUTDOWN = (
+    TRAIN
+    + """
+def interrupt_me():  # once this process waits for the others in DGL's shutdown
+    subprocess.Popen(["sh", "-c", f"sleep 2; kill -INT {os.getpid()}; sleep 1; touch {folder}/go"])
+
+status = dglkge.run_command("shutdown.py", main)
+if rank == "1":
+    atexit.register(interrupt_me)
+else:
+    await_file("go")
+sys.exit(status)
+"""
+)
+
+
+def test_a_signal_in_the_shutdown_of_dgl_keeps_nobody_waiting(ring: Path, tmp_path: Path) -> None:
+    """SIGINT reaches a trainer that waits in DGL's exit for another, which comes later."""
+    command = [*launch(tmp_path, SHUTDOWN), *settings(ring, tmp_path / "run")]
+    done = run(command, DGLKGE_TIMEOUT_SECONDS="20")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all processes ended well" in done.stderr
+
+
+HANGUP = (
+    TRAIN
+    + """
+def after_batch():
+    if not (folder / "waits").exists() and rank == "0":
+        (folder / "waits").touch()
+        await_file("go")
+sys.exit(dglkge.run_command("hangup.py", main))
+"""
+)
+
+
+def await_path(path: Path) -> None:
+    """Wait, within a limit, until there is such a file."""
+    limit = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_plain_python_whose_terminal_is_closed(ring: Path, tmp_path: Path, is_ignored: bool) -> None:
+    """It commits and ends with 143; under nohup it trains on, to the end, though its bar has no terminal."""
+    (tmp_path / "script.py").write_text(HANGUP)
+    command = [sys.executable, str(tmp_path / "script.py"), *settings(ring, tmp_path / "run")]
+    command.append("training.progress=always")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(commands.environment())
+        signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+        os.execv(sys.executable, command)
+    await_path(tmp_path / "waits")
+    os.close(terminal)
+    (tmp_path / "go").touch()
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == (0 if is_ignored else 143)
+    progress = open_checkpoint(tmp_path / "run").progress
+    if is_ignored:
+        assert (progress["finished_epochs"], progress["batches_done"]) == (4, 0)
+    else:
+        assert progress["finished_epochs"] == 0 and progress["batches_done"] > 0
+
+
+def test_sighup_to_one_trainer_stops_all(ring: Path, tmp_path: Path) -> None:
+    """As SIGTERM does: all commit and leave with 143."""
+    command = [*launch(tmp_path, HANGUP), *settings(ring, tmp_path / "run")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=commands.environment()
+    ) as job:
+        await_path(tmp_path / "waits")
+        commands.processes_of(job, "client", "script.py")[1].send_signal(signal.SIGHUP)
+        (tmp_path / "go").touch()
+        said, _ = job.communicate(timeout=commands.TIME_LIMIT_SECONDS)
+    assert job.returncode == 143, said
+    assert "ended with status 143, which says: stopped on request, start me again" in said
+    assert open_checkpoint(tmp_path / "run").progress["finished_epochs"] < 4
