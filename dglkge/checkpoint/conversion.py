@@ -60,6 +60,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path) -> int:
     CheckpointError
         If the checkpoint lacks an entity or relation of the dataset.
     """
+    source.storage.check_texts(source.manifest)  # rows are checked where they are read
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     meta = _meta(source, dataset)
     parts = {}

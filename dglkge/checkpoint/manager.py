@@ -93,7 +93,7 @@ class CheckpointManager:
             If no version is whole.
         """
         if self.rank == 0:
-            fall_back(self.storage)
+            fall_back(self.storage, self._writer.names)
         self.barrier()
 
     def save(
@@ -163,6 +163,8 @@ class CheckpointManager:
         if self.rank == 0:
             self.storage.prepare()
             self.storage.drop_unpublished(version - 1)
+            if previous is not None:
+                self.storage.place_texts(previous)
         self.barrier()  # nobody writes before the leavings of an interrupted save are gone
         mine = parts if self.is_writer else []
         if copy:
@@ -235,6 +237,9 @@ class CheckpointManager:
             raise CheckpointError(f"{self.storage.path} holds no checkpoint")
         for part in [*parts, *([relations] if relations is not None else [])]:
             restore.fill_part(self.storage, manifest, part)
+        if self.rank == 0:
+            self.storage.check_texts(manifest)
+            self.storage.place_texts(manifest)  # which an interrupted save may have left undone
         return manifest.meta
 
     def _in_thread(self, work: Callable[[], object]) -> None:

@@ -72,7 +72,7 @@ def _convert(args: argparse.Namespace) -> int:
     if args.to != TO_RUN:
         if args.source_format:
             raise InputError(f"--from goes with --to {TO_RUN}, got --to {args.to}")
-        checkpoint = open_checkpoint(args.run)
+        checkpoint = open_checkpoint(args.run, verify=True)
         tables = [*checkpoint.entity_types, RELATION]
         written = export_tables(checkpoint, tables, args.to, output, args.overwrite)
         print_columns(["file"], [[path] for path in written])

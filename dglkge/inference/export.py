@@ -81,6 +81,8 @@ def export_tables(
     existing = [target for target in targets.values() if target.exists()]
     if existing and not overwrite:
         raise InputError(f"{existing[0]} exists; allow it to be replaced, or take another folder")
+    for table in tables:
+        checkpoint[table]  # a damaged or unknown table is an error before anything is written
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -74,6 +74,7 @@ def warm_start(
     if not path:
         return
     checkpoint = open_checkpoint(path)
+    checkpoint.storage.check_texts(checkpoint.manifest)  # rows are checked where they are read
     by_name.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
     dataset = Dataset.open(config.dataset)
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
