@@ -33,7 +33,9 @@ class CheckpointMeta:
     relations : sequence of Relation
         In the order of relation ids.
     progress : mapping
-        ``finished_epochs``, ``batches_done`` and ``global_batch_size``.
+        ``finished_epochs``, ``batches_done`` and ``global_batch_size``. Of an open epoch also ``epoch_loss``
+        and ``epoch_triples``, summed over all trainers; ``validation_pending`` is 1 where the valid split is
+        yet to be ranked after the last finished epoch.
     seed : int
         Seed of the order, the negatives and the initial rows.
     score_function : str
@@ -54,7 +56,7 @@ class CheckpointMeta:
     dataset_fingerprint: str
     entity_types: Mapping[str, int]
     relations: Sequence[Relation]
-    progress: Mapping[str, int]
+    progress: Mapping[str, Any]
     seed: int
     score_function: str
     dim: int

@@ -145,7 +145,7 @@ class Checkpoint:
         return self.meta.config
 
     @property
-    def progress(self) -> Mapping[str, int]:
+    def progress(self) -> Mapping[str, Any]:
         """How far the run had come."""
         return self.meta.progress
 

@@ -52,10 +52,23 @@ class Cluster:
     graph: Any
     stop: StopRequest = field(default_factory=StopRequest)
     _farewells: list[Callable[[], None]] = field(default_factory=list)
+    _endings: list[Callable[[], None]] = field(default_factory=list)
 
     def when_left(self, farewell: Callable[[], None]) -> None:
         """Call a function when this trainer's work is done and before it leaves; not after a failure."""
         self._farewells.append(farewell)
+
+    def when_ended(self, ending: Callable[[], None]) -> None:
+        """Call a function however this trainer ends, by an exception too: for work of this process alone."""
+        self._endings.append(ending)
+
+    def end(self) -> None:
+        """Finish what was begun. What goes wrong is logged: it must not hide why the trainer ends."""
+        while self._endings:
+            try:
+                self._endings.pop(0)()
+            except Exception as error:
+                logger.error("%s", error)
 
     def leave(self) -> None:
         """Do what is still to be done before this trainer leaves."""
@@ -125,8 +138,11 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
     try:
         cluster = _start(world, ip_config, graph_name, part_config)
         with cluster.stop.listening():  # after DGL, which takes SIGINT for itself
-            yield cluster
-            cluster.leave()
+            try:
+                yield cluster
+                cluster.leave()
+            finally:
+                cluster.end()
     except BaseException as error:
         if not world.launched:
             raise

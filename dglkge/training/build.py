@@ -77,6 +77,7 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
 def _build(config: Config, cluster: Cluster) -> Trainer:
     refuse_bigraph_output(config)
     dataset = Dataset.open(config.dataset)
+    refuse_empty_splits(config, dataset)
     layout = dataset.layout()
     config = with_products_chosen(config, cluster)
     chosen = config.model
@@ -107,9 +108,6 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, edge_batches
     )
     output = Path(config.output)
-    if world.rank == 0:
-        output.mkdir(parents=True, exist_ok=True)
-        save_config(config, output / "config.json")
     names = (
         {name: dataset.vocabulary(name) for name in dataset.entity_types} if world.is_machine_leader else {}
     )
@@ -124,9 +122,49 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     )
     evaluator = LiveEvaluator(dataset, model, tables, cluster, _protocol(config))
     meta = _meta(config, dataset)
-    return Trainer(
+    trainer = Trainer(
         config, cluster, tables, optimizer, edge_batches, train_step, evaluator, checkpoints, meta, JOB, clock
     )
+    if world.rank == 0:  # not before the trainer has found that what lies there is this run
+        _record(config, output)
+    return trainer
+
+
+def _record(config: Config, output: Path) -> None:
+    """Write the run's configuration.
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be written to.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        save_config(config, output / "config.json")
+    except OSError as error:
+        raise InputError(f"cannot write to {output}: {error.strerror}") from error
+
+
+def refuse_empty_splits(config: Config, dataset: Dataset) -> None:
+    """Refuse, before anything is trained, to rank a split that has no triples.
+
+    Raises
+    ------
+    InputError
+        Naming the setting that asks for it.
+    """
+    wanted = []
+    if config.evaluation.split != "none":
+        wanted.append(("evaluation.split", config.evaluation.split, config.evaluation.split, "none"))
+    if config.evaluation.valid_every_epochs:
+        every = str(config.evaluation.valid_every_epochs)
+        wanted.append(("evaluation.valid_every_epochs", every, "valid", "0"))
+    for setting, value, split, allowed in wanted:
+        if not len(dataset.split(split)):
+            raise InputError(
+                f"{setting} is {value}, and {dataset.path} has no {split} triples to rank; "
+                f"allowed is {allowed}, or a data set with that split"
+            )
 
 
 def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int) -> Any:
