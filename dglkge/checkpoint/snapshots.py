@@ -20,6 +20,8 @@ from dglkge.checkpoint.durable import sync
 
 BEST = "best"
 NOTE_FILE = "snapshot.json"
+WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.STATS_FILE)
+"""PyTorch-BigGraph writes into these when it resumes a run; a hard link of theirs would change with them."""
 REPLACED_SUFFIX = ".old"
 
 _SNAPSHOT = re.compile(r"(?:epoch_\d+|best)(?:\.old)?")
@@ -127,8 +129,12 @@ def _is_note(path: Path) -> bool:
 
 
 def _hard_link(source: Path, target: Path) -> None:
-    """Give a file one more name; where the disk knows no hard links, copy it."""
+    """Give a file one more name; where the disk knows no hard links, or it may change, copy it."""
     try:
-        os.link(source, target)
+        if target.name not in WRITTEN_IN_PLACE:
+            os.link(source, target)
+            return
     except OSError:
-        shutil.copyfile(source, target)
+        pass
+    shutil.copyfile(source, target)
+    sync(target)

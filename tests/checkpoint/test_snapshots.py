@@ -52,6 +52,17 @@ def test_a_snapshot_is_a_checkpoint_and_stays(tmp_path):
     assert holds(tmp_path / "b", 4).version == 4
 
 
+def test_what_biggraph_writes_in_place_does_not_reach_a_snapshot(tmp_path):
+    """It truncates config.json and appends to training_stats.json when it resumes a run."""
+    save(tmp_path, 1, "epoch_1")
+    with open(tmp_path / "config.json", "r+") as file:
+        file.truncate(0)
+        file.write("{}")
+    holds(tmp_path / "epoch_1", 1)
+    with pytest.raises(CheckpointError, match="config.json is damaged: it has 2 bytes"):
+        open_checkpoint(tmp_path)
+
+
 def test_the_best_is_replaced_by_a_better_one_only(tmp_path):
     manager = CheckpointManager(tmp_path, 0, True, lambda: None)
     kept = []
