@@ -153,7 +153,7 @@ class CheckpointManager:
         """
         self.finish()
         self.barrier()  # the save before is published
-        previous = self.storage.published()
+        previous = self.storage.published(texts=False)
         if previous is not None:
             check_same_run(previous.meta, meta)
         version = 1 if previous is None else previous.version + 1

@@ -133,8 +133,14 @@ class CheckpointStorage:
                 f"cannot read {self.path / layout.VERSION_FILE}: {error.strerror}"
             ) from None
 
-    def published(self) -> Manifest | None:
+    def published(self, texts: bool = True) -> Manifest | None:
         """Return the manifest of the version that counts, having looked at its files' sizes.
+
+        Parameters
+        ----------
+        texts : bool
+            Whether to look at text files too. The next version does not need those of this one: it writes
+            what is missing anew.
 
         Raises
         ------
@@ -146,7 +152,7 @@ class CheckpointStorage:
             return None
         try:
             manifest = self.manifest(version)
-            self.check_files(manifest)
+            self.check_files(manifest, texts=texts)
         except CheckpointError as error:
             if self.version_text() != str(version):
                 raise  # replaced by a newer one while it was looked at
@@ -172,7 +178,7 @@ class CheckpointStorage:
             raise CheckpointError(f"{path} is damaged: it describes version {manifest.version}")
         return manifest
 
-    def check_files(self, manifest: Manifest, checksums: bool = False) -> None:
+    def check_files(self, manifest: Manifest, checksums: bool = False, texts: bool = True) -> None:
         """Check that the files of a version have their size and, when asked, their checksum.
 
         Raises
@@ -182,7 +188,8 @@ class CheckpointStorage:
         """
         for entry in manifest.files:
             file_check.check_file(self.path, entry, checksums)
-        self.check_texts(manifest, checksums)
+        if texts:
+            self.check_texts(manifest, checksums)
 
     def check_texts(self, manifest: Manifest, checksums: bool = True) -> None:
         """Check the text files of a version alone: they take little time beside the rows.

@@ -155,6 +155,17 @@ def test_texts_that_stay_the_same_are_not_written_again(tmp_path):
     }  # both cuts have 12 and 11 rows
 
 
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_that_is_removed_while_a_run_trains_is_written_with_the_next_version(tmp_path, name):
+    """Hours of training do not end for want of a file that the next version writes anyway."""
+    save(tmp_path, 2, seed=1)
+    content = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()
+    assert save(tmp_path, 2, seed=1) == 2
+    assert (tmp_path / name).read_bytes() == content
+    open_checkpoint(tmp_path).verify()
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     path = tmp_path_factory.mktemp("whole") / "checkpoint"
