@@ -10,6 +10,7 @@ import json
 import sys
 from pathlib import Path
 from unittest import mock
+
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
     from partition_tools.graph_job import end_with_parent

@@ -81,6 +81,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
     InputError
         If the entity types do not fit each other.
     """
+    source.storage.check_texts(source.manifest)  # rows are checked where they are read
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     types = by_name.saved_types(source.entity_types, dataset.entity_types, type_pairs)
     _check_types(source, dataset, types)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import pickle
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import h5py
 import numpy as np
@@ -52,18 +53,24 @@ def create(path: Path, attributes: Mapping[str, Any]) -> Iterator[h5py.File]:
 
 
 @contextlib.contextmanager
-def open_file(path: Path) -> Iterator[h5py.File]:
+def open_file(path: Path, opened: BinaryIO | None = None) -> Iterator[h5py.File]:
     """Open a file for reading.
+
+    Parameters
+    ----------
+    path : Path
+    opened : binary file, optional
+        The file where it is open already, and may have lost its name since.
 
     Raises
     ------
     CheckpointError
         If it is missing, not an HDF5 file, cut off or of another format version.
     """
-    if not path.is_file():
+    if opened is None and not path.is_file():
         raise CheckpointError(f"{path} is missing")
     try:
-        file = h5py.File(path, "r")
+        file = h5py.File(path if opened is None else opened, "r")
     except OSError as error:
         raise CheckpointError(f"{path} is damaged or not an HDF5 file: {error}") from None
     with file:
@@ -112,8 +119,14 @@ def row_blocks(
         yield start, min(shape[0], start + step)
 
 
-def map_rows(path: Path, dataset: h5py.Dataset) -> np.ndarray:
+def map_rows(path: Path | BinaryIO, dataset: h5py.Dataset) -> np.ndarray:
     """Map a contiguous dataset into memory: nothing is read before it is looked at.
+
+    Parameters
+    ----------
+    path : Path or binary file
+        The dataset's file.
+    dataset : h5py.Dataset
 
     Returns
     -------
@@ -127,7 +140,7 @@ def map_rows(path: Path, dataset: h5py.Dataset) -> np.ndarray:
     return np.memmap(path, dtype=dataset.dtype, mode="c", offset=offset, shape=dataset.shape)
 
 
-def original_ids(path: Path, file: h5py.File, first_id: int) -> np.ndarray:
+def original_ids(path: Path | BinaryIO, file: h5py.File, first_id: int) -> np.ndarray:
     """Return the original id of each row; where there is none they count from ``first_id`` on."""
     if ORIGINAL_IDS in file:
         return map_rows(path, file[ORIGINAL_IDS])
@@ -197,9 +210,15 @@ def shapes(file: h5py.File) -> dict[str, list[int]]:
 
 def file_crc32(path: Path) -> int:
     """Return the CRC-32 of a file."""
-    checksum = 0
     with open(path, "rb", buffering=0) as file:
-        buffer = bytearray(1 << 20)
-        while count := file.readinto(buffer):
-            checksum = zlib.crc32(memoryview(buffer)[:count], checksum)
+        return open_crc32(file)
+
+
+def open_crc32(file: BinaryIO) -> int:
+    """Return the CRC-32 of an open file from its first byte on, wherever it was read before."""
+    checksum = place = 0
+    buffer = memoryview(bytearray(1 << 20))
+    while count := os.preadv(file.fileno(), [buffer], place):
+        checksum = zlib.crc32(buffer[:count], checksum)
+        place += count
     return checksum

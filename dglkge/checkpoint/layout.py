@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 FORMAT_VERSION = 1
 """Version of the HDF5 files: PyTorch-BigGraph's, which refuses any other."""
-MANIFEST_VERSION = 1
-"""Version of our own manifest."""
+MANIFEST_VERSION = 2
+"""Version of our own manifest; version 1 listed the HDF5 files only."""
 
 CHECKPOINT_FOLDER = "checkpoint"
 VERSION_FILE = "checkpoint_version.txt"
@@ -21,7 +21,8 @@ DAMAGED_PREFIX = "damaged_v"
 STATS_FILE = "training_stats.json"
 
 _VERSIONED = re.compile(
-    r"(?:embeddings_.+_\d+\.v(?P<part>\d+)\.h5|model\.v(?P<model>\d+)\.h5|manifest\.v(?P<manifest>\d+)\.json)"
+    r"(?:embeddings_.+_\d+\.v(?P<part>\d+)\.h5|model\.v(?P<model>\d+)\.h5|manifest\.v(?P<manifest>\d+)\.json"
+    r"|(?:entity_names_.+_\d+|config)\.v(?P<json>\d+)\.json|entity_count_.+_\d+\.v(?P<count>\d+)\.txt)"
     r"(?:\.receipt\.json)?(?P<temporary>\.tmp)?"
 )
 _NAMES = re.compile(r"(?:entity_names_.+_(?P<names>\d+)\.json|entity_count_.+_(?P<count>\d+)\.txt)(?:\.tmp)?")
@@ -37,10 +38,13 @@ class VersionedFile:
         The version that it belongs to.
     temporary : bool
         Whether its writer had not finished.
+    staged : bool
+        Whether it is one of :func:`staged_file`.
     """
 
     version: int
     temporary: bool
+    staged: bool = False
 
 
 def embeddings_file(entity_type: str, part: int, version: int) -> str:
@@ -78,13 +82,29 @@ def vocabulary_file(entity_type: str) -> str:
     return f"vocabulary_{entity_type}.txt"
 
 
+def staged_file(name: str, version: int) -> str:
+    """Return the name of a text file of a version while another version's text has its own name.
+
+    ``entity_names_person_0.json`` and ``config.json`` have to have these names for PyTorch-BigGraph. Until
+    its version counts, and again when the next one is about to, such a text is ``config.v7.json``.
+    """
+    stem, suffix = name.rsplit(".", 1)
+    return f"{stem}.v{version}.{suffix}"
+
+
+def is_replaced_text(name: str) -> bool:
+    """Tell whether a text may differ between two versions of one run: names, counts and config.json."""
+    return name == CONFIG_FILE or parse_names_part(name) is not None
+
+
 def parse_versioned(name: str) -> VersionedFile | None:
     """Read the version out of a file's name; None where the name is not one of a version's."""
     match = _VERSIONED.fullmatch(name)
     if match is None:
         return None
-    version = match["part"] or match["model"] or match["manifest"]
-    return VersionedFile(int(version), match["temporary"] is not None)
+    text = match["json"] or match["count"]
+    version = text or match["part"] or match["model"] or match["manifest"]
+    return VersionedFile(int(version), match["temporary"] is not None, text is not None)
 
 
 def parse_names_part(name: str) -> int | None:

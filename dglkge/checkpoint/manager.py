@@ -98,7 +98,7 @@ class CheckpointManager:
             If no version is whole.
         """
         if self.rank == 0:
-            fall_back(self.storage)
+            fall_back(self.storage, self._writer.names)
         self.barrier()
 
     def save(
@@ -158,7 +158,7 @@ class CheckpointManager:
         """
         self.finish()
         self.barrier()  # the save before is published
-        previous = self.storage.published()
+        previous = self.storage.published(texts=False)
         if previous is not None:
             check_same_run(previous.meta, meta)
         version = 1 if previous is None else previous.version + 1
@@ -168,6 +168,8 @@ class CheckpointManager:
         if self.rank == 0:
             self.storage.prepare()
             self.storage.drop_unpublished(version - 1)
+            if previous is not None:
+                self.storage.place_texts(previous)
         self.barrier()  # nobody writes before the leavings of an interrupted save are gone
         mine = parts if self.is_writer else []
         if copy:
@@ -240,6 +242,9 @@ class CheckpointManager:
             raise CheckpointError(f"{self.storage.path} holds no checkpoint")
         for part in [*parts, *([relations] if relations is not None else [])]:
             restore.fill_part(self.storage, manifest, part)
+        if self.rank == 0:
+            self.storage.check_texts(manifest)
+            self.storage.place_texts(manifest)  # which an interrupted save may have left undone
         return manifest.meta
 
     def _in_thread(self, work: Callable[[], object]) -> None:

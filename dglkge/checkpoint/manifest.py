@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,9 @@ class CheckpointMeta:
     relations : sequence of Relation
         In the order of relation ids.
     progress : mapping
-        ``finished_epochs``, ``batches_done`` and ``global_batch_size``.
+        ``finished_epochs``, ``batches_done`` and ``global_batch_size``. Of an open epoch also ``epoch_loss``
+        and ``epoch_triples``, summed over all trainers; ``validation_pending`` is 1 where the valid split is
+        yet to be ranked after the last finished epoch.
     seed : int
         Seed of the order, the negatives and the initial rows.
     score_function : str
@@ -53,7 +56,7 @@ class CheckpointMeta:
     dataset_fingerprint: str
     entity_types: Mapping[str, int]
     relations: Sequence[Relation]
-    progress: Mapping[str, int]
+    progress: Mapping[str, Any]
     seed: int
     score_function: str
     dim: int
@@ -65,6 +68,22 @@ class CheckpointMeta:
     def relation_pairs(self) -> list[tuple[str, str]]:
         """The distinct (lhs, rhs) pairs of entity types, in the order of their first relation."""
         return list(dict.fromkeys((relation.lhs, relation.rhs) for relation in self.relations))
+
+
+@dataclass(frozen=True)
+class TextEntry:
+    """One text file of a version: names, counts or PyTorch-BigGraph's config.json.
+
+    Attributes
+    ----------
+    name : str
+        The name under which PyTorch-BigGraph and we look for it.
+    size_bytes, crc32 : int
+    """
+
+    name: str
+    size_bytes: int
+    crc32: int
 
 
 @dataclass(frozen=True)
@@ -88,6 +107,8 @@ class FileEntry:
         CRC-32 of the original ids, which tells whether a part still has the same rows.
     shapes : mapping of str to list of int
         Shape of each dataset.
+    texts : sequence of TextEntry
+        PyTorch-BigGraph's names and count of the part's rows; in manifests of version 1 there are none.
     """
 
     name: str
@@ -98,15 +119,39 @@ class FileEntry:
     crc32: int
     ids_crc32: int
     shapes: Mapping[str, Sequence[int]]
+    texts: Sequence[TextEntry] = ()
+
+    @classmethod
+    def from_dict(cls, body: Mapping[str, Any]) -> FileEntry:
+        """Return the entry of which ``dataclasses.asdict`` made a dict."""
+        texts = tuple(TextEntry(**text) for text in body.get("texts", ()))
+        return cls(**{**body, "texts": texts})
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that belongs to one version."""
+    """All that belongs to one version.
+
+    Attributes
+    ----------
+    version : int
+    meta : CheckpointMeta
+    files : sequence of FileEntry
+    texts : sequence of TextEntry
+        Those that belong to no part.
+    """
 
     version: int
     meta: CheckpointMeta
     files: Sequence[FileEntry]
+    texts: Sequence[TextEntry] = ()
+
+    @property
+    def all_texts(self) -> dict[str, TextEntry]:
+        """Every text file of the version by name; empty in manifests of version 1."""
+        return {
+            text.name: text for text in [*self.texts, *(one for file in self.files for one in file.texts)]
+        }
 
     def of_table(self, table: str) -> list[FileEntry]:
         """Return the files of a table, in the order of parts."""
@@ -144,9 +189,12 @@ class Manifest:
                 raise CheckpointError(f"{where}: damaged: its checksum does not match its text")
             meta = dict(body["meta"])
             meta["relations"] = [Relation(**relation) for relation in meta["relations"]]
-            files = [FileEntry(**entry) for entry in body["files"]]
-            return cls(body["version"], CheckpointMeta(**meta), files)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            files = [FileEntry.from_dict(entry) for entry in body["files"]]
+            texts = tuple(TextEntry(**text) for text in body.get("texts", ()))
+            manifest = cls(body["version"], CheckpointMeta(**meta), files, texts)
+            _check_values(manifest)
+            return manifest
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{where}: not a manifest of dglkge, or damaged ({error})") from None
 
 
@@ -185,6 +233,69 @@ def check_complete(meta: CheckpointMeta, files: Sequence[FileEntry]) -> None:
                 f"table {table!r}: parts {parts} with {rows} rows were written; "
                 f"expected parts from 0 on with {count} rows in all"
             )
+
+
+def _check_values(manifest: Manifest) -> None:
+    """Check the type and the range of each value: the checksum does not say who wrote it.
+
+    Raises
+    ------
+    ValueError
+        Naming the value.
+    """
+    meta = manifest.meta
+    _check_number("version", manifest.version, 1)
+    texts = ("dataset_name", "dataset_path", "dataset_fingerprint", "score_function")
+    _check_types({name: getattr(meta, name) for name in texts}, str)
+    _check_types({name: getattr(meta, name) for name in ("config", "optimizer", "versions")}, dict)
+    _check_types({"progress": meta.progress, "entity_types": meta.entity_types}, dict)
+    _check_types({"reciprocal": meta.reciprocal}, bool)
+    _check_number("dim", meta.dim, 1)
+    _check_number("seed", meta.seed, 0)
+    for name, value in meta.progress.items():
+        # Counts of epochs and batches are whole; what was measured, a summed loss for instance, need not be.
+        if isinstance(value, float) and math.isfinite(value):
+            continue
+        _check_number(f"progress {name}", value, 1 if name == "global_batch_size" else 0)
+    for name in ("finished_epochs", "batches_done", "global_batch_size"):
+        if name in meta.progress:
+            _check_types({f"progress {name}": meta.progress[name]}, int)
+    for name, count in meta.entity_types.items():
+        _check_name(name)
+        _check_number(f"number of {name}", count, 0)
+    for relation in meta.relations:
+        _check_types({"relation": relation.name, "lhs": relation.lhs, "rhs": relation.rhs}, str)
+        if {relation.lhs, relation.rhs} - set(meta.entity_types):
+            raise ValueError(f"relation {relation.name!r} joins an entity type that there is none of")
+    for entry in manifest.files:
+        _check_name(entry.name)
+        _check_types({"table": entry.table}, str)
+        _check_types({"shapes": entry.shapes}, dict)
+        for name in ("part", "num_rows", "size_bytes"):
+            _check_number(f"{name} of {entry.name}", getattr(entry, name), 0)
+        for name in ("crc32", "ids_crc32"):
+            _check_number(f"{name} of {entry.name}", getattr(entry, name), UNKNOWN_CRC32)
+    for text in manifest.all_texts.values():
+        _check_name(text.name)
+        _check_number(f"size of {text.name}", text.size_bytes, 0)
+        _check_number(f"crc32 of {text.name}", text.crc32, 0)
+
+
+def _check_types(values: Mapping[str, Any], kind: type) -> None:
+    for name, value in values.items():
+        if type(value) is not kind:
+            raise ValueError(f"{name} is {value!r:.60}, expected {kind.__name__}")
+
+
+def _check_number(name: str, value: Any, low: int) -> None:
+    if type(value) is not int or value < low:
+        raise ValueError(f"{name} is {value!r:.60}, expected a whole number of at least {low}")
+
+
+def _check_name(name: Any) -> None:
+    """Refuse a name that would lead out of the folder."""
+    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r:.60} is not the name of a file in the folder")
 
 
 def _checksum(body: Mapping[str, Any]) -> int:

@@ -13,7 +13,8 @@ import torch
 
 from dglkge.checkpoint import hdf5_format, layout, row_stream
 from dglkge.checkpoint.bigraph_config import learning_rate
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry
+from dglkge.checkpoint.file_check import describe_text
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, TextEntry
 from dglkge.checkpoint.relation_layout import MODEL_GROUP, to_bigraph_sums, to_parameters
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.data.vocabulary import Vocabulary
@@ -113,17 +114,39 @@ def write_relations(
         return _entry(path, name, part, ids, crc32)
 
 
-def write_names(storage: CheckpointStorage, part: TablePart, names: Vocabulary | None) -> None:
-    """Write PyTorch-BigGraph's list of a part's names and its count; without names the ids stand in."""
-    ids = part.original_ids.sort().values.tolist()
-    with storage.new_file(layout.entity_names_file(part.table, part.part)) as path:
+def write_names(
+    storage: CheckpointStorage,
+    version: int,
+    table: str,
+    part: int,
+    ids: Sequence[int],
+    names: Vocabulary | None,
+) -> tuple[TextEntry, TextEntry]:
+    """Write PyTorch-BigGraph's list of a part's names and its count, staged until the version counts.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+    version : int
+    table : str
+    part : int
+    ids : sequence of int
+        The part's original ids, ascending.
+    names : Vocabulary or None
+        Without names the ids stand in.
+    """
+    files = layout.entity_names_file(table, part), layout.entity_count_file(table, part)
+    staged = [layout.staged_file(name, version) for name in files]
+    with storage.new_file(staged[0]) as path:
         with open(path, "w", encoding="utf-8") as file:
             file.write("[")
             for index, id_ in enumerate(ids):
                 name = str(id_) if names is None else names[id_]
                 file.write(("," if index else "") + "\n    " + json.dumps(name))
             file.write("\n]" if ids else "]")
-    storage.write_text(layout.entity_count_file(part.table, part.part), f"{len(ids)}\n")
+    storage.write_text(staged[1], f"{len(ids)}\n")
+    described = [describe_text(storage.path / there, name) for there, name in zip(staged, files)]
+    return described[0], described[1]
 
 
 def ids_crc32(ids: np.ndarray) -> int:

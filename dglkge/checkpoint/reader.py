@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from dglkge.checkpoint import bigraph_reader, hdf5_format, layout
-from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
+from dglkge.checkpoint.file_check import check_open_file
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest
 from dglkge.checkpoint.restore import read_state
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.table import CheckpointTable, entity_table, relation_table
@@ -20,14 +23,22 @@ from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError, unknown_name
 from dglkge.typing import RELATION, RowShard
 
+OPEN_ATTEMPTS = 10
+"""Training may drop a version while it is opened; the next one is taken, so often at most."""
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+
+def open_checkpoint(path: str | os.PathLike[str], verify: bool = False) -> Checkpoint:
     """Open the newest version of a checkpoint, ours or PyTorch-BigGraph's.
+
+    Its files are held open, so that training may write newer versions and drop this one.
 
     Parameters
     ----------
     path : path
         A run's folder or the ``checkpoint`` folder in it.
+    verify : bool
+        Compare files with their checksums: text files now, those of a table when it is first asked for,
+        which reads the whole table once. :meth:`Checkpoint.verify` compares all at once.
 
     Returns
     -------
@@ -47,13 +58,25 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """
     folder = checkpoint_folder(path)
     storage = CheckpointStorage(folder)
+    attempts = OPEN_ATTEMPTS
+    while True:
+        before = storage.version_text()
+        attempts -= 1
+        try:
+            return _open(storage, verify)
+        except CheckpointError:
+            if not attempts or storage.version_text() == before:
+                raise
+
+
+def _open(storage: CheckpointStorage, verify: bool) -> Checkpoint:
     version = storage.published_version()
-    if bigraph_reader.is_bigraph(folder, version):
-        return Checkpoint(storage, bigraph_reader.read_manifest(folder, version))
+    if bigraph_reader.is_bigraph(storage.path, version):
+        return Checkpoint(storage, bigraph_reader.read_manifest(storage.path, version))
     manifest = storage.published()
     if manifest is None:
-        raise CheckpointError(f"{folder} holds no checkpoint: no version of it was ever completed")
-    return Checkpoint(storage, manifest)
+        raise CheckpointError(f"{storage.path} holds no checkpoint: no version of it was ever completed")
+    return Checkpoint(storage, manifest, verify)
 
 
 def checkpoint_folder(path: str | os.PathLike[str]) -> Path:
@@ -83,6 +106,8 @@ class Checkpoint:
     storage : CheckpointStorage
     manifest : Manifest
         Of the version to read.
+    verify : bool
+        Whether to compare what is read with its checksum.
 
     Attributes
     ----------
@@ -91,13 +116,18 @@ class Checkpoint:
     version : int
     """
 
-    def __init__(self, storage: CheckpointStorage, manifest: Manifest) -> None:
+    def __init__(self, storage: CheckpointStorage, manifest: Manifest, verify: bool = False) -> None:
         self.storage = storage
         self.manifest = manifest
         self.meta: CheckpointMeta = manifest.meta
         self.version = manifest.version
         self._tables: dict[str, CheckpointTable] = {}
         self._vocabularies: dict[str, Vocabulary] = {}
+        self._verify = verify
+        self._files = _open_all(storage.path, manifest)
+        weakref.finalize(self, _close_all, self._files)
+        if verify:
+            storage.check_texts(manifest)
 
     @property
     def path(self) -> Path:
@@ -115,7 +145,7 @@ class Checkpoint:
         return self.meta.config
 
     @property
-    def progress(self) -> Mapping[str, int]:
+    def progress(self) -> Mapping[str, Any]:
         """How far the run had come."""
         return self.meta.progress
 
@@ -144,7 +174,8 @@ class Checkpoint:
             path = self.path / layout.vocabulary_file(entity_type)
             count = self.meta.entity_types[entity_type]
             names = self._listed_names(entity_type)
-            if names is None and path.is_file():
+            texts = self.manifest.all_texts
+            if names is None and path.is_file() and (not texts or path.name in texts):
                 names = Vocabulary.load(path, "entity")
             elif names is None:
                 names = Vocabulary([str(id_) for id_ in range(count)], "entity")
@@ -164,10 +195,15 @@ class Checkpoint:
         self._check_table(table)
         if table not in self._tables:
             entries = self.manifest.of_table(table)
+            if self._verify:
+                self._check(entries)
             if table == RELATION:
-                self._tables[table] = relation_table(self.path, entries, self.meta, self.relations)
+                self._tables[table] = relation_table(
+                    self.path, entries, self._files, self.meta, self.relations
+                )
             else:
-                self._tables[table] = entity_table(self.path, entries, lambda: self.vocabulary(table))
+                names = functools.partial(self.vocabulary, table)
+                self._tables[table] = entity_table(self.path, entries, self._files, names)
         return self._tables[table]
 
     def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
@@ -180,8 +216,9 @@ class Checkpoint:
 
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of optimizer state in a table's first file, by name."""
-        with hdf5_format.open_file(self.path / self.manifest.of_table(table)[0].name) as file:
-            state = read_state(Path(file.filename), file, table, self.meta)
+        name = self.manifest.of_table(table)[0].name
+        with hdf5_format.open_file(self.path / name, self._files[name]) as file:
+            state = read_state(self.path / name, file, table, self.meta)
             return {name: tuple(values.shape) for name, values in state.items()}
 
     def verify(self) -> None:
@@ -192,7 +229,13 @@ class Checkpoint:
         CheckpointError
             Naming the first damaged file.
         """
-        self.storage.check_files(self.manifest, checksums=True)
+        self._check(self.manifest.files)
+        self.storage.check_texts(self.manifest)
+
+    def _check(self, entries: Sequence[FileEntry]) -> None:
+        """Compare files, which are open, with their checksums."""
+        for entry in entries:
+            check_open_file(self.path, entry, self._files[entry.name])
 
     def _listed_names(self, entity_type: str) -> Vocabulary | None:
         """Return the names from PyTorch-BigGraph's lists, where it wrote the checkpoint."""
@@ -205,3 +248,27 @@ class Checkpoint:
         known = [*self.entity_types, RELATION]
         if table not in known:
             raise unknown_name("table", table, known)
+
+
+def _open_all(folder: Path, manifest: Manifest) -> dict[str, BinaryIO]:
+    """Open the HDF5 files of a version.
+
+    Raises
+    ------
+    CheckpointError
+        If one is missing or cannot be read.
+    """
+    files: dict[str, BinaryIO] = {}
+    try:
+        for entry in manifest.files:
+            files[entry.name] = open(folder / entry.name, "rb", buffering=0)
+    except OSError as error:
+        _close_all(files)
+        raise CheckpointError(f"cannot read {folder / entry.name}: {error.strerror}") from None
+    return files
+
+
+def _close_all(files: Mapping[str, BinaryIO]) -> None:
+    """Close files; what is mapped of them stays mapped."""
+    for file in files.values():
+        file.close()

@@ -94,7 +94,11 @@ class _BlockWriter:
 
     def write(self, block: memoryview) -> None:
         """Write a block behind the one before; see :meth:`wait_for_memory` for when its memory is free."""
-        self._waiting.append(self._thread.submit(self._write, block, self.position))
+        try:
+            self._waiting.append(self._thread.submit(self._write, block, self.position))
+        except RuntimeError:
+            # The interpreter is shutting down and starts no thread, but waits for this one, which now writes.
+            self._write(block, self.position)
         self.position += block.nbytes
 
     def _write(self, block: memoryview, place: int) -> None:

@@ -20,6 +20,8 @@ from dglkge.checkpoint.durable import sync
 
 BEST = "best"
 NOTE_FILE = "snapshot.json"
+WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.STATS_FILE)
+"""PyTorch-BigGraph writes into these when it resumes a run; a hard link of theirs would change with them."""
 REPLACED_SUFFIX = ".old"
 
 _SNAPSHOT = re.compile(r"(?:epoch_\d+|best)(?:\.old)?")
@@ -30,7 +32,7 @@ def epoch_snapshot(epoch: int) -> str:
     return f"epoch_{epoch}"
 
 
-def take(folder: Path, name: str, version: int, note: Mapping[str, Any]) -> None:
+def take(folder: Path, name: str, version: int, note: Mapping[str, Any], texts: Mapping[str, Path]) -> None:
     """Keep a version under a name; a snapshot of that name is replaced.
 
     Parameters
@@ -43,6 +45,8 @@ def take(folder: Path, name: str, version: int, note: Mapping[str, Any]) -> None
         All its files are on the disk.
     note : mapping
         Why it is kept; :func:`read_note` returns it.
+    texts : mapping of str to Path
+        Where each text file of the version lies now, by its name; empty where its manifest lists none.
 
     Raises
     ------
@@ -55,10 +59,13 @@ def take(folder: Path, name: str, version: int, note: Mapping[str, Any]) -> None
     for path in sorted(folder.iterdir()):
         found = layout.parse_versioned(path.name)
         if found is not None:
-            if found.version == version and path.suffix in (".h5", ".json") and not _is_note(path):
+            if found.version == version and not found.staged and not _is_note(path):
                 os.symlink(os.path.join("..", path.name), new / path.name)
-        elif path.is_file() and path.name != layout.VERSION_FILE and not _is_note(path):
-            _hard_link(path, new / path.name)
+        elif path.is_file() and path.name not in (layout.VERSION_FILE, *texts) and not _is_note(path):
+            if not (texts and layout.is_replaced_text(path.name)):  # else of the version before
+                _hard_link(path, new / path.name)
+    for text, path in texts.items():
+        _hard_link(path, new / text)
     (new / layout.VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")
     (new / NOTE_FILE).write_text(json.dumps({"version": version, **note}) + "\n", encoding="utf-8")
     for path in (new / layout.VERSION_FILE, new / NOTE_FILE, new):
@@ -96,7 +103,7 @@ def snapshots(folder: Path) -> Iterator[tuple[Path, set[int]]]:
 def mend(folder: Path, version: int) -> None:
     """Undo what an interrupted save left: half-made snapshots, and those of versions that never counted."""
     for path in sorted(folder.glob("*" + layout.TEMPORARY_SUFFIX)):
-        if path.is_dir():
+        if path.is_dir() and _SNAPSHOT.fullmatch(path.stem):  # others' folders stay
             shutil.rmtree(path)
     for path, versions in list(snapshots(folder)):
         target = path.with_suffix("")
@@ -122,8 +129,12 @@ def _is_note(path: Path) -> bool:
 
 
 def _hard_link(source: Path, target: Path) -> None:
-    """Give a file one more name; where the disk knows no hard links, copy it."""
+    """Give a file one more name; where the disk knows no hard links, or it may change, copy it."""
     try:
-        os.link(source, target)
+        if target.name not in WRITTEN_IN_PLACE:
+            os.link(source, target)
+            return
     except OSError:
-        shutil.copyfile(source, target)
+        pass
+    shutil.copyfile(source, target)
+    sync(target)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from dglkge.checkpoint.durable import sync
 from dglkge.checkpoint.manifest import FileEntry, Manifest
 from dglkge.errors import CheckpointError, write_error
 
+MOST_VERSION_DIGITS = 18
+"""More make no number that a checkpoint's version can be, and Python refuses to read thousands."""
+
 
 class CheckpointStorage:
     """Versions of a checkpoint in one folder.
@@ -22,7 +25,7 @@ class CheckpointStorage:
     Files::
 
         checkpoint_version.txt            "7\\n": the version that counts; 0 before the first
-        manifest.v7.json                  the run, and each file's size, CRC-32 and shapes
+        manifest.v7.json                  the run, and each file's size and CRC-32
         embeddings_{type}_{part}.v7.h5    one part of the rows of an entity type
         model.v7.h5                       the relations
         config.json                       PyTorch-BigGraph's configuration of this model
@@ -74,6 +77,12 @@ class CheckpointStorage:
     have done so, the manifest is written and checkpoint_version.txt replaced in one step. Before that step
     version V is whole, after it version V+1. Only then is V dropped.
 
+    PyTorch-BigGraph wants names, counts and config.json under names without a version. Those that are the
+    same in V and V+1 stay as they are. Others are written as ``config.v{V+1}.json``; right before the step
+    those of V are renamed to ``config.v{V}.json``, right after it those of V+1 take their own names. So at no
+    time do names of one version lie beside rows of another; after a crash in between they may be missing,
+    under their own names only, and the next start puts them back.
+
     Parameters
     ----------
     path : path
@@ -93,7 +102,8 @@ class CheckpointStorage:
             cannot have been left by an interrupted save of the next one.
         """
         path = self.path / layout.VERSION_FILE
-        if not path.exists():
+        text = self.version_text()
+        if text is None:
             if any(True for _ in self.versioned()):
                 raise CheckpointError(
                     f"{path} is missing, but files of a checkpoint lie beside it; {self._advice()}"
@@ -101,8 +111,7 @@ class CheckpointStorage:
             if self.path.exists() and not self.path.is_dir():
                 raise CheckpointError(f"{self.path} is not a folder")
             return 0
-        text = path.read_text(encoding="utf-8", errors="replace").strip()
-        if not (text.isascii() and text.isdigit()):
+        if not (text.isascii() and text.isdigit() and len(text) <= MOST_VERSION_DIGITS):
             got = f"reads {text[:40]!r}" if text else "is empty"
             raise CheckpointError(f"{path} {got}; expected one number; {self._advice()}")
         version = int(text)
@@ -113,8 +122,25 @@ class CheckpointStorage:
             )
         return version
 
-    def published(self) -> Manifest | None:
+    def version_text(self) -> str | None:
+        """Return what the version file says, None where there is none."""
+        try:
+            return (self.path / layout.VERSION_FILE).read_text(encoding="utf-8", errors="replace").strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot read {self.path / layout.VERSION_FILE}: {error.strerror}"
+            ) from None
+
+    def published(self, texts: bool = True) -> Manifest | None:
         """Return the manifest of the version that counts, having looked at its files' sizes.
+
+        Parameters
+        ----------
+        texts : bool
+            Whether to look at text files too. The next version does not need those of this one: it writes
+            what is missing anew.
 
         Raises
         ------
@@ -126,8 +152,10 @@ class CheckpointStorage:
             return None
         try:
             manifest = self.manifest(version)
-            self.check_files(manifest)
+            self.check_files(manifest, texts=texts)
         except CheckpointError as error:
+            if self.version_text() != str(version):
+                raise  # replaced by a newer one while it was looked at
             raise CheckpointError(f"{error}; {self._advice()}") from None
         return manifest
 
@@ -150,7 +178,7 @@ class CheckpointStorage:
             raise CheckpointError(f"{path} is damaged: it describes version {manifest.version}")
         return manifest
 
-    def check_files(self, manifest: Manifest, checksums: bool = False) -> None:
+    def check_files(self, manifest: Manifest, checksums: bool = False, texts: bool = True) -> None:
         """Check that the files of a version have their size and, when asked, their checksum.
 
         Raises
@@ -160,13 +188,30 @@ class CheckpointStorage:
         """
         for entry in manifest.files:
             file_check.check_file(self.path, entry, checksums)
+        if texts:
+            self.check_texts(manifest, checksums)
+
+    def check_texts(self, manifest: Manifest, checksums: bool = True) -> None:
+        """Check the text files of a version alone: they take little time beside the rows.
+
+        Raises
+        ------
+        CheckpointError
+            Naming the first file that is not as it was written.
+        """
+        for text in manifest.all_texts.values():
+            file_check.check_text(self.path, text, manifest.version, checksums)
 
     def newest_good(self) -> int | None:
-        """Return the newest version whose files are all there with the right checksums; None if no one is."""
+        """Return the newest version whose rows are all there with the right checksums; None if no one is.
+
+        Its texts need not be whole: the fallback writes them anew.
+        """
         versions = {found.version for _, found in self.versioned() if not found.temporary}
         for version in sorted(versions, reverse=True):
             with contextlib.suppress(CheckpointError):
-                self.check_files(self.manifest(version), checksums=True)
+                for entry in self.manifest(version).files:
+                    file_check.check_file(self.path, entry, checksum=True)
                 return version
         return None
 
@@ -229,7 +274,7 @@ class CheckpointStorage:
     def read_receipts(self, version: int) -> list[FileEntry]:
         """Return what all writers wrote of a version."""
         paths = sorted(self.path.glob(layout.receipt_file(f"*.v{version}.h5")))
-        return [FileEntry(**json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+        return [FileEntry.from_dict(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
     def remove_receipts(self, version: int) -> None:
         """Remove the notes of a version."""
@@ -248,7 +293,9 @@ class CheckpointStorage:
     def keep(self, version: int, name: str, note: Mapping[str, Any]) -> None:
         """Keep a version under a name, as :func:`dglkge.checkpoint.snapshots.take` does."""
         try:
-            snapshots.take(self.path, name, version, note)
+            texts = self.manifest(version).all_texts.values()
+            places = {text.name: file_check.check_text(self.path, text, version) for text in texts}
+            snapshots.take(self.path, name, version, note, places)
         except OSError as error:
             raise write_error(f"cannot write {self.path / name}", error) from error
 
@@ -256,7 +303,8 @@ class CheckpointStorage:
         """Remove all files of older versions, apart from those that a snapshot keeps."""
         kept = snapshots.kept_versions(self.path)
         for path, found in self.versioned():
-            leaving = path.name.endswith(layout.RECEIPT_SUFFIX)
+            # Snapshots have the texts themselves, so staged ones need not stay for them.
+            leaving = path.name.endswith(layout.RECEIPT_SUFFIX) or found.staged
             if found.version < version and (leaving or found.version not in kept):
                 path.unlink(missing_ok=True)
 
@@ -267,12 +315,48 @@ class CheckpointStorage:
             if found.version > version or found.temporary:
                 path.unlink(missing_ok=True)
 
-    def drop_names_from(self, num_parts: int) -> None:
-        """Remove the name lists of parts that are no more, from part ``num_parts`` on."""
-        for path in self.path.iterdir():
-            part = layout.parse_names_part(path.name)
-            if part is not None and part >= num_parts:
-                path.unlink(missing_ok=True)
+    def withdraw_texts(self, version: int, kept: Collection[str]) -> None:
+        """Stage the texts of the version that counts, before the next one does, apart from some that stay.
+
+        So no reader finds the names of one version beside the rows of another; it may find none for a moment.
+        """
+        for path in sorted(self.path.iterdir()):
+            if layout.is_replaced_text(path.name) and path.name not in kept:
+                os.replace(path, self.path / layout.staged_file(path.name, version))
+        sync(self.path)
+
+    def place_texts(self, manifest: Manifest) -> None:
+        """Give the staged texts of the version that counts their own names; those of no part go.
+
+        Does nothing where all is in its place, and in folders that only have manifests of version 1.
+
+        Raises
+        ------
+        CheckpointError
+            If the folder cannot be written to.
+        """
+        texts = manifest.all_texts
+        if not texts:
+            return
+        try:
+            for name in filter(layout.is_replaced_text, texts):
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(self.path / layout.staged_file(name, manifest.version), self.path / name)
+            for path in self.path.iterdir():
+                if layout.parse_names_part(path.name) is not None and path.name not in texts:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {self.path}: {error.strerror}") from error
+
+    def damaged_folder(self, version: int) -> Path:
+        """Make a new folder for damaged files of a version: ``damaged_v{V}``, then ``damaged_v{V}_2``."""
+        name = f"{layout.DAMAGED_PREFIX}{version}"
+        folder, number = self.path / name, 1
+        while folder.exists():
+            number += 1
+            folder = self.path / f"{name}_{number}"
+        folder.mkdir()
+        return folder
 
     def versioned(self) -> Iterator[tuple[Path, layout.VersionedFile]]:
         """Yield the files that belong to a version."""

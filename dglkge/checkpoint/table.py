@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
+from typing import BinaryIO, Union
 
 import numpy as np
 import torch
@@ -118,7 +118,10 @@ class CheckpointTable:
 
 
 def entity_table(
-    folder: Path, entries: Sequence[FileEntry], names: Callable[[], Vocabulary]
+    folder: Path,
+    entries: Sequence[FileEntry],
+    opened: Mapping[str, BinaryIO],
+    names: Callable[[], Vocabulary],
 ) -> CheckpointTable:
     """Map the rows of an entity type.
 
@@ -127,6 +130,8 @@ def entity_table(
     folder : Path
     entries : sequence of FileEntry
         Its files, in the order of parts.
+    opened : mapping of str to binary file
+        Those files by name, open: training may have dropped them since.
     names : callable
         Returns its vocabulary, which is read only when a name is asked for.
     """
@@ -134,19 +139,24 @@ def entity_table(
     first_id = 0
     for entry in entries:
         path = folder / entry.name
-        with hdf5_format.open_file(path) as file:
-            ids = hdf5_format.original_ids(path, file, first_id)
-            rows = hdf5_format.map_rows(path, file[hdf5_format.EMBEDDINGS])
+        raw = opened[entry.name]
+        with hdf5_format.open_file(path, raw) as file:
+            ids = hdf5_format.original_ids(raw, file, first_id)
+            rows = hdf5_format.map_rows(raw, file[hdf5_format.EMBEDDINGS])
         shards.append(FileShard(torch.from_numpy(ids), torch.from_numpy(rows)))
         first_id += entry.num_rows
     return CheckpointTable(entries[0].table, shards, lambda name: names().id(name))
 
 
 def relation_table(
-    folder: Path, entries: Sequence[FileEntry], meta: CheckpointMeta, relations: RelationVocabulary
+    folder: Path,
+    entries: Sequence[FileEntry],
+    opened: Mapping[str, BinaryIO],
+    meta: CheckpointMeta,
+    relations: RelationVocabulary,
 ) -> CheckpointTable:
     """Read the relations' rows, which are put together from operator parameters."""
     path = folder / entries[0].name
-    with hdf5_format.open_file(path) as file:
+    with hdf5_format.open_file(path, opened[entries[0].name]) as file:
         rows = torch.from_numpy(read_relations(path, file, meta))
     return CheckpointTable(entries[0].table, [FileShard(torch.arange(len(rows)), rows)], relations.id)

@@ -19,7 +19,7 @@ def epoch_record(epoch: int, num_triples: int, mean_loss: float) -> dict[str, An
     epoch : int
         From 0 on.
     num_triples : int
-        Triples trained; fewer than an epoch's where it was resumed in the middle.
+        Triples trained, those before a restart among them.
     mean_loss : float
         Per triple.
     """
@@ -44,8 +44,14 @@ def append(storage: CheckpointStorage, records: Sequence[Mapping[str, Any]]) -> 
             storage.write_text(layout.STATS_FILE, "")
         return
     first = min(int(record["epoch_idx"]) for record in records)
-    kept = [record for record in read(storage.path) if record.get("epoch_idx", -1) < first]
+    kept = [record for record in read(storage.path) if _epoch_of(record) < first]
     storage.write_text(layout.STATS_FILE, "".join(json.dumps(record) + "\n" for record in [*kept, *records]))
+
+
+def _epoch_of(record: Mapping[str, Any]) -> int:
+    """Return the epoch of a line, which another program may have written."""
+    epoch = record.get("epoch_idx", -1)
+    return epoch if isinstance(epoch, int) else -1
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

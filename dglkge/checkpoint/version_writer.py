@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import time
@@ -10,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dglkge.checkpoint import layout, part_files, training_stats
+from dglkge.checkpoint import layout, part_files, shared_texts, training_stats
 from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
 from dglkge.checkpoint.courier import Courier, empty_outbox
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, check_complete
+from dglkge.checkpoint.file_check import is_there
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry, check_complete
 from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.data.relation_vocabulary import RelationVocabulary
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import TablePart
@@ -27,7 +28,7 @@ POLL_SECONDS = 0.02
 
 @contextlib.contextmanager
 def _failures_of_others() -> Iterator[None]:
-    """Raise JobError for what other machines do not deliver: no input is wrong, another attempt may succeed."""
+    """Raise JobError for what other machines do not deliver: another attempt may succeed."""
     try:
         yield
     except CheckpointError as error:
@@ -113,9 +114,12 @@ class VersionWriter:
             storage = CheckpointStorage(empty_outbox(self.storage.path, courier.rank))
         for part in new.parts:
             entry = part_files.write_part(storage, new.version, part, new.meta, attributes)
-            if courier is not None or not self._has_names(entry, new.previous):
-                part_files.write_names(storage, part, self.names.get(part.table))
-            storage.write_receipt(entry)
+            texts = self._same_names(entry, new.previous) if courier is None else ()
+            if not texts:
+                ids = part.original_ids.sort().values.tolist()
+                names = self.names.get(part.table)
+                texts = part_files.write_names(storage, new.version, part.table, part.part, ids, names)
+            storage.write_receipt(dataclasses.replace(entry, texts=texts))
         if courier is not None:
             with _failures_of_others():
                 courier.send(storage.path)
@@ -144,44 +148,42 @@ class VersionWriter:
                 signs, last_news = found, now
             time.sleep(POLL_SECONDS)
 
-    def _has_names(self, entry: FileEntry, previous: Manifest | None) -> bool:
-        """Tell whether the lists of names that a part would get lie in the folder already."""
-        files = (
-            layout.entity_names_file(entry.table, entry.part),
-            layout.entity_count_file(entry.table, entry.part),
-        )
-        if previous is None or not all((self.storage.path / name).is_file() for name in files):
-            return False
-        known = {(old.table, old.part): old.ids_crc32 for old in previous.files}
-        return known.get((entry.table, entry.part)) == entry.ids_crc32
+    def _same_names(self, entry: FileEntry, previous: Manifest | None) -> Sequence[TextEntry]:
+        """Return the names and the count of a part if they are those of the version before, else nothing."""
+        for old in () if previous is None else previous.files:
+            if (old.table, old.part, old.ids_crc32) == (entry.table, entry.part, entry.ids_crc32):
+                return old.texts if all(is_there(self.storage.path, text) for text in old.texts) else ()
+        return ()
 
     def _publish(self, new: NewVersion, files: Sequence[FileEntry], config: Mapping[str, Any]) -> None:
         """Describe a version whose files are all there, make it the one that counts, and drop older ones."""
-        storage, version = self.storage, new.version
-        num_parts = max(entry.part for entry in files) + 1
-        self._write_shared_files(new.meta, config, anew=version == 1)
+        storage, version, previous = self.storage, new.version, new.previous
+        config_text = json.dumps(config, indent=4)
+        texts = shared_texts.write(storage, version, new.meta, config_text, self.names, previous)
         training_stats.append(storage, new.stats)
-        storage.write_text(layout.manifest_file(version), Manifest(version, new.meta, files).to_json())
+        manifest = Manifest(version, new.meta, files, texts)
+        if previous is None:
+            storage.place_texts(manifest)  # nothing counts yet, so they are nobody's wrong names
+        storage.write_text(layout.manifest_file(version), manifest.to_json())
         for name, note in new.snapshots.items():
             storage.keep(version, name, note)
-        storage.publish(version)
+        if previous is None:
+            storage.publish(version)
+        else:
+            storage.withdraw_texts(previous.version, self._drop_same(manifest, previous))
+            storage.publish(version)
+            storage.place_texts(manifest)
         storage.remove_receipts(version)
-        storage.drop_names_from(num_parts)
         storage.drop_older(version)
         logger.info("checkpoint version %d in %s", version, storage.path)
 
-    def _write_shared_files(self, meta: CheckpointMeta, config: Mapping[str, Any], anew: bool) -> None:
-        """Write the files that do not belong to one version: PyTorch-BigGraph's config, and names."""
-        self.storage.write_text(layout.CONFIG_FILE, json.dumps(config, indent=4))
-        for table, names in self.names.items():
-            missing = not (self.storage.path / layout.vocabulary_file(table)).is_file()
-            if table in meta.entity_types and (anew or missing):
-                with self.storage.new_file(layout.vocabulary_file(table)) as path:
-                    names.save(path)
-        if anew or not (self.storage.path / layout.RELATION_NAMES_FILE).is_file():
-            labels = RelationVocabulary(meta.relations).labels.names
-            self.storage.write_text(layout.RELATION_COUNT_FILE, f"{len(labels)}\n")
-            self.storage.write_text(layout.RELATION_NAMES_FILE, json.dumps(list(labels), indent=4))
+    def _drop_same(self, manifest: Manifest, previous: Manifest) -> set[str]:
+        """Return the texts that are the same in the next version; drop what was staged of them again."""
+        same = {name for name, text in manifest.all_texts.items() if previous.all_texts.get(name) == text}
+        same = {name for name in same if is_there(self.storage.path, manifest.all_texts[name])}
+        for name in same:
+            (self.storage.path / layout.staged_file(name, manifest.version)).unlink(missing_ok=True)
+        return same
 
 
 def refuse_missing_relations(relations: TablePart | None) -> TablePart:

@@ -87,7 +87,7 @@ def _convert(args: argparse.Namespace) -> int:
             raise InputError(f"--from goes with --to {TO_RUN}, got --to {args.to}")
         if args.type:
             raise InputError(f"--type goes with --to {TO_RUN}, got --to {args.to}")
-        checkpoint = open_checkpoint(args.run)
+        checkpoint = open_checkpoint(args.run, verify=True)
         tables = [*checkpoint.entity_types, RELATION]
         written = export_tables(checkpoint, tables, args.to, output, args.overwrite)
         print_columns(["file"], [[path] for path in written])

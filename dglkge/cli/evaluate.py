@@ -12,6 +12,7 @@ from dglkge.cli.opened_run import (
     SPLITS,
     add_dataset_argument,
     add_run_argument,
+    add_verify_argument,
     open_dataset,
     open_model,
 )
@@ -34,6 +35,7 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_run_argument(parser)
+    add_verify_argument(parser)
     parser.add_argument(
         "--split", choices=SPLITS, default="test", help="which triples (default: %(default)s)"
     )
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.limit is not None and args.limit < 1:
         raise InputError(f"--limit must be at least 1, got {args.limit}")
-    checkpoint = open_checkpoint(args.run)
+    checkpoint = open_checkpoint(args.run, verify=not args.no_verify)
     dataset = open_dataset(checkpoint, args.dataset)
     triples = dataset.split(args.split)[: args.limit]
     known = KnownTriples([dataset.split(split) for split in SPLITS], dataset.num_relations)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from dglkge.checkpoint.reader import open_checkpoint
-from dglkge.cli.opened_run import add_run_argument
+from dglkge.cli.opened_run import add_run_argument, add_verify_argument
 from dglkge.cli.output import human_bytes, print_columns, print_json
 from dglkge.inference.export import FORMATS, export_tables
 from dglkge.typing import RELATION
@@ -28,6 +28,7 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_run_argument(parser)
+    add_verify_argument(parser)
     parser.add_argument("--format", required=True, choices=sorted(FORMATS), help="format of the files")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the files")
     parser.add_argument(
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the files and list them."""
-    checkpoint = open_checkpoint(args.run)
+    checkpoint = open_checkpoint(args.run, verify=not args.no_verify)
     tables = args.table or [*checkpoint.entity_types, RELATION]
     written = export_tables(checkpoint, tables, args.format, Path(args.output), args.overwrite)
     if args.json:

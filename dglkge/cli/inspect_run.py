@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
-from dglkge.checkpoint.manifest import UNKNOWN_CRC32
+from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, TextEntry
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.cli.opened_run import add_run_argument
 from dglkge.cli.output import human_bytes, print_columns, print_json
@@ -42,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(checkpoint: Checkpoint, verified: bool) -> dict[str, Any]:
     """Describe a checkpoint."""
-    meta, files = checkpoint.meta, checkpoint.manifest.files
+    meta = checkpoint.meta
+    files: list[FileEntry | TextEntry] = [*checkpoint.manifest.files]
+    files += checkpoint.manifest.all_texts.values()
     with_checksum = [entry for entry in files if entry.crc32 != UNKNOWN_CRC32]
     return {
         "path": str(checkpoint.path),
@@ -71,7 +73,7 @@ def _report(checkpoint: Checkpoint, verified: bool) -> dict[str, Any]:
             }
             for entry in files
         ],
-        "size_bytes": sum(entry.size_bytes for entry in files),
+        "size_bytes": sum(entry.size_bytes for entry in checkpoint.manifest.files),
     }
 
 

@@ -19,6 +19,15 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of a run, or the checkpoint folder in it")
 
 
+def add_verify_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare that what is read may go unchecked."""
+    parser.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="do not compare what is read with its checksums, which saves reading the rows once more",
+    )
+
+
 def add_dataset_argument(parser: argparse.ArgumentParser) -> None:
     """Declare where the dataset lies now."""
     parser.add_argument(

@@ -13,6 +13,7 @@ from dglkge.cli.opened_run import (
     SPLITS,
     add_dataset_argument,
     add_run_argument,
+    add_verify_argument,
     open_dataset,
     open_model,
 )
@@ -40,6 +41,7 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_run_argument(parser)
+    add_verify_argument(parser)
     parser.add_argument("--head", metavar="NAME", help="the head, to ask for tails")
     parser.add_argument("--relation", metavar="NAME", help="the relation")
     parser.add_argument("--tail", metavar="NAME", help="the tail, to ask for heads")
@@ -61,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Answer and print."""
     named = _queries(args)
-    checkpoint = open_checkpoint(args.run)
+    checkpoint = open_checkpoint(args.run, verify=not args.no_verify)
     queries = [resolve(query, checkpoint.relations, checkpoint.vocabulary) for query in named]
     known, index = _known(args, checkpoint)
     types = {_answer_type(checkpoint, query) for query in queries}

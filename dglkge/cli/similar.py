@@ -7,7 +7,7 @@ import argparse
 import torch
 
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
-from dglkge.cli.opened_run import add_run_argument
+from dglkge.cli.opened_run import add_run_argument, add_verify_argument
 from dglkge.cli.output import print_columns, print_json
 from dglkge.errors import InputError
 from dglkge.inference.similarity import most_similar
@@ -22,6 +22,7 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_run_argument(parser)
+    add_verify_argument(parser)
     parser.add_argument("--entity", required=True, metavar="NAME", help="the entity")
     parser.add_argument(
         "--type", metavar="TYPE", help="its type, where entities of several types share the name"
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search and print."""
-    checkpoint = open_checkpoint(args.run)
+    checkpoint = open_checkpoint(args.run, verify=not args.no_verify)
     entity_type = _type_of(checkpoint, args.entity, args.type)
     names = checkpoint.vocabulary(entity_type)
     ids = torch.tensor([names.id(args.entity)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, get_type_hints
 
@@ -31,9 +31,27 @@ def not_empty(value: str) -> str | None:
     return None if value else "a non-empty text"
 
 
-def setting(default: Any, help: str, check: Check | None = None) -> Any:
-    """Declare a field of the configuration with its default, its help and its check."""
-    metadata = {"help": help, "check": check}
+FIXED = "fixed"
+"""In a resume the field has to be what it was when the run was started: another value makes another model."""
+UNTIL_FINISHED = "until finished"
+"""The field may change while there are epochs left to train; the run's later versions say so."""
+FREE = "free"
+"""The field may change in every resume: it changes no number of the model."""
+
+
+def setting(default: Any, help: str, check: Check | None = None, resume: str = FIXED) -> Any:
+    """Declare a field of the configuration.
+
+    Parameters
+    ----------
+    default : object
+    help : str
+    check : callable, optional
+    resume : str
+        Whether the field may change when a run is resumed: :data:`FIXED`, :data:`UNTIL_FINISHED` or
+        :data:`FREE`.
+    """
+    metadata = {"help": help, "check": check, "resume": resume}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -110,44 +128,57 @@ class OptimizerConfig:
 class TrainingConfig:
     """How long, and in what steps."""
 
-    num_epochs: int = setting(10, "passes over the training triples", at_least(0))
-    batch_size: int = setting(1000, "triples in a global batch, over all trainers", at_least(1))
+    num_epochs: int = setting(10, "passes over the training triples", at_least(0), resume=FREE)
+    batch_size: int = setting(
+        1000, "triples in a global batch, over all trainers", at_least(1), resume=UNTIL_FINISHED
+    )
     products: str = setting(
         "auto",
         "type of the matrix products of softmax with complex and distmult: float32, bfloat16, or auto: the "
         "first start of a run measures which is faster and its later starts keep that; float32 gives the "
         "same result on any number of trainers, but for the order of sums",
         one_of("auto", "float32", "bfloat16"),
+        resume=UNTIL_FINISHED,
     )
     synchronous: bool = setting(
         True,
         "trainers wait for one another after each batch, so results do not depend on their number; false, on "
         "one machine only: they do not (Hogwild), and no two runs of several trainers are quite alike",
+        resume=UNTIL_FINISHED,
     )
     profile: bool = setting(
         False,
         "write how long each phase of a batch took, over all trainers, to stats.jsonl once an epoch",
+        resume=FREE,
     )
     lookup: str = setting(
         "exchange",
         "rows of other machines come by the trainers' own exchange, or by DGL's kvstore",
         one_of("exchange", "kvstore"),
+        resume=FREE,
     )
     staleness: int = setting(
         0,
         "1: rows of other machines may be one update old, and travel while the batch before computes",
         one_of(0, 1),
+        resume=UNTIL_FINISHED,
     )
     wire: str = setting(
         "float32",
         "type in which rows and gradients travel between machines: float32, or bfloat16 for half the bytes",
         one_of("float32", "bfloat16"),
+        resume=UNTIL_FINISHED,
     )
     check_memory: bool = setting(
-        True, "refuse, before anything is made, what does not fit into memory or /dev/shm (see dglkge plan)"
+        True,
+        "refuse, before anything is made, what does not fit into memory or /dev/shm (see dglkge plan)",
+        resume=FREE,
     )
     progress: str = setting(
-        "auto", "progress bar: auto (on a terminal), always or never", one_of("auto", "always", "never")
+        "auto",
+        "progress bar: auto (on a terminal), always or never",
+        one_of("auto", "always", "never"),
+        resume=FREE,
     )
 
 
@@ -155,20 +186,33 @@ class TrainingConfig:
 class CheckpointConfig:
     """When the parameters are written."""
 
-    every_epochs: int = setting(1, "commit after every so many epochs; 0: only at the end", at_least(0))
-    every_batches: int = setting(0, "commit after every so many batches as well; 0: never", at_least(0))
-    every_minutes: float = setting(0.0, "commit after every so many minutes as well; 0: never", at_least(0))
+    every_epochs: int = setting(
+        1, "commit after every so many epochs; 0: only at the end", at_least(0), resume=FREE
+    )
+    every_batches: int = setting(
+        0, "commit after every so many batches as well; 0: never", at_least(0), resume=FREE
+    )
+    every_minutes: float = setting(
+        0.0, "commit after every so many minutes as well; 0: never", at_least(0), resume=FREE
+    )
     background: bool = setting(
-        True, "copy the rows and write while training goes on; takes the memory of one copy"
+        True, "copy the rows and write while training goes on; takes the memory of one copy", resume=FREE
     )
     keep_every_epochs: int = setting(
-        0, "keep the version after every so many epochs as checkpoint/epoch_{E}; 0: none", at_least(0)
+        0,
+        "keep the version after every so many epochs as checkpoint/epoch_{E}; 0: none",
+        at_least(0),
+        resume=FREE,
     )
     keep_best: bool = setting(
-        False, "keep the version with the best valid MRR as checkpoint/best (see valid_every_epochs)"
+        False,
+        "keep the version with the best valid MRR as checkpoint/best (see valid_every_epochs)",
+        resume=FREE,
     )
     fallback: bool = setting(
-        False, "where the newest version is damaged, go on from the newest good one; reads all files first"
+        False,
+        "where the newest version is damaged, go on from the newest good one; reads all files first",
+        resume=FREE,
     )
     init_path: str = setting(
         "", "a run or checkpoint whose rows a new run starts with, matched by name; empty: none"
@@ -179,25 +223,33 @@ class CheckpointConfig:
 class EvaluationConfig:
     """How the entities are ranked."""
 
-    split: str = setting("test", "split ranked after training", one_of("train", "valid", "test", "none"))
-    filtered: bool = setting(True, "leave other known answers out of the ranking")
-    num_candidates: int = setting(0, "rank against so many sampled entities; 0: all of the type", at_least(0))
+    split: str = setting(
+        "test", "split ranked after training", one_of("train", "valid", "test", "none"), resume=FREE
+    )
+    filtered: bool = setting(True, "leave other known answers out of the ranking", resume=FREE)
+    num_candidates: int = setting(
+        0, "rank against so many sampled entities; 0: all of the type", at_least(0), resume=FREE
+    )
     ties: str = setting(
-        "realistic", "rank among equal scores", one_of("realistic", "optimistic", "pessimistic")
+        "realistic", "rank among equal scores", one_of("realistic", "optimistic", "pessimistic"), resume=FREE
     )
-    batch_size: int = setting(2048, "queries that a trainer scores at a time", at_least(1))
+    batch_size: int = setting(2048, "queries that a trainer scores at a time", at_least(1), resume=FREE)
     valid_every_epochs: int = setting(
-        0, "rank the valid split after every so many epochs; 0: never", at_least(0)
+        0, "rank the valid split after every so many epochs; 0: never", at_least(0), resume=FREE
     )
-    max_triples: int = setting(0, "rank only the first so many triples of a split; 0: all", at_least(0))
+    max_triples: int = setting(
+        0, "rank only the first so many triples of a split; 0: all", at_least(0), resume=FREE
+    )
 
 
 @dataclass(frozen=True)
 class Config:
     """The whole configuration of a run."""
 
-    dataset: str = setting("", "folder written by partition_tools/partition.py", not_empty)
-    output: str = setting("runs/default", "folder of the run: checkpoint, statistics, metrics", not_empty)
+    dataset: str = setting("", "folder written by partition_tools/partition.py", not_empty, resume=FREE)
+    output: str = setting(
+        "runs/default", "folder of the run: checkpoint, statistics, metrics", not_empty, resume=FREE
+    )
     seed: int = setting(0, "seed of the order, the negatives and the initial rows", at_least(0))
     model: ModelConfig = section(ModelConfig, "score function and dimensions")
     loss: LossConfig = section(LossConfig, "loss")
@@ -222,3 +274,45 @@ def field_table(of: type = Config, prefix: str = "") -> Iterator[tuple[str, str,
             yield from field_table(kind, f"{prefix}{item.name}.")  # type: ignore[arg-type]
         else:
             yield prefix + item.name, kind.__name__, item.default, item.metadata["help"]
+
+
+def refused_changes(saved: Mapping[str, Any], wanted: Mapping[str, Any], is_finished: bool) -> list[str]:
+    """Compare two configurations of one run, as nested dicts; fields that one of them lacks are passed over.
+
+    Parameters
+    ----------
+    saved, wanted : mapping
+        What a version of the run was trained with, and what it is to go on with.
+    is_finished : bool
+        Whether no epoch is left to train.
+
+    Returns
+    -------
+    list of str
+        ``"optimizer.lr was 0.1, is 0.2"`` for each field that may not change.
+    """
+    changes = []
+    for key, resume in _resume_rules(Config, ""):
+        old, new = _value(saved, key), _value(wanted, key)
+        may_change = resume == FREE or (resume == UNTIL_FINISHED and not is_finished)
+        if old is not None and new is not None and old != new and not may_change:
+            changes.append(f"{key} was {old!r}, is {new!r}")
+    return changes
+
+
+def _resume_rules(of: Any, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, whether it may change in a resume) of every field."""
+    hints = get_type_hints(of)
+    for item in dataclasses.fields(of):
+        if dataclasses.is_dataclass(hints[item.name]):
+            yield from _resume_rules(hints[item.name], f"{prefix}{item.name}.")
+        else:
+            yield prefix + item.name, item.metadata["resume"]
+
+
+def _value(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a dotted key, None where there is none."""
+    found: Any = config
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found

@@ -46,7 +46,7 @@ _MEMBERSHIP = threading.Lock()
 launched job it is never released, because DGL's servers end when the trainers have left."""
 
 SLOWEST_DISK_BYTES_PER_SECOND = 10e6
-"""What is allowed for in waits for a trainer that reads: less than a shared disk of spinning platters gives."""
+"""Assumed in the limit of waits for a trainer that reads: a shared disk of spinning platters is faster."""
 
 
 @dataclass(frozen=True)
@@ -67,23 +67,31 @@ class Cluster:
     graph: Any
     stop: StopRequest = field(default_factory=StopRequest)
     _farewells: list[Callable[[], None]] = field(default_factory=list)
+    _endings: list[Callable[[], None]] = field(default_factory=list)
 
     def when_left(self, farewell: Callable[[], None]) -> None:
         """Call a function when this trainer's work is done and before it leaves; not after a failure."""
         self._farewells.append(farewell)
 
+    def when_ended(self, ending: Callable[[], None]) -> None:
+        """Call a function however this trainer ends, by an exception too: for work of this process alone.
+
+        The last is called first: what was taken early may be needed until the end.
+        """
+        self._endings.append(ending)
+
+    def end(self) -> None:
+        """Finish what was begun. What goes wrong is logged: it must not hide why the trainer ends."""
+        while self._endings:
+            try:
+                self._endings.pop()()
+            except Exception as error:
+                logger.error("%s", error)
+
     def leave(self) -> None:
         """Do what is still to be done before this trainer leaves."""
         while self._farewells:  # none is kept: it may hold the cluster, and tables that must go now
             self._farewells.pop(0)()
-
-    def leave_after_failure(self) -> None:
-        """Finish what runs in the background, in a process that goes on after a failure; log its errors."""
-        while self._farewells:
-            try:
-                self._farewells.pop(0)()
-            except Exception as error:  # the failure itself is raised to the user
-                logger.warning("while leaving after a failure: %s", error)
 
     def barrier(self, num_bytes: int = 0) -> None:
         """Wait until every trainer has come here.
@@ -173,10 +181,12 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
         _become_member("a launched process trains once: start the next training as a job of its own")
         cluster = _start(world, ip_config, graph_name, part_config)
         with cluster.stop.listening():  # after DGL, which takes SIGINT for itself
-            yield cluster
-            cluster.leave()
-            if world.launched:
+            try:
+                yield cluster
+                cluster.leave()
                 cluster.stop.ignore_from_now_on()
+            finally:
+                cluster.end()
     except BaseException as error:
         _fail(error, world)
     end_process_group()
@@ -189,12 +199,12 @@ def _alone(world: World, ip_config: str, graph_name: str, part_config: str) -> I
     try:
         dgl_compat.connect(ip_config)
         cluster = Cluster(world, dgl_compat.open_graph(graph_name, part_config))
-        try:
-            with cluster.stop.listening():
+        with cluster.stop.listening():
+            try:
                 yield cluster
                 cluster.leave()
-        finally:
-            cluster.leave_after_failure()  # nothing is left to do after a success
+            finally:
+                cluster.end()
     finally:
         dgl_compat.disconnect()
         _MEMBERSHIP.release()

@@ -79,6 +79,8 @@ def export_tables(
     existing += [config_file] if dglke and config_file.exists() else []
     if existing and not overwrite:
         raise InputError(f"{existing[0]} exists; allow it to be replaced, or take another folder")
+    for table in tables:
+        checkpoint[table]  # a damaged or unknown table is an error before anything is written
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)

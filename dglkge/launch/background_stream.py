@@ -20,7 +20,7 @@ BLOCK_BYTES = 65536
 
 
 class _Writer:
-    """A thread that writes what a queue holds, in order; daemonic, so that a blocked one keeps nobody alive."""
+    """A thread that writes what a queue holds, in order; a daemon, so that the process can end beside it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

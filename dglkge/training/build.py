@@ -23,6 +23,7 @@ from dglkge.distributed.request_limit import limited_requests, request_limit_sec
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.embeddings.table_set import TableSet
+from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.kge_model import KgeModel
 from dglkge.registry import Registry
@@ -89,6 +90,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     check_training(config, world.num_machines)
     refuse_bigraph_output(config)
     dataset = Dataset.open(config.dataset)
+    refuse_empty_splits(config, dataset)
     layout = dataset.layout()
     config = with_products_chosen(config, cluster)
     model = configured_model(config)
@@ -117,9 +119,6 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, edge_batches
     )
     output = Path(config.output)
-    if world.rank == 0:
-        output.mkdir(parents=True, exist_ok=True)
-        save_config(config, output / "config.json")
     names = (
         {name: dataset.vocabulary(name) for name in dataset.entity_types} if world.is_machine_leader else {}
     )
@@ -134,9 +133,49 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     )
     evaluator = LiveEvaluator(dataset, model, tables, cluster, _protocol(config))
     meta = _meta(config, dataset)
-    return Trainer(
+    trainer = Trainer(
         config, cluster, tables, optimizer, edge_batches, train_step, evaluator, checkpoints, meta, JOB, clock
     )
+    if world.rank == 0:  # not before the trainer has found that what lies there is this run
+        _record(config, output)
+    return trainer
+
+
+def _record(config: Config, output: Path) -> None:
+    """Write the run's configuration.
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be written to.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        save_config(config, output / "config.json")
+    except OSError as error:
+        raise InputError(f"cannot write to {output}: {error.strerror}") from error
+
+
+def refuse_empty_splits(config: Config, dataset: Dataset) -> None:
+    """Refuse, before anything is trained, to rank a split that has no triples.
+
+    Raises
+    ------
+    InputError
+        Naming the setting that asks for it.
+    """
+    wanted = []
+    if config.evaluation.split != "none":
+        wanted.append(("evaluation.split", config.evaluation.split, config.evaluation.split, "none"))
+    if config.evaluation.valid_every_epochs:
+        every = str(config.evaluation.valid_every_epochs)
+        wanted.append(("evaluation.valid_every_epochs", every, "valid", "0"))
+    for setting, value, split, allowed in wanted:
+        if not len(dataset.split(split)):
+            raise InputError(
+                f"{setting} is {value}, and {dataset.path} has no {split} triples to rank; "
+                f"allowed is {allowed}, or a data set with that split"
+            )
 
 
 def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int) -> Any:

@@ -87,7 +87,8 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
     """Yield the epochs of this job that are left until ``num_epochs`` are finished.
 
     Code in the body before and between batch loops runs again after a restart and must be idempotent;
-    code after the last batch loop of an epoch does not run again.
+    code after the last batch loop of an epoch does not run again. Nothing of the script's own is saved: what
+    depends on the epoch, a learning rate for instance, has to follow from its number.
     """
     return JOB.remaining_until(num_epochs)
 

@@ -7,12 +7,16 @@ import json
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
+from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
+from dglkge.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +35,8 @@ MOST_ROWS = 512
 def with_products_chosen(config: Config, cluster: Cluster) -> Config:
     """Return the configuration with ``training.products`` decided; a collective.
 
-    ``auto`` is what an earlier start of the run chose, which its ``config.json`` says, else bfloat16 where
-    it is clearly faster on rank 0's machine.
+    ``auto`` is what an earlier start of the run chose, which its checkpoint says, or its ``config.json``
+    where it has none yet; else bfloat16 where it is clearly faster on rank 0's machine.
     """
     if config.training.products != AUTO:
         return config
@@ -43,10 +47,19 @@ def with_products_chosen(config: Config, cluster: Cluster) -> Config:
 
 def _recorded(config: Config) -> str | None:
     """Return what the run was started with before, None for a new run."""
+    storage = CheckpointStorage(Path(config.output) / CHECKPOINT_FOLDER)
     try:
-        text = (Path(config.output) / "config.json").read_text(encoding="utf-8")
-        found = json.loads(text)["training"]["products"]
-    except (OSError, ValueError, KeyError, TypeError):
+        recorded: Any = storage.manifest(int(storage.version_text() or 0)).meta.config
+    except (CheckpointError, ValueError):
+        recorded = {}
+    if not recorded:
+        try:
+            recorded = json.loads((Path(config.output) / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+    try:
+        found = recorded["training"]["products"]
+    except (KeyError, TypeError):
         return None
     return found if found in (FLOAT32, BFLOAT16) else None
 

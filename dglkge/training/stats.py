@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,24 @@ logger = logging.getLogger(__name__)
 
 REPORTS_PER_EPOCH = 20
 """Losses are summed over trainers this often; more often would only cost a round of messages."""
+
+
+@dataclass(frozen=True)
+class LossSoFar:
+    """Sums of what an epoch has trained: loss, triples and bytes sent.
+
+    Attributes
+    ----------
+    epoch : int
+    total : (3,) array
+        Over all trainers, up to the last report.
+    recent : (3,) array
+        Of this trainer, since then.
+    """
+
+    epoch: int
+    total: np.ndarray
+    recent: np.ndarray
 
 
 class EpochReport:
@@ -39,6 +58,8 @@ class EpochReport:
         Whether to show a progress bar on stderr.
     clock : PhaseClock, optional
         If it is on, the last record of the epoch says the seconds of each phase, summed over trainers.
+    before : LossSoFar, optional
+        What was trained of the epoch before, in another run of the job for instance.
     """
 
     def __init__(
@@ -51,6 +72,7 @@ class EpochReport:
         num_batches: int,
         bar: bool,
         clock: PhaseClock | None = None,
+        before: LossSoFar | None = None,
     ) -> None:
         self._clock = PhaseClock() if clock is None else clock
         self._clock.take()  # whatever belongs to an epoch before
@@ -59,8 +81,10 @@ class EpochReport:
         self._epoch = epoch
         self._every = reports_apart(num_batches)
         self._num_batches = num_batches
-        self._recent = np.zeros(3)  # this trainer's summed loss, triples and bytes since the last report
-        self._epoch_total = np.zeros(3)
+        # This trainer's summed loss, triples and bytes since the last report, and all trainers' before that.
+        self._recent = np.zeros(3) if before is None else before.recent.copy()
+        self._epoch_total = np.zeros(3) if before is None else before.total.copy()
+        self._open = (first_batch, np.zeros(3))  # the last batch that was counted; it may not be done yet
         self._started = self._last = time.monotonic()
         self._title = f"epoch {epoch + 1}/{num_epochs}"
         self._has_bar = bar
@@ -70,9 +94,16 @@ class EpochReport:
 
     def count(self, batches_done: int, loss: float, num_triples: int, num_bytes: int = 0) -> None:
         """Take note of a trained batch, for which so many bytes went to other machines."""
-        self._recent += (loss, num_triples, num_bytes)
+        self._open = (batches_done, np.array([loss, num_triples, num_bytes], dtype=float))
+        self._recent += self._open[1]
         if batches_done % self._every == 0 or batches_done == self._num_batches:
             self._report(batches_done)
+
+    def so_far(self, batches_done: int) -> LossSoFar:
+        """Return the sums of the batches that are done; one that is still open will be trained again."""
+        last, of_last = self._open
+        recent = self._recent - of_last if last > batches_done else self._recent.copy()
+        return LossSoFar(self._epoch, self._epoch_total.copy(), recent)
 
     def record(self) -> dict[str, Any]:
         """Describe the epoch so far, over all trainers, for the checkpoint's statistics."""

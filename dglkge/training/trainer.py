@@ -6,29 +6,34 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
-from dglkge.config import Config
+from dglkge.config import Config, refused_changes
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.table_set import TableSet
-from dglkge.errors import InputError
+from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.ranking_result import RankingResult
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
 from dglkge.training.commit_policy import CommitPolicy
 from dglkge.training.epochs import ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.phase_clock import PhaseClock
-from dglkge.training.stats import EpochReport, reports_apart, wants_bar
+from dglkge.training.stats import EpochReport, LossSoFar, reports_apart, wants_bar
 from dglkge.training.train_step import TrainStep
 from dglkge.training.warm_start import warm_start
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
+
+VALIDATION_FILE = "validation.json"
+"""Beside the checkpoint: after which epoch the valid split was ranked last."""
 
 
 class Trainer:
@@ -79,16 +84,20 @@ class Trainer:
         self._epochs = epochs
         self._clock = PhaseClock() if clock is None else clock
         self._position = (0, 0)  # an epoch, and its batches that are done
+        self._so_far: LossSoFar | None = None  # of the epoch that was trained last
+        self._has_stopped = False  # when asked to: what is committed then stays
+        self._ended = 0  # finished epochs after which nothing is left to do, see _end_epoch
         self._report: EpochReport | None = None
         self._must_stop: bool | None = None  # what the last step told all trainers
         self._bytes_sent = self._bytes_sent_so_far()
         self._committed: tuple[int, int] | None = None
         self._policy = CommitPolicy(config, cluster)
-        cluster.when_left(self._checkpoints.finish)
+        cluster.when_left(self._leave)
+        cluster.when_ended(self._checkpoints.finish)
         self._resume()
         if config.checkpoint.background:
             checkpoints.reserve(self._parts())
-        epochs.when_finished(self._finish_epoch)
+        epochs.when_finished(self._end_epoch)
 
     def batches(self) -> Iterator[EdgeBatch]:
         """Yield this trainer's share of each global batch that the current epoch has left.
@@ -105,11 +114,15 @@ class Trainer:
         epoch = self._epochs.current()
         if epoch is None:
             raise RuntimeError("batches() must run inside 'for epoch in remaining_epochs_until(n)'")
+        self._end_epoch()  # the one before, if it was left by break
         num_batches = len(self._edge_batches)
         total = self.config.training.num_epochs
         path = self.output / "stats.jsonl"
         done = self._batches_done
-        self._report = EpochReport(self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock)
+        before = self._so_far if done and self._so_far is not None and self._so_far.epoch == epoch else None
+        self._report = EpochReport(
+            self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock, before
+        )
         try:
             self.stop_if_asked()
             while done < num_batches:
@@ -128,6 +141,7 @@ class Trainer:
             self._checkpoints.add_stats(self._report.record())
         finally:
             self._clock.stop()
+            self._so_far = self._report.so_far(self._batches_done)
             self._report.close()
             self._report = None
 
@@ -161,17 +175,18 @@ class Trainer:
         self._checkpoints.finish()
         self.cluster.barrier()
 
-    def _commit(self, snapshots: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    def _commit(self) -> None:
         """Write a version, in the background unless the configuration says otherwise; a collective."""
-        progress = (self._epochs.finished(), self._batches_done)
-        if progress == self._committed:
+        position = finished, _ = (self._epochs.finished(), self._batches_done)
+        if position == self._committed or self._has_stopped:
             return
-        meta = dataclasses.replace(self._meta, progress=self._progress(*progress))
+        meta = dataclasses.replace(self._meta, progress=self._progress(*position))
+        snapshots = self._policy.snapshots_after_epoch(finished) if self._ended < finished else {}
         parts = self._parts()  # waits for the optimizer's steps,
         self.cluster.barrier()  # those of the other trainers too: all rows are final
         save = self._checkpoints.start if self.config.checkpoint.background else self._checkpoints.save
         save(parts, self._relation_part(), meta, snapshots)
-        self._committed = progress
+        self._committed = position
         self._policy.committed()
 
     def stop_if_asked(self) -> None:
@@ -191,10 +206,15 @@ class Trainer:
         if self.cluster.world.rank == 0:
             position = (self._epochs.finished(), self._batches_done)
             logger.info("stopped as asked: %d epochs and %d batches done, committed", *position)
+        self._has_stopped = True
         raise Preempted
 
     def evaluate(self, split: str) -> RankingResult:
         """Rank a split with the live tables; rank 0 adds the result to ``metrics.json``. A collective."""
+        self._end_epoch()  # if it was left by break, or its validation was stopped
+        return self._evaluate(split)
+
+    def _evaluate(self, split: str) -> RankingResult:
         most = self.config.evaluation.max_triples
         result = self._evaluator.evaluate(split, most, self.bar, self.stop_if_asked)
         if self.cluster.world.rank == 0:
@@ -207,17 +227,32 @@ class Trainer:
         epoch, done = self._position
         return done if epoch == self._epochs.finished() else 0
 
-    def _finish_epoch(self) -> None:
-        """Do what comes after an epoch: the checkpoint and the valid split, at their cadence."""
+    def _end_epoch(self) -> None:
+        """Do what comes after an epoch, if it is not done yet: checkpoint and valid split, at their cadence.
+
+        A collective. It follows an epoch whose body ran to its end. After ``break`` no trainer may wait for
+        the others before they come together again: at the next batches or ranking, or when they leave.
+        """
         done = self._epochs.finished()
+        if self._ended >= done:
+            return
         if self._policy.due_after_epoch(done):
-            self._commit(self._policy.snapshots_after_epoch(done))
+            self._commit()
         if self._policy.validates_after_epoch(done):
-            mrr = self.evaluate("valid").both.mrr
+            mrr = self._evaluate("valid").both.mrr
             if self.cluster.world.rank == 0:
                 logger.info("epoch %d: valid MRR %.4f", done, mrr)
                 if self.config.checkpoint.keep_best:
                     self._checkpoints.keep_best(mrr, {"finished_epochs": done})
+                _write_json(self.output / VALIDATION_FILE, {"finished_epochs": done, "mrr": mrr})
+        self._ended = done
+
+    def _leave(self) -> None:
+        """Commit an epoch that the script left by ``break``, and see the last version to its end."""
+        if self._ended < self._epochs.finished() and not self._has_stopped:
+            self._commit()
+            self._end_epoch()
+        self._checkpoints.finish()
 
     def _resume(self) -> None:
         """Fill the tables from the newest version, if there is one."""
@@ -229,6 +264,7 @@ class Trainer:
             warm_start(self.config, self.cluster, self._meta, self._own_parts)
             return
         check_same_run(meta, self._meta)
+        self._check_settings(meta)
         if self.cluster.world.is_machine_leader:
             *parts, relations = self._own_parts()
             self._checkpoints.restore(parts, relations)
@@ -236,12 +272,54 @@ class Trainer:
         self._epochs.restore(meta.progress["finished_epochs"])
         self._position = (self._epochs.finished(), self._resumed_batches(meta))
         self._committed = (self._epochs.finished(), self._batches_done)
+        self._so_far = _loss_so_far(meta)
+        self._ended = self._epochs.finished()
+        if meta.progress.get("validation_pending") and not self._is_validated(self._ended):
+            self._ended -= 1
         if self.cluster.world.rank == 0:
             logger.info("resumed: %d epochs and %d batches done", *self._committed)
 
-    def _progress(self, finished_epochs: int, batches_done: int) -> dict[str, int]:
-        size = self.config.training.batch_size
-        return {"finished_epochs": finished_epochs, "batches_done": batches_done, "global_batch_size": size}
+    def _check_settings(self, saved: CheckpointMeta) -> None:
+        """Refuse to go on with other settings than those that the run was started with.
+
+        Raises
+        ------
+        CheckpointError
+            Naming each of them with both values.
+        """
+        is_finished = saved.progress["finished_epochs"] >= self.config.training.num_epochs
+        changes = refused_changes(saved.config, self._meta.config, is_finished)
+        if changes:
+            raise CheckpointError(
+                f"{self._checkpoints.storage.path} is of a run with other settings: {'; '.join(changes)}; "
+                "take another output folder, or the settings that the run was started with"
+            )
+
+    def _is_validated(self, finished_epochs: int) -> bool:
+        """Tell whether the valid split was ranked after so many epochs; rank 0's disk says it, to all."""
+        found = 0
+        if self.cluster.world.rank == 0:
+            try:
+                noted = json.loads((self.output / VALIDATION_FILE).read_text(encoding="utf-8"))
+                found = int(noted["finished_epochs"] == finished_epochs)
+            except (OSError, ValueError, KeyError, TypeError):
+                pass  # ranked once more, which does no harm
+        return bool(self.cluster.sum(np.array([found], dtype=np.int64))[0])
+
+    def _progress(self, finished_epochs: int, batches_done: int) -> dict[str, Any]:
+        """Describe how far the run has come; a collective in the middle of an epoch."""
+        progress: dict[str, Any] = {
+            "finished_epochs": finished_epochs,
+            "batches_done": batches_done,
+            "global_batch_size": self.config.training.batch_size,
+        }
+        if self._ended < finished_epochs and self._policy.validates_after_epoch(finished_epochs):
+            progress["validation_pending"] = 1
+        so_far = self._so_far if self._report is None else self._report.so_far(batches_done)
+        if batches_done and so_far is not None and so_far.epoch == finished_epochs:
+            loss, num_triples, _ = so_far.total + self.cluster.sum(so_far.recent)
+            progress["epoch_loss"], progress["epoch_triples"] = float(loss), int(num_triples)
+        return progress
 
     def _resumed_batches(self, meta: CheckpointMeta) -> int:
         """Return the batches done in the open epoch, in batches of this run's size."""
@@ -276,6 +354,20 @@ class Trainer:
         path = self.output / "metrics.json"
         metrics = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         metrics[split] = result.to_dict()
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
+        _write_json(path, metrics)
+
+
+def _loss_so_far(meta: CheckpointMeta) -> LossSoFar | None:
+    """Return what a checkpoint says of the loss of its open epoch; None where it says nothing."""
+    progress = meta.progress
+    if not progress["batches_done"] or "epoch_loss" not in progress:
+        return None
+    total = np.array([progress["epoch_loss"], progress["epoch_triples"], 0], dtype=float)
+    return LossSoFar(progress["finished_epochs"], total, np.zeros(3))
+
+
+def _write_json(path: Path, value: Any) -> None:
+    """Write a small file in one step."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)

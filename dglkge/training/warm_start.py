@@ -75,6 +75,7 @@ def warm_start(
     if not path:
         return
     checkpoint = open_checkpoint(path)
+    checkpoint.storage.check_texts(checkpoint.manifest)  # rows are checked where they are read
     by_name.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
     dataset = Dataset.open(config.dataset)
     types = by_name.saved_types(checkpoint.entity_types, list(meta.entity_types))

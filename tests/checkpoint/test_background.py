@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -10,6 +12,7 @@ from dglkge.checkpoint import CheckpointManager, open_checkpoint, row_stream
 from dglkge.errors import JobError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
+from tests.toy_kg import REPOSITORY
 
 
 @pytest.fixture
@@ -55,6 +58,40 @@ def test_rows_may_change_while_they_are_written(tmp_path, held):
     again = cut("person", toy_tables(meta, 5)["person"], 1)[0]
     manager.restore([again])
     assert again.state["sum"].equal(wanted[1][again.original_ids])
+
+
+AT_EXIT = """
+import sys, time
+from pathlib import Path
+from dglkge.checkpoint import CheckpointManager, row_stream
+from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
+
+def wait_and_fill(*arguments, real=row_stream.fill_rows):
+    time.sleep(1)  # until the interpreter shuts down
+    return real(*arguments)
+
+row_stream.fill_rows = wait_and_fill
+meta, tables = toy_meta(), toy_tables(toy_meta())
+manager = CheckpointManager(Path(sys.argv[1]), 0, True, lambda: None, toy_names(meta))
+manager.start([cut("person", tables["person"], 1)[0]], cut("relation", tables["relation"], 1)[0], meta)
+"""
+
+
+@pytest.mark.parametrize(("last_line", "status"), [("", 0), ("raise ValueError('too late')", 1)])
+def test_a_write_outlives_the_script(tmp_path, last_line, status):
+    """Nobody called finish: the interpreter waits for the thread, and starts no other one any more."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_EXIT + last_line, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        timeout=120,
+    )
+    assert done.returncode == status, done.stderr
+    assert "cannot schedule new futures" not in done.stderr and "was not written" not in done.stderr
+    checkpoint = open_checkpoint(tmp_path)
+    checkpoint.verify()
+    assert checkpoint.version == 1
 
 
 def test_the_next_save_waits_for_the_one_before(tmp_path, held):

@@ -55,6 +55,7 @@ ADVICE = "the newest good version is 2: set checkpoint.fallback=true to go on fr
         ("seven\n", "checkpoint_version.txt reads 'seven'; expected one number; " + ADVICE),
         ("-1\n", "reads '-1'"),
         ("1.5\n", "reads '1.5'"),
+        ("9" * 5000 + "\n", f"reads '{'9' * 40}'; expected one number; " + ADVICE),
         ("5\n", "manifest.v5.json is missing: half-written, or not written by dglkge; " + ADVICE),
     ],
 )
@@ -143,8 +144,8 @@ def test_a_flipped_bit(folder):
         (lambda text: "[1, 2]", "not a manifest of dglkge, or damaged ("),
         (lambda text: '{"name": "other"}', "not a manifest of dglkge, or damaged ("),
         (
-            lambda text: text.replace('"manifest_version": 1', '"manifest_version": 2'),
-            "manifest version 2; this dglkge reads up to 1",
+            lambda text: text.replace('"manifest_version": 2', '"manifest_version": 3'),
+            "manifest version 3; this dglkge reads up to 2",
         ),
     ],
 )

@@ -73,7 +73,7 @@ def next_start(path: Path) -> str:
         before = sorted(os.listdir(path))
         assert "newest good version" in str(error) or "its checksum is not" in str(error)
         assert sorted(os.listdir(path)) == before
-    good = fall_back(CheckpointStorage(path))
+    good = fall_back(CheckpointStorage(path), toy_names(META))
     check_whole(path, META, TABLES)
     assert save(path, 3) == good + 1
     check_whole(path, META, {good + 1: TABLES[3]})
@@ -84,6 +84,12 @@ def foreign(path: Path) -> None:
     """Put another project's files beside ours."""
     (path / "notes.txt").write_text("x")
     (path / "embeddings").mkdir()
+
+
+def exchange_lines(path: Path) -> None:
+    """Exchange two lines of as many bytes."""
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[1], lines[0], *lines[2:]]))
 
 
 DAMAGES = {
@@ -99,6 +105,9 @@ DAMAGES = {
     "one bit of the relations flipped": lambda path: flip(path / "model.v2.h5", 2500),
     "one bit of the manifest flipped": lambda path: flip(path / "manifest.v2.json", 200),
     "manifest gone": lambda path: (path / "manifest.v2.json").unlink(),
+    "one bit of config.json flipped": lambda path: flip(path / "config.json", 200),
+    "two lines of a vocabulary exchanged": lambda path: exchange_lines(path / "vocabulary_person.txt"),
+    "names of entities gone": lambda path: (path / "entity_names_person_0.json").unlink(),
     "files of another project beside it": foreign,
 }
 

@@ -86,6 +86,45 @@ def test_fields_that_are_missing_or_too_many():
             Manifest.from_json(json.dumps(broken), "here")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda b: b["meta"].update(dim="x"), "dim is 'x', expected a whole number of at least 1"),
+        (lambda b: b["meta"].update(dim=True), "dim is True, expected a whole number of at least 1"),
+        (lambda b: b["meta"].update(seed=-1), "seed is -1"),
+        (lambda b: b["meta"].update(config=[]), r"config is \[\], expected dict"),
+        (lambda b: b["meta"].update(reciprocal=1), "reciprocal is 1, expected bool"),
+        (lambda b: b["meta"].update(score_function=None), "score_function is None, expected str"),
+        (lambda b: b["meta"]["progress"].update(finished_epochs=-1), "progress finished_epochs is -1"),
+        (lambda b: b["meta"]["progress"].update(batches_done=1.5), "progress batches_done is 1.5"),
+        (lambda b: b["meta"]["progress"].update(global_batch_size=0), "global_batch_size is 0"),
+        (lambda b: b["meta"]["progress"].update(epoch_loss=float("nan")), "progress epoch_loss is nan"),
+        (lambda b: b["meta"]["entity_types"].update(person="x"), "number of person is 'x'"),
+        (lambda b: b["meta"]["entity_types"].update({"../a": 1}), "'../a' is not the name of a file"),
+        (lambda b: b["meta"]["relations"][0].update(lhs="robot"), "joins an entity type that there is none"),
+        (lambda b: b["files"][0].update(name="../model.h5"), "'../model.h5' is not the name of a file"),
+        (lambda b: b["files"][0].update(name="/etc/passwd"), "'/etc/passwd' is not the name of a file"),
+        (lambda b: b["files"][0].update(part=-1), "part of relation_0 is -1"),
+        (lambda b: b["files"][0].update(size_bytes="1"), "size_bytes of relation_0 is '1'"),
+        (lambda b: b["texts"].append({"name": "..", "size_bytes": 1, "crc32": 2}), "'..' is not the name"),
+        (lambda b: b.update(version="3"), "version is '3'"),
+    ],
+)
+def test_values_of_another_type_or_out_of_range(change, words):
+    """With a right checksum: another program wrote it, or means harm."""
+    body = json.loads(Manifest(3, toy_meta(), whole(toy_meta())).to_json())
+    del body["crc32"]
+    change(body)
+    body["crc32"] = zlib.crc32(json.dumps(body, sort_keys=True).encode())
+    with pytest.raises(CheckpointError, match=f"here: not a manifest of dglkge, or damaged .*{words}"):
+        Manifest.from_json(json.dumps(body), "here")
+
+
+def test_nested_without_end():
+    with pytest.raises(CheckpointError, match="here: not a manifest of dglkge, or damaged"):
+        Manifest.from_json("[" * 100_000, "here")
+
+
 def test_pairs_of_types():
     assert toy_meta(relations=ONE_PAIR).relation_pairs == [("person", "person")]
     assert toy_meta(relations=TWO_PAIRS).relation_pairs == [("person", "person"), ("person", "film")]

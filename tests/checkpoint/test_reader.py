@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError, InputError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, toy_meta, toy_tables
@@ -115,10 +116,11 @@ def test_names(run, tmp_path):
     save_toy(tmp_path, meta, toy_tables(meta))
     names = tmp_path / "vocabulary_person.txt"
     names.write_text("a\nb\n")
-    with pytest.raises(CheckpointError, match="vocabulary_person.txt has 2 names, expected 23"):
-        open_checkpoint(tmp_path).vocabulary("person")
+    with pytest.raises(CheckpointError, match="vocabulary_person.txt is damaged: it has 4 bytes"):
+        open_checkpoint(tmp_path)
     names.unlink()
-    assert open_checkpoint(tmp_path).vocabulary("person")[11] == "11"
+    with pytest.raises(CheckpointError, match="vocabulary_person.txt is missing"):
+        open_checkpoint(tmp_path)
 
 
 def test_operators_of_another_model(tmp_path):
@@ -130,3 +132,40 @@ def test_operators_of_another_model(tmp_path):
         CheckpointError, match="model.v1.h5: the relations' operators are not those of the run"
     ):
         open_checkpoint(tmp_path)[RELATION]
+
+
+def test_a_version_that_training_drops_is_read_on(tmp_path):
+    """What was opened stays readable, checksums among it, after two newer versions."""
+    meta = toy_meta()
+    first = toy_tables(meta, 1)
+    save_toy(tmp_path, meta, first, 2)
+    checkpoint = open_checkpoint(tmp_path, verify=True)
+    for seed in (2, 3):
+        save_toy(tmp_path, meta, toy_tables(meta, seed), 1)
+    assert not (tmp_path / "embeddings_person_0.v1.h5").exists()
+    for table, whole in first.items():
+        assert checkpoint[table][:].numpy().tobytes() == whole.rows.numpy().tobytes()
+    assert checkpoint.state_shapes("person") == {"sum": (12, 6)}
+    assert open_checkpoint(tmp_path).version == 3
+
+
+@pytest.mark.parametrize("num_saves", [1, 3])
+def test_a_version_that_is_dropped_while_it_is_opened(tmp_path, monkeypatch, num_saves):
+    """Training publishes between the look at the version file and that at the files."""
+    meta = toy_meta()
+    save_toy(tmp_path, meta, toy_tables(meta, 0))
+    real, saves = CheckpointStorage.manifest, iter(range(1, 1 + num_saves))
+
+    def manifest(storage, version):
+        seed = next(saves, None)
+        if seed is not None:
+            with monkeypatch.context() as undone:
+                undone.setattr(CheckpointStorage, "manifest", real)
+                save_toy(tmp_path, meta, toy_tables(meta, seed))
+        return real(storage, version)
+
+    monkeypatch.setattr(CheckpointStorage, "manifest", manifest)
+    checkpoint = open_checkpoint(tmp_path, verify=True)
+    assert checkpoint.version == 1 + num_saves
+    wanted = toy_tables(meta, num_saves)["person"].rows
+    assert checkpoint["person"][:].numpy().tobytes() == wanted.numpy().tobytes()

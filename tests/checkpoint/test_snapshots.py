@@ -52,6 +52,17 @@ def test_a_snapshot_is_a_checkpoint_and_stays(tmp_path):
     assert holds(tmp_path / "b", 4).version == 4
 
 
+def test_what_biggraph_writes_in_place_does_not_reach_a_snapshot(tmp_path):
+    """It truncates config.json and appends to training_stats.json when it resumes a run."""
+    save(tmp_path, 1, "epoch_1")
+    with open(tmp_path / "config.json", "r+") as file:
+        file.truncate(0)
+        file.write("{}")
+    holds(tmp_path / "epoch_1", 1)
+    with pytest.raises(CheckpointError, match="config.json is damaged: it has 2 bytes"):
+        open_checkpoint(tmp_path)
+
+
 def test_the_best_is_replaced_by_a_better_one_only(tmp_path):
     manager = CheckpointManager(tmp_path, 0, True, lambda: None)
     kept = []
@@ -70,11 +81,15 @@ def test_what_an_interrupted_snapshot_leaves_is_mended(tmp_path):
     save(tmp_path, 2, "best")
     os.replace(tmp_path / "best", tmp_path / "best.old")  # killed between the two renames
     (tmp_path / "best.tmp").mkdir()
+    (tmp_path / "theirs.tmp").mkdir()  # of another program
+    (tmp_path / "theirs.tmp" / "work.txt").write_text("x")
     shutil.copytree(tmp_path / "epoch_1", tmp_path / "epoch_1.old", symlinks=True)
     (tmp_path / "epoch_9").mkdir()  # of a version that never counted
     (tmp_path / "epoch_9" / "model.v3.h5").symlink_to("../model.v3.h5")
     save(tmp_path, 3)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["best", "epoch_1"]
+    found = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert found == ["best", "epoch_1", "theirs.tmp"]
+    assert (tmp_path / "theirs.tmp" / "work.txt").read_text() == "x"
     assert holds(tmp_path / "epoch_1", 1) and holds(tmp_path / "best", 2) and holds(tmp_path, 3)
 
 
@@ -91,6 +106,20 @@ def test_fallback_takes_the_newest_good_version(tmp_path, caplog):
     assert (tmp_path / "damaged_v3" / "epoch_3" / "model.v3.h5").is_file()  # its links still lead somewhere
     assert save(tmp_path, 4) == 3
     assert holds(tmp_path, 4) and holds(tmp_path / "epoch_1", 1)
+
+
+def test_a_second_fallback_keeps_what_the_first_moved_aside(tmp_path):
+    save(tmp_path, 1, "epoch_1")
+    damaged = []
+    for seed in (2, 3):
+        save(tmp_path, seed, "epoch_2")
+        flip(tmp_path / "model.v2.h5", 3000)
+        damaged.append((tmp_path / "model.v2.h5").read_bytes())
+        assert fall_back(CheckpointStorage(tmp_path)) == 1
+    for folder, content in zip(("damaged_v2", "damaged_v2_2"), damaged):
+        assert (tmp_path / folder / "model.v2.h5").read_bytes() == content
+        assert (tmp_path / folder / "epoch_2" / "model.v2.h5").read_bytes() == content
+    assert holds(tmp_path, 1)
 
 
 @pytest.mark.parametrize("content", ["", "seven", "9", None])

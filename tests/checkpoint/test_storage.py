@@ -72,18 +72,6 @@ def test_leavings_of_an_interrupted_save_go(tmp_path):
     ]
 
 
-def test_names_of_parts_that_are_no_more_go(tmp_path):
-    touch(
-        tmp_path,
-        "entity_names_a_1.json",
-        "entity_names_a_9.json",
-        "entity_count_a_2.txt",
-        "entity_names.json",
-    )
-    CheckpointStorage(tmp_path).drop_names_from(2)
-    assert names_in(tmp_path) == ["entity_names.json", "entity_names_a_1.json"]
-
-
 def test_a_new_file_appears_whole_or_not_at_all(tmp_path):
     storage = CheckpointStorage(tmp_path)
     storage.write_text("x.txt", "old")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.config import Config, field_table, load_config, save_config
+from dglkge.config import Config, field_table, load_config, refused_changes, save_config, schema
 from dglkge.errors import InputError
+from tests.toy_kg import REPOSITORY
 
 
 def written(folder: Path, text: str) -> Path:
@@ -193,3 +194,44 @@ def test_values_of_another_type_are_refused(key: str, text: str, message: str, t
         load_config(None, ["dataset=d", f"{key}={text}"])
     with pytest.raises(InputError, match=message):
         load_config(written(tmp_path, f"dataset: {'d' if key != 'dataset' else ''}\n{line}\n"))
+
+
+DOCUMENTED = {
+    schema.FREE: [
+        "dataset",
+        "output",
+        *(f"training.{name}" for name in ("num_epochs", "profile", "lookup", "check_memory", "progress")),
+    ],
+    schema.UNTIL_FINISHED: [
+        f"training.{name}" for name in ("batch_size", "products", "synchronous", "staleness", "wire")
+    ],
+    schema.FIXED: ["seed", "checkpoint.init_path"],
+}
+"""The table in docs/checkpoints.md, and whole sections:"""
+
+SECTIONS = {schema.FREE: ("checkpoint", "evaluation")}
+SECTIONS[schema.FIXED] = ("model", "loss", "regularizer", "negatives", "optimizer")
+
+
+@pytest.mark.parametrize("key", [row[0] for row in field_table()])
+def test_what_may_change_in_a_resume_is_documented(key):
+    (documented,) = {
+        rule
+        for rule in DOCUMENTED
+        if key in DOCUMENTED[rule]
+        or (key.split(".")[0] in SECTIONS.get(rule, ()) and key != "checkpoint.init_path")
+    }
+    old, new = {}, {}
+    for config, value in ((old, 1), (new, 2)):
+        *sections, name = key.split(".")
+        for section in sections:
+            config = config.setdefault(section, {})
+        config[name] = value
+    refused = [f"{key} was 1, is 2"]
+    assert refused_changes(old, new, is_finished=True) == ([] if documented == schema.FREE else refused)
+    assert refused_changes(old, new, is_finished=False) == (refused if documented == schema.FIXED else [])
+    assert refused_changes(old, old, is_finished=True) == refused_changes({}, new, is_finished=True) == []
+    rows = (REPOSITORY / "docs" / "checkpoints.md").read_text(encoding="utf-8").splitlines()
+    label = {schema.FREE: "always", schema.UNTIL_FINISHED: "while epochs", schema.FIXED: "never"}[documented]
+    (row,) = [row for row in rows if row.startswith(f"| {label}")]
+    assert f"`{key.split('.')[-1]}`" in row or f"`{key}`" in row or f"`{key.split('.')[0]}`" in row

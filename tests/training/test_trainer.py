@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from dglkge.checkpoint import row_stream
+from dglkge.checkpoint import open_checkpoint, row_stream, training_stats
 from dglkge.config import load_config
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
+from dglkge.errors import CheckpointError
 from dglkge.training import build
 from tests.training.toy_trainer import BATCH_SIZE, NUM_BATCHES, NUM_QUERY_BATCHES, NUM_TRIPLES, ToyRun
 
@@ -139,7 +141,6 @@ def test_what_is_left_by_an_exception_counts_in_memory_and_not_in_the_checkpoint
                     raise error
     assert (first.epochs.finished(), first.epochs.current()) == (2, None)
     assert first.committed() == (1, 2)
-    first.cluster.leave()
     second = ToyRun(tmp_path)
     assert (second.epochs.finished(), second.epochs.current()) == (1, None)
     assert second.num_trained == NUM_TRIPLES + 2 * BATCH_SIZE
@@ -193,6 +194,189 @@ def test_an_epoch_that_is_left_by_break_is_done_and_the_next_has_all_its_batches
     life.train(4)
     assert [epoch for epoch, _ in life.trained[3:]] == [2] * NUM_BATCHES + [3] * NUM_BATCHES
     assert each_triple_once(life, epoch=2) and each_triple_once(life, epoch=3)
+
+
+def broken_epoch(life: ToyRun) -> None:
+    """Train one epoch and a part of the next, and leave both loops by break."""
+    for epoch in life.epochs.remaining_until(9):
+        for batch in life.trainer.batches():
+            life.trainer.step(batch)
+            if (epoch, batch.index) == (1, 2):
+                break
+        if epoch == 1:
+            break
+
+
+VALIDATED = ("evaluation.valid_every_epochs=1", "checkpoint.keep_best=true")
+
+
+def validated(folder: Path) -> list[int]:
+    """Return the epoch of the kept version, and that of the last validation."""
+    found = []
+    for path in (folder / "checkpoint" / "best" / "snapshot.json", folder / "validation.json"):
+        found.append(json.loads(path.read_text())["finished_epochs"] if path.exists() else 0)
+    return found
+
+
+@pytest.mark.parametrize("ending", ["leave", "evaluate", "train"])
+def test_an_epoch_that_is_left_by_break_is_committed_and_validated(tmp_path: Path, ending: str) -> None:
+    """At the next place where all trainers are together; nothing has to follow but the end of the script."""
+    life = ToyRun(tmp_path, *VALIDATED, "checkpoint.keep_every_epochs=2")
+    life.evaluator.mrr = iter([0.1, 0.2, 0.05])
+    broken_epoch(life)
+    assert life.committed() == (1, 0) and validated(tmp_path) == [1, 1]
+    if ending == "leave":
+        life.cluster.leave()
+    elif ending == "evaluate":
+        life.trainer.evaluate("test")
+    else:
+        life.train(3)
+    assert validated(tmp_path) == [2, 3 if ending == "train" else 2]
+    assert life.committed() == ((3, 0) if ending == "train" else (2, 0))
+    kept = open_checkpoint(tmp_path / "checkpoint" / "epoch_2").progress
+    assert (kept["finished_epochs"], kept["batches_done"]) == (2, 0)
+
+
+def test_the_last_epoch_is_committed_when_the_script_leaves_it_by_break(tmp_path: Path) -> None:
+    life = ToyRun(tmp_path, "checkpoint.every_epochs=0")
+    broken_epoch(life)
+    assert life.committed() is None
+    life.cluster.leave()
+    assert life.committed() == (2, 0) and ToyRun(tmp_path).epochs.finished() == 2
+
+
+def test_a_stop_after_break_is_followed_by_the_validation(tmp_path: Path) -> None:
+    first = ToyRun(tmp_path, *VALIDATED, "checkpoint.keep_every_epochs=2")
+    first.evaluator.mrr = iter([0.1])
+    with first.cluster.stop.listening():
+        broken_epoch(first)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Preempted):
+            first.trainer.stop_if_asked()
+    assert first.committed() == (2, 0) and validated(tmp_path) == [1, 1]
+    assert (tmp_path / "checkpoint" / "epoch_2").is_dir()
+    second = ToyRun(tmp_path, *VALIDATED, "checkpoint.keep_every_epochs=2")
+    second.evaluator.mrr = iter([0.2])
+    assert second.epochs.finished() == 2
+    second.trainer.evaluate("test")
+    assert second.evaluator.ranked == ["valid", "test"] and validated(tmp_path) == [2, 2]
+
+
+def test_a_script_that_goes_on_after_a_stop_does_not_count_the_open_epoch(tmp_path: Path) -> None:
+    """Its batches are yet to be trained, by the next life."""
+    life = ToyRun(tmp_path)
+    with pytest.raises(Preempted):
+        train_until(life, 1, 2)
+    with pytest.raises(Preempted):
+        life.train(3)
+    life.trainer.commit()
+    life.cluster.leave()
+    assert life.committed() == (1, 3)
+
+
+@pytest.mark.parametrize("num_epochs", [1, 2])
+def test_a_stop_in_the_validation_is_followed_by_it(tmp_path: Path, num_epochs: int) -> None:
+    """Of the last epoch and of one in between: the best version is not missed."""
+    first = ToyRun(tmp_path, *VALIDATED)
+
+    def before(number: int) -> None:
+        if number == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    first.evaluator.before = before
+    with first.cluster.stop.listening(), pytest.raises(Preempted):
+        first.train(num_epochs)
+    assert first.committed() == (1, 0) and validated(tmp_path) == [0, 0]
+    second = ToyRun(tmp_path, *VALIDATED)
+    second.evaluator.mrr = iter([0.9, 0.1])
+    second.train(num_epochs)
+    second.cluster.leave()
+    assert second.evaluator.ranked == ["valid"] * num_epochs
+    assert validated(tmp_path) == [1, num_epochs] and second.committed() == (num_epochs, 0)
+    third = ToyRun(tmp_path, *VALIDATED)  # nothing is left to do
+    third.train(num_epochs)
+    third.cluster.leave()
+    assert third.evaluator.ranked == []
+
+
+def test_the_loss_of_an_epoch_covers_all_lives_of_the_run(tmp_path: Path) -> None:
+    """Of triples of batches 0..4 with losses 0..4: whoever trained them, and wherever it was stopped."""
+    whole = ToyRun(tmp_path / "whole")
+    whole.train(2)
+    first = ToyRun(tmp_path / "parts")
+    with pytest.raises(Preempted):
+        train_until(first, 1, 1)
+    second = ToyRun(tmp_path / "parts")
+    with pytest.raises(Preempted):
+        train_until(second, 1, 3)
+    third = ToyRun(tmp_path / "parts")
+    third.train(2)
+    assert whole.committed() == third.committed() == (2, 0)
+    stats = [training_stats.read(tmp_path / name / "checkpoint") for name in ("whole", "parts")]
+    losses = [sum(index * size for index, size in enumerate((5, 5, 5, 5, 3))) / 23] * 2
+    for records in stats:
+        assert [record["stats"]["count"] for record in records] == [NUM_TRIPLES] * 2
+        assert [record["stats"]["metrics"]["loss"] for record in records] == pytest.approx(losses)
+    last = (tmp_path / "parts" / "stats.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["epoch_loss"] == pytest.approx(losses[0])
+
+
+def test_batches_that_are_asked_for_twice_in_an_epoch_count_once(tmp_path: Path) -> None:
+    life = ToyRun(tmp_path)
+    for _ in life.epochs.remaining_until(1):
+        for index in (1, 2, NUM_BATCHES):
+            for batch in life.trainer.batches():
+                life.trainer.step(batch)
+                if batch.index == index:
+                    break
+    assert len(life.trained) == NUM_BATCHES + 2  # a batch that is left by break is trained again
+    assert life.committed() == (1, 0)
+    (record,) = training_stats.read(tmp_path / "checkpoint")
+    assert record["stats"]["count"] == NUM_TRIPLES
+
+
+def finished_run(folder: Path) -> None:
+    """Train one epoch of a run whose checkpoint holds its configuration."""
+    life = ToyRun(folder, "training.num_epochs=1", own_config=True)
+    life.train(1)
+    assert life.committed() == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "old", "new"),
+    [
+        ("loss.name", "softmax", "logistic"),
+        ("optimizer.lr", 0.1, 0.2),
+        ("optimizer.name", "sparse_adagrad", "sparse_adam"),
+        ("seed", 0, 1),
+        ("negatives.num_uniform", 1000, 10),
+        ("regularizer.weight", 0.0, 0.5),
+        ("model.init_scale", 0.001, 0.1),
+        ("training.batch_size", BATCH_SIZE, 10),
+        ("checkpoint.init_path", "", "elsewhere"),
+    ],
+)
+def test_a_finished_run_is_not_another(tmp_path: Path, setting: str, old: Any, new: Any) -> None:
+    finished_run(tmp_path)
+    with pytest.raises(CheckpointError) as caught:
+        ToyRun(tmp_path, "training.num_epochs=1", f"{setting}={new}", own_config=True)
+    assert f"other settings: {setting} was {old!r}, is {new!r}; take another output" in str(caught.value)
+    both = ("loss.margin=2", "optimizer.lr=0.3")
+    with pytest.raises(CheckpointError) as caught:
+        ToyRun(tmp_path, "training.num_epochs=1", *both, own_config=True)
+    assert "loss.margin was 1.0, is 2.0; optimizer.lr was 0.1, is 0.3; take" in str(caught.value)
+
+
+def test_what_may_change_in_a_resume_is_recorded_in_the_next_version(tmp_path: Path) -> None:
+    finished_run(tmp_path)
+    free = ("checkpoint.every_batches=2", "evaluation.split=valid", "training.progress=always")
+    again = ToyRun(tmp_path, "training.num_epochs=1", *free, own_config=True)
+    assert again.epochs.finished() == 1
+    life = ToyRun(tmp_path, "training.num_epochs=2", *free, "training.batch_size=1", own_config=True)
+    life.train(2)
+    assert life.committed() == (2, 0)
+    config = open_checkpoint(tmp_path).config
+    assert config["training"]["num_epochs"] == 2 and config["evaluation"]["split"] == "valid"
 
 
 def test_two_runs_in_one_process_do_not_share_their_epochs(tmp_path: Path) -> None:

@@ -1,0 +1,149 @@
+"""The text files of a version that belong to no part: config.json, vocabularies, names of relations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from dglkge.checkpoint import hdf5_format, layout, part_files
+from dglkge.checkpoint.file_check import check_text, describe_text, is_there
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
+from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.data.relation_vocabulary import RelationVocabulary
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.errors import CheckpointError
+from dglkge.typing import RELATION
+
+
+def write(
+    storage: CheckpointStorage,
+    version: int,
+    meta: CheckpointMeta,
+    config: str,
+    names: Mapping[str, Vocabulary],
+    previous: Manifest | None,
+) -> tuple[TextEntry, ...]:
+    """Write what a version needs; what the version before has, and is the same, is not written again.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+    version : int
+    meta : CheckpointMeta
+    config : str
+        The text of config.json; staged where it differs.
+    names : mapping of str to Vocabulary
+        By entity type.
+    previous : Manifest or None
+        Of the version before.
+
+    Returns
+    -------
+    tuple of TextEntry
+    """
+    wanted = [layout.CONFIG_FILE, layout.RELATION_COUNT_FILE, layout.RELATION_NAMES_FILE]
+    wanted += [layout.vocabulary_file(name) for name in meta.entity_types if name in names]
+    known = {} if previous is None else previous.all_texts
+    texts = []
+    for name in wanted:
+        old = known.get(name)
+        if name == layout.CONFIG_FILE:
+            entry = _write_one(storage, layout.staged_file(name, version), name, meta, config, names)
+        elif old is None or not is_there(storage.path, old):
+            entry = _write_one(storage, name, name, meta, config, names)
+        else:
+            entry = old  # of the same data set: relations and vocabularies stay the same
+        texts.append(entry)
+    return tuple(texts)
+
+
+def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[str, Vocabulary]) -> list[str]:
+    """Write the damaged and the missing text files of a version again, out of its rows and the names.
+
+    What is damaged is moved to a folder of damaged files.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+    manifest : Manifest
+        Of the version that counts, the HDF5 files of which are whole.
+    names : mapping of str to Vocabulary
+        By entity type.
+
+    Returns
+    -------
+    list of str
+        The files that were written.
+
+    Raises
+    ------
+    CheckpointError
+        If a text does not come out as it was.
+    """
+    damaged = {}
+    for text in manifest.all_texts.values():
+        try:
+            check_text(storage.path, text, manifest.version, checksum=True)
+        except CheckpointError as error:
+            damaged[text.name] = error
+    if not damaged:
+        return []
+    aside = storage.damaged_folder(manifest.version)
+    for name in damaged:
+        for place in (name, layout.staged_file(name, manifest.version)):
+            if (storage.path / place).exists():
+                (storage.path / place).replace(aside / place)
+    for entry in manifest.files:
+        if any(text.name in damaged for text in entry.texts):
+            path = storage.path / entry.name
+            first_id = sum(one.num_rows for one in manifest.of_table(entry.table)[: entry.part])
+            with hdf5_format.open_file(path) as file:
+                ids = hdf5_format.original_ids(path, file, first_id).tolist()
+            part_files.write_names(
+                storage, manifest.version, entry.table, entry.part, ids, names.get(entry.table)
+            )
+    for text in manifest.texts:
+        if text.name in damaged:
+            (model,) = manifest.of_table(RELATION)
+            staged = layout.is_replaced_text(text.name)
+            target = layout.staged_file(text.name, manifest.version) if staged else text.name
+            config = _config_of(storage, model)
+            _write_one(storage, target, text.name, manifest.meta, config, names)
+    storage.place_texts(manifest)
+    for name in damaged:
+        try:
+            check_text(storage.path, manifest.all_texts[name], manifest.version, checksum=True)
+        except CheckpointError:
+            raise CheckpointError(f"{damaged[name]}; written anew it does not come out as it was") from None
+    return sorted(damaged)
+
+
+def _write_one(
+    storage: CheckpointStorage,
+    target: str,
+    name: str,
+    meta: CheckpointMeta,
+    config: str,
+    names: Mapping[str, Vocabulary],
+) -> TextEntry:
+    """Write one of the texts under another name or its own, and describe it."""
+    vocabularies = {layout.vocabulary_file(table): vocabulary for table, vocabulary in names.items()}
+    labels = list(RelationVocabulary(meta.relations).labels.names)
+    with storage.new_file(target) as path:
+        if name in vocabularies:
+            vocabularies[name].save(path)
+        elif name == layout.CONFIG_FILE:
+            path.write_text(config, encoding="utf-8")
+        elif name == layout.RELATION_COUNT_FILE:
+            path.write_text(f"{len(labels)}\n", encoding="utf-8")
+        elif name == layout.RELATION_NAMES_FILE:
+            path.write_text(json.dumps(labels, indent=4), encoding="utf-8")
+        else:
+            raise CheckpointError(f"{storage.path / name} cannot be written anew: the names are not at hand")
+        return describe_text(path, name)
+
+
+def _config_of(storage: CheckpointStorage, model: FileEntry) -> str:
+    """Return the text of config.json, which the HDF5 files of a version hold as well."""
+    with hdf5_format.open_file(storage.path / model.name) as file:
+        return str(file.attrs["config/json"])

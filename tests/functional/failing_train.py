@@ -1,0 +1,42 @@
+"""A training script that fails after the last batch, while its last version is written to a slow disk."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any
+
+import dglkge
+from dglkge.checkpoint import row_stream
+
+SLOW_SECONDS = 1.5
+
+
+def slow_disk() -> None:
+    """Let each file of rows take its time."""
+    fill_rows = row_stream.fill_rows
+
+    def wait_and_fill(*arguments: Any) -> int:
+        time.sleep(SLOW_SECONDS)
+        return fill_rows(*arguments)
+
+    row_stream.fill_rows = wait_and_fill
+
+
+def main() -> int:
+    """Train with the overrides of the command line, then fail."""
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    config = dglkge.load_config(None, sys.argv[2::2])
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        slow_disk()
+        for _ in dglkge.remaining_epochs_until(config.training.num_epochs):
+            for batch in trainer.batches():
+                trainer.step(batch)
+        raise ValueError("a mistake of the script's own")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(dglkge.run_command("failing_train.py", main))

@@ -1,0 +1,83 @@
+"""The last version is not lost, whatever comes after the last batch; other settings make another run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dglkge.checkpoint import open_checkpoint
+from tests.functional import job as commands
+from tests.functional.test_training_job import settings
+from tests.toy_kg import partition, ring_triples, toy_dataset, write_splits
+
+SCRIPT = str(Path(__file__).with_name("failing_train.py"))
+
+
+@pytest.mark.parametrize("num_trainers", [0, 2])
+def test_an_exception_after_the_last_batch(tmp_path: Path, num_trainers: int) -> None:
+    """With plain python (0), and under the launcher, where trainers skip the interpreter's shutdown."""
+    chosen = settings(toy_dataset(), tmp_path / "run", "evaluation.split=none", "training.num_epochs=1")
+    command = [sys.executable, commands.TRAIN]
+    if num_trainers:
+        command = commands.launch_command(tmp_path, num_trainers, ())
+    command = [SCRIPT if word == commands.TRAIN else word for word in command]
+    command += [word for setting in chosen for word in ("--set", setting)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=commands.TIME_LIMIT_SECONDS,
+        env=commands.environment(),
+    )
+    text = done.stdout + done.stderr
+    assert done.returncode == 1, text
+    assert "ValueError: a mistake of the script's own" in text
+    assert "cannot schedule new futures" not in text and "was not written" not in text
+    checkpoint = open_checkpoint(tmp_path / "run")
+    checkpoint.verify()
+    assert checkpoint.progress["finished_epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("missing", "changes", "words"),
+    [
+        ("test", (), "evaluation.split is test, and {} has no test triples to rank; allowed is none"),
+        (
+            "valid",
+            ("evaluation.valid_every_epochs=2",),
+            "evaluation.valid_every_epochs is 2, and {} has no valid triples to rank; allowed is 0",
+        ),
+    ],
+)
+def test_a_split_that_is_not_there_is_refused_before_training(
+    tmp_path: Path, missing: str, changes: tuple[str, ...], words: str
+) -> None:
+    source = write_splits(tmp_path / "source", ring_triples())
+    (source / f"{missing}.tsv").unlink()
+    dataset = partition(source, tmp_path / "dataset", "--num-parts", "1")
+    done = commands.train_alone(*settings(dataset, tmp_path / "run", *changes))
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert words.format(dataset) in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_started_with_other_settings_is_refused_and_stays_what_it_was(tmp_path: Path) -> None:
+    """config.json and the metrics too, and with them the type of products that auto has chosen."""
+    run = tmp_path / "run"
+    chosen = settings(toy_dataset(), run, "training.num_epochs=1")
+    assert commands.train_alone(*chosen).returncode == 0
+    before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    assert json.loads(before["config.json"])["training"]["products"] == "float32"
+    done = commands.train_alone(*chosen, "loss.name=logistic", "training.products=bfloat16")
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    words = "loss.name was 'softmax', is 'logistic'; training.products was 'float32', is 'bfloat16'; take"
+    assert f"{run}/checkpoint is of a run with other settings: {words} another output" in done.stderr
+    assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
+    assert commands.train_alone(*chosen, "training.num_epochs=2").returncode == 0
+    config = json.loads((run / "config.json").read_text())
+    assert (config["training"]["num_epochs"], config["training"]["products"]) == (2, "float32")
+    assert open_checkpoint(run).config["training"]["num_epochs"] == 2
