@@ -6,26 +6,16 @@ DGL prints a great deal, cannot be interrupted while METIS runs and needs memory
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
-import signal
 import sys
 from pathlib import Path
 from unittest import mock
 
-
-def _end_with_parent(parent: int) -> None:
-    """Ask Linux to end this process when its parent dies, even by ``kill -9``."""
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:
-        sys.exit("the parent has ended")
-
-
 if __name__ == "__main__":
-    _end_with_parent(int(sys.argv[2]))  # first of all: importing DGL takes seconds
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    from partition_tools.graph_job import end_with_parent
+
+    end_with_parent(int(sys.argv[2]))  # first of all: importing DGL takes seconds
 
 import dgl
 import dgl.distributed

@@ -27,7 +27,7 @@ POLL_SECONDS = 0.02
 
 @contextlib.contextmanager
 def _failures_of_others() -> Iterator[None]:
-    """Raise JobError for what other machines do not deliver: no input is wrong, another attempt may succeed."""
+    """Raise JobError for what other machines do not deliver: no input is wrong, and it may pass."""
     try:
         yield
     except CheckpointError as error:

@@ -36,7 +36,7 @@ SERVER_WAIT_SECONDS = 60
 
 
 SLOWEST_DISK_BYTES_PER_SECOND = 10e6
-"""What is allowed for in waits for a trainer that reads: less than a shared disk of spinning platters gives."""
+"""What waits for a trainer that reads allow for; a single spinning disk gives ten times as much."""
 
 
 @dataclass(frozen=True)

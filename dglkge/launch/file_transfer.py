@@ -184,8 +184,8 @@ def _pipe(pack: list[str], unpack: list[str], names: Sequence[str], session: Hos
             statuses = [process.wait(STALL_SECONDS) for process in (unpacker, packer)]
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
-                f"files could not be copied from or to {session.address}: nothing moved for {STALL_SECONDS:g} s; "
-                "is a disk or the network blocked?"
+                f"files could not be copied from or to {session.address}: nothing moved for "
+                f"{STALL_SECONDS:g} s; is a disk or the network blocked?"
             ) from None
         finally:
             for process in processes:

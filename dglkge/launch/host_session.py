@@ -150,8 +150,8 @@ class HostSession:
                 "give the path of another interpreter with --python"
             )
         return (
-            f"the launcher's machine cannot start {program!r}, which reaches {self.address}: {error.strerror}; "
-            "install OpenSSH's client"
+            f"the launcher's machine cannot start {program!r}, which reaches {self.address}: "
+            f"{error.strerror}; install OpenSSH's client"
         )
 
     def _describe_end(self) -> str:
