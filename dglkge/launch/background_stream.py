@@ -11,7 +11,7 @@ from collections import deque
 from typing import TextIO
 
 MOST_WAITING_BYTES = 4 << 20
-"""Text that waits for a blocked console (Ctrl-S, a pager, an unread pipe); more is dropped."""
+"""Text that waits for a blocked console (Ctrl-S, a pager); more is dropped."""
 
 FLUSH_SECONDS = 5.0
 """How long the end of a job waits for a console that takes nothing."""
@@ -20,7 +20,7 @@ BLOCK_BYTES = 65536
 
 
 class _Writer:
-    """A thread that writes what a queue holds, in order; daemonic, so that a blocked one keeps nobody alive."""
+    """A thread that writes what a queue holds, in order; a daemon, so that a blocked one keeps nobody alive."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
