@@ -1,8 +1,12 @@
-"""What the process that partitions the graph is told."""
+"""What the process that partitions the graph is told, and when it ends."""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -58,3 +62,11 @@ class GraphJob:
         job = cls(**load_json(path))
         path.unlink()
         return job
+
+
+def end_with_parent(parent: int) -> None:
+    """Ask Linux to end this process when its parent dies, even by ``kill -9``; end now if it has died."""
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the parent has ended")

@@ -11,7 +11,7 @@ from collections import deque
 from typing import TextIO
 
 MOST_WAITING_BYTES = 4 << 20
-"""Text that waits for a blocked console (Ctrl-S, a pager, a pipe without a reader); more is dropped."""
+"""Text that waits for a blocked console (Ctrl-S, a pager); more is dropped."""
 
 FLUSH_SECONDS = 5.0
 """How long the end of a job waits for a console that takes nothing."""

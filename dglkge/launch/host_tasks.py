@@ -14,7 +14,7 @@ from dglkge import __version__
 from dglkge.distributed.ip_config import Machine, write_ip_config
 from dglkge.errors import InputError
 from dglkge.launch import script_runner
-from dglkge.launch.keeper_records import remove_leftovers
+from dglkge.launch.keeper_records import leftovers, remove_leftovers
 from dglkge.launch.local_hosts import is_local, local_interfaces, usable_cores
 from dglkge.launch.local_job import find_leftovers
 from dglkge.launch.part_config import check_part, check_part_config
@@ -32,7 +32,7 @@ def describe_machine() -> dict[str, Any]:
         "interfaces": local_interfaces(),
         "num_cores": usable_cores(),
         "runner": [sys.executable, str(Path(script_runner.__file__).resolve())],
-        "segments": sorted(segment_names()),
+        "segments": sorted(segment_names() - leftovers()),  # which go before the job starts
         "warnings": find_leftovers(),
     }
 

@@ -39,6 +39,12 @@ def await_keepers(folder: str = SHARED_MEMORY_FOLDER, seconds: float = KEEPER_LE
         time.sleep(POLL_SECONDS)
 
 
+def leftovers(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
+    """Return the shared memory that :func:`remove_leftovers` would remove."""
+    records = [name for name, is_alive in _records(folder) if not is_alive]
+    return set().union(*(_left_by(folder, record) for record in records))
+
+
 def remove_leftovers(folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
     """Remove the shared memory of jobs whose keepers were killed: DGL would take over its names.
 
@@ -52,24 +58,25 @@ def remove_leftovers(folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
     """
     removed: list[str] = []
     for record in [name for name, is_alive in _records(folder) if not is_alive]:
-        path = os.path.join(folder, record)
-        protected: list[str] = []
-        segments: dict[str, int] = {}
-        # without a whole record (it was killed while it wrote) nothing is known of its job
-        with (
-            contextlib.suppress(OSError, ValueError, KeyError, TypeError),
-            open(path, encoding="utf-8") as file,
-        ):
-            content = json.load(file)
-            protected, segments = content["protected"], content["segments"]
-            names = segment_names(folder)
-            seen = {name for name in names if segments.get(name) == _inode(folder, name)}
-            unseen = dgl_segments(names) - set(protected)
-            left = {name for name in seen | unseen if _is_own(folder, name)}
-            removed += remove_segments(left - segment_users(left).keys(), folder)
+        removed += remove_segments(_left_by(folder, record), folder)
         with contextlib.suppress(OSError):  # another user's
-            os.unlink(path)
+            os.unlink(os.path.join(folder, record))
     return sorted(removed)
+
+
+def _left_by(folder: str, record: str) -> set[str]:
+    """Return the segments that a killed keeper's job has left and no process uses."""
+    try:
+        with open(os.path.join(folder, record), encoding="utf-8") as file:
+            content = json.load(file)
+        protected, segments = set(content["protected"]), dict(content["segments"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()  # it was killed while it wrote, or there was no room: nothing is known of its job
+    names = segment_names(folder)
+    seen = {name for name in names if segments.get(name) == _inode(folder, name)}
+    unseen = dgl_segments(names) - protected
+    left = {name for name in seen | unseen if _is_own(folder, name)}
+    return left - segment_users(left).keys()
 
 
 def _records(folder: str) -> Iterator[tuple[str, bool]]:

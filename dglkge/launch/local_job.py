@@ -12,6 +12,7 @@ from dglkge.distributed.ip_config import Machine, is_read_by_dgl, write_ip_confi
 from dglkge.errors import NotReadyError
 from dglkge.launch import script_runner
 from dglkge.launch.job_lock import clear_machine, hold_machine
+from dglkge.launch.keeper_records import leftovers
 from dglkge.launch.local_executor import LocalExecutor
 from dglkge.launch.local_hosts import local_interfaces, locate_hosts, usable_cores
 from dglkge.launch.part_config import check_part_config
@@ -118,7 +119,7 @@ def find_leftovers() -> list[str]:
     list of str
         Warnings: other jobs that use some (started without this launcher), and segments in nobody's use.
     """
-    segments = dgl_segments(segment_names())
+    segments = dgl_segments(segment_names()) - leftovers()  # those are removed, by whoever holds the machine
     users = segment_users(segments)
     warnings = [
         f"another DGL job may run on this machine and share its tables: {describe_process(pid)}"

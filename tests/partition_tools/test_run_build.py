@@ -74,8 +74,8 @@ run_build.run_build(Path({dataset!r}), GraphJob("g", 1, "metis", 0, {{}}, [], 1,
 CHILD = """
 import sys, time
 sys.path.insert(0, {root!r})
-from partition_tools import build_graph
-build_graph._end_with_parent(int(sys.argv[2]))
+from partition_tools.graph_job import end_with_parent
+end_with_parent(int(sys.argv[2]))
 print("ready", flush=True)
 time.sleep(99)
 """
