@@ -1,4 +1,7 @@
-"""A training script that fails after the last batch, while its last version is written to a slow disk."""
+"""A training script with an ending of its own, while its last version is written to a slow disk.
+
+``fail`` raises an exception after the last batch, ``break`` leaves the second epoch after two batches.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,22 @@ def slow_disk() -> None:
 
 
 def main() -> int:
-    """Train with the overrides of the command line, then fail."""
+    """Train with the overrides of the command line, and end as its first word says."""
+    ending, *words = sys.argv[1:]
     logging.basicConfig(format="%(message)s", level=logging.INFO)
-    config = dglkge.load_config(None, sys.argv[2::2])
+    config = dglkge.load_config(None, words[1::2])
     with dglkge.join_cluster(config) as cluster:
         trainer = dglkge.build_trainer(config, cluster)
         slow_disk()
-        for _ in dglkge.remaining_epochs_until(config.training.num_epochs):
+        for epoch in dglkge.remaining_epochs_until(config.training.num_epochs):
             for batch in trainer.batches():
                 trainer.step(batch)
-        raise ValueError("a mistake of the script's own")
+                if (ending, epoch, batch.index) == ("break", 1, 1):
+                    break
+            if (ending, epoch) == ("break", 1):
+                break
+        if ending == "fail":
+            raise ValueError("a mistake of the script's own")
     return 0
 
 

@@ -17,22 +17,29 @@ from tests.toy_kg import partition, ring_triples, toy_dataset, write_splits
 SCRIPT = str(Path(__file__).with_name("failing_train.py"))
 
 
-@pytest.mark.parametrize("num_trainers", [0, 2])
-def test_an_exception_after_the_last_batch(tmp_path: Path, num_trainers: int) -> None:
-    """With plain python (0), and under the launcher, where trainers skip the interpreter's shutdown."""
-    chosen = settings(toy_dataset(), tmp_path / "run", "evaluation.split=none", "training.num_epochs=1")
+def run_script(
+    folder: Path, num_trainers: int, ending: str, *changes: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the script with plain python (0 trainers) or under the launcher."""
+    chosen = settings(toy_dataset(), folder / "run", "evaluation.split=none", *changes)
     command = [sys.executable, commands.TRAIN]
     if num_trainers:
-        command = commands.launch_command(tmp_path, num_trainers, ())
+        command = commands.launch_command(folder, num_trainers, ())
     command = [SCRIPT if word == commands.TRAIN else word for word in command]
-    command += [word for setting in chosen for word in ("--set", setting)]
-    done = subprocess.run(
+    command += [ending, *(word for setting in chosen for word in ("--set", setting))]
+    return subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=commands.TIME_LIMIT_SECONDS,
         env=commands.environment(),
     )
+
+
+@pytest.mark.parametrize("num_trainers", [0, 2])
+def test_an_exception_after_the_last_batch(tmp_path: Path, num_trainers: int) -> None:
+    """With plain python (0), and under the launcher, where trainers skip the interpreter's shutdown."""
+    done = run_script(tmp_path, num_trainers, "fail", "training.num_epochs=1")
     text = done.stdout + done.stderr
     assert done.returncode == 1, text
     assert "ValueError: a mistake of the script's own" in text
@@ -40,6 +47,17 @@ def test_an_exception_after_the_last_batch(tmp_path: Path, num_trainers: int) ->
     checkpoint = open_checkpoint(tmp_path / "run")
     checkpoint.verify()
     assert checkpoint.progress["finished_epochs"] == 1
+
+
+def test_trainers_that_leave_an_epoch_by_break_commit_and_validate_it_together(tmp_path: Path) -> None:
+    """Nothing follows the loop in their script: it is done before they leave."""
+    done = run_script(tmp_path, 2, "break", "checkpoint.every_epochs=0", "evaluation.valid_every_epochs=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    checkpoint = open_checkpoint(tmp_path / "run")
+    checkpoint.verify()
+    assert (checkpoint.progress["finished_epochs"], checkpoint.progress["batches_done"]) == (2, 0)
+    validation = json.loads((tmp_path / "run" / "validation.json").read_text())
+    assert validation["finished_epochs"] == 2 and 0 < validation["mrr"] <= 1
 
 
 @pytest.mark.parametrize(
