@@ -70,6 +70,15 @@ def test_optim_imports_outside_packages_of_its_own_only():
         assert outside <= OPTIM_MAY_IMPORT, f"{source.name} imports {outside - OPTIM_MAY_IMPORT}"
 
 
+def test_compilers_of_loops_are_imported_from_the_door_itself():
+    """Cached machine code belongs to the state of all files that name the door: none may reach it otherwise."""
+    names = {"compiled", "compiled_unaliased", "intrinsic", "overload", "carray"}
+    for source in HOUSE:
+        for line, target in imports_of(source):
+            module, _, name = target.rpartition(".")
+            assert name not in names or module in ("dglkge.kernels.jit", "numba"), f"{source.name}:{line}"
+
+
 def test_outside_packages_are_required_by_setup_py():
     required = set(re.findall(r'"([A-Za-z0-9_-]+)[^"]*"', (ROOT / "setup.py").read_text(encoding="utf-8")))
     for source in HOUSE:
