@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from dglkge.checkpoint import layout, snapshots
 from dglkge.checkpoint.storage import CheckpointStorage
@@ -42,10 +44,76 @@ def fall_back(storage: CheckpointStorage) -> int | None:
         if good is None:
             raise
         logger.warning("%s", error)
+    go_back(storage, good)
+    return good
+
+
+def go_back(storage: CheckpointStorage, good: int) -> None:
+    """Make a version the one that counts, and move what is newer aside."""
+    storage.check_lease()
     aside = _set_aside(storage, good)
     storage.publish(good)
     logger.warning("checkpoint.fallback: going on from version %d%s", good, aside)
-    return good
+
+
+def survey(storage: CheckpointStorage, is_thorough: bool) -> dict[str, Any]:
+    """Read every file of a disk's copy, without changing anything.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+    is_thorough : bool
+        Whether to look at versions beside the one that counts as well.
+
+    Returns
+    -------
+    dict
+        ``problem`` with the version that counts, empty where it is whole; ``whole``, the checksums of the
+        manifests of whole versions, by version as text, since this goes through JSON.
+    """
+    problem, whole = "", []
+    try:
+        manifest = storage.published()
+        if manifest is not None:
+            storage.check_files(manifest, checksums=True)
+            whole.append(manifest.version)
+    except CheckpointError as error:
+        problem = str(error)
+    if is_thorough:
+        whole = list(storage.whole_versions())
+    return {"problem": problem, "whole": {str(version): storage.checksum_of(version) for version in whole}}
+
+
+def choose_common(surveys: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the newest version that is whole on all disks.
+
+    Parameters
+    ----------
+    surveys : mapping of str to mapping
+        By the name of the disk, the first machine's before all others.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none; or if the first machine's newest version is whole and only copies are damaged, so
+        that going back would give up work for nothing.
+    """
+    first = next(iter(surveys.values()))
+    damaged = [f"{name}: {one['problem']}" for name, one in surveys.items() if one["problem"]]
+    if not first["problem"]:
+        newest = max(map(int, first["whole"]), default=0)
+        raise CheckpointError(
+            f"{damaged[0]}; version {newest} is whole on the first machine: move the damaged copy away, and "
+            "start again with --sync, which sends it there anew"
+        )
+    common = [
+        int(version)
+        for version, checksum in first["whole"].items()
+        if all(one["whole"].get(version) == checksum for one in surveys.values())
+    ]
+    if not common:
+        raise CheckpointError(f"{damaged[0]}; no version is whole on all {len(surveys)} disks of the job")
+    return max(common)
 
 
 def _set_aside(storage: CheckpointStorage, good: int) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dglkge.checkpoint.layout import MANIFEST_VERSION
+from dglkge.data.lineage import JobVersions, manifest_crc32, read_lineage
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, Relation
 
@@ -102,11 +102,24 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that belongs to one version."""
+    """All that belongs to one version.
+
+    Attributes
+    ----------
+    version : int
+    meta : CheckpointMeta
+    files : sequence of FileEntry
+    run_id : str
+        Made with a run's first version, equal for all later ones.
+    lineage : sequence of JobVersions
+        The jobs that wrote the versions that this one came from; the last wrote this one.
+    """
 
     version: int
     meta: CheckpointMeta
     files: Sequence[FileEntry]
+    run_id: str = ""
+    lineage: Sequence[JobVersions] = ()
 
     def of_table(self, table: str) -> list[FileEntry]:
         """Return the files of a table, in the order of parts."""
@@ -115,7 +128,7 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as a text that :meth:`from_json` reads and checks."""
         body = {"manifest_version": MANIFEST_VERSION, **dataclasses.asdict(self)}
-        return json.dumps({"crc32": _checksum(body), **body}, indent=1) + "\n"
+        return json.dumps({"crc32": manifest_crc32(body), **body}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Manifest:
@@ -140,12 +153,13 @@ class Manifest:
                 raise CheckpointError(
                     f"{where}: manifest version {version}; this dglkge reads up to {MANIFEST_VERSION}"
                 )
-            if checksum != _checksum({"manifest_version": version, **body}):
+            if checksum != manifest_crc32({"manifest_version": version, **body}):
                 raise CheckpointError(f"{where}: damaged: its checksum does not match its text")
             meta = dict(body["meta"])
             meta["relations"] = [Relation(**relation) for relation in meta["relations"]]
             files = [FileEntry(**entry) for entry in body["files"]]
-            return cls(body["version"], CheckpointMeta(**meta), files)
+            run_id, lineage = read_lineage(body)
+            return cls(body["version"], CheckpointMeta(**meta), files, run_id, tuple(lineage))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{where}: not a manifest of dglkge, or damaged ({error})") from None
 
@@ -185,8 +199,3 @@ def check_complete(meta: CheckpointMeta, files: Sequence[FileEntry]) -> None:
                 f"table {table!r}: parts {parts} with {rows} rows were written; "
                 f"expected parts from 0 on with {count} rows in all"
             )
-
-
-def _checksum(body: Mapping[str, Any]) -> int:
-    """CRC-32 of the canonical JSON of a manifest."""
-    return zlib.crc32(json.dumps(body, sort_keys=True).encode())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +16,10 @@ from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
 from dglkge.checkpoint.courier import Courier, empty_outbox
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, check_complete
 from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.data.lineage import extended
 from dglkge.data.relation_vocabulary import RelationVocabulary
 from dglkge.data.vocabulary import Vocabulary
+from dglkge.distributed.lease import new_nonce
 from dglkge.errors import CheckpointError
 from dglkge.typing import TablePart
 
@@ -83,6 +87,8 @@ class VersionWriter:
         self.storage = storage
         self.names = names
         self.limit_seconds = limit_seconds
+        self._job = storage.nonce or new_nonce()
+        self._since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
     def write(self, new: NewVersion) -> None:
         """Write this process's files of a version and, where it has the relations, publish it.
@@ -94,24 +100,38 @@ class VersionWriter:
         """
         config = bigraph_config(new.meta, new.num_parts, str(self.storage.path.resolve()))
         attributes = bigraph_attributes(new.meta, config)
-        storage = self.storage
-        courier = None if self.courier is None or self.courier.is_first or not new.parts else self.courier
-        if courier is not None:
-            storage = CheckpointStorage(empty_outbox(self.storage.path, courier.rank))
+        if self.courier is None:
+            self._write_parts(self.storage, new, attributes)
+        elif not self.courier.is_first:
+            if new.parts:
+                outbox = CheckpointStorage(
+                    empty_outbox(self.storage.path, self.courier.rank), self.storage.lease
+                )
+                with self.courier.telling_progress(lambda: outbox.signs_of_life(new.version)):
+                    self._write_parts(outbox, new, attributes)
+                self.courier.send(outbox.path)
+        else:
+            # The others send while this machine still writes its own parts.
+            with ThreadPoolExecutor(1, "dglkge-courier") as thread, self.courier.abandoning_on_error():
+                receiving = thread.submit(self.courier.receive, self.storage)
+                self._write_parts(self.storage, new, attributes)
+                receiving.result()
+        if new.relations is not None:
+            self._publish(new, self._wait_for_all(new), config)
+
+    def _write_parts(
+        self, storage: CheckpointStorage, new: NewVersion, attributes: Mapping[str, Any]
+    ) -> None:
+        """Write this process's files, each with a receipt."""
+        is_outbox = storage is not self.storage
         for part in new.parts:
             entry = part_files.write_part(storage, new.version, part, new.meta, attributes)
-            if courier is not None or not self._has_names(entry, new.previous):
+            if is_outbox or not self._has_names(entry, new.previous):
                 part_files.write_names(storage, part, self.names.get(part.table))
             storage.write_receipt(entry)
-        if courier is not None:
-            courier.send(storage.path)
         if new.relations is not None:
-            self.storage.write_receipt(
-                part_files.write_relations(self.storage, new.version, new.relations, new.meta, attributes)
-            )
-            if self.courier is not None:
-                self.courier.receive(self.storage)
-            self._publish(new, self._wait_for_all(new), config)
+            entry = part_files.write_relations(storage, new.version, new.relations, new.meta, attributes)
+            storage.write_receipt(entry)
 
     def _wait_for_all(self, new: NewVersion) -> list[FileEntry]:
         """Return the receipts of all writers, once they are there."""
@@ -145,7 +165,11 @@ class VersionWriter:
         num_parts = max(entry.part for entry in files) + 1
         self._write_shared_files(new.meta, config, anew=version == 1)
         training_stats.append(storage, new.stats)
-        storage.write_text(layout.manifest_file(version), Manifest(version, new.meta, files).to_json())
+        before = new.previous.lineage if new.previous is not None else ()
+        run_id = new.previous.run_id if new.previous is not None else ""
+        lineage = extended(before, self._job, version, socket.gethostname(), self._since)
+        manifest = Manifest(version, new.meta, files, run_id or new_nonce(), lineage)
+        storage.write_text(layout.manifest_file(version), manifest.to_json())
         for name, note in new.snapshots.items():
             storage.keep(version, name, note)
         storage.publish(version)

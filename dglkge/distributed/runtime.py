@@ -52,6 +52,7 @@ class Cluster:
     graph: Any
     stop: StopRequest = field(default_factory=StopRequest)
     _farewells: list[Callable[[], None]] = field(default_factory=list)
+    _releases: list[Callable[[], None]] = field(default_factory=list)
 
     def when_left(self, farewell: Callable[[], None]) -> None:
         """Call a function when this trainer's work is done and before it leaves; not after a failure."""
@@ -61,6 +62,15 @@ class Cluster:
         """Do what is still to be done before this trainer leaves."""
         while self._farewells:  # none is kept: it may hold the cluster, and tables that must go now
             self._farewells.pop(0)()
+
+    def when_gone(self, release: Callable[[], None]) -> None:
+        """Call a function when this trainer ends, in good order or not, to give back what it holds."""
+        self._releases.append(release)
+
+    def let_go(self) -> None:
+        """Give back what others wait for; the last that a trainer does, however it ends."""
+        while self._releases:
+            self._releases.pop(0)()
 
     def barrier(self) -> None:
         """Wait until every trainer has come here."""
@@ -73,6 +83,22 @@ class Cluster:
         if dist.is_initialized():
             dist.all_reduce(torch.from_numpy(total))
         return total
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Return the texts of all trainers by rank; every trainer must call it. It has torch's time limit."""
+        if not dist.is_initialized():
+            return [text]
+        data = text.encode()
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+        dist.all_gather(lengths, torch.tensor([len(data)]))
+        longest = max(int(length) for length in lengths)
+        if longest == 0:
+            return [""] * len(lengths)
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
+        found = [torch.zeros(longest, dtype=torch.uint8) for _ in lengths]
+        dist.all_gather(found, mine)
+        return [each[: int(length)].numpy().tobytes().decode() for each, length in zip(found, lengths)]
 
     def must_stop(self) -> bool:
         """Tell whether any trainer was asked to stop: the same answer on all of them, which all call it."""
@@ -122,12 +148,17 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
         dgl_compat.serve(ip_config)
     world = World.detect()
     _check_parts(num_parts, world)
+    releases: list[Callable[[], None]] = []
     try:
         cluster = _start(world, ip_config, graph_name, part_config)
+        releases.append(cluster.let_go)
         with cluster.stop.listening():  # after DGL, which takes SIGINT for itself
             yield cluster
             cluster.leave()
+        cluster.let_go()
     except BaseException as error:
+        for release in releases:
+            release()
         if not world.launched:
             raise
         _fail(error, world)

@@ -36,6 +36,7 @@ from dglkge.training import dot_softmax
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
+from dglkge.training.hold_run import hold_run
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.lookup_choice import choose_lookup
 from dglkge.training.phase_clock import PhaseClock
@@ -76,6 +77,8 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
 
 def _build(config: Config, cluster: Cluster) -> Trainer:
     refuse_bigraph_output(config)
+    output = Path(config.output)
+    lease = hold_run(output, cluster)
     dataset = Dataset.open(config.dataset)
     layout = dataset.layout()
     config = with_products_chosen(config, cluster)
@@ -106,9 +109,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     train_step = _build_train_step(
         config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, edge_batches
     )
-    output = Path(config.output)
     if world.rank == 0:
-        output.mkdir(parents=True, exist_ok=True)
         save_config(config, output / "config.json")
     names = (
         {name: dataset.vocabulary(name) for name in dataset.entity_types} if world.is_machine_leader else {}
@@ -121,6 +122,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         names,
         dataset.num_parts,
         courier=_build_courier(world),
+        lease=lease,
+        gather=cluster.gather_texts,
     )
     evaluator = LiveEvaluator(dataset, model, tables, cluster, _protocol(config))
     meta = _meta(config, dataset)

@@ -229,15 +229,18 @@ class Trainer:
             warm_start(self.config, self.cluster, self._meta, self._own_parts)
             return
         check_same_run(meta, self._meta)
-        if self.cluster.world.is_machine_leader:
-            *parts, relations = self._own_parts()
-            self._checkpoints.restore(parts, relations)
-        self.cluster.barrier()
+        self._checkpoints.raise_together(self._restore)
         self._epochs.restore(meta.progress["finished_epochs"])
         self._position = (self._epochs.finished(), self._resumed_batches(meta))
         self._committed = (self._epochs.finished(), self._batches_done)
         if self.cluster.world.rank == 0:
             logger.info("resumed: %d epochs and %d batches done", *self._committed)
+
+    def _restore(self) -> None:
+        """Fill this machine's tables, on one trainer of it."""
+        if self.cluster.world.is_machine_leader:
+            *parts, relations = self._own_parts()
+            self._checkpoints.restore(parts, relations)
 
     def _progress(self, finished_epochs: int, batches_done: int) -> dict[str, int]:
         size = self.config.training.batch_size

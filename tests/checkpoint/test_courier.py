@@ -15,6 +15,8 @@ from dglkge.checkpoint import CheckpointManager
 from dglkge.checkpoint.courier import OUTBOX_FOLDER, Courier
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.process_group import end_process_group
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, TablePart
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, blank, cut, toy_meta, toy_names, toy_tables
@@ -22,6 +24,7 @@ from tests.checkpoint.toy_checkpoint import TWO_PAIRS, blank, cut, toy_meta, toy
 MACHINE_OF = (0, 0, 1)
 LEADERS = (0, 2)
 LIMIT_SECONDS = 120
+GATHER = Cluster(World(), None).gather_texts
 
 
 def run_all(target, folder: Path) -> None:
@@ -71,7 +74,7 @@ def save_three_versions(rank: int, folder: Path) -> None:
     is_writer = rank in LEADERS
     meta = toy_meta(relations=TWO_PAIRS)
     arguments = (disk(folder, machine), rank, is_writer, dist.barrier, toy_names(meta), 2)
-    manager = CheckpointManager(*arguments, courier=courier)
+    manager = CheckpointManager(*arguments, courier=courier, gather=GATHER)
     for seed in (1, 2, 3):
         meta, parts, relations = tables_of(machine, seed)
         save = manager.start if seed == 3 else manager.save
@@ -86,7 +89,7 @@ def restore_from_own_disk(rank: int, folder: Path) -> None:
     machine = MACHINE_OF[rank]
     meta, parts, relations = tables_of(machine, 3)
     arguments = (disk(folder, machine), rank, rank in LEADERS, dist.barrier, toy_names(meta), 2)
-    manager = CheckpointManager(*arguments, courier=courier)
+    manager = CheckpointManager(*arguments, courier=courier, gather=GATHER)
     live = [blank(part) for part in parts]
     manager.restore(live, blank(relations))
     for part, filled in zip(parts, live):
