@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable
 
 from dglkge.errors import InputError
 from dglkge.launch.host_files import (
@@ -27,6 +28,7 @@ PLACE_SECONDS = 600.0
 """Bringing a partition to a slow disk takes its time; a connection that is lost ends this sooner."""
 
 LONGEST_REASON = 300
+CANCEL_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ def bring(
     last: Sequence[str] = (),
     skip: Sequence[str] = (),
     dropped_in: str | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> int:
     """Bring the files of a folder from a machine, those that are not here yet.
 
@@ -101,6 +104,8 @@ def bring(
         Names that stay there.
     dropped_in : str, optional
         A folder in it where files that are gone there are removed here.
+    is_cancelled : callable
+        Whether to give up; then nothing has changed here.
 
     Returns
     -------
@@ -120,7 +125,7 @@ def bring(
     if stale:
         staging = make_staging(here)
         try:
-            _pipe(session.command(_pack(there)), _unpack(staging), stale, session)
+            _pipe(session.command(_pack(there)), _unpack(staging), stale, session, is_cancelled)
             place_files(here, staging, last)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -154,7 +159,13 @@ def _unpack(folder: str) -> list[str]:
     return ["tar", "--extract", "--no-same-owner", "--directory", folder]
 
 
-def _pipe(pack: list[str], unpack: list[str], names: Sequence[str], session: HostSession) -> None:
+def _pipe(
+    pack: list[str],
+    unpack: list[str],
+    names: Sequence[str],
+    session: HostSession,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> None:
     """Run one command into the other; both must end well."""
     with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors:
         listed.write(b"".join(name.encode(errors="surrogateescape") + b"\0" for name in names))
@@ -164,7 +175,7 @@ def _pipe(pack: list[str], unpack: list[str], names: Sequence[str], session: Hos
         try:
             with contextlib.suppress(AttributeError):
                 packer.stdout.close()  # type: ignore[union-attr]
-            statuses = [unpacker.wait(), packer.wait()]
+            statuses = [_wait(process, is_cancelled) for process in (unpacker, packer)]
         finally:
             for process in (packer, unpacker):
                 process.kill()
@@ -174,3 +185,13 @@ def _pipe(pack: list[str], unpack: list[str], names: Sequence[str], session: Hos
             words = " ".join(errors.read().decode(errors="replace").split())
             what = words[:LONGEST_REASON] or f"tar ended with status {max(statuses)}"
             raise InputError(f"files could not be copied from or to {session.address}: {what}")
+
+
+def _wait(process: subprocess.Popen[bytes], is_cancelled: Callable[[], bool]) -> int:
+    """Wait for the end of a command; raise where it is no longer wanted."""
+    while True:
+        try:
+            return process.wait(CANCEL_POLL_SECONDS)
+        except subprocess.TimeoutExpired:
+            if is_cancelled():
+                raise InputError("the transfer was given up") from None
