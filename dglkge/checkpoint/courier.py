@@ -87,8 +87,7 @@ class Courier:
 
     @contextlib.contextmanager
     def abandoning_on_error(self) -> Iterator[None]:
-        """Stop receiving if the work inside fails: the version will not be published."""
-        self._is_abandoned.clear()
+        """Stop receiving if the work inside fails: the version will not be published, and the job ends."""
         try:
             yield
         except BaseException:

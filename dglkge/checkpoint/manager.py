@@ -86,6 +86,8 @@ class CheckpointManager:
         self._writer = VersionWriter(self.storage, names or {}, limit_seconds, courier)
         self._courier = courier
         self._gather = gather or (lambda text: [text])
+        if lease is not None:
+            lease.keep_while(lambda: self.is_writing)
         self._writing: Future[object] | None = None
         self._stats: list[Mapping[str, Any]] = []
 

@@ -28,6 +28,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable
 
 from dglkge.errors import CheckpointError
 
@@ -152,6 +153,7 @@ class Lease:
         self._pid = os.getpid()
         self._released = threading.Event()
         self._is_lost = False
+        self._is_busy: Callable[[], bool] = lambda: False
         if is_holder:
             threading.Thread(target=self._renew, name="dglkge-lease", daemon=True).start()
 
@@ -178,7 +180,8 @@ class Lease:
         found = None if content is None else Holder.from_bytes(content)
         if found is not None and found.nonce == self.holder_nonce:
             return
-        now = "it is gone" if found is None else f"it is held by {found.describe()}"
+        gone = "it is gone, or this host does not see that folder (machines that share no disk need --sync)"
+        now = gone if found is None else f"it is held by {found.describe()}"
         raise CheckpointError(
             f"this job has lost its lease on {self.path.parent}: {now}; nothing more is written there "
             f"(a job that is suspended for more than {EXPIRY_SECONDS:g} s loses it)"
@@ -195,9 +198,13 @@ class Lease:
         if self._is_lost:
             self.check()
 
+    def keep_while(self, is_busy: Callable[[], bool]) -> None:
+        """Do not release while something is being written: the lease then ends with this process."""
+        self._is_busy = is_busy
+
     def release(self) -> None:
         """Let others take the folder; what another process holds is left alone."""
-        if self._released.is_set() or os.getpid() != self._pid:
+        if self._released.is_set() or os.getpid() != self._pid or self._is_busy():
             return
         self._released.set()
         if self.is_holder:

@@ -69,8 +69,8 @@ class Cluster:
 
     def let_go(self) -> None:
         """Give back what others wait for; the last that a trainer does, however it ends."""
-        while self._releases:
-            self._releases.pop(0)()
+        while self._releases:  # the last first: what was taken early may be needed until the end
+            self._releases.pop()()
 
     def barrier(self) -> None:
         """Wait until every trainer has come here."""

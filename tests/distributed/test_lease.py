@@ -228,6 +228,19 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         taker(tmp_path / "file" / "run").take()
 
 
+def test_a_lease_is_kept_while_a_version_is_written(tmp_path: Path) -> None:
+    """An exception ends the main thread; the version that is being written still counts."""
+    mine = taker(tmp_path).take()
+    busy = [True]
+    mine.keep_while(lambda: busy[0])
+    mine.release()
+    mine.check()
+    busy.clear()
+    busy.append(False)
+    mine.release()
+    assert names(tmp_path) == []
+
+
 def test_some_work_holds_a_folder(tmp_path: Path) -> None:
     with hold(tmp_path, "a conversion"):
         with pytest.raises(CheckpointError, match="a conversion"):
