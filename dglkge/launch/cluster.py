@@ -199,7 +199,8 @@ class Cluster:
         ordered = {address: found[address] for address in self._order}
         source, copy = choose_source(sessions, ordered, output, places)
         if source is not None:
-            bring_output(sessions[source], output, places, self._job)
+            self._do_all(lambda address: bring_output(sessions[address], output, places, self._job), [source])
+            raise_problems(self._problems, len(self._order))
         if copy.version:
             self._do_all(lambda address: send_output(sessions[address], output, places))
 

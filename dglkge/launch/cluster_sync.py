@@ -19,7 +19,7 @@ from dglkge.errors import InputError
 from dglkge.launch.file_transfer import COMPARE_SECONDS, Tree, bring, files_below, send
 from dglkge.launch.host_session import HostSession
 from dglkge.launch.places import Places
-from dglkge.launch.run_copies import OWN_FILES, Candidate, choose_copy
+from dglkge.launch.run_copies import HOLD_FOLDER, OWN_FILES, Candidate, choose_copy
 from dglkge.launch.sync_plan import plan_sync
 
 JOB_FILE = "ip_config.txt"
@@ -114,6 +114,7 @@ def send_output(session: HostSession, output: Path, places: Places) -> int:
     The records (stats.jsonl and others) matter where another machine is the first now, which goes on in them.
     """
     there = str(places.on_machines(output))
+    session.ask("drop_hold", COMPARE_SECONDS, hold=str(Path(there, HOLD_FOLDER)))
     records = tuple(
         path.name for path in sorted(output.iterdir()) if path.is_file() and path.name not in OWN_FILES
     )

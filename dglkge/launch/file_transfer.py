@@ -72,7 +72,9 @@ def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: 
     if session.ssh is None and Path(tree.here).resolve() == Path(tree.there).resolve():
         return 0
     wanted = _states(tree)
-    stale = session.ask("stale_files", COMPARE_SECONDS, folder=tree.there, wanted=wanted)
+    stale = _with_last(
+        session.ask("stale_files", COMPARE_SECONDS, folder=tree.there, wanted=wanted), wanted, last
+    )
     if stale or is_mirror:
         staging = session.ask("make_staging", folder=tree.there)
         _pipe(_pack(tree.here), session.command(_unpack(staging)), stale, session)
@@ -121,7 +123,7 @@ def bring(
         return 0
     found = session.ask("list_files", COMPARE_SECONDS, folder=there)
     wanted: list[FileState] = [tuple(state) for state in found if state[0] not in skip]
-    stale = stale_files(here, wanted)
+    stale = _with_last(stale_files(here, wanted), wanted, last)
     if stale:
         staging = make_staging(here)
         try:
@@ -138,6 +140,12 @@ def bring(
 def files_below(folder: Path) -> tuple[str, ...]:
     """Return the names of all files below a folder."""
     return tuple(name for name, *_ in list_files(str(folder)))
+
+
+def _with_last(stale: Sequence[str], wanted: Sequence[FileState], last: Sequence[str]) -> list[str]:
+    """Add the names that come last: two version files of the same second have the same size and time."""
+    present = {name for name, *_ in wanted}
+    return [*stale, *(name for name in last if name in present and name not in stale)]
 
 
 def _states(tree: Tree) -> list[FileState]:
