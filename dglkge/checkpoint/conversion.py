@@ -16,6 +16,7 @@ from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
+from dglkge.distributed.lease import hold
 from dglkge.errors import CheckpointError, InputError
 from dglkge.typing import RELATION, TablePart
 
@@ -51,12 +52,14 @@ def save_converted(
     CheckpointError
         If the folder holds a checkpoint already, or cannot be written to.
     """
-    manager = CheckpointManager(output / CHECKPOINT_FOLDER, 0, True, lambda: None, names, 1)
-    if manager.latest() is not None:
-        raise CheckpointError(f"{output} holds a checkpoint already; take another folder")
-    for record in stats:
-        manager.add_stats(record)
-    return manager.save([parts[name] for name in meta.entity_types], parts[RELATION], meta)
+    with hold(output, "a conversion") as lease:
+        folder = output / CHECKPOINT_FOLDER
+        manager = CheckpointManager(folder, 0, True, lambda: None, names, 1, lease=lease)
+        if manager.latest() is not None:
+            raise CheckpointError(f"{output} holds a checkpoint already; take another folder")
+        for record in stats:
+            manager.add_stats(record)
+        return manager.save([parts[name] for name in meta.entity_types], parts[RELATION], meta)
 
 
 def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pairs: Sequence[str] = ()) -> int:

@@ -6,13 +6,17 @@ file has been brought to its disk. The others keep what they write in an outbox 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
+import os
 import shutil
+import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
 import torch.distributed as dist
@@ -22,11 +26,20 @@ from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 
 BLOCK_BYTES = 4 << 20
+FLUSH_BYTES = 256 << 20
+"""Received bytes go to the disk in such steps, so that none of them takes long."""
+PROGRESS_SECONDS = 2.0
+STILL_WRITING = -1
+"""Sent instead of the length of a list of files: they are not complete yet, but have changed."""
 OUTBOX_FOLDER = "outbox"
 
 
 class Courier:
     """Carries files between one trainer of each machine, in threads beside training; made by all trainers.
+
+    The first machine receives from all others at the same time. What is limited is the time in which nothing
+    moves between two machines, not that of a whole transfer. A machine whose trainer has died is noticed by
+    its closed connection, one that was cut off by the limit.
 
     Parameters
     ----------
@@ -35,22 +48,51 @@ class Courier:
     leaders : sequence of int
         The rank of the trainer that writes, of each machine; the first is 0.
     limit_seconds : float
-        How long one side waits for the other.
+        How long one side waits for the next block of the other, or for its next sign of progress.
     """
 
     def __init__(self, rank: int, leaders: Sequence[int], limit_seconds: float) -> None:
         self.is_first = rank == 0
         self.rank = rank
         self._leaders = list(leaders)
+        self._is_abandoned = threading.Event()
         limit = datetime.timedelta(seconds=limit_seconds)
         # a group of its own: training uses the others at the same time
         self._group: Any = dist.new_group(self._leaders, timeout=limit, backend="gloo")
 
-    def agree(self, version: int) -> int:
-        """Return what rank 0 says; a collective of all trainers."""
-        said = torch.tensor([version])
-        dist.broadcast(said, 0)
-        return int(said)
+    @contextlib.contextmanager
+    def telling_progress(self, signs: Callable[[], object]) -> Iterator[None]:
+        """Tell the first machine that files are being written, as long as ``signs`` changes.
+
+        A part may take longer to write than the first machine waits for a message.
+        """
+        is_done = threading.Event()
+
+        def tell() -> None:
+            before = signs()
+            while not is_done.wait(PROGRESS_SECONDS):
+                now = signs()
+                if now != before:
+                    before = now
+                    with contextlib.suppress(RuntimeError):  # :meth:`send` will find out and say so
+                        self._send(torch.tensor([STILL_WRITING]))
+
+        thread = threading.Thread(target=tell, name="dglkge-progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            is_done.set()
+            thread.join()
+
+    @contextlib.contextmanager
+    def abandoning_on_error(self) -> Iterator[None]:
+        """Stop receiving if the work inside fails: the version will not be published, and the job ends."""
+        try:
+            yield
+        except BaseException:
+            self._is_abandoned.set()
+            raise
 
     def send(self, outbox: Path) -> None:
         """Deliver all files of a folder to the first machine, then remove it.
@@ -69,6 +111,8 @@ class Courier:
                 with open(path, "rb", buffering=0) as file:
                     while size:
                         count = file.readinto(buffer[: min(size, BLOCK_BYTES)].numpy().data)
+                        if not count:
+                            raise CheckpointError(f"{path} was cut short while it was sent")
                         self._send(buffer[:count])
                         size -= count
             # the first machine answers when all is on its disk
@@ -77,30 +121,39 @@ class Courier:
             raise CheckpointError(
                 f"the first machine did not take the checkpoint's parts: {error}"
             ) from error
+        except OSError as error:
+            raise CheckpointError(f"cannot read {outbox}: {error.strerror or error}") from error
         shutil.rmtree(outbox)
 
     def receive(self, storage: CheckpointStorage) -> None:
         """Take the files of all other machines into the checkpoint's folder, and hold them to their receipts.
+
+        All machines send at the same time, each to a thread.
 
         Raises
         ------
         CheckpointError
             If a machine does not send its files, or a file arrives damaged.
         """
-        for leader in self._leaders[1:]:
-            try:
-                checksums = self._receive_files(leader, storage)
-                dist.send(torch.zeros(1, dtype=torch.int64), leader, group=self._group)
-            except RuntimeError as error:
-                raise CheckpointError(f"rank {leader} did not send its parts: {error}") from error
-            for name, checksum in checksums.items():
-                receipt = storage.path / layout.receipt_file(name)
-                if receipt.name in checksums:
-                    expected = json.loads(receipt.read_text(encoding="utf-8"))["crc32"]
-                    if checksum != expected:
-                        raise CheckpointError(
-                            f"{storage.path / name} was damaged on its way from rank {leader}"
-                        )
+        others = self._leaders[1:]
+        with ThreadPoolExecutor(len(others), "dglkge-courier") as threads, self.abandoning_on_error():
+            receiving = [threads.submit(self._receive_from, leader, storage) for leader in others]
+            for one in as_completed(receiving):
+                one.result()
+
+    def _receive_from(self, leader: int, storage: CheckpointStorage) -> None:
+        """Take the files of one machine."""
+        try:
+            checksums = self._receive_files(leader, storage)
+            dist.send(torch.zeros(1, dtype=torch.int64), leader, group=self._group)
+        except RuntimeError as error:
+            raise CheckpointError(f"rank {leader} did not send its parts: {error}") from error
+        for name, checksum in checksums.items():
+            receipt = storage.path / layout.receipt_file(name)
+            if receipt.name in checksums:
+                expected = json.loads(receipt.read_text(encoding="utf-8"))["crc32"]
+                if checksum != expected:
+                    raise CheckpointError(f"{storage.path / name} was damaged on its way from rank {leader}")
 
     def _receive_files(self, leader: int, storage: CheckpointStorage) -> dict[str, int]:
         """Write what one machine sends; return the CRC-32 of each file."""
@@ -109,17 +162,28 @@ class Courier:
         for name, size in json.loads(self._receive_bytes(leader)):
             if "/" in name or name.startswith("."):
                 raise CheckpointError(f"rank {leader} sent a file named {name!r}")
-            checksum = 0
+            checksum = unflushed = 0
             with storage.new_file(name) as path, open(path, "wb") as file:
                 while size:
+                    self._stop_if_abandoned()
                     block = buffer[: min(size, BLOCK_BYTES)]
                     dist.recv(block, leader, group=self._group)
                     content = block.numpy().data
                     checksum = zlib.crc32(content, checksum)
                     file.write(content)
                     size -= len(block)
+                    unflushed += len(block)
+                    if unflushed >= FLUSH_BYTES:
+                        file.flush()
+                        os.fdatasync(file.fileno())
+                        unflushed = 0
             checksums[name] = checksum
         return checksums
+
+    def _stop_if_abandoned(self) -> None:
+        """Raise if the version will not be published in any case."""
+        if self._is_abandoned.is_set():
+            raise CheckpointError("receiving was given up: the version cannot be completed")
 
     def _send_bytes(self, data: bytes) -> None:
         """Send the length, then the bytes."""
@@ -131,9 +195,11 @@ class Courier:
         dist.send(values, 0, group=self._group)
 
     def _receive_bytes(self, leader: int) -> bytes:
-        """Receive what :meth:`_send_bytes` sends."""
-        length = torch.empty(1, dtype=torch.int64)
-        dist.recv(length, leader, group=self._group)
+        """Receive what :meth:`_send_bytes` sends, after any number of signs of progress."""
+        length = torch.full((1,), STILL_WRITING, dtype=torch.int64)
+        while int(length) == STILL_WRITING:
+            self._stop_if_abandoned()
+            dist.recv(length, leader, group=self._group)
         data = torch.empty(int(length), dtype=torch.uint8)
         dist.recv(data, leader, group=self._group)
         return data.numpy().tobytes()

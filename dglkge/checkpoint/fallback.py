@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from dglkge.checkpoint import layout, shared_texts, snapshots
 from dglkge.checkpoint.file_check import check_text
@@ -51,6 +52,13 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
         if good is None:
             raise
         logger.warning("%s", error)
+    go_back(storage, good, names)
+    return good
+
+
+def go_back(storage: CheckpointStorage, good: int, names: Mapping[str, Vocabulary] | None = None) -> None:
+    """Make a version the one that counts, move what is newer aside, and write damaged texts anew."""
+    storage.check_lease()
     manifest = storage.manifest(good)
     aside = _set_aside(storage, good)
     _take_texts_of_snapshots(storage, manifest)
@@ -59,7 +67,66 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
     written = shared_texts.write_anew(storage, manifest, names or {})
     anew = f"; written anew: {', '.join(written)}" if written else ""
     logger.warning("checkpoint.fallback: going on from version %d%s%s", good, aside, anew)
-    return good
+
+
+def survey(storage: CheckpointStorage, is_thorough: bool) -> dict[str, Any]:
+    """Read every file of a disk's copy, without changing anything.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+    is_thorough : bool
+        Whether to look at versions beside the one that counts as well.
+
+    Returns
+    -------
+    dict
+        ``problem`` with the version that counts, empty where it is whole; ``whole``, the checksums of the
+        manifests of versions whose rows are whole, by version as text, since this goes through JSON.
+    """
+    problem, whole = "", []
+    try:
+        manifest = storage.published()
+        if manifest is not None:
+            storage.check_files(manifest, checksums=True)
+            whole.append(manifest.version)
+    except CheckpointError as error:
+        problem = str(error)
+    if is_thorough:
+        whole = list(storage.whole_versions())
+    return {"problem": problem, "whole": {str(version): storage.checksum_of(version) for version in whole}}
+
+
+def choose_common(surveys: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return the newest version that is whole on all disks.
+
+    Parameters
+    ----------
+    surveys : mapping of str to mapping
+        By the name of the disk, the first machine's before all others.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none; or if the first machine's newest version is whole and only copies are damaged, so
+        that going back would give up work for nothing.
+    """
+    first = next(iter(surveys.values()))
+    damaged = [f"{name}: {one['problem']}" for name, one in surveys.items() if one["problem"]]
+    if not first["problem"]:
+        newest = max(map(int, first["whole"]), default=0)
+        raise CheckpointError(
+            f"{damaged[0]}; version {newest} is whole on the first machine: move the damaged copy away, and "
+            "start again with --sync, which sends it there anew"
+        )
+    common = [
+        int(version)
+        for version, checksum in first["whole"].items()
+        if all(one["whole"].get(version) == checksum for one in surveys.values())
+    ]
+    if not common:
+        raise CheckpointError(f"{damaged[0]}; no version is whole on all {len(surveys)} disks of the job")
+    return max(common)
 
 
 def _take_texts_of_snapshots(storage: CheckpointStorage, manifest: Manifest) -> None:

@@ -23,9 +23,12 @@ STATS_FILE = "training_stats.json"
 _VERSIONED = re.compile(
     r"(?:embeddings_.+_\d+\.v(?P<part>\d+)\.h5|model\.v(?P<model>\d+)\.h5|manifest\.v(?P<manifest>\d+)\.json"
     r"|(?:entity_names_.+_\d+|config)\.v(?P<json>\d+)\.json|entity_count_.+_\d+\.v(?P<count>\d+)\.txt)"
-    r"(?:\.receipt\.json)?(?P<temporary>\.tmp)?"
+    r"(?:\.receipt\.json)?(?P<temporary>(?:\.[0-9a-f]{16})?\.tmp)?"
 )
-_NAMES = re.compile(r"(?:entity_names_.+_(?P<names>\d+)\.json|entity_count_.+_(?P<count>\d+)\.txt)(?:\.tmp)?")
+_NAMES = re.compile(
+    r"(?:entity_names_.+_(?P<names>\d+)\.json|entity_count_.+_(?P<count>\d+)\.txt)(?:(?:\.[0-9a-f]{16})?\.tmp)?"
+)
+_OF_A_JOB = re.compile(r".+\.[0-9a-f]{16}\.tmp")
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,24 @@ def manifest_file(version: int) -> str:
 def receipt_file(name: str) -> str:
     """Return the name of the note that tells rank 0 what a writer wrote."""
     return name + RECEIPT_SUFFIX
+
+
+def temporary_file(name: str, nonce: str) -> str:
+    """Return the name under which a job writes a file before it counts; two jobs never share one.
+
+    Parameters
+    ----------
+    name : str
+        The file's own name.
+    nonce : str
+        The job's, 16 hexadecimal digits; empty where no lease was taken.
+    """
+    return f"{name}.{nonce}{TEMPORARY_SUFFIX}" if nonce else name + TEMPORARY_SUFFIX
+
+
+def is_temporary_of_a_job(name: str) -> bool:
+    """Tell whether a name is one of :func:`temporary_file` with a nonce."""
+    return _OF_A_JOB.fullmatch(name) is not None
 
 
 def entity_names_file(entity_type: str, part: int) -> str:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from dglkge.checkpoint import restore, snapshots
 from dglkge.checkpoint.courier import Courier
-from dglkge.checkpoint.fallback import fall_back
-from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
+from dglkge.checkpoint.fallback import choose_common, fall_back, go_back, survey
+from dglkge.checkpoint.manifest import CheckpointMeta, Manifest, check_same_run
 from dglkge.checkpoint.row_copy import RowCopy
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.version_writer import NewVersion, VersionWriter, refuse_missing_relations
 from dglkge.data.vocabulary import Vocabulary
+from dglkge.distributed.lease import Lease
 from dglkge.errors import CheckpointError
 from dglkge.typing import TablePart
 
@@ -23,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 WRITER_LIMIT_SECONDS = 600.0
 """A save fails when another machine's files have not changed for so long."""
+
+AGREEMENT_SECONDS = 30.0
+"""A host may see what another one has published on a shared disk so much later."""
+AGREEMENT_POLL_SECONDS = 0.5
 
 
 class CheckpointManager:
@@ -49,6 +57,11 @@ class CheckpointManager:
         How long rank 0 waits for another machine of which nothing new is seen.
     courier : Courier or None
         Brings files to rank 0 where machines share no disk.
+    lease : Lease or None
+        The job's right to write to the run's folder.
+    gather : callable or None
+        Returns the texts of all trainers by rank, given this one's; a collective with a time limit. None
+        where this trainer is alone.
     """
 
     def __init__(
@@ -61,8 +74,10 @@ class CheckpointManager:
         num_parts: int | None = None,
         limit_seconds: float = WRITER_LIMIT_SECONDS,
         courier: Courier | None = None,
+        lease: Lease | None = None,
+        gather: Callable[[str], Sequence[str]] | None = None,
     ) -> None:
-        self.storage = CheckpointStorage(path)
+        self.storage = CheckpointStorage(path, lease)
         self.rank = rank
         self.is_writer = is_writer
         self.barrier = barrier
@@ -70,18 +85,26 @@ class CheckpointManager:
         self.row_copy = RowCopy()
         self._writer = VersionWriter(self.storage, names or {}, limit_seconds, courier)
         self._courier = courier
+        self._gather = gather or (lambda text: [text])
+        if lease is not None:
+            lease.keep_while(lambda: self.is_writing)
         self._writing: Future[object] | None = None
         self._stats: list[Mapping[str, Any]] = []
 
     def latest(self) -> CheckpointMeta | None:
         """Return what the newest version says about its run; None where the folder holds no checkpoint.
 
+        A collective: all trainers find the same version with the same manifest, or all raise the same error.
+
         Raises
         ------
         CheckpointError
-            If there is a checkpoint and anything of it is missing or damaged.
+            If there is a checkpoint and anything of it is missing or damaged, or the trainers find different
+            ones.
         """
-        manifest = self.storage.published()
+        manifest, found = self._published_everywhere(texts=True)
+        if any(one["version"] != found[0]["version"] for one in found) or len(_checksums(found)) > 1:
+            raise _disagreement(found)
         return None if manifest is None else manifest.meta
 
     def num_bytes(self) -> int:
@@ -90,16 +113,49 @@ class CheckpointManager:
         return 0 if manifest is None else sum(entry.size_bytes for entry in manifest.files)
 
     def fall_back(self) -> None:
-        """Go back to the newest good version if the newest is damaged; a collective.
+        """Go back to the newest good version if the newest is damaged, on every disk; a collective.
 
         Raises
         ------
         CheckpointError
-            If no version is whole.
+            On all trainers: if no version is whole everywhere, or only a copy is damaged that the launcher
+            can send again.
         """
-        if self.rank == 0:
-            fall_back(self.storage, self._writer.names)
-        self.barrier()
+        if self._courier is None:
+            self.raise_together(
+                lambda: fall_back(self.storage, self._writer.names) if self.rank == 0 else None
+            )
+            return
+        surveys = self._survey_disks(is_thorough=False)
+        if any(one["problem"] for one in surveys.values()):
+            good = choose_common(self._survey_disks(is_thorough=True))
+            self.raise_together(
+                lambda: go_back(self.storage, good, self._writer.names) if self._owns_disk else None
+            )
+
+    def raise_together(self, work: Callable[[], object], wait: Callable[[], object] = lambda: None) -> None:
+        """Do some work; if it fails on one trainer, all raise its error. A collective.
+
+        Parameters
+        ----------
+        work : callable
+        wait : callable
+            A barrier that allows for work of very different length.
+
+        Raises
+        ------
+        CheckpointError
+        """
+        problem = ""
+        try:
+            work()
+        except CheckpointError as error:
+            problem = str(error)
+        wait()
+        problems = [(rank, text) for rank, text in enumerate(self._gather(problem)) if text]
+        if problems:
+            rank, text = problems[0]
+            raise CheckpointError(text if rank == 0 else f"rank {rank}: {text}")
 
     def save(
         self,
@@ -158,12 +214,7 @@ class CheckpointManager:
         """
         self.finish()
         self.barrier()  # the save before is published
-        previous = self.storage.published(texts=False)
-        if previous is not None:
-            check_same_run(previous.meta, meta)
-        version = 1 if previous is None else previous.version + 1
-        if self._courier is not None:
-            version = self._courier.agree(version)
+        previous, version = self._previous(meta)
         self.barrier()  # nobody writes before all have seen the same version
         if self.rank == 0:
             self.storage.prepare()
@@ -188,7 +239,9 @@ class CheckpointManager:
         return self._writing is not None and not self._writing.done()
 
     def check(self) -> None:
-        """Raise what went wrong in the thread, if anything did; does not wait."""
+        """Raise what went wrong in the thread, if anything did, or that the lease is lost; does not wait."""
+        if self.storage.lease is not None:
+            self.storage.lease.check_renewal()
         if self._writing is not None and self._writing.done():
             self.finish()
 
@@ -247,6 +300,81 @@ class CheckpointManager:
             self.storage.place_texts(manifest)  # which an interrupted save may have left undone
         return manifest.meta
 
+    @property
+    def _owns_disk(self) -> bool:
+        """Whether this trainer mends its disk's checkpoint: rank 0; with own disks each leader."""
+        lease = self.storage.lease
+        holds = lease is None or lease.is_holder  # else another machine of the job sees the same disk
+        return self.rank == 0 or (self._courier is not None and self.is_writer and holds)
+
+    def _published_everywhere(self, texts: bool) -> tuple[Manifest | None, list[dict[str, Any]]]:
+        """Return this disk's newest manifest, and what all trainers found, by rank; a collective.
+
+        ``texts`` tells whether text files are looked at, beside those with rows.
+
+        Raises
+        ------
+        CheckpointError
+            On all trainers, if one of them finds a damaged checkpoint.
+        """
+        manifest, problem, version, checksum = None, "", 0, ""
+        try:
+            manifest = self.storage.published(texts=texts)
+            version = 0 if manifest is None else manifest.version
+            checksum = self.storage.checksum_of(version)
+        except CheckpointError as error:
+            problem = str(error)
+        where = f"{self.storage.path} on {socket.gethostname()}"
+        mine = {"problem": problem, "version": version, "checksum": checksum, "where": where}
+        found = [json.loads(text) for text in self._gather(json.dumps(mine))]
+        for rank, one in enumerate(found):
+            if one["problem"]:
+                text = one["problem"]
+                raise CheckpointError(text if rank == 0 else f"rank {rank}, {one['where']}: {text}")
+        return manifest, found
+
+    def _previous(self, meta: CheckpointMeta) -> tuple[Manifest | None, int]:
+        """Return the version before, where this trainer sees it, and the number of the next; a collective.
+
+        With a courier rank 0's disk is the checkpoint, and what lies on the others does not matter.
+        """
+        if self._courier is not None:
+            own: list[Manifest | None] = []
+            if self.rank == 0:
+                self.raise_together(lambda: own.append(self._checked_previous(meta)))
+            else:
+                self.raise_together(lambda: None)
+            previous = own[0] if own else None
+            return previous, int(self._gather(str(1 if previous is None else previous.version + 1))[0])
+        deadline = time.monotonic() + AGREEMENT_SECONDS
+        while True:
+            previous, found = self._published_everywhere(texts=False)
+            if all(one["version"] == found[0]["version"] for one in found) and len(_checksums(found)) == 1:
+                break
+            # Rank 0's clock decides for all.
+            if self._gather("late" if time.monotonic() > deadline else "")[0]:
+                raise _disagreement(found)
+            time.sleep(AGREEMENT_POLL_SECONDS)
+        if previous is not None:
+            check_same_run(previous.meta, meta)
+        return previous, 1 if previous is None else previous.version + 1
+
+    def _checked_previous(self, meta: CheckpointMeta) -> Manifest | None:
+        """Return the version before on this disk, if it is one of this run."""
+        previous = self.storage.published(texts=False)
+        if previous is not None:
+            check_same_run(previous.meta, meta)
+        return previous
+
+    def _survey_disks(self, is_thorough: bool) -> dict[str, dict[str, Any]]:
+        """Return what each disk of the job holds, the first machine's first; a collective."""
+        mine: dict[str, Any] = {}
+        if self._owns_disk:
+            mine = {"where": f"{self.storage.path} on {socket.gethostname()}"}
+            mine |= survey(self.storage, is_thorough)
+        found = [json.loads(text) for text in self._gather(json.dumps(mine))]
+        return {f"rank {rank}, {one['where']}": one for rank, one in enumerate(found) if one}
+
     def _in_thread(self, work: Callable[[], object]) -> None:
         """Start some work in a thread of its own, which ends with it."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint")
@@ -260,3 +388,29 @@ class CheckpointManager:
         except BaseException as error:
             logger.error("checkpoint version %d was not written: %s", new.version, error)
             raise
+
+
+def _checksums(found: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the different checksums that trainers found."""
+    return {one["checksum"] for one in found}
+
+
+def _disagreement(found: Sequence[Mapping[str, Any]]) -> CheckpointError:
+    """Describe what trainers found, those that agree with rank 0 only once."""
+    first = found[0]
+    rank, other = next(
+        (rank, one)
+        for rank, one in enumerate(found)
+        if (one["version"], one["checksum"]) != (first["version"], first["checksum"])
+    )
+    return CheckpointError(
+        f"the trainers do not find the same checkpoint: rank 0 has {_describe_found(first)}, "
+        f"rank {rank} has {_describe_found(other)}; move one of them away, or start with --sync, "
+        "which compares all machines"
+    )
+
+
+def _describe_found(one: Mapping[str, Any]) -> str:
+    """Say what one trainer found."""
+    what = f"version {one['version']} (manifest {one['checksum']})" if one["version"] else "none"
+    return f"{what} in {one['where']}"

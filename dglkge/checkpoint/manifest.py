@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dglkge.checkpoint.layout import MANIFEST_VERSION
+from dglkge.data.lineage import JobVersions, manifest_crc32, read_lineage
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, Relation
 
@@ -139,12 +139,18 @@ class Manifest:
     files : sequence of FileEntry
     texts : sequence of TextEntry
         Those that belong to no part.
+    run_id : str
+        Made with a run's first version, equal for all later ones.
+    lineage : sequence of JobVersions
+        The jobs that wrote the versions that this one came from; the last wrote this one.
     """
 
     version: int
     meta: CheckpointMeta
     files: Sequence[FileEntry]
     texts: Sequence[TextEntry] = ()
+    run_id: str = ""
+    lineage: Sequence[JobVersions] = ()
 
     @property
     def all_texts(self) -> dict[str, TextEntry]:
@@ -160,7 +166,7 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as a text that :meth:`from_json` reads and checks."""
         body = {"manifest_version": MANIFEST_VERSION, **dataclasses.asdict(self)}
-        return json.dumps({"crc32": _checksum(body), **body}, indent=1) + "\n"
+        return json.dumps({"crc32": manifest_crc32(body), **body}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Manifest:
@@ -185,13 +191,14 @@ class Manifest:
                 raise CheckpointError(
                     f"{where}: manifest version {version}; this dglkge reads up to {MANIFEST_VERSION}"
                 )
-            if checksum != _checksum({"manifest_version": version, **body}):
+            if checksum != manifest_crc32({"manifest_version": version, **body}):
                 raise CheckpointError(f"{where}: damaged: its checksum does not match its text")
             meta = dict(body["meta"])
             meta["relations"] = [Relation(**relation) for relation in meta["relations"]]
             files = [FileEntry.from_dict(entry) for entry in body["files"]]
             texts = tuple(TextEntry(**text) for text in body.get("texts", ()))
-            manifest = cls(body["version"], CheckpointMeta(**meta), files, texts)
+            run_id, lineage = read_lineage(body)
+            manifest = cls(body["version"], CheckpointMeta(**meta), files, texts, run_id, tuple(lineage))
             _check_values(manifest)
             return manifest
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -296,8 +303,3 @@ def _check_name(name: Any) -> None:
     """Refuse a name that would lead out of the folder."""
     if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"{name!r:.60} is not the name of a file in the folder")
-
-
-def _checksum(body: Mapping[str, Any]) -> int:
-    """CRC-32 of the canonical JSON of a manifest."""
-    return zlib.crc32(json.dumps(body, sort_keys=True).encode())

@@ -13,6 +13,8 @@ from typing import Any
 from dglkge.checkpoint import file_check, layout, snapshots
 from dglkge.checkpoint.durable import sync
 from dglkge.checkpoint.manifest import FileEntry, Manifest
+from dglkge.data.lineage import manifest_checksum
+from dglkge.distributed.lease import Lease
 from dglkge.errors import CheckpointError, write_error
 
 MOST_VERSION_DIGITS = 18
@@ -87,10 +89,30 @@ class CheckpointStorage:
     ----------
     path : path
         The folder; it need not exist.
+    lease : Lease, optional
+        The job's right to write to the run. Its nonce is part of temporary names and receipts, and it is read
+        again before a file takes its place, so a job that has lost it publishes nothing.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], lease: Lease | None = None) -> None:
         self.path = Path(path)
+        self.lease = lease
+
+    @property
+    def nonce(self) -> str:
+        """The job's name in temporary names and receipts; empty where no lease was taken."""
+        return "" if self.lease is None else self.lease.nonce
+
+    def check_lease(self) -> None:
+        """Check that this job may still write to the folder.
+
+        Raises
+        ------
+        CheckpointError
+            If its lease was taken by another job.
+        """
+        if self.lease is not None:
+            self.lease.check()
 
     def published_version(self) -> int:
         """Return the version that counts; 0 where the folder holds no checkpoint.
@@ -178,6 +200,15 @@ class CheckpointStorage:
             raise CheckpointError(f"{path} is damaged: it describes version {manifest.version}")
         return manifest
 
+    def checksum_of(self, version: int) -> str:
+        """Return the checksum of a version's manifest, which names its content; empty for version 0."""
+        if version == 0:
+            return ""
+        try:
+            return manifest_checksum((self.path / layout.manifest_file(version)).read_bytes())
+        except OSError as error:
+            raise CheckpointError(f"cannot read the manifest of version {version}: {error}") from None
+
     def check_files(self, manifest: Manifest, checksums: bool = False, texts: bool = True) -> None:
         """Check that the files of a version have their size and, when asked, their checksum.
 
@@ -203,17 +234,19 @@ class CheckpointStorage:
             file_check.check_text(self.path, text, manifest.version, checksums)
 
     def newest_good(self) -> int | None:
-        """Return the newest version whose rows are all there with the right checksums; None if no one is.
+        """Return the newest version whose rows are all there with the right checksums; None if no one is."""
+        return next(self.whole_versions(), None)
 
-        Its texts need not be whole: the fallback writes them anew.
+    def whole_versions(self) -> Iterator[int]:
+        """Yield the versions whose rows are all there with the right checksums, the newest first.
+
+        Their texts need not be whole: the fallback writes them anew.
         """
         versions = {found.version for _, found in self.versioned() if not found.temporary}
         for version in sorted(versions, reverse=True):
             with contextlib.suppress(CheckpointError):
-                for entry in self.manifest(version).files:
-                    file_check.check_file(self.path, entry, checksum=True)
-                return version
-        return None
+                self.check_files(self.manifest(version), checksums=True, texts=False)
+                yield version
 
     def prepare(self) -> None:
         """Make the folder, and say in it that nothing counts yet, before the first file is written.
@@ -245,10 +278,11 @@ class CheckpointStorage:
         StorageError
             If the disk is full or fails.
         """
-        temporary = self.path / (name + layout.TEMPORARY_SUFFIX)
+        temporary = self.path / layout.temporary_file(name, self.nonce)
         try:
             yield temporary
             sync(temporary)
+            self.check_lease()
             os.replace(temporary, self.path / name)
             sync(self.path)
         except OSError as error:
@@ -269,12 +303,14 @@ class CheckpointStorage:
 
     def write_receipt(self, entry: FileEntry) -> None:
         """Leave a note for rank 0 about a file that was written."""
-        self.write_text(layout.receipt_file(entry.name), json.dumps(dataclasses.asdict(entry)))
+        note = {"nonce": self.nonce, **dataclasses.asdict(entry)}
+        self.write_text(layout.receipt_file(entry.name), json.dumps(note))
 
     def read_receipts(self, version: int) -> list[FileEntry]:
-        """Return what all writers wrote of a version."""
+        """Return what all writers of this job wrote of a version."""
         paths = sorted(self.path.glob(layout.receipt_file(f"*.v{version}.h5")))
-        return [FileEntry.from_dict(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+        notes = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        return [FileEntry.from_dict(note) for note in notes if note.pop("nonce", None) == self.nonce]
 
     def remove_receipts(self, version: int) -> None:
         """Remove the notes of a version."""
@@ -292,6 +328,7 @@ class CheckpointStorage:
 
     def keep(self, version: int, name: str, note: Mapping[str, Any]) -> None:
         """Keep a version under a name, as :func:`dglkge.checkpoint.snapshots.take` does."""
+        self.check_lease()
         try:
             texts = self.manifest(version).all_texts.values()
             places = {text.name: file_check.check_text(self.path, text, version) for text in texts}
@@ -310,7 +347,11 @@ class CheckpointStorage:
 
     def drop_unpublished(self, version: int) -> None:
         """Remove what an interrupted save left: files newer than ``version`` and unfinished ones."""
+        self.check_lease()
         snapshots.mend(self.path, version)
+        for path in self.path.iterdir():
+            if layout.is_temporary_of_a_job(path.name) and path.is_file():
+                path.unlink(missing_ok=True)
         for path, found in self.versioned():
             if found.version > version or found.temporary:
                 path.unlink(missing_ok=True)

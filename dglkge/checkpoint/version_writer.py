@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import json
 import logging
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +19,9 @@ from dglkge.checkpoint.courier import Courier, empty_outbox
 from dglkge.checkpoint.file_check import is_there
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry, check_complete
 from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.data.lineage import extended
 from dglkge.data.vocabulary import Vocabulary
+from dglkge.distributed.lease import new_nonce
 from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import TablePart
 
@@ -94,6 +98,8 @@ class VersionWriter:
         self.storage = storage
         self.names = names
         self.limit_seconds = limit_seconds
+        self._job = storage.nonce or new_nonce()
+        self._since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
     def write(self, new: NewVersion) -> None:
         """Write this process's files of a version and, where it has the relations, publish it.
@@ -108,30 +114,45 @@ class VersionWriter:
         """
         config = bigraph_config(new.meta, new.num_parts, str(self.storage.path.resolve()))
         attributes = bigraph_attributes(new.meta, config)
-        storage = self.storage
-        courier = None if self.courier is None or self.courier.is_first or not new.parts else self.courier
-        if courier is not None:
-            storage = CheckpointStorage(empty_outbox(self.storage.path, courier.rank))
+        if self.courier is None:
+            self._write_parts(self.storage, new, attributes)
+        elif not self.courier.is_first:
+            if new.parts:
+                outbox = CheckpointStorage(
+                    empty_outbox(self.storage.path, self.courier.rank), self.storage.lease
+                )
+                with self.courier.telling_progress(lambda: outbox.signs_of_life(new.version)):
+                    self._write_parts(outbox, new, attributes)
+                with _failures_of_others():
+                    self.courier.send(outbox.path)
+        else:
+            # The others send while this machine still writes its own parts.
+            with ThreadPoolExecutor(1, "dglkge-courier") as thread, self.courier.abandoning_on_error():
+                receiving = thread.submit(self.courier.receive, self.storage)
+                self._write_parts(self.storage, new, attributes)
+                with _failures_of_others():
+                    receiving.result()
+        if new.relations is not None:
+            with _failures_of_others():
+                files = self._wait_for_all(new)
+            self._publish(new, files, config)
+
+    def _write_parts(
+        self, storage: CheckpointStorage, new: NewVersion, attributes: Mapping[str, Any]
+    ) -> None:
+        """Write this process's files, each with a receipt."""
+        is_outbox = storage is not self.storage
         for part in new.parts:
             entry = part_files.write_part(storage, new.version, part, new.meta, attributes)
-            texts = self._same_names(entry, new.previous) if courier is None else ()
+            texts = () if is_outbox else self._same_names(entry, new.previous)
             if not texts:
                 ids = part.original_ids.sort().values.tolist()
                 names = self.names.get(part.table)
                 texts = part_files.write_names(storage, new.version, part.table, part.part, ids, names)
             storage.write_receipt(dataclasses.replace(entry, texts=texts))
-        if courier is not None:
-            with _failures_of_others():
-                courier.send(storage.path)
         if new.relations is not None:
-            self.storage.write_receipt(
-                part_files.write_relations(self.storage, new.version, new.relations, new.meta, attributes)
-            )
-            with _failures_of_others():
-                if self.courier is not None:
-                    self.courier.receive(self.storage)
-                files = self._wait_for_all(new)
-            self._publish(new, files, config)
+            entry = part_files.write_relations(storage, new.version, new.relations, new.meta, attributes)
+            storage.write_receipt(entry)
 
     def _wait_for_all(self, new: NewVersion) -> list[FileEntry]:
         """Return the receipts of all writers, once they are there."""
@@ -161,7 +182,10 @@ class VersionWriter:
         config_text = json.dumps(config, indent=4)
         texts = shared_texts.write(storage, version, new.meta, config_text, self.names, previous)
         training_stats.append(storage, new.stats)
-        manifest = Manifest(version, new.meta, files, texts)
+        before = previous.lineage if previous is not None else ()
+        run_id = previous.run_id if previous is not None else ""
+        lineage = extended(before, self._job, version, socket.gethostname(), self._since)
+        manifest = Manifest(version, new.meta, files, texts, run_id or new_nonce(), lineage)
         if previous is None:
             storage.place_texts(manifest)  # nothing counts yet, so they are nobody's wrong names
         storage.write_text(layout.manifest_file(version), manifest.to_json())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine, read_ip_config
+from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import INPUT_ERROR_STATUS, INTERRUPTED_STATUS, InputError, NotReadyError
 from dglkge.launch.arguments import parse_arguments
@@ -73,8 +75,9 @@ def _launch(argv: Sequence[str], console: Console) -> int:
     ssh = SshSettings(
         options.ssh_port, options.ssh_username, options.identity_file, tuple(options.ssh_option)
     )
-    with contextlib.closing(Site(ssh, options.python, str(workspace), options.sync)) as site:
-        job = _Job(options, command, places, site, console)
+    name = new_nonce()
+    with contextlib.closing(Site(ssh, options.python, str(workspace), options.sync, name)) as site:
+        job = _Job(options, command, places, site, console, name)
         if options.dry_run:
             plan = job.plan(attempt_log_dir(log_dir, 0, options.max_restarts))
             console.summary(
@@ -106,6 +109,7 @@ class _Job:
     places: Places
     site: Site
     console: Console
+    name: str
 
     def plan(self, log_dir: Path) -> list[PlannedProcess]:
         """Plan an attempt that will not be made; no file is sent, no machine is held."""
@@ -128,12 +132,16 @@ class _Job:
         site.write_job_files(Path(settings.log_dir), hosts)
         console.message(_announce(settings, hosts, log_dir))
         limits = Limits(stop_seconds=self.options.stop_seconds, exit_seconds=self.options.exit_seconds)
-        result = Supervisor(site.executor(), console, log_dir, limits).run(plan)
+        output = None if config is None else here / config.output
+        with site.bringing_versions(output, self.places, console.message, self.options.sync_seconds):
+            result = Supervisor(site.executor(), console, log_dir, limits).run(plan)
         try:
-            output = None if config is None else here / config.output
             site.bring_files(output, log_dir, self.places)
         except InputError as error:
-            console.message(f"warning: not all files could be brought back: {error}")
+            problem = f"not all files could be brought back: {' '.join(str(error).split())}"
+            if result.status == 0:  # who started the job would take the results for complete
+                return dataclasses.replace(result, status=1, reason=problem)
+            console.message(f"error: {problem}")
         return result
 
     def _prepare(self, log_dir: Path, is_locked: bool) -> tuple[list[Host], JobSettings, Config | None]:
@@ -142,6 +150,7 @@ class _Job:
         machines = read_ip_config(here / self.options.ip_config)
         hosts = self.site.connect(machines, is_locked)
         settings = _settings(self.options, self.command, hosts, machines, log_dir, self.places)
+        settings = dataclasses.replace(settings, job=self.name)
         return hosts, settings, script_config(self.command, here)
 
     def _needs(self, settings: JobSettings, config: Config | None) -> Needs:

@@ -117,6 +117,22 @@ class Cluster:
             dist.all_reduce(torch.from_numpy(total))
         return total
 
+    def gather_texts(self, text: str) -> list[str]:
+        """Return the texts of all trainers by rank; every trainer must call it. It has torch's time limit."""
+        if not dist.is_initialized():
+            return [text]
+        data = text.encode()
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+        dist.all_gather(lengths, torch.tensor([len(data)]))
+        longest = max(int(length) for length in lengths)
+        if longest == 0:
+            return [""] * len(lengths)
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
+        found = [torch.zeros(longest, dtype=torch.uint8) for _ in lengths]
+        dist.all_gather(found, mine)
+        return [each[: int(length)].numpy().tobytes().decode() for each, length in zip(found, lengths)]
+
     def must_stop(self) -> bool:
         """Tell whether any trainer was asked to stop: the same answer on all of them, which all call it."""
         return bool(self.sum(np.array([self.stop.is_noted], dtype=np.int64))[0])

@@ -10,6 +10,19 @@ from dglkge.errors import InputError
 
 DEFAULT_LIMIT_SECONDS = 600.0
 LIMIT_VARIABLE = "DGLKGE_TIMEOUT_SECONDS"
+JOB_VARIABLE = "DGLKGE_JOB"
+
+SIZE_VARIABLES = {
+    "WORLD_SIZE": "torchrun",
+    "OMPI_COMM_WORLD_SIZE": "mpirun",
+    "MV2_COMM_WORLD_SIZE": "mpirun",
+    "PMI_SIZE": "mpirun",
+    "SLURM_STEP_NUM_TASKS": "srun",
+}
+"""Number of processes that other launchers started, and the launcher that usually sets it."""
+
+FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""SLURM's steps from here on are no srun: the batch script, the shell of salloc."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,8 @@ class World:
     limit_seconds : float
         No trainer waits longer than this for another one or for a server; it then fails, and the launcher
         ends the job. The user sets it as ``DGLKGE_TIMEOUT_SECONDS``.
+    job : str
+        The launcher's name for the job, equal for all its attempts; empty where there is none.
     """
 
     rank: int = 0
@@ -49,6 +64,7 @@ class World:
     has_own_disk: bool = False
     rendezvous: tuple[str, int] = ("127.0.0.1", 0)
     limit_seconds: float = DEFAULT_LIMIT_SECONDS
+    job: str = ""
 
     @property
     def machine(self) -> int:
@@ -81,10 +97,12 @@ class World:
         Raises
         ------
         InputError
-            If the process was launched but a variable is missing, no number, or does not fit the others.
+            If the process was launched but a variable is missing, no number, or does not fit the others; or
+            if another launcher started it as one of several, each of which would train alone.
         """
         env = os.environ if environment is None else environment
         if env.get("DGL_DIST_MODE", "standalone") != "distributed":
+            _refuse_other_launchers(env)
             return cls()
         rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
         local_rank, per_machine = _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE")
@@ -107,12 +125,37 @@ class World:
             has_own_disk=env.get("DGLKGE_OWN_DISKS") == "1",
             rendezvous=(env.get("MASTER_ADDR", "127.0.0.1"), _number(env, "MASTER_PORT")),
             limit_seconds=_seconds(env.get(LIMIT_VARIABLE, str(DEFAULT_LIMIT_SECONDS))),
+            job=env.get(JOB_VARIABLE, ""),
         )
 
 
 def choose_dgl_backend() -> None:
     """Tell DGL to use torch; it asks at its import, and without an answer writes one into the user's home."""
     os.environ.setdefault("DGLBACKEND", "pytorch")
+
+
+def _refuse_other_launchers(environment: Mapping[str, str]) -> None:
+    """Refuse to be one of several processes that srun, torchrun or mpirun started.
+
+    SLURM_NTASKS alone is no sign: sbatch sets it for the batch script too, which runs once. It counts where
+    the process is a task of a step (SLURM_STEP_ID, SLURM_STEPID) or not the first task (SLURM_PROCID); where
+    srun says how many tasks the step has (SLURM_STEP_NUM_TASKS), that number counts instead.
+    """
+    found = {name: environment.get(name, "") for name in SIZE_VARIABLES}
+    starters = dict(SIZE_VARIABLES)
+    steps = [environment.get(name, "") for name in ("SLURM_STEP_ID", "SLURM_STEPID")]
+    is_task = any(step.isdigit() and int(step) < FIRST_SPECIAL_STEP for step in steps)
+    is_later_task = environment.get("SLURM_PROCID", "0") != "0"
+    if not found["SLURM_STEP_NUM_TASKS"] and (is_task or is_later_task):
+        found["SLURM_NTASKS"], starters["SLURM_NTASKS"] = environment.get("SLURM_NTASKS", ""), "srun"
+    for name, text in found.items():
+        if text.isdigit() and int(text) > 1:
+            raise InputError(
+                f"{name} is {text}: {starters[name]} (or another launcher) started {text} processes, and "
+                "each would train alone and write to the same folder; start one "
+                "dglkge-launch --ip_config ip_config.txt SCRIPT ARGUMENTS instead (it starts the trainers of "
+                f"all machines), or run the script once, with {name} unset"
+            )
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:

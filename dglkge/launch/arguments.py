@@ -81,6 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="bring the machines, which share no disk, the script and the modules beside it, files that its "
              "arguments name, and of the data set what they need; bring logs and the run's folder back. "
              "Relative paths are then sought here, and --workspace is made")  # fmt: skip
+    add("--sync_seconds", type=_seconds, default=30.0, metavar="S",
+        help="with --sync, look for a new version so often and bring it here while the job runs; 0: only at "
+             "the end (default: 30)")  # fmt: skip
     add("--ssh_port", type=_count(1, 65535), metavar="PORT", help="of the machines' SSH servers")
     add("--ssh_username", metavar="USER", help="on the machines")
     add("--identity_file", metavar="FILE", help="private key for ssh")

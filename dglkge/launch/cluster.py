@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,15 @@ from typing import Any
 from dglkge import __version__
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
 from dglkge.errors import InputError
 from dglkge.launch.cluster_executor import ClusterExecutor
 from dglkge.launch.cluster_sync import (
     bring_logs,
-    bring_newer_output,
     bring_output,
+    bring_version,
+    choose_source,
+    launcher_place,
     send_inputs,
     send_output,
 )
@@ -26,8 +30,10 @@ from dglkge.launch.local_hosts import is_local, local_interfaces, resolve
 from dglkge.launch.places import Places
 from dglkge.launch.preflight import compare_fingerprints, compare_versions, raise_problems
 from dglkge.launch.process_plan import Host, JobSettings, PlannedProcess, plan_processes
+from dglkge.launch.run_copies import HOLD_FOLDER
 from dglkge.launch.script_config import Needs
 from dglkge.launch.ssh_command import SshSettings
+from dglkge.launch.version_bringer import VersionBringer
 
 Problems = list[tuple[str, str]]
 
@@ -44,9 +50,13 @@ class Cluster:
         The interpreter on every machine.
     folder : str
         Where the processes run.
+    job : str
+        Names the job, with all its attempts, in the leases of run folders.
     """
 
-    def __init__(self, ssh: SshSettings, python: str, folder: str) -> None:
+    def __init__(self, ssh: SshSettings, python: str, folder: str, job: str = "") -> None:
+        self._job = job
+        self._lease: Lease | None = None
         self._ssh = ssh
         self._python = python
         self._folder = folder
@@ -166,26 +176,83 @@ class Cluster:
         sessions, order = self._sessions, self._order
         work = send_inputs(sessions, order, command, config, part_config, places)
         self._do_all(work)
-        if config is not None and not self._problems:
-            output = places.here / config.output
-            if bring_newer_output(sessions[order[0]], output, places):
-                self._do_all(lambda address: send_output(sessions[address], output, places))
         raise_problems(self._problems, len(self._order))
+        if config is not None:
+            self._send_run(places.here / config.output, places)
+            raise_problems(self._problems, len(self._order))
+
+    def _send_run(self, output: Path, places: Places) -> None:
+        """Bring every machine the newest version of the run, wherever that is.
+
+        Raises
+        ------
+        InputError
+            If it is not clear which copy counts, or another job writes to the run's folder.
+        """
+        sessions = self._sessions
+        if self._lease is None:
+            self._lease = LeaseTaker(output, new_nonce(), self._job, LAUNCHER).take()
+        there = str(places.on_machines(output))
+        question = {"folder": there, "launcher": launcher_place(output), "job": self._job}
+        found = self._ask_all(dict.fromkeys(self._order, question), "describe_copy")
+        raise_problems(self._problems, len(self._order))
+        ordered = {address: found[address] for address in self._order}
+        source, copy = choose_source(sessions, ordered, output, places)
+        if source is not None:
+            self._do_all(lambda address: bring_output(sessions[address], output, places, self._job), [source])
+            raise_problems(self._problems, len(self._order))
+        if copy.version:
+            self._do_all(lambda address: send_output(sessions[address], output, places))
 
     def bring_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
         """Bring logs, and the run's folder from the first machine, here.
 
+        A machine whose agent has gone meanwhile gets another one.
+
         Raises
         ------
         PreflightError
-            If a machine cannot be reached.
+            If a machine cannot be reached; says where the run's folder is.
         """
         self._problems = []
+        for address, session in self._sessions.items():
+            if not session.is_alive:
+                session.close()
+                self._locked.discard(address)
+                self._sessions[address] = self._open(address, session.address)
         self._do_all(lambda address: bring_logs(self._sessions[address], log_dir, places))
-        first = self._order[0]
-        if output is not None and first not in dict(self._problems):
-            self._do_all(lambda address: bring_output(self._sessions[address], output, places), [first])
+
+        def bring_run(address: str) -> None:
+            there = places.on_machines(output or Path())
+            try:
+                session = self._sessions[address]
+                session.ask("drop_hold", hold=str(there / HOLD_FOLDER))
+                bring_output(session, output or Path(), places, self._job)
+            except InputError as error:
+                raise InputError(f"the run's folder is still {there} there: {error}") from None
+
+        if output is not None:
+            self._do_all(bring_run, self._order[:1])
         raise_problems(self._problems, len(self._order), "their files are still there")
+
+    @contextlib.contextmanager
+    def bringing_versions(
+        self, output: Path, places: Places, say: Callable[[str], None], seconds: float
+    ) -> Iterator[None]:
+        """Bring published versions here while the job runs; see :class:`VersionBringer`."""
+        first = self._order[0]
+        name = self._sessions[first].address
+        bringer = VersionBringer(
+            lambda: self._open(first, name),
+            lambda session, is_cancelled: bring_version(session, output, places, is_cancelled),
+            say,
+            seconds,
+        )
+        bringer.start()
+        try:
+            yield
+        finally:
+            bringer.stop()
 
     def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
         """Make the log folder on every machine, with the ip_config.txt that the processes read.
@@ -217,6 +284,9 @@ class Cluster:
         """Let all agents go."""
         close_all(list(self._sessions.values()))
         self._sessions = {}
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
 
     def _open(self, address: str, name: str) -> HostSession:
         """Start an agent."""

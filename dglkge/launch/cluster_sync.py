@@ -1,26 +1,26 @@
 """A job whose machines share no disk: what each gets before it starts, and what comes back when it has ended.
 
 The first machine's disk holds the run's folder while the job runs: the other machines send it their parts
-of each checkpoint (:mod:`dglkge.checkpoint.courier`), and it publishes. Before a job starts every machine
-gets the newest version that was published, which is that of the first machine or the launcher's copy.
+of each checkpoint (:mod:`dglkge.checkpoint.courier`), and it publishes. Published versions are brought here
+while the job runs, and at its end. Before a job starts all machines are asked what they have of the run
+(:mod:`dglkge.launch.run_copies`), and every one gets the newest version.
 """
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dglkge.config import Config
+from dglkge.data.lineage import CHECKPOINT_FOLDER, VERSION_FILE, RunCopy, copy_from_dict, read_copy
 from dglkge.errors import InputError
-from dglkge.launch.file_transfer import Tree, bring, files_below, send
-from dglkge.launch.host_files import read_text
+from dglkge.launch.file_transfer import COMPARE_SECONDS, Tree, bring, files_below, send
 from dglkge.launch.host_session import HostSession
 from dglkge.launch.places import Places
+from dglkge.launch.run_copies import HOLD_FOLDER, OWN_FILES, Candidate, choose_copy
 from dglkge.launch.sync_plan import plan_sync
-
-CHECKPOINT = "checkpoint"
-VERSION_FILE = "checkpoint_version.txt"
-"""PyTorch-BigGraph's names; the file says which version counts and so comes last."""
 
 JOB_FILE = "ip_config.txt"
 
@@ -59,13 +59,53 @@ def send_inputs(
     return work
 
 
-def bring_newer_output(first: HostSession, output: Path, places: Places) -> int:
-    """Bring the run's folder from the first machine if that is newer; return the version then here."""
-    there = str(places.on_machines(output))
-    found = first.ask("read_text", path=f"{there}/{CHECKPOINT}/{VERSION_FILE}")
-    if _version(found) > published_version(output):
-        bring_output(first, output, places)
-    return published_version(output)
+def choose_source(
+    sessions: Mapping[str, HostSession],
+    found: Mapping[str, Mapping[str, Any]],
+    output: Path,
+    places: Places,
+) -> tuple[str | None, RunCopy]:
+    """Choose the copy of a run that the job goes on from, among those of all machines and the one here.
+
+    Parameters
+    ----------
+    sessions : mapping of str to HostSession
+        By address, in the order of the job.
+    found : mapping of str to mapping
+        What ``run_copies.describe_copy`` said on each machine.
+    output : Path
+        The run's folder here.
+    places : Places
+
+    Returns
+    -------
+    source : str or None
+        The machine from which the run must be brought here first.
+    copy : RunCopy
+        The copy that was chosen.
+
+    Raises
+    ------
+    InputError
+        See :func:`dglkge.launch.run_copies.choose_copy`.
+    """
+    here = Candidate(f"{output} on {socket.gethostname()} (the launcher)", read_copy(output))
+    there = places.on_machines(output)
+    candidates = {
+        address: Candidate(
+            f"{there} on {sessions[address].address}",
+            copy_from_dict(one["copy"]),
+            bool(one["was_brought"]),
+        )
+        for address, one in found.items()
+    }
+    source = choose_copy(here, candidates)
+    return source, (here if source is None else candidates[source]).copy
+
+
+def launcher_place(output: Path) -> str:
+    """Name the launcher's folder of a run."""
+    return f"{socket.gethostname()}:{output.resolve()}"
 
 
 def send_output(session: HostSession, output: Path, places: Places) -> int:
@@ -73,33 +113,59 @@ def send_output(session: HostSession, output: Path, places: Places) -> int:
 
     The records (stats.jsonl and others) matter where another machine is the first now, which goes on in them.
     """
-    records = tuple(path.name for path in sorted(output.iterdir()) if path.is_file())
-    num_sent = send(session, Tree(str(output), str(places.on_machines(output)), records))
-    folder = output / CHECKPOINT
-    tree = Tree(str(folder), str(places.on_machines(folder)), files_below(folder))
-    return num_sent + send(session, tree, last=[VERSION_FILE], is_mirror=True)
-
-
-def bring_output(first: HostSession, output: Path, places: Places) -> int:
-    """Bring the run's folder from the first machine; what its checkpoint has dropped is dropped here."""
     there = str(places.on_machines(output))
-    last = [f"{CHECKPOINT}/{VERSION_FILE}"]
-    return bring(first, there, str(output), last, dropped_in=CHECKPOINT)
+    session.ask("drop_hold", COMPARE_SECONDS, hold=str(Path(there, HOLD_FOLDER)))
+    records = tuple(
+        path.name for path in sorted(output.iterdir()) if path.is_file() and path.name not in OWN_FILES
+    )
+    num_sent = send(session, Tree(str(output), there, records))
+    folder = output / CHECKPOINT_FOLDER
+    tree = Tree(str(folder), str(places.on_machines(folder)), files_below(folder))
+    num_sent += send(session, tree, last=[VERSION_FILE], is_mirror=True)
+    session.ask("note_origin", folder=there, launcher=launcher_place(output))
+    return num_sent
+
+
+def bring_output(session: HostSession, output: Path, places: Places, job: str) -> int:
+    """Bring the run's folder from a machine; what its checkpoint has dropped is dropped here.
+
+    Raises
+    ------
+    InputError
+        If it cannot be brought, or the copy here has another history: it is left as it is.
+    """
+    there = str(places.on_machines(output))
+    found = session.ask("describe_copy", folder=there, launcher=launcher_place(output), job=job)
+    copy, own = copy_from_dict(found["copy"]), read_copy(output)
+    if copy.problem or (own.version and not own.problem and not copy.continues(own)):
+        reason = copy.problem or f"it has {copy.describe()}, which does not go on from {own.describe()}"
+        raise InputError(f"{there} was not brought to {output}: {reason}")
+    last = [f"{CHECKPOINT_FOLDER}/{VERSION_FILE}"]
+    num_brought = bring(session, there, str(output), last, OWN_FILES, dropped_in=CHECKPOINT_FOLDER)
+    if copy.version:
+        session.ask("note_origin", folder=there, launcher=launcher_place(output))
+    return num_brought
+
+
+def bring_version(
+    session: HostSession, output: Path, places: Places, is_cancelled: Callable[[], bool]
+) -> int | None:
+    """Bring the newest version while the job runs; returns its number, None if there is nothing new."""
+    there = str(places.on_machines(output))
+    if session.ssh is None and Path(there).resolve() == output.resolve():
+        return None
+    hold = session.ask("hold_version", COMPARE_SECONDS, folder=there, known=read_copy(output).checksum)
+    if hold is None:
+        return None
+    try:
+        last = [f"{CHECKPOINT_FOLDER}/{VERSION_FILE}"]
+        bring(session, hold, str(output), last, dropped_in=CHECKPOINT_FOLDER, is_cancelled=is_cancelled)
+    finally:
+        session.ask("drop_hold", COMPARE_SECONDS, hold=hold)
+    session.ask("note_origin", folder=there, launcher=launcher_place(output))
+    return read_copy(output).version
 
 
 def bring_logs(session: HostSession, log_dir: Path, places: Places) -> int:
     """Bring what the script has written to the log folder; the processes' own output is here already."""
     return bring(session, str(places.on_machines(log_dir)), str(log_dir), skip=[JOB_FILE])
-
-
-def published_version(output: Path) -> int:
-    """Return the version of the checkpoint in a run's folder, 0 where there is none."""
-    return _version(read_text(str(output / CHECKPOINT / VERSION_FILE)))
-
-
-def _version(text: str | None) -> int:
-    """Read a version file."""
-    try:
-        return int(text or "0")
-    except ValueError:
-        raise InputError(f"{VERSION_FILE} reads {text!r}; expected one number") from None

@@ -8,10 +8,11 @@ import select
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Callable, cast
 
 from dglkge.errors import InputError
 from dglkge.launch.host_files import (
@@ -37,6 +38,7 @@ BLOCK_BYTES = 1 << 20
 REAP_SECONDS = 5.0
 
 LONGEST_REASON = 300
+CANCEL_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,9 @@ def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: 
     if session.ssh is None and Path(tree.here).resolve() == Path(tree.there).resolve():
         return 0
     wanted = _states(tree)
-    stale = session.ask("stale_files", COMPARE_SECONDS, folder=tree.there, wanted=wanted)
+    stale = _with_last(
+        session.ask("stale_files", COMPARE_SECONDS, folder=tree.there, wanted=wanted), wanted, last
+    )
     if stale or is_mirror:
         staging = session.ask("make_staging", folder=tree.there)
         _pipe(_pack(tree.here), session.command(_unpack(staging)), stale, session)
@@ -99,6 +103,7 @@ def bring(
     last: Sequence[str] = (),
     skip: Sequence[str] = (),
     dropped_in: str | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> int:
     """Bring the files of a folder from a machine, those that are not here yet.
 
@@ -113,6 +118,8 @@ def bring(
         Names that stay there.
     dropped_in : str, optional
         A folder in it where files that are gone there are removed here.
+    is_cancelled : callable
+        Whether to give up; then nothing has changed here.
 
     Returns
     -------
@@ -128,11 +135,11 @@ def bring(
         return 0
     found = session.ask("list_files", COMPARE_SECONDS, folder=there)
     wanted: list[FileState] = [tuple(state) for state in found if state[0] not in skip]
-    stale = stale_files(here, wanted)
+    stale = _with_last(stale_files(here, wanted), wanted, last)
     if stale:
         staging = make_staging(here)
         try:
-            _pipe(session.command(_pack(there)), _unpack(staging), stale, session)
+            _pipe(session.command(_pack(there)), _unpack(staging), stale, session, is_cancelled)
             place_files(here, staging, last)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -145,6 +152,12 @@ def bring(
 def files_below(folder: Path) -> tuple[str, ...]:
     """Return the names of all files below a folder."""
     return tuple(name for name, *_ in list_files(str(folder)))
+
+
+def _with_last(stale: Sequence[str], wanted: Sequence[FileState], last: Sequence[str]) -> list[str]:
+    """Add the names that come last: two version files of the same second have the same size and time."""
+    present = {name for name, *_ in wanted}
+    return [*stale, *(name for name in last if name in present and name not in stale)]
 
 
 def _states(tree: Tree) -> list[FileState]:
@@ -166,7 +179,13 @@ def _unpack(folder: str) -> list[str]:
     return ["tar", "--extract", "--no-same-owner", "--directory", folder]
 
 
-def _pipe(pack: list[str], unpack: list[str], names: Sequence[str], session: HostSession) -> None:
+def _pipe(
+    pack: list[str],
+    unpack: list[str],
+    names: Sequence[str],
+    session: HostSession,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> None:
     """Run one command into the other; both must end well, and something must move every STALL_SECONDS."""
     with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors:
         listed.write(b"".join(name.encode(errors="surrogateescape") + b"\0" for name in names))
@@ -177,10 +196,11 @@ def _pipe(pack: list[str], unpack: list[str], names: Sequence[str], session: Hos
             processes.append(packer)
             unpacker = _start(unpack, subprocess.PIPE, errors, errors, session)
             processes.append(unpacker)
-            _pump(cast(IO[bytes], packer.stdout).fileno(), cast(IO[bytes], unpacker.stdin).fileno())
+            source, sink = cast(IO[bytes], packer.stdout), cast(IO[bytes], unpacker.stdin)
+            _pump(source.fileno(), sink.fileno(), is_cancelled)
             with contextlib.suppress(OSError):
-                cast(IO[bytes], unpacker.stdin).close()
-            cast(IO[bytes], packer.stdout).close()  # one that still writes ends of it
+                sink.close()
+            source.close()  # one that still writes ends of it
             statuses = [process.wait(STALL_SECONDS) for process in (unpacker, packer)]
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
@@ -226,22 +246,24 @@ def _start(
         ) from None
 
 
-def _pump(source: int, sink: int) -> None:
+def _pump(source: int, sink: int, is_cancelled: Callable[[], bool]) -> None:
     """Copy one pipe to another until the end of either.
 
     Raises
     ------
     TimeoutError
         If nothing moves for STALL_SECONDS, however long the whole takes.
+    InputError
+        If the files are no longer wanted.
     """
     os.set_blocking(sink, False)
     while True:
-        _await_ready([source], [])
+        _await_ready([source], [], is_cancelled)
         block = memoryview(os.read(source, BLOCK_BYTES))
         if not block:
             return
         while block:
-            _await_ready([], [sink])
+            _await_ready([], [sink], is_cancelled)
             try:
                 block = block[os.write(sink, block) :]
             except BlockingIOError:
@@ -250,7 +272,12 @@ def _pump(source: int, sink: int) -> None:
                 return
 
 
-def _await_ready(sources: list[int], sinks: list[int]) -> None:
+def _await_ready(sources: list[int], sinks: list[int], is_cancelled: Callable[[], bool]) -> None:
     """Wait until a pipe can be read or written."""
-    if not any(select.select(sources, sinks, [], STALL_SECONDS)):
-        raise TimeoutError
+    deadline = time.monotonic() + STALL_SECONDS
+    while not is_cancelled():
+        if any(select.select(sources, sinks, [], min(CANCEL_POLL_SECONDS, STALL_SECONDS))):
+            return
+        if time.monotonic() >= deadline:
+            raise TimeoutError
+    raise InputError("the transfer was given up")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dglkge.errors import DglkgeError
-from dglkge.launch import host_files, host_tasks
+from dglkge.launch import host_files, host_tasks, run_copies
 from dglkge.launch.job_lock import hold_machine
 from dglkge.launch.keeper import SILENCE_SECONDS
 
@@ -31,7 +31,10 @@ TASKS: Mapping[str, Callable[..., Any]] = {
     "make_staging": host_files.make_staging,
     "place_folder": host_files.place_folder,
     "place_files": host_files.place_files,
-    "read_text": host_files.read_text,
+    "describe_copy": run_copies.describe_copy,
+    "note_origin": run_copies.note_origin,
+    "hold_version": run_copies.hold_version,
+    "drop_hold": run_copies.drop_hold,
 }
 
 

@@ -17,7 +17,7 @@ FileState = tuple[str, int, int]
 
 def list_files(folder: str) -> list[FileState]:
     """Return the state of all files below a folder; none where there is no such folder."""
-    return [state for name in _names(Path(folder)) if (state := file_state(folder, name)) is not None]
+    return [state for name in names_below(folder) if (state := file_state(folder, name)) is not None]
 
 
 def stale_files(folder: str, wanted: Sequence[FileState]) -> list[str]:
@@ -70,7 +70,7 @@ def place_files(folder: str, staging: str, last: Sequence[str] = (), keep: Colle
     keep : collection of str
         If not empty, files with other names below the folder are removed at the end.
     """
-    names = sorted(_names(Path(staging)), key=lambda name: (name in last, name))
+    names = sorted(names_below(staging), key=lambda name: (name in last, name))
     for name in names:
         _sync(os.path.join(staging, name))
         target = os.path.join(folder, name)
@@ -84,20 +84,12 @@ def place_files(folder: str, staging: str, last: Sequence[str] = (), keep: Colle
 
 def remove_others(folder: str, keep: Collection[str]) -> None:
     """Remove all files below a folder but some."""
-    for name in set(_names(Path(folder))) - set(keep):
+    for name in set(names_below(folder)) - set(keep):
         os.unlink(os.path.join(folder, name))
 
 
-def read_text(path: str) -> str | None:
-    """Return what a small file holds, None where there is none."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-
-
-def _names(folder: Path) -> Iterator[str]:
-    """Yield the names of all files and links below a folder."""
+def names_below(folder: str) -> Iterator[str]:
+    """Yield the names of all files and links below a folder, apart from what is being copied there."""
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(STAGING_PREFIX))
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]

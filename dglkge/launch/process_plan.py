@@ -71,6 +71,8 @@ class JobSettings:
         Whether a person watches on a terminal, so that trainers show progress although they write to a pipe.
     has_own_disks : bool
         Whether the machines share no disk, so that each sends its parts of a checkpoint to the first.
+    job : str
+        Names the job, with all its attempts, in the lease on the run's folder.
     """
 
     command: tuple[str, ...]
@@ -86,6 +88,7 @@ class JobSettings:
     extra_envs: Mapping[str, str] = field(default_factory=dict)
     is_watched: bool = False
     has_own_disks: bool = False
+    job: str = ""
 
 
 @dataclass(frozen=True)
@@ -220,6 +223,8 @@ def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]
     }
     if settings.has_own_disks:
         environment["DGLKGE_OWN_DISKS"] = "1"
+    if settings.job:
+        environment["DGLKGE_JOB"] = settings.job
     if settings.part_config is not None:
         environment["DGL_CONF_PATH"] = settings.part_config
     return environment

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Callable
 
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
@@ -29,13 +31,18 @@ class Site:
         Where the processes run.
     has_own_disks : bool
         Whether files are brought to the machines and back; then also this one gets a copy.
+    job : str
+        Names the job in the leases of run folders.
     """
 
-    def __init__(self, ssh: SshSettings, python: str, folder: str, has_own_disks: bool = False) -> None:
+    def __init__(
+        self, ssh: SshSettings, python: str, folder: str, has_own_disks: bool = False, job: str = ""
+    ) -> None:
         self._has_own_disks = has_own_disks
         self._ssh = ssh
         self._python = python
         self._folder = folder
+        self._name = job
         self._job: LocalJob | Cluster = LocalJob(folder)
 
     def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
@@ -49,7 +56,10 @@ class Site:
         is_alone = are_all_local(machines, local_interfaces()) and not self._has_own_disks
         if isinstance(self._job, LocalJob) != is_alone:
             self._job.close()
-            self._job = LocalJob(self._folder) if is_alone else Cluster(self._ssh, self._python, self._folder)
+            if is_alone:
+                self._job = LocalJob(self._folder)
+            else:
+                self._job = Cluster(self._ssh, self._python, self._folder, self._name)
         return self._job.connect(machines, is_locked)
 
     def send_files(
@@ -63,6 +73,14 @@ class Site:
         """Bring back what a job has written where the machines share no disk."""
         if isinstance(self._job, Cluster) and self._has_own_disks:
             self._job.bring_files(output, log_dir, places)
+
+    def bringing_versions(
+        self, output: Path | None, places: Places, say: Callable[[str], None], seconds: float
+    ) -> contextlib.AbstractContextManager[None]:
+        """Bring published versions while the job runs, where the machines share no disk."""
+        if isinstance(self._job, Cluster) and self._has_own_disks and output is not None and seconds:
+            return self._job.bringing_versions(output, places, say, seconds)
+        return contextlib.nullcontext()
 
     def check(self, hosts: Sequence[Host], settings: JobSettings, needs: Needs) -> None:
         """Look for all that would keep the job from running.

@@ -42,6 +42,7 @@ from dglkge.training.components import (
 )
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
+from dglkge.training.hold_run import hold_run
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.lookup_choice import choose_lookup
 from dglkge.training.phase_clock import PhaseClock
@@ -89,6 +90,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     world = cluster.world
     check_training(config, world.num_machines)
     refuse_bigraph_output(config)
+    output = Path(config.output)
+    lease = hold_run(output, cluster)
     dataset = Dataset.open(config.dataset)
     refuse_empty_splits(config, dataset)
     layout = dataset.layout()
@@ -118,7 +121,6 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     train_step = _build_train_step(
         config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, edge_batches
     )
-    output = Path(config.output)
     names = (
         {name: dataset.vocabulary(name) for name in dataset.entity_types} if world.is_machine_leader else {}
     )
@@ -130,6 +132,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         names,
         dataset.num_parts,
         courier=_build_courier(world),
+        lease=lease,
+        gather=cluster.gather_texts,
     )
     evaluator = LiveEvaluator(dataset, model, tables, cluster, _protocol(config))
     meta = _meta(config, dataset)

@@ -265,10 +265,8 @@ class Trainer:
             return
         check_same_run(meta, self._meta)
         self._check_settings(meta)
-        if self.cluster.world.is_machine_leader:
-            *parts, relations = self._own_parts()
-            self._checkpoints.restore(parts, relations)
-        self.cluster.barrier(self._checkpoints.num_bytes())
+        num_bytes = self._checkpoints.num_bytes()
+        self._checkpoints.raise_together(self._restore, lambda: self.cluster.barrier(num_bytes))
         self._epochs.restore(meta.progress["finished_epochs"])
         self._position = (self._epochs.finished(), self._resumed_batches(meta))
         self._committed = (self._epochs.finished(), self._batches_done)
@@ -278,6 +276,12 @@ class Trainer:
             self._ended -= 1
         if self.cluster.world.rank == 0:
             logger.info("resumed: %d epochs and %d batches done", *self._committed)
+
+    def _restore(self) -> None:
+        """Fill this machine's tables, on one trainer of it."""
+        if self.cluster.world.is_machine_leader:
+            *parts, relations = self._own_parts()
+            self._checkpoints.restore(parts, relations)
 
     def _check_settings(self, saved: CheckpointMeta) -> None:
         """Refuse to go on with other settings than those that the run was started with.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,9 +15,12 @@ import torch
 import torch.distributed as dist
 
 from dglkge.checkpoint import CheckpointManager
+from dglkge.checkpoint import courier as courier_module
 from dglkge.checkpoint.courier import OUTBOX_FOLDER, Courier
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.process_group import end_process_group
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, TablePart
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, blank, cut, toy_meta, toy_names, toy_tables
@@ -22,6 +28,7 @@ from tests.checkpoint.toy_checkpoint import TWO_PAIRS, blank, cut, toy_meta, toy
 MACHINE_OF = (0, 0, 1)
 LEADERS = (0, 2)
 LIMIT_SECONDS = 120
+GATHER = Cluster(World(), None).gather_texts
 
 
 def run_all(target, folder: Path) -> None:
@@ -71,7 +78,7 @@ def save_three_versions(rank: int, folder: Path) -> None:
     is_writer = rank in LEADERS
     meta = toy_meta(relations=TWO_PAIRS)
     arguments = (disk(folder, machine), rank, is_writer, dist.barrier, toy_names(meta), 2)
-    manager = CheckpointManager(*arguments, courier=courier)
+    manager = CheckpointManager(*arguments, courier=courier, gather=GATHER)
     for seed in (1, 2, 3):
         meta, parts, relations = tables_of(machine, seed)
         save = manager.start if seed == 3 else manager.save
@@ -86,7 +93,7 @@ def restore_from_own_disk(rank: int, folder: Path) -> None:
     machine = MACHINE_OF[rank]
     meta, parts, relations = tables_of(machine, 3)
     arguments = (disk(folder, machine), rank, rank in LEADERS, dist.barrier, toy_names(meta), 2)
-    manager = CheckpointManager(*arguments, courier=courier)
+    manager = CheckpointManager(*arguments, courier=courier, gather=GATHER)
     live = [blank(part) for part in parts]
     manager.restore(live, blank(relations))
     for part, filled in zip(parts, live):
@@ -149,3 +156,84 @@ def test_names_stay_in_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     other = OneMessage(monkeypatch, json.dumps([[name, 0]]).encode())
     with pytest.raises(CheckpointError, match="sent a file named"):
         other.courier.receive(CheckpointStorage(tmp_path))
+
+
+SLOW_LIMIT_SECONDS = 6.0
+SLOW_MACHINES = 4
+
+
+def slow_machine(rank: int, folder: Path, fault: str) -> None:
+    """Send one file of a few blocks; machine 1 pauses before each, or writes for long, or dies."""
+    torch.set_num_threads(1)
+    method = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=SLOW_MACHINES)
+    carrier = Courier(rank, range(SLOW_MACHINES), SLOW_LIMIT_SECONDS)
+    if rank == 0:
+        storage = CheckpointStorage(folder / "checkpoint")
+        storage.prepare()
+        try:
+            carrier.receive(storage)
+            (folder / "outcome").write_text("all received")
+        except CheckpointError as error:
+            (folder / "outcome").write_text(str(error))
+        os._exit(0)
+    outbox = folder / f"outbox{rank}"
+    outbox.mkdir()
+    (outbox / f"vocabulary_{rank}.txt").write_bytes(bytes([rank]) * (5 * courier_module.BLOCK_BYTES))
+    if rank == 1 and fault == "slow":
+        real = carrier._send
+
+        def send(values: torch.Tensor) -> None:
+            time.sleep(SLOW_LIMIT_SECONDS / 3)
+            real(values)
+
+        carrier._send = send
+    if rank == 1 and fault == "writes long":
+        courier_module.PROGRESS_SECONDS = SLOW_LIMIT_SECONDS / 4
+        with carrier.telling_progress(time.monotonic):
+            time.sleep(2 * SLOW_LIMIT_SECONDS)
+    if rank == 1 and fault == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1 and fault == "is silent":
+        with carrier.telling_progress(lambda: "nothing changes"):
+            time.sleep(LIMIT_SECONDS)
+    try:
+        carrier.send(outbox)
+    except CheckpointError as error:
+        (folder / f"error{rank}").write_text(str(error))
+    os._exit(0)
+
+
+@pytest.mark.timeout(3 * LIMIT_SECONDS)
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        ("slow", "all received"),
+        ("writes long", "all received"),
+        ("dies", "rank 1 did not send its parts: "),
+        ("is silent", "rank 1 did not send its parts: "),
+    ],
+)
+def test_machines_send_side_by_side(tmp_path: Path, fault: str, outcome: str):
+    """A slow one takes longer than the limit in all and keeps no other waiting; a dead one is noticed."""
+    context = multiprocessing.get_context("spawn")
+    processes = [
+        context.Process(target=slow_machine, args=(rank, tmp_path, fault)) for rank in range(SLOW_MACHINES)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        for rank, process in enumerate(processes):
+            if (rank, fault) != (1, "is silent"):
+                process.join(LIMIT_SECONDS)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    assert (tmp_path / "outcome").read_text().startswith(outcome)
+    codes = [process.exitcode for process in processes]
+    assert codes == [0, 0 if outcome == "all received" else -signal.SIGKILL, 0, 0]
+    for rank in (1, 2, 3) if outcome == "all received" else ():
+        received = (tmp_path / "checkpoint" / f"vocabulary_{rank}.txt").read_bytes()
+        assert received == bytes([rank]) * (5 * courier_module.BLOCK_BYTES)
+        assert not (tmp_path / f"error{rank}").exists() and not (tmp_path / f"outbox{rank}").exists()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
+import time
 from pathlib import Path
+
+import psutil
 
 from cluster_faults import wait_until_trained
 from cluster_hosts import ClusterHost
@@ -17,7 +21,7 @@ from tests.toy_kg import REPOSITORY, toy_dataset
 NUM_EPOCHS = 40
 
 
-def start(hosts: list[ClusterHost], first: ClusterHost, folder: Path):
+def start(hosts: list[ClusterHost], first: ClusterHost, folder: Path, *more: str):
     """Start or resume the job; the launcher and what belongs to the user are on the first host."""
     settings = {
         "dataset": "data",
@@ -30,7 +34,7 @@ def start(hosts: list[ClusterHost], first: ClusterHost, folder: Path):
         "evaluation.split": "test",
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    options = ["--num_trainers", "1", "--sync", "--log_dir", "logs"]
+    options = ["--num_trainers", "1", "--sync", "--log_dir", "logs", *more]
     return launch(hosts, folder, options, ["train.py", *words], launcher_host=first)
 
 
@@ -39,10 +43,92 @@ def partitions(host: ClusterHost) -> set[str]:
     return {path.name for path in (host.folder / "data").rglob("part[0-9]*") if path.is_dir()}
 
 
+def prepare(hosts: list[ClusterHost]) -> None:
+    """Clear the hosts, and give the first one what belongs to the user."""
+    for host in hosts:
+        for path in host.folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(toy_dataset(2), hosts[0].folder / "data")
+    shutil.copy(REPOSITORY / "examples" / "train.py", hosts[0].folder)
+
+
+def end_all(hosts: list[ClusterHost]) -> None:
+    """Kill what runs on the hosts."""
+    while processes := [process for host in hosts for process in host.processes()]:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def wait_for_version(host: ClusterHost, version: int, job, log: Path) -> None:
+    """Wait until a host's disk has a version that counts."""
+    path = host.folder / "run" / "checkpoint" / "checkpoint_version.txt"
+    while not path.exists() or int(path.read_text()) < version:
+        assert job.poll() is None, log.read_text()
+        time.sleep(0.05)
+
+
+def test_versions_outlive_the_launcher_and_a_new_order_of_hosts(two_hosts, tmp_path):
+    """They lie on a machine that is not the first one any more, and nowhere else; then the run is removed."""
+    first, second = two_hosts
+    prepare(two_hosts)
+    log = tmp_path / LAUNCHER_LOG
+    job = start([second, first], first, tmp_path)
+    try:
+        wait_for_version(second, 12, job, log)
+        end_all(two_hosts)  # the launcher too
+        job.wait()
+        done = open_checkpoint(second.folder / "run").meta.progress["finished_epochs"]
+        assert done > 0 and not (first.folder / "run" / "checkpoint").exists()
+        job = start([first, second], first, tmp_path)
+        assert job.wait(120) == 0, log.read_text()
+        assert f"resumed: {done} epochs and " in log.read_text()
+        run = open_checkpoint(first.folder / "run")
+        run.verify()
+        assert run.meta.progress["finished_epochs"] == NUM_EPOCHS
+        assert [(one.first == 1) for one in run.manifest.lineage] == [True, False]
+
+        shutil.rmtree(first.folder / "run")
+        left = open_checkpoint(second.folder / "run").version
+        job = start([first, second], first, tmp_path)
+        assert job.wait(120) == 2, log.read_text()
+        assert "dglkge-launch: error: the run was removed from " in log.read_text()
+        assert f"{second.work}/run on {second.address} has version {left} of run " in log.read_text()
+        assert open_checkpoint(second.folder / "run").version == left
+        assert not (first.folder / "run" / "checkpoint").exists()
+    finally:
+        end_all(two_hosts)
+        job.wait()
+
+
+def test_versions_come_back_while_the_job_runs_and_after_a_lost_connection(two_hosts, tmp_path):
+    """The machine that has the results is reached by an agent, whose ssh is killed."""
+    first, second = two_hosts
+    prepare(two_hosts)
+    log = tmp_path / LAUNCHER_LOG
+    job = start([second, first], first, tmp_path, "--sync_seconds", "1")
+    try:
+        wait_for_version(first, 3, job, log)  # brought here
+        open_checkpoint(first.folder / "run").verify()
+        launcher = next(one for one in first.processes() if "dglkge.cli.launch" in one.cmdline())
+        clients = [one for one in launcher.children() if one.name() == "ssh"]
+        min(clients, key=lambda one: one.create_time()).kill()  # the agent's, the first connection of all
+        assert job.wait(120) == 0, log.read_text()
+    finally:
+        end_all(two_hosts)
+        job.wait()
+    run = open_checkpoint(first.folder / "run")
+    run.verify()
+    assert run.meta.progress["finished_epochs"] == NUM_EPOCHS
+    assert json.loads((first.folder / "run" / "metrics.json").read_text())["test"]["both"]["mrr"] > 0.5
+    assert run.version == open_checkpoint(second.folder / "run").version
+    assert not [path for path in (second.folder / "run").iterdir() if path.name.startswith(".dglkge")]
+    assert not (first.folder / "run" / "lease.json").exists()
+
+
 def test_a_job_is_stopped_and_goes_on_with_its_hosts_reversed(two_hosts, tmp_path):
     first, second = two_hosts
-    shutil.copytree(toy_dataset(2), first.folder / "data")
-    shutil.copy(REPOSITORY / "examples" / "train.py", first.folder)
+    prepare(two_hosts)
     log = tmp_path / LAUNCHER_LOG
     job = start([first, second], first, tmp_path)
     try:

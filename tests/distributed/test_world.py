@@ -16,7 +16,7 @@ def launched(**changes: str) -> dict[str, str]:
 
 
 def test_without_a_launcher_a_process_is_alone() -> None:
-    world = World.detect({"RANK": "7", "WORLD_SIZE": "9"})
+    world = World.detect({"RANK": "0", "WORLD_SIZE": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"})
     assert world == World(rank=0, world_size=1, local_rank=0, trainers_per_machine=1, launched=False)
     assert world.machine == 0 and world.num_machines == 1 and world.is_machine_leader
 
@@ -56,3 +56,42 @@ def test_a_trainer_knows_where_the_others_are_and_how_long_to_wait() -> None:
     assert World.detect(launched()).rendezvous == ("10.0.0.1", 29500)
     assert World.detect(launched()).limit_seconds == 600
     assert World.detect(launched(DGLKGE_TIMEOUT_SECONDS="7.5")).limit_seconds == 7.5
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2: torchrun"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE is 4: mpirun"),
+        ({"MV2_COMM_WORLD_SIZE": "4"}, "MV2_COMM_WORLD_SIZE is 4: mpirun"),
+        ({"PMI_SIZE": "3"}, "PMI_SIZE is 3: mpirun"),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4"}, "SLURM_STEP_NUM_TASKS is 4: srun"),
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, "SLURM_NTASKS is 4: srun"),
+        ({"SLURM_NTASKS": "4", "SLURM_PROCID": "2"}, "SLURM_NTASKS is 4: srun"),
+    ],
+)
+def test_one_of_several_processes_of_another_launcher_is_refused(variables, named) -> None:
+    """Each of them would train alone and write to the same folder."""
+    with pytest.raises(InputError) as error:
+        World.detect(variables)
+    assert str(error.value).startswith(named)
+    assert "start one dglkge-launch --ip_config" in str(error.value) and "\n" not in str(error.value)
+    assert World.detect(launched(**variables | {"WORLD_SIZE": "4"})).launched
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "1", "PMI_SIZE": "1"},
+        {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"},  # a batch script
+        {"SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_STEP_ID": "4294967291"},  # SLURM's name for it
+        {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_ID": "0"},  # srun -n1 in a larger job
+    ],
+)
+def test_a_process_that_another_launcher_started_alone_may_train(variables) -> None:
+    assert World.detect(variables) == World()
+
+
+def test_the_launchers_name_for_the_job_is_known() -> None:
+    assert World.detect(launched()).job == ""
+    assert World.detect(launched(DGLKGE_JOB="a1b2")).job == "a1b2"

@@ -19,7 +19,7 @@ FAKE_SSH = """#!/bin/sh
 while [ "$1" != -- ]; do shift; done
 echo "$2" >>"$FAKE_SSH_CALLS"
 [ -z "$FAKE_SSH_FAILS" ] || { echo "ssh: connect to host $2 port 22: No route to host" >&2; exit 255; }
-case $3 in tar*) ;; *) echo "Welcome to $2" ;; esac
+case $3 in tar*) [ ! -e "$FAKE_SSH_CALLS.cut" ] || exit 255 ;; *) echo "Welcome to $2" ;; esac
 cd /
 exec env -i HOME="$HOME" FAKE_SSH_CALLS="$FAKE_SSH_CALLS" sh -c "$3"
 """
@@ -216,3 +216,25 @@ def test_sync(remote, tmp_path: Path) -> None:
     assert (tmp_path / "logs" / "notes.txt").read_text() == "noted"
     # the agent, tar there, a server, a trainer, tar back
     assert len((tmp_path / "calls").read_text().split()) == 5
+
+
+@pytest.mark.parametrize("status", [0, 5])
+def test_results_that_cannot_be_brought_back_are_no_success(remote, tmp_path: Path, status: int) -> None:
+    """The launcher's status is not 0, and it says where they are; a failure of the job stays what it was."""
+    script = SERVERS_LEAVE + (
+        "from pathlib import Path\n"
+        "Path(os.environ['DGLKGE_LOG_DIR'], 'notes.txt').write_text('noted')\n"
+        f"Path(os.environ['FAKE_SSH_CALLS'] + '.cut').touch()\nsys.exit({status})\n"
+    )
+    work = tmp_path / "its" / "own work"
+    options = ["--num_trainers", "1", "--sync", "--workspace", str(work), "--log_dir", "logs"]
+    job = remote(options, script)
+    output = job.finish()
+    assert job.launcher.returncode == (status or 1), output
+    assert (
+        "not all files could be brought back: 1 problem on 1 of 1 hosts; their files are still there"
+        in output
+    )
+    assert "files could not be copied from or to 127.0.0.1" in output
+    assert "all processes ended well" not in output and "Traceback" not in output
+    assert (work / "logs" / "notes.txt").read_text() == "noted"

@@ -81,6 +81,19 @@ def test_dropped_files(session: HostSession, here: Path, tmp_path: Path) -> None
     assert sorted(files_below(back)) == sorted([*ODD_NAMES, "own"])
 
 
+def test_a_version_file_is_never_taken_for_unchanged(session: HostSession, tmp_path: Path) -> None:
+    """Two versions of one second: their version files have the same size and time, and the old files go."""
+    there, back, again = (tmp_path / name for name in ("there", "back", "again"))
+    there.mkdir()
+    for version in (7, 8):
+        (there / "version.txt").write_text(f"{version}\n")
+        os.utime(there / "version.txt", (1_000_000_000, 1_000_000_000))
+        bring(session, str(there), str(back), last=["version.txt"])
+        assert (back / "version.txt").read_text() == f"{version}\n"
+        send(session, Tree(str(there), str(again), ("version.txt",)), last=["version.txt"], is_mirror=True)
+        assert (again / "version.txt").read_text() == f"{version}\n"
+
+
 def test_links_stay_links(session: HostSession, tmp_path: Path) -> None:
     """Kept versions of a checkpoint are links."""
     (tmp_path / "from" / "best").mkdir(parents=True)

@@ -184,3 +184,11 @@ def test_plan_for_programs() -> None:
 def test_no_machine_that_answers() -> None:
     """The checks of other machines go on with some number of trainers."""
     assert choose_num_trainers([], 2, 5) == 5
+
+
+def test_processes_know_the_name_of_their_job() -> None:
+    """The lease on the run's folder has it; all attempts of a launcher have the same."""
+    settings = JobSettings(command=("train.py",), ip_config="ip", num_trainers=1, job="a1b2")
+    plan = plan_processes([Host("10.0.0.1", 30050, 4)], settings, 29500, ("python",), {})
+    worlds = [World.detect(process.environment) for process in plan if process.role == TRAINER]
+    assert [world.job for world in worlds] == ["a1b2"]

@@ -1,0 +1,179 @@
+"""Lineage of a run's checkpoint, and what a folder holds of it. Standard library only: agents read it.
+
+Version numbers alone do not tell two copies of a run apart: version 7 of a job that was given up and version
+7 of the one that went on from version 6 instead are different. A version is named by the job that wrote it
+(its nonce) and its number; the lineage lists all jobs of a run with the versions that each of them added.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+CHECKPOINT_FOLDER = "checkpoint"
+VERSION_FILE = "checkpoint_version.txt"
+MOST_JOBS = 1000
+"""Jobs that a lineage lists; of older ones it is no longer known whether they are ancestors."""
+MOST_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class JobVersions:
+    """The versions that one job added to a run.
+
+    Attributes
+    ----------
+    job : str
+        Its nonce.
+    first, last : int
+        Versions.
+    host, since : str
+        Where and when it began, for people.
+    """
+
+    job: str
+    first: int
+    last: int
+    host: str = ""
+    since: str = ""
+
+
+@dataclass(frozen=True)
+class RunCopy:
+    """What a folder holds of a run.
+
+    Attributes
+    ----------
+    version : int
+        The version that counts; 0: none.
+    run_id : str
+        Equal for all versions of a run.
+    checksum : str
+        SHA-256 of the manifest, 16 hexadecimal digits: copies with the same one hold the same files.
+    lineage : tuple of JobVersions
+        The last one includes the version itself.
+    problem : str
+        What is damaged; empty if nothing is.
+    """
+
+    version: int = 0
+    run_id: str = ""
+    checksum: str = ""
+    lineage: tuple[JobVersions, ...] = ()
+    problem: str = ""
+
+    def continues(self, older: RunCopy) -> bool:
+        """Tell whether this is the same version as another one, or came from it."""
+        if older.version == 0 or (older.version == self.version and older.checksum == self.checksum):
+            return True
+        if older.version >= self.version or not older.lineage:
+            return False
+        last = older.lineage[-1]
+        return any(one.job == last.job and one.first <= last.last <= one.last for one in self.lineage)
+
+    def describe(self) -> str:
+        """Tell the history, for people."""
+        shown = [_describe_job(one) for one in self.lineage[-MOST_SHOWN:]]
+        if len(self.lineage) > MOST_SHOWN:
+            shown.insert(0, f"{len(self.lineage) - MOST_SHOWN} earlier jobs")
+        return f"version {self.version} of run {self.run_id[:8]} ({'; '.join(shown)})"
+
+
+def extended(
+    lineage: Sequence[JobVersions], job: str, version: int, host: str, since: str
+) -> list[JobVersions]:
+    """Return a lineage with one more version at its end."""
+    if lineage and lineage[-1].job == job and lineage[-1].last == version - 1:
+        return [*lineage[:-1], dataclasses.replace(lineage[-1], last=version)]
+    return [*lineage, JobVersions(job, version, version, host, since)][-MOST_JOBS:]
+
+
+def read_lineage(body: Mapping[str, Any]) -> tuple[str, list[JobVersions]]:
+    """Return run id and lineage of a manifest's JSON; those of earlier versions of dglkge have none.
+
+    Such a manifest is named by its own text, so it is an ancestor of what goes on from it and of nothing
+    else.
+    """
+    if "lineage" in body:
+        return str(body["run_id"]), [JobVersions(**one) for one in body["lineage"]]
+    name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
+    return name, [JobVersions(name, body["version"], body["version"])]
+
+
+def manifest_crc32(body: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of the canonical JSON of a manifest without its own checksum."""
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
+
+
+def manifest_checksum(content: bytes) -> str:
+    """Return what names a manifest file: SHA-256 of its bytes, 16 hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def read_copy(run: Path) -> RunCopy:
+    """Return what a run's folder holds, having looked at the sizes of the files that count."""
+    folder = run / CHECKPOINT_FOLDER
+    path = folder / VERSION_FILE
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        left = sorted([*folder.glob("*.v*.h5"), *folder.glob("manifest.v*.json")])
+        return RunCopy(problem=f"{path} is missing, but {left[0].name} lies beside it") if left else RunCopy()
+    except OSError as error:
+        return RunCopy(problem=f"cannot read {path}: {error.strerror}")
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        got = f"reads {text[:40]!r}" if text else "is empty"
+        return RunCopy(problem=f"{path} {got}; expected one number")
+    version = int(text)
+    return _read_version(folder, version) if version else RunCopy()
+
+
+def copy_to_dict(copy: RunCopy) -> dict[str, Any]:
+    """Return a copy's description for JSON."""
+    return dataclasses.asdict(copy)
+
+
+def copy_from_dict(fields: Mapping[str, Any]) -> RunCopy:
+    """Return what :func:`copy_to_dict` described."""
+    lineage = tuple(JobVersions(**one) for one in fields["lineage"])
+    return RunCopy(**{**fields, "lineage": lineage})
+
+
+def _read_version(folder: Path, version: int) -> RunCopy:
+    """Read a version's manifest, and look at its files."""
+    path = folder / f"manifest.v{version}.json"
+    try:
+        content = path.read_bytes()
+        body = json.loads(content)
+        if body.pop("crc32") != manifest_crc32(body) or body["version"] != version:
+            raise ValueError("its checksum does not match its text")
+        run_id, lineage = read_lineage(
+            {key: value for key, value in body.items() if key != "manifest_version"}
+        )
+        sizes = {str(entry["name"]): int(entry["size_bytes"]) for entry in body["files"]}
+    except OSError as error:
+        return RunCopy(version, problem=f"cannot read {path}: {error.strerror}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return RunCopy(version, problem=f"{path} is damaged: {error}")
+    for name, size in sizes.items():
+        try:
+            found = (folder / name).stat().st_size
+        except OSError as error:
+            return RunCopy(version, problem=f"{folder / name}: {error.strerror}")
+        if found != size:
+            return RunCopy(version, problem=f"{folder / name} is damaged: {found} bytes, expected {size}")
+    return RunCopy(version, run_id, manifest_checksum(content), tuple(lineage))
+
+
+def _describe_job(one: JobVersions) -> str:
+    """Tell which versions a job wrote, where and since when."""
+    number = str(one.first) if one.first == one.last else f"{one.first} to {one.last}"
+    where = f" on {one.host}" if one.host else ""
+    when = f" at {one.since}" if one.since else ""
+    return f"{number} by job {one.job[:8]}{where}{when}"

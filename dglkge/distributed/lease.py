@@ -1,0 +1,464 @@
+"""The lease on a run's folder: one job at a time writes there, whichever hosts see the folder.
+
+The lease is a small file in the folder. It is made by a hard link, which is atomic on shared disks too, and
+its holder renews it every RENEW_SECONDS. It has expired when its holder is dead (a process of this host, told
+by its pid and start time), or when it has not changed for EXPIRY_SECONDS while another host watched it:
+clocks of two hosts are never compared.
+
+An expired lease is broken by one process only. That process must first create a file whose name contains the
+checksum of the expired lease, and must then find the lease unchanged; so a slow process cannot break the
+lease of the one that was faster. Every holder reads its lease again before it publishes anything
+(:meth:`Lease.check`): a job that was suspended for longer than the expiry finds the lease of another there,
+and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+from dglkge.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+LEASE_FILE = "lease.json"
+RENEW_SECONDS = 10.0
+EXPIRY_SECONDS = 60.0
+GRACE_SECONDS = 3.0
+"""A holder on this host may be about to end (its job was killed): refused only after so long."""
+POLL_SECONDS = 0.2
+READ_ATTEMPTS = 10
+
+TRAINER = "trainer"
+LAUNCHER = "launcher"
+
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def new_nonce() -> str:
+    """Return a name that no other job has: 16 hexadecimal digits."""
+    return uuid.uuid4().hex[:16]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a lease, as the file describes it.
+
+    Attributes
+    ----------
+    nonce : str
+        Of the job; its temporary files, receipts and manifests have it too.
+    job : str
+        Given by the launcher, equal for all attempts of one job; empty without a launcher.
+    role : str
+        ``"trainer"``, ``"launcher"`` or a command's name.
+    host, boot_id, pid_namespace, pid, start_time
+        Which process it is; the start time is in the kernel's ticks since the boot.
+    since : str
+        When the lease was taken, for people.
+    renewed_ns : int
+        Clock of the holder's host at the last renewal; only its changes are looked at.
+    """
+
+    nonce: str
+    job: str
+    role: str
+    host: str
+    boot_id: str
+    pid_namespace: str
+    pid: int
+    start_time: int
+    since: str
+    renewed_ns: int
+
+    @classmethod
+    def this_process(cls, nonce: str, job: str, role: str) -> Holder:
+        """Describe this process."""
+        return cls(
+            nonce=nonce,
+            job=job,
+            role=role,
+            host=socket.gethostname(),
+            boot_id=_boot_id(),
+            pid_namespace=_pid_namespace(),
+            pid=os.getpid(),
+            start_time=_start_time(os.getpid()) or 0,
+            since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+            renewed_ns=time.time_ns(),
+        )
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Holder | None:
+        """Read a lease file; None where it is not one, or only half-written."""
+        try:
+            fields = json.loads(content)
+            holder = cls(**{field.name: fields[field.name] for field in dataclasses.fields(cls)})
+        except (ValueError, KeyError, TypeError):
+            return None
+        return holder if isinstance(holder.pid, int) and isinstance(holder.nonce, str) else None
+
+    def to_bytes(self) -> bytes:
+        """Return the file's content; a renewal does not change its length."""
+        return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
+
+    @property
+    def is_on_this_host(self) -> bool:
+        """Whether the pid means a process that can be looked at from here."""
+        here = (socket.gethostname(), _boot_id(), _pid_namespace())
+        return (self.host, self.boot_id, self.pid_namespace) == here
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether a process of this host has ended."""
+        return _start_time(self.pid) != self.start_time
+
+    def describe(self) -> str:
+        """Name the holder for people."""
+        return f"{self.role} (pid {self.pid}) on {self.host} since {self.since}"
+
+
+class Lease:
+    """The right to write to a run's folder, held by this process or by another one of the same job.
+
+    Parameters
+    ----------
+    path : Path
+        The lease file.
+    nonce : str
+        The job's, for temporary names and receipts.
+    holder : Holder
+        Who holds it; its nonce is the job's too, unless it is the launcher.
+    is_holder : bool
+        Whether it is this process, which then renews it from a thread until :meth:`release`.
+    """
+
+    def __init__(self, path: Path, nonce: str, holder: Holder, is_holder: bool) -> None:
+        self.path = path
+        self.nonce = nonce
+        self.is_holder = is_holder
+        self._holder = holder
+        self._pid = os.getpid()
+        self._released = threading.Event()
+        self._is_lost = False
+        self._is_busy: Callable[[], bool] = lambda: False
+        if is_holder:
+            threading.Thread(target=self._renew, name="dglkge-lease", daemon=True).start()
+
+    @classmethod
+    def of_job(cls, folder: Path, nonce: str, holder_nonce: str) -> Lease:
+        """Return a lease that another process of the job holds."""
+        holder = Holder.this_process(holder_nonce, "", TRAINER)
+        return cls(folder / LEASE_FILE, nonce, holder, is_holder=False)
+
+    @property
+    def holder_nonce(self) -> str:
+        """The nonce that the file must have."""
+        return self._holder.nonce
+
+    def check(self) -> None:
+        """Read the lease again, before something is published.
+
+        Raises
+        ------
+        CheckpointError
+            If it is no longer this job's, or cannot be read.
+        """
+        content = self._read()
+        found = None if content is None else Holder.from_bytes(content)
+        if found is not None and found.nonce == self.holder_nonce:
+            return
+        gone = "it is gone, or this host does not see that folder (machines that share no disk need --sync)"
+        now = gone if found is None else f"it is held by {found.describe()}"
+        raise CheckpointError(
+            f"this job has lost its lease on {self.path.parent}: {now}; nothing more is written there "
+            f"(a job that is suspended for more than {EXPIRY_SECONDS:g} s loses it)"
+        )
+
+    def check_renewal(self) -> None:
+        """Check what the last renewal found; reads nothing.
+
+        Raises
+        ------
+        CheckpointError
+            If another job has the lease.
+        """
+        if self._is_lost:
+            self.check()
+
+    def keep_while(self, is_busy: Callable[[], bool]) -> None:
+        """Do not release while something is being written: the lease then ends with this process."""
+        self._is_busy = is_busy
+
+    def release(self) -> None:
+        """Let others take the folder; what another process holds is left alone."""
+        if self._released.is_set() or os.getpid() != self._pid or self._is_busy():
+            return
+        self._released.set()
+        if self.is_holder:
+            with contextlib.suppress(OSError):
+                found = Holder.from_bytes(self.path.read_bytes())
+                if found is not None and found.nonce == self.holder_nonce and found.pid == self._pid:
+                    self.path.unlink()
+
+    def _read(self) -> bytes | None:
+        """Read the file; a host whose cache of a shared folder is old may see it late."""
+        for attempt in range(READ_ATTEMPTS):
+            with contextlib.suppress(OSError):
+                return self.path.read_bytes()
+            if attempt + 1 < READ_ATTEMPTS:
+                time.sleep(POLL_SECONDS)
+                with contextlib.suppress(OSError):
+                    os.listdir(self.path.parent)  # makes NFS ask its server again
+        return None
+
+    def _renew(self) -> None:
+        """Change the file from time to time, as long as it is ours."""
+        is_warned = False
+        while not self._released.wait(RENEW_SECONDS):
+            try:
+                descriptor = os.open(self.path, os.O_RDWR)
+                try:
+                    found = Holder.from_bytes(os.read(descriptor, 65536))
+                    if found is None or found.nonce != self.holder_nonce:
+                        self._is_lost = True
+                        return
+                    renewed = dataclasses.replace(self._holder, renewed_ns=time.time_ns())
+                    os.pwrite(descriptor, renewed.to_bytes(), 0)
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+                is_warned = False
+            except OSError as error:
+                if not is_warned and not self._released.is_set():
+                    logger.warning("the lease %s could not be renewed: %s", self.path, error)
+                is_warned = True
+
+
+class LeaseTaker:
+    """Takes the lease of a folder, as soon as nobody else holds it.
+
+    Parameters
+    ----------
+    folder : Path
+        Made where it does not exist.
+    nonce : str
+        The job's; a lease that has it already is shared (the other machine sees the same disk).
+    job : str
+        The launcher's name for the job: its own lease is shared, that of an earlier attempt is taken over.
+    role : str
+        Of this process, for people.
+    """
+
+    def __init__(self, folder: Path, nonce: str, job: str = "", role: str = TRAINER) -> None:
+        self.folder = folder
+        self.path = folder / LEASE_FILE
+        self._mine = Holder.this_process(nonce, job, role)
+        self._seen: dict[Path, tuple[bytes, float]] = {}
+        self._first_seen: float | None = None
+        self._is_told = False
+
+    def attempt(self, seconds: float) -> Lease | None:
+        """Try to take the lease for so long.
+
+        Returns
+        -------
+        Lease or None
+            None: it is not known yet whether the holder is alive; call again.
+
+        Raises
+        ------
+        CheckpointError
+            If a living job holds the lease, or the folder cannot be written to.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                lease = self._try()
+            except OSError as error:
+                raise CheckpointError(f"cannot write to {self.folder}: {error.strerror or error}") from error
+            if lease is not None or time.monotonic() >= deadline:
+                return lease
+            time.sleep(POLL_SECONDS)
+
+    def take(self) -> Lease:
+        """Take the lease; waits where only time can tell whether its holder is alive.
+
+        Raises
+        ------
+        CheckpointError
+            As :meth:`attempt`.
+        """
+        while True:
+            lease = self.attempt(EXPIRY_SECONDS)
+            if lease is not None:
+                return lease
+
+    def _try(self) -> Lease | None:
+        """Take the lease if it is free or has expired, or share it with the own job."""
+        content = _content(self.path)
+        holder = None if content is None else Holder.from_bytes(content)
+        if holder is not None and self._shares(holder):
+            return Lease(self.path, self._mine.nonce, holder, is_holder=False)
+        if self._acquire(self.path):
+            return Lease(self.path, self._mine.nonce, self._mine, is_holder=True)
+        return None
+
+    def _shares(self, holder: Holder) -> bool:
+        """Tell whether a lease is that of the own job: another machine's, or the launcher's."""
+        if holder.nonce == self._mine.nonce:
+            return True
+        is_launcher = bool(self._mine.job) and holder.job == self._mine.job and holder.role == LAUNCHER
+        return is_launcher and not (holder.is_on_this_host and holder.is_dead)
+
+    def _acquire(self, path: Path) -> bool:
+        """Create a lease file, or break and replace one that has expired; False where it is held."""
+        if self._create(path):
+            return True
+        content = _content(path)
+        if content is None or not self._may_break(path, content):
+            return False
+        guard = self.folder / f"{LEASE_FILE}.{zlib.crc32(content):08x}.broken"
+        if not self._acquire(guard):  # another process breaks the same lease
+            return False
+        try:
+            if _content(path) != content:
+                return False
+            self._replace(path)
+            return True
+        finally:
+            guard.unlink(missing_ok=True)
+
+    def _create(self, path: Path) -> bool:
+        """Create the file with its whole content in one step; False where there is one."""
+        temporary = self._write_temporary()
+        try:
+            os.link(temporary, path)
+            return True
+        except FileExistsError:
+            # an answer that NFS lost: the link was made, and made again
+            return os.stat(temporary).st_nlink > 1
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+        finally:
+            temporary.unlink(missing_ok=True)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            return False
+        with open(descriptor, "wb") as file:
+            file.write(self._mine.to_bytes())
+        return True
+
+    def _replace(self, path: Path) -> None:
+        """Put our content in the place of another's."""
+        os.replace(self._write_temporary(), path)
+
+    def _write_temporary(self) -> Path:
+        """Write our content to a file that nobody else knows."""
+        temporary = self.folder / f"{LEASE_FILE}.{uuid.uuid4().hex}.tmp"
+        temporary.write_bytes(self._mine.to_bytes())
+        return temporary
+
+    def _may_break(self, path: Path, content: bytes) -> bool:
+        """Tell whether the holder of a lease file is dead.
+
+        Raises
+        ------
+        CheckpointError
+            If it is alive, and the file is the folder's lease.
+        """
+        now = time.monotonic()
+        holder = Holder.from_bytes(content)
+        before, since = self._seen.get(path, (content, now))
+        if before != content:
+            since = now
+        self._seen[path] = (content, since)
+        if holder is not None and holder.is_on_this_host:
+            if holder.is_dead:
+                return True
+            self._first_seen = self._first_seen or now
+            if path == self.path and now - self._first_seen >= GRACE_SECONDS:
+                self._refuse(holder)
+            return False
+        if holder is not None and self._mine.job and holder.job == self._mine.job:
+            return True  # an earlier attempt of the same launcher, which has ended it
+        if path == self.path and holder is not None and before != content:
+            self._refuse(holder)  # it was renewed, or another waiting job was faster
+        if path == self.path and not self._is_told:
+            self._is_told = True
+            who = "an unreadable lease" if holder is None else holder.describe()
+            logger.warning(
+                "%s is held by %s; waiting up to %g s for it to be renewed, then it counts as dead",
+                self.folder, who, EXPIRY_SECONDS,
+            )  # fmt: skip
+        return now - since >= EXPIRY_SECONDS
+
+    def _refuse(self, holder: Holder) -> None:
+        """Say who writes here."""
+        raise CheckpointError(
+            f"{self.folder} is in use: another job writes there, {holder.describe()}; wait for it, end it, "
+            f"or take another output folder (if this folder is a copy of that job's, remove {self.path})"
+        )
+
+
+@contextlib.contextmanager
+def hold(folder: Path, role: str) -> Iterator[Lease]:
+    """Hold the lease of a folder for some work of this process alone.
+
+    Raises
+    ------
+    CheckpointError
+        If a job writes there.
+    """
+    lease = LeaseTaker(folder, new_nonce(), role=role).take()
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+def _content(path: Path) -> bytes | None:
+    """Read a small file; None where there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def _boot_id() -> str:
+    """Return what names this boot of this host."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+def _pid_namespace() -> str:
+    """Return what names the container in which pids of this process mean anything."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
+def _start_time(pid: int) -> int | None:
+    """Return the start time of a process in ticks since the boot; None where it does not run."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    state, *fields = text.rpartition(")")[2].split()
+    return None if state in "ZX" else int(fields[18])

@@ -1,0 +1,240 @@
+"""Copies of a run's folder on the machines of a job: what an agent does with its own, and which one counts.
+
+Every machine gets a copy of the checkpoint before a job starts; later only the first machine's grows. A copy
+is therefore compared by its lineage (:mod:`dglkge.data.lineage`), never by its number alone: the newest one
+is taken if it came from all others, wherever it lies, and different histories are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dglkge.data.lineage import CHECKPOINT_FOLDER, VERSION_FILE, RunCopy, copy_to_dict, read_copy
+from dglkge.distributed.lease import LEASE_FILE, Holder
+from dglkge.errors import InputError
+from dglkge.launch.host_files import STAGING_PREFIX, names_below
+
+ORIGIN_FILE = "copies.json"
+"""On a machine, beside the checkpoint: the run, and the launchers' folders that have a copy of it."""
+
+OWN_FILES = (LEASE_FILE, ORIGIN_FILE)
+"""Files of a run's folder that belong to one machine and are not copied."""
+
+HOLD_FOLDER = STAGING_PREFIX + "held"
+HOLD_ATTEMPTS = 5
+
+_TEMPORARY = (".tmp", ".receipt.json")
+_VERSIONED = re.compile(r".+\.v(\d+)\.(?:h5|json)")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A copy of a run, and where it lies.
+
+    Attributes
+    ----------
+    place : str
+        For people.
+    copy : RunCopy
+    was_brought : bool
+        Whether the launcher's folder has had this run.
+    """
+
+    place: str
+    copy: RunCopy
+    was_brought: bool = False
+
+
+def describe_copy(folder: str, launcher: str, job: str) -> dict[str, Any]:
+    """Describe this machine's copy of a run.
+
+    Parameters
+    ----------
+    folder : str
+        The run's.
+    launcher : str
+        Names the launcher's folder.
+    job : str
+        The launcher's job, which may hold the folder itself.
+
+    Raises
+    ------
+    InputError
+        If a process of this machine writes to the folder.
+    """
+    with contextlib.suppress(OSError):
+        holder = Holder.from_bytes(Path(folder, LEASE_FILE).read_bytes())
+        if holder is not None and holder.job != job and holder.is_on_this_host and not holder.is_dead:
+            raise InputError(f"{folder} is in use: another job writes there, {holder.describe()}")
+    copy = read_copy(Path(folder))
+    origin = _read_origin(Path(folder))
+    was_brought = origin.get("run_id") == copy.run_id and launcher in origin.get("launchers", ())
+    return {"copy": copy_to_dict(copy), "was_brought": was_brought}
+
+
+def note_origin(folder: str, launcher: str) -> None:
+    """Note beside this machine's copy that a launcher's folder has one too.
+
+    Raises
+    ------
+    InputError
+        If that cannot be written.
+    """
+    run_id = read_copy(Path(folder)).run_id
+    origin = _read_origin(Path(folder))
+    launchers = list(origin.get("launchers", ())) if origin.get("run_id") == run_id else []
+    if launcher in launchers:
+        return
+    path = Path(folder, ORIGIN_FILE)
+    temporary = path.with_name(f"{ORIGIN_FILE}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(json.dumps({"run_id": run_id, "launchers": [*launchers, launcher]}) + "\n")
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}") from None
+
+
+def hold_version(folder: str, known: str) -> str | None:
+    """Give the files of the newest version further names, so that they last while they are copied.
+
+    The job goes on meanwhile, and drops a version when it has published the next.
+
+    Parameters
+    ----------
+    folder : str
+        The run's.
+    known : str
+        Checksum of the version that is known already.
+
+    Returns
+    -------
+    str or None
+        A folder with the run's records and its checkpoint; None if there is nothing new, or versions follow
+        each other too fast.
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be made.
+    """
+    hold = Path(folder, HOLD_FOLDER)
+    for _ in range(HOLD_ATTEMPTS):
+        copy = read_copy(Path(folder))
+        if copy.version == 0 or copy.problem or copy.checksum == known:
+            return None
+        drop_hold(str(hold))
+        try:
+            _link_version(Path(folder), hold, copy.version)
+        except FileNotFoundError:  # dropped meanwhile
+            continue
+        except OSError as error:
+            raise InputError(f"cannot write to {hold}: {error.strerror}") from None
+        if read_copy(hold).checksum == copy.checksum:
+            return str(hold)
+    drop_hold(str(hold))
+    return None
+
+
+def drop_hold(hold: str) -> None:
+    """Remove what :func:`hold_version` made."""
+    shutil.rmtree(hold, ignore_errors=True)
+
+
+def choose_copy(launcher: Candidate, machines: Mapping[str, Candidate]) -> str | None:
+    """Choose the copy that a job goes on from.
+
+    Parameters
+    ----------
+    launcher : Candidate
+        The launcher's own.
+    machines : mapping of str to Candidate
+        By address, in the order of the job.
+
+    Returns
+    -------
+    str or None
+        The machine whose copy is newer than the launcher's; None if the launcher's is the newest, or there is
+        none at all.
+
+    Raises
+    ------
+    InputError
+        If a copy is damaged, two copies have different histories, or the launcher's was removed.
+    """
+    everything = [launcher, *machines.values()]
+    for one in everything:
+        if one.copy.problem:
+            others = [other for other in everything if other.copy.version and not other.copy.problem]
+            rest = "; ".join(f"{other.place} has {other.copy.describe()}" for other in others)
+            raise InputError(
+                f"the copy of the run in {one.place} is damaged: {one.copy.problem}; nothing was changed. "
+                + (f"Whole copies: {rest}. To go on from those, " if others else "To start anew, ")
+                + "move the damaged folder away"
+            )
+    newest = max(everything, key=lambda one: one.copy.version)
+    for one in everything:
+        if not newest.copy.continues(one.copy):
+            raise InputError(
+                "the copies of the run have different histories, and neither goes on from the other: "
+                f"{newest.place} has {newest.copy.describe()}; {one.place} has {one.copy.describe()}. "
+                "Nothing was changed; move the copies away that you do not want"
+            )
+    if launcher.copy.version == 0:
+        left = [one for one in machines.values() if one.copy.version and one.was_brought]
+        if left:
+            rest = "; ".join(f"{one.place} has {one.copy.describe()}" for one in left)
+            raise InputError(
+                f"the run was removed from {launcher.place}, and is still on machines of the job: {rest}. "
+                "Nothing was changed; to start anew move those folders away too, to go on copy one of them "
+                "back"
+            )
+    if newest.copy.version == launcher.copy.version:
+        return None
+    return next(address for address, one in machines.items() if one is newest)
+
+
+def _link_version(run: Path, hold: Path, version: int) -> None:
+    """Link the checkpoint's files, apart from those of a version that does not count; copy the records."""
+    folder, target = run / CHECKPOINT_FOLDER, hold / CHECKPOINT_FOLDER
+    target.mkdir(parents=True)
+    for name in names_below(str(folder)):
+        found = _VERSIONED.fullmatch(os.path.basename(name))
+        is_newer = found is not None and int(found[1]) > version
+        if name == VERSION_FILE or name.endswith(_TEMPORARY) or ".tmp/" in name or is_newer:
+            continue
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if (folder / name).is_symlink():
+            os.symlink(os.readlink(folder / name), target / name)
+        else:
+            _link(folder / name, target / name)
+    (target / VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")
+    for path in sorted(run.iterdir()):
+        if path.is_file() and path.name not in OWN_FILES and not path.name.endswith(".tmp"):
+            shutil.copy2(path, hold / path.name)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file one more name; where the disk knows no hard links, copy it."""
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _read_origin(folder: Path) -> dict[str, Any]:
+    """Read what :func:`note_origin` wrote."""
+    try:
+        origin = json.loads((folder / ORIGIN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return origin if isinstance(origin, dict) else {}

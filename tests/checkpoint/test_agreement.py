@@ -1,0 +1,243 @@
+"""All trainers go on from the same version, or all end with the same error: none waits for another."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+from dglkge.checkpoint import CheckpointManager, open_checkpoint
+from dglkge.checkpoint import manager as managers
+from dglkge.checkpoint.courier import Courier
+from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.errors import CheckpointError
+from dglkge.typing import RELATION
+from tests.checkpoint.test_damage import flip
+from tests.checkpoint.toy_checkpoint import blank, cut, toy_meta, toy_names, toy_tables
+
+META = toy_meta()
+LIMIT_SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(managers, "AGREEMENT_SECONDS", 1.0)
+    monkeypatch.setattr(managers, "AGREEMENT_POLL_SECONDS", 0.05)
+
+
+class Gathering:
+    """Trainers in threads that exchange texts."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.barrier = threading.Barrier(num_ranks, timeout=LIMIT_SECONDS)
+        self.texts = [""] * num_ranks
+
+    def of(self, rank: int) -> Callable[[str], Sequence[str]]:
+        """Return what a rank calls."""
+
+        def gather(text: str) -> list[str]:
+            self.texts[rank] = text
+            self.barrier.wait()
+            found = list(self.texts)
+            self.barrier.wait()
+            return found
+
+        return gather
+
+
+class NoCourier(Courier):
+    """Says that machines share no disk; carries nothing."""
+
+    def __init__(self, rank: int) -> None:
+        self.is_first, self.rank = rank == 0, rank
+
+
+def together(
+    disks: Sequence[Path], has_own_disks: bool, work: Callable[[CheckpointManager], object]
+) -> list[str]:
+    """Do some work as the leader of each machine; return the error of each, or what it returned as text."""
+    gathering = Gathering(len(disks))
+    outcomes = [""] * len(disks)
+
+    def leader(rank: int) -> None:
+        manager = CheckpointManager(
+            disks[rank],
+            rank,
+            True,
+            gathering.barrier.wait,
+            toy_names(META),
+            courier=NoCourier(rank) if has_own_disks else None,
+            gather=gathering.of(rank),
+        )
+        try:
+            outcomes[rank] = str(work(manager))
+        except CheckpointError as error:
+            outcomes[rank] = f"error: {error}"
+
+    threads = [threading.Thread(target=leader, args=(rank,)) for rank in range(len(disks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_SECONDS)
+        assert not thread.is_alive()
+    return outcomes
+
+
+def save(disk: Path, seed: int, keep: str = "") -> None:
+    tables = toy_tables(META, seed)
+    manager = CheckpointManager(disk, 0, True, lambda: None, toy_names(META))
+    parts = [cut("person", tables["person"], 1)[0]]
+    manager.save(parts, cut(RELATION, tables[RELATION], 1)[0], META, {keep: {}} if keep else None)
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> list[Path]:
+    """The copies of two machines: version 1, which is kept, and version 2."""
+    first, second = tmp_path / "0" / "checkpoint", tmp_path / "1" / "checkpoint"
+    save(first, 1, "epoch_1")
+    save(first, 2)
+    second.parent.mkdir()
+    shutil.copytree(first, second, symlinks=True)
+    return [first, second]
+
+
+def resume(manager: CheckpointManager) -> str:
+    """Do what a trainer does at its start."""
+    meta = manager.latest()
+    if meta is None:
+        return "starts anew"
+    tables = toy_tables(META, 9)
+    parts = [blank(cut("person", tables["person"], 1)[0])]
+    manager.raise_together(lambda: manager.restore(parts))
+    return f"resumed from {manager.storage.published_version()}"
+
+
+def test_equal_copies_are_resumed(disks):
+    assert together(disks, True, resume) == ["resumed from 2"] * 2
+
+
+def test_a_copy_that_others_lack_ends_all(disks):
+    """Rank 0 would start anew, and rank 1 restore: each would wait for the other for ever."""
+    shutil.rmtree(disks[0])
+    outcomes = together(disks, True, resume)
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0].startswith(
+        f"error: the trainers do not find the same checkpoint: rank 0 has none in {disks[0]} on "
+    )
+    assert f"rank 1 has version 2 (manifest {CheckpointStorage(disks[1]).checksum_of(2)})" in outcomes[0]
+    assert "\n" not in outcomes[0]
+
+
+def test_versions_of_equal_number_and_other_content_end_all(disks):
+    shutil.rmtree(disks[1])
+    save(disks[1], 7)
+    save(disks[1], 8)
+    outcomes = together(disks, True, resume)
+    assert outcomes[0] == outcomes[1] and "do not find the same checkpoint" in outcomes[0]
+
+
+def test_damage_on_one_disk_ends_all(disks):
+    os.truncate(disks[1] / "embeddings_person_0.v2.h5", 100)
+    outcomes = together(disks, True, resume)
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0].startswith("error: rank 1, ") and "embeddings_person_0.v2.h5 is damaged" in outcomes[0]
+
+
+def test_damage_that_only_reading_finds_ends_all(disks):
+    flip(disks[1] / "embeddings_person_0.v2.h5", 2500)
+    outcomes = together(disks, True, resume)
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0].startswith("error: rank 1: ") and "its checksum is not the one" in outcomes[0]
+
+
+def test_the_fallback_repairs_every_disk(disks):
+    for disk in disks:
+        flip(disk / "embeddings_person_0.v2.h5", 2500)
+
+    def work(manager):
+        manager.fall_back()
+        return resume(manager)
+
+    assert together(disks, True, work) == ["resumed from 1"] * 2
+    assert [(disk / "damaged_v2" / "embeddings_person_0.v2.h5").is_file() for disk in disks] == [True] * 2
+
+
+def test_the_fallback_of_the_first_disk_reaches_whole_copies_too(disks):
+    flip(disks[0] / "embeddings_person_0.v2.h5", 2500)
+
+    def work(manager):
+        manager.fall_back()
+        return resume(manager)
+
+    assert together(disks, True, work) == ["resumed from 1"] * 2
+    assert (disks[1] / "damaged_v2" / "manifest.v2.json").is_file()
+
+
+def test_the_fallback_gives_up_no_work_where_only_a_copy_is_damaged(disks):
+    flip(disks[1] / "embeddings_person_0.v2.h5", 2500)
+    outcomes = together(disks, True, lambda manager: manager.fall_back())
+    assert outcomes[0] == outcomes[1]
+    assert f"error: rank 1, {disks[1]} on " in outcomes[0]
+    assert "version 2 is whole on the first machine: move the damaged copy away" in outcomes[0]
+    assert [CheckpointStorage(disk).published_version() for disk in disks] == [2, 2]
+
+
+def test_the_fallback_without_a_common_version_ends_all(disks):
+    flip(disks[0] / "embeddings_person_0.v2.h5", 2500)
+    flip(disks[1] / "embeddings_person_0.v1.h5", 2500)
+    outcomes = together(disks, True, lambda manager: manager.fall_back())
+    assert outcomes[0] == outcomes[1] and "no version is whole on all 2 disks of the job" in outcomes[0]
+    assert [CheckpointStorage(disk).published_version() for disk in disks] == [2, 2]
+
+
+def test_a_fallback_that_fails_on_rank_0_ends_all(tmp_path):
+    """On one disk that all see; the others waited at a barrier."""
+    save(tmp_path, 1)
+    flip(tmp_path / "embeddings_person_0.v1.h5", 2500)
+    outcomes = together([tmp_path, tmp_path], False, lambda manager: manager.fall_back())
+    assert outcomes[0] == outcomes[1] and "its checksum is not the one in the manifest" in outcomes[0]
+
+
+def start_saving(manager: CheckpointManager) -> int:
+    """Write the next version as one of two machines."""
+    tables = toy_tables(META, 4)
+    parts = [cut("person", tables["person"], 2)[manager.rank]]
+    manager.num_parts = 2
+    return manager.save(parts, cut(RELATION, tables[RELATION], 1)[0] if manager.rank == 0 else None, META)
+
+
+def test_trainers_that_see_different_versions_do_not_save(disks):
+    """Two folders that should be one: a disk that is not mounted on one machine."""
+    save(disks[0], 3)
+    outcomes = together(disks, False, start_saving)
+    assert outcomes[0] == outcomes[1] and "do not find the same checkpoint" in outcomes[0]
+    assert [open_checkpoint(disk).version for disk in disks] == [3, 2]
+
+
+def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch):
+    """What a shared disk shows of another host's files may be some seconds old."""
+    monkeypatch.setattr(managers, "AGREEMENT_SECONDS", float(LIMIT_SECONDS))
+    real, calls = CheckpointStorage.published, []
+
+    def late(storage):
+        if threading.current_thread() in seen_late and len(calls) < 3:
+            calls.append(1)
+            return None
+        return real(storage)
+
+    seen_late: list[threading.Thread] = []
+
+    def work(manager):
+        if manager.rank == 1:
+            seen_late.append(threading.current_thread())
+        return start_saving(manager)
+
+    monkeypatch.setattr(CheckpointStorage, "published", late)
+    assert together([disks[0], disks[0]], False, work) == ["3", "3"]
+    assert len(calls) == 3

@@ -1,0 +1,248 @@
+"""One job at a time writes to a run's folder, however the one before has ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dglkge.distributed import lease as leases
+from dglkge.distributed.lease import LEASE_FILE, Holder, LeaseTaker, hold, new_nonce
+from dglkge.errors import CheckpointError
+
+FORK = multiprocessing.get_context("fork")
+LIMIT_SECONDS = 60
+
+
+@pytest.fixture(autouse=True)
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(leases, "EXPIRY_SECONDS", 1.0)
+    monkeypatch.setattr(leases, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(leases, "POLL_SECONDS", 0.01)
+
+
+def taker(folder: Path, **options: str) -> LeaseTaker:
+    return LeaseTaker(folder, new_nonce(), **options)
+
+
+def write_holder(folder: Path, **changes: object) -> Holder:
+    """Leave the lease of another process."""
+    holder = dataclasses.replace(Holder.this_process(new_nonce(), "", "trainer"), **changes)
+    (folder / LEASE_FILE).write_bytes(holder.to_bytes())
+    return holder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_second_job_is_refused_in_one_line_and_may_come_later(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "one"
+    first = taker(folder).take()
+    with pytest.raises(CheckpointError) as refused:
+        taker(folder).take()
+    text = str(refused.value)
+    assert text.startswith(f"{folder} is in use: another job writes there, trainer (pid {os.getpid()}) on ")
+    assert " since 20" in text and "wait for it, end it, or take another output folder" in text
+    assert "\n" not in text and names(folder) == [LEASE_FILE]
+    first.check()
+    first.release()
+    assert names(folder) == []
+    taker(folder).take().release()
+
+
+def take_and_sleep(folder: Path, ready) -> None:
+    taker(folder).take()
+    ready.set()
+    time.sleep(LIMIT_SECONDS)
+
+
+def test_the_lease_of_a_killed_process_is_taken_over_and_that_of_a_stopped_one_is_not(tmp_path: Path) -> None:
+    ready = FORK.Event()
+    process = FORK.Process(target=take_and_sleep, args=(tmp_path, ready))
+    process.start()
+    try:
+        assert ready.wait(LIMIT_SECONDS)
+        os.kill(process.pid, signal.SIGSTOP)
+        with pytest.raises(CheckpointError, match=rf"trainer \(pid {process.pid}\)"):
+            taker(tmp_path).take()
+    finally:
+        process.kill()
+        process.join()
+    mine = taker(tmp_path).attempt(0.0)  # at once
+    assert mine is not None and names(tmp_path) == [LEASE_FILE]
+    mine.release()
+
+
+def test_a_pid_that_another_process_has_now_is_no_holder(tmp_path: Path) -> None:
+    write_holder(tmp_path, start_time=1)
+    assert taker(tmp_path).attempt(0.0) is not None
+
+
+def test_the_lease_of_another_host_expires_when_it_is_not_renewed(tmp_path: Path, caplog) -> None:
+    """Its pid means nothing here, and its clock is not looked at."""
+    write_holder(tmp_path, host="elsewhere", renewed_ns=2**62)
+    waiting = taker(tmp_path)
+    assert waiting.attempt(0.1) is None
+    assert "is held by trainer (pid " in caplog.text and "on elsewhere" in caplog.text
+    assert waiting.take().is_holder
+
+
+def test_the_lease_of_another_host_that_is_renewed_is_refused(tmp_path: Path) -> None:
+    holder = write_holder(tmp_path, host="elsewhere")
+    waiting = taker(tmp_path)
+    assert waiting.attempt(0.05) is None
+    (tmp_path / LEASE_FILE).write_bytes(
+        dataclasses.replace(holder, renewed_ns=holder.renewed_ns + 1).to_bytes()
+    )
+    with pytest.raises(CheckpointError, match="is in use: another job writes there, .* on elsewhere since"):
+        waiting.take()
+
+
+def test_a_holder_renews_its_lease(tmp_path: Path) -> None:
+    mine = taker(tmp_path).take()
+    before = (tmp_path / LEASE_FILE).read_bytes()
+    deadline = time.monotonic() + LIMIT_SECONDS
+    while (tmp_path / LEASE_FILE).read_bytes() == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert len((tmp_path / LEASE_FILE).read_bytes()) == len(before)
+    mine.check()
+    mine.release()
+
+
+def test_a_job_that_lost_its_lease_may_not_publish(tmp_path: Path) -> None:
+    """Suspended for longer than the expiry, say; it does not take the other's lease with it either."""
+    mine = taker(tmp_path).take()
+    other = write_holder(tmp_path, host="elsewhere", pid=77)
+    with pytest.raises(
+        CheckpointError, match=r"has lost its lease on .*: it is held by trainer \(pid 77\) on e"
+    ):
+        mine.check()
+    mine.release()
+    assert Holder.from_bytes((tmp_path / LEASE_FILE).read_bytes()) == other
+    (tmp_path / LEASE_FILE).unlink()
+    with pytest.raises(CheckpointError, match="has lost its lease on .*: it is gone"):
+        mine.check()
+
+
+def test_a_lease_that_cannot_be_read_is_waited_for(tmp_path: Path) -> None:
+    """Its writer may be between two steps; it is dead when nothing changes."""
+    (tmp_path / LEASE_FILE).write_bytes(b'{"nonce"')
+    waiting = taker(tmp_path)
+    assert waiting.attempt(0.1) is None
+    assert waiting.take().is_holder
+
+
+def test_machines_of_one_job_share_a_lease(tmp_path: Path) -> None:
+    """They were said to have disks of their own, and see the same folder."""
+    nonce = new_nonce()
+    first, second = (LeaseTaker(tmp_path, nonce).take() for _ in range(2))
+    assert (first.is_holder, second.is_holder) == (True, False)
+    second.check()
+    second.release()
+    first.check()
+    first.release()
+    assert names(tmp_path) == []
+
+
+def test_the_launchers_lease_is_shared_by_its_job_alone(tmp_path: Path) -> None:
+    launcher = taker(tmp_path, job="a", role="launcher").take()
+    shared = taker(tmp_path, job="a").take()
+    assert not shared.is_holder and shared.nonce != launcher.nonce
+    shared.check()
+    with pytest.raises(CheckpointError, match="is in use: another job writes there, launcher"):
+        taker(tmp_path, job="b").take()
+    launcher.release()
+
+
+def test_an_earlier_attempt_of_the_same_launcher_is_not_waited_for(tmp_path: Path) -> None:
+    write_holder(tmp_path, host="elsewhere", job="a")
+    assert taker(tmp_path, job="a").attempt(0.0) is not None
+
+
+def race(folder: Path, start, winners) -> None:
+    waiting = taker(folder)
+    start.wait(LIMIT_SECONDS)
+    try:
+        lease = waiting.take()
+        lease.check()
+        winners.put(os.getpid())
+        time.sleep(1.0)
+        lease.check()
+    except CheckpointError:
+        return
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_of_several_takers_one_wins(tmp_path: Path, is_stale: bool) -> None:
+    """At the same time, in a free folder and in that of a dead job."""
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        if is_stale:
+            write_holder(folder, start_time=1)
+        start, winners = FORK.Event(), FORK.Queue()
+        processes = [FORK.Process(target=race, args=(folder, start, winners)) for _ in range(6)]
+        for process in processes:
+            process.start()
+        start.set()
+        for process in processes:
+            process.join(LIMIT_SECONDS)
+        assert [process.exitcode for process in processes] == [0] * 6
+        winners.get(timeout=LIMIT_SECONDS)
+        assert winners.empty()
+        assert names(folder) == [LEASE_FILE]
+
+
+def test_a_process_that_died_while_it_broke_a_lease_is_no_obstacle(tmp_path: Path) -> None:
+    write_holder(tmp_path, start_time=1)
+    dead = (tmp_path / LEASE_FILE).read_bytes()
+    died = taker(tmp_path)
+    guard = tmp_path / f"{LEASE_FILE}.{leases.zlib.crc32(dead):08x}.broken"
+    guard.write_bytes(dataclasses.replace(died._mine, start_time=2).to_bytes())
+    assert taker(tmp_path).take().is_holder
+    assert names(tmp_path) == [LEASE_FILE]
+
+
+def test_without_hard_links_the_lease_is_created_alone(tmp_path: Path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    first = taker(tmp_path).take()
+    with pytest.raises(CheckpointError, match="is in use"):
+        taker(tmp_path).take()
+    first.release()
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="cannot write to .*file/run: Not a directory"):
+        taker(tmp_path / "file" / "run").take()
+
+
+def test_a_lease_is_kept_while_a_version_is_written(tmp_path: Path) -> None:
+    """An exception ends the main thread; the version that is being written still counts."""
+    mine = taker(tmp_path).take()
+    busy = [True]
+    mine.keep_while(lambda: busy[0])
+    mine.release()
+    mine.check()
+    busy.clear()
+    busy.append(False)
+    mine.release()
+    assert names(tmp_path) == []
+
+
+def test_some_work_holds_a_folder(tmp_path: Path) -> None:
+    with hold(tmp_path, "a conversion"):
+        with pytest.raises(CheckpointError, match="a conversion"):
+            taker(tmp_path).take()
+    assert names(tmp_path) == []

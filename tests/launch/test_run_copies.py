@@ -1,0 +1,233 @@
+"""Which copy of a run counts: by where it came from, never by its number alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dglkge.checkpoint import CheckpointManager
+from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.data.lineage import RunCopy, copy_from_dict, copy_to_dict, manifest_crc32, read_copy
+from dglkge.distributed.lease import LEASE_FILE, hold
+from dglkge.errors import InputError
+from dglkge.launch import run_copies
+from dglkge.launch.run_copies import (
+    ORIGIN_FILE,
+    Candidate,
+    choose_copy,
+    describe_copy,
+    drop_hold,
+    hold_version,
+    note_origin,
+)
+from dglkge.typing import RELATION
+from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
+
+META = toy_meta()
+
+
+@pytest.fixture(autouse=True)
+def no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def job(run: Path, num_versions: int, seed: int = 1, keep: str = "") -> RunCopy:
+    """Add versions to a run, as one job."""
+    manager = CheckpointManager(run / "checkpoint", 0, True, lambda: None, toy_names(META))
+    for number in range(num_versions):
+        tables = toy_tables(META, seed + number)
+        parts = [cut("person", tables["person"], 1)[0]]
+        manager.save(parts, cut(RELATION, tables[RELATION], 1)[0], META, {keep: {}} if keep else None)
+    return read_copy(run)
+
+
+def copied(run: Path, name: str) -> Path:
+    """Copy a run's folder."""
+    target = run.with_name(name)
+    shutil.copytree(run, target, symlinks=True)
+    return target
+
+
+def candidates(launcher: Path, *machines: Path, brought: bool = False):
+    there = {f"10.0.0.{number}": run for number, run in enumerate(machines, 1)}
+    return (
+        Candidate("here", read_copy(launcher)),
+        {address: Candidate(f"{address}:RUN", read_copy(run), brought) for address, run in there.items()},
+    )
+
+
+def test_a_run_keeps_its_name_and_its_jobs(tmp_path):
+    run = tmp_path / "run"
+    first, second = job(run, 3), job(run, 2)
+    assert (second.version, second.run_id) == (5, first.run_id) and second.problem == ""
+    assert [(one.first, one.last) for one in second.lineage] == [(1, 3), (4, 5)]
+    assert second.continues(first) and not first.continues(second) and first.continues(RunCopy())
+    assert copy_from_dict(copy_to_dict(second)) == second
+    assert job(tmp_path / "other", 1).run_id != first.run_id
+    assert "version 5 of run" in second.describe() and "1 to 3 by job" in second.describe()
+
+
+def test_the_newest_copy_of_one_history_counts_wherever_it_is(tmp_path):
+    """Another machine was the first before, and the launcher was killed early."""
+    run = tmp_path / "run"
+    job(run, 2)
+    old = copied(run, "old")
+    job(run, 28)
+    assert choose_copy(*candidates(old, old, run)) == "10.0.0.2"
+    assert choose_copy(*candidates(old, run, old)) == "10.0.0.1"
+    assert choose_copy(*candidates(run, old, old)) is None
+    assert choose_copy(*candidates(run, run, run)) is None
+    nothing = tmp_path / "nothing"
+    assert choose_copy(*candidates(nothing, nothing, nothing)) is None
+    assert choose_copy(*candidates(nothing, nothing, run)) == "10.0.0.2"
+
+
+def test_different_histories_are_refused_and_both_are_shown(tmp_path):
+    run = tmp_path / "run"
+    job(run, 2)
+    other = copied(run, "other")
+    mine, theirs = job(run, 5, seed=3), job(other, 2, seed=20)
+    foreign = tmp_path / "foreign"
+    job(foreign, 30)
+    for place in (other, foreign):
+        with pytest.raises(InputError) as refused:
+            choose_copy(*candidates(run, run, place))
+        text = str(refused.value)
+        assert "the copies of the run have different histories, and neither goes on from the other" in text
+        assert mine.describe() in text and read_copy(place).describe() in text and "10.0.0.2:RUN" in text
+        assert "\n" not in text
+    assert theirs.version == 4
+
+
+def test_a_copy_of_a_later_version_of_the_same_job_is_no_ancestor(tmp_path):
+    """Version 7 of a job that was given up, and version 7 of the one that went on from version 6."""
+    run = tmp_path / "run"
+    job(run, 1)
+    manager = CheckpointManager(run / "checkpoint", 0, True, lambda: None, toy_names(META))
+    tables = toy_tables(META, 9)
+    parts = ([cut("person", tables["person"], 1)[0]], cut(RELATION, tables[RELATION], 1)[0], META)
+    manager.save(*parts)
+    before = copied(run, "before")
+    manager.save(*parts)
+    given_up = copied(run, "given_up")
+    went_on = job(before, 2)
+    assert not went_on.continues(read_copy(given_up))
+    with pytest.raises(InputError, match="different histories"):
+        choose_copy(*candidates(before, given_up))
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (
+            lambda folder: (folder / "checkpoint_version.txt").write_text(""),
+            "checkpoint_version.txt is empty",
+        ),
+        (lambda folder: (folder / "checkpoint_version.txt").write_text("9" * 5000), "reads '9999"),
+        (lambda folder: (folder / "checkpoint_version.txt").unlink(), "checkpoint_version.txt is missing"),
+        (lambda folder: (folder / "manifest.v2.json").unlink(), "cannot read .*manifest.v2.json"),
+        (lambda folder: os.truncate(folder / "manifest.v2.json", 100), "manifest.v2.json is damaged"),
+        (lambda folder: os.truncate(folder / "model.v2.h5", 9), "model.v2.h5 is damaged: 9 bytes"),
+        (lambda folder: (folder / "model.v2.h5").unlink(), "model.v2.h5: No such file"),
+    ],
+)
+def test_a_damaged_copy_is_an_error_whatever_the_others_hold(tmp_path, damage, named):
+    run = tmp_path / "run"
+    job(run, 1)
+    old = copied(run, "old")
+    job(run, 1)
+    damage(run / "checkpoint")
+    for places in ((old, run), (run, old)):
+        with pytest.raises(InputError, match=rf"is damaged: .*{named}") as refused:
+            choose_copy(*candidates(*places))
+        assert "nothing was changed. Whole copies: " in str(refused.value)
+        assert "version 1 of run" in str(refused.value)
+
+
+def test_a_run_that_was_removed_here_does_not_come_back(tmp_path):
+    """A machine notes that the launcher had it; a launcher that never had it takes it."""
+    run = tmp_path / "run"
+    job(run, 3)
+    note_origin(str(run), "host:/runs/one")
+    note_origin(str(run), "host:/runs/one")
+    found = describe_copy(str(run), "host:/runs/one", "job")
+    assert found["was_brought"] and copy_from_dict(found["copy"]) == read_copy(run)
+    assert not describe_copy(str(run), "host:/runs/two", "job")["was_brought"]
+    nothing = tmp_path / "nothing"
+    with pytest.raises(
+        InputError, match="the run was removed from here, and is still on machines"
+    ) as refused:
+        choose_copy(*candidates(nothing, nothing, run, brought=True))
+    assert "10.0.0.2:RUN has version 3 of run" in str(refused.value)
+    shutil.rmtree(run / "checkpoint")
+    job(run, 1)
+    assert not describe_copy(str(run), "host:/runs/one", "job")["was_brought"]  # another run
+
+
+def test_a_folder_that_is_written_to_is_no_copy(tmp_path):
+    with hold(tmp_path, "trainer"):
+        with pytest.raises(InputError, match=r"is in use: another job writes there, trainer \(pid"):
+            describe_copy(str(tmp_path), "here", "job")
+    assert describe_copy(str(tmp_path), "here", "job")["copy"]["version"] == 0
+
+
+def test_a_manifest_without_lineage_is_an_ancestor_of_what_goes_on_from_it_alone(tmp_path):
+    """Manifests of earlier versions have none."""
+    run = tmp_path / "run"
+    job(run, 2)
+    path = run / "checkpoint" / "manifest.v2.json"
+    body = json.loads(path.read_text())
+    for name in ("crc32", "run_id", "lineage"):
+        del body[name]
+    path.write_text(json.dumps({"crc32": manifest_crc32(body), **body}))
+    old = copied(run, "old")
+    assert CheckpointStorage(run / "checkpoint").published().version == 2
+    assert read_copy(run).problem == ""
+    assert job(run, 2).continues(read_copy(old))
+    other = copied(old, "other")
+    job(other, 1)
+    assert not read_copy(run).continues(read_copy(other))
+
+
+def test_a_version_is_held_while_the_job_goes_on(tmp_path):
+    run = tmp_path / "run"
+    first = job(run, 2, keep="epoch_1")
+    (run / "stats.jsonl").write_text("one\n")
+    (run / LEASE_FILE).write_text("{}")
+    (run / ORIGIN_FILE).write_text("{}")
+    (run / "checkpoint" / "model.v3.h5").write_text("not complete yet")
+    (run / "checkpoint" / "config.json.0123456789abcdef.tmp").write_text("half")
+    hold_folder = hold_version(str(run), known="")
+    (run / "checkpoint" / "model.v3.h5").unlink()
+    job(run, 1)
+    held = Path(hold_folder)
+    assert read_copy(held) == first
+    CheckpointStorage(held / "checkpoint").check_files(
+        CheckpointStorage(held / "checkpoint").published(), checksums=True
+    )
+    assert sorted(path.name for path in held.iterdir()) == ["checkpoint", "stats.jsonl"]
+    names = {path.name for path in (held / "checkpoint").iterdir()}
+    assert "epoch_1" in names and not [name for name in names if ".v3." in name or name.endswith(".tmp")]
+    assert hold_version(str(run), known=read_copy(run).checksum) is None
+    drop_hold(hold_folder)
+    assert not held.exists()
+
+
+def test_a_version_that_is_dropped_while_it_is_held_is_tried_again(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    job(run, 1)
+    real, calls = run_copies._link_version, []
+
+    def link(folder, target, version):
+        calls.append(version)
+        if len(calls) < 3:
+            job(run, 1)
+        real(folder, target, version)
+
+    monkeypatch.setattr(run_copies, "_link_version", link)
+    held = hold_version(str(run), known="")
+    assert calls == [1, 2, 3] and read_copy(Path(held)).version == 3
