@@ -20,7 +20,7 @@ BLOCK_BYTES = 65536
 
 
 class _Writer:
-    """A thread that writes what a queue holds, in order; a daemon, so that a blocked one keeps nobody alive."""
+    """A daemon thread that writes what a queue holds, in order; a blocked one keeps nothing alive."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
