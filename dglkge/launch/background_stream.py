@@ -20,7 +20,7 @@ BLOCK_BYTES = 65536
 
 
 class _Writer:
-    """A thread that writes what a queue holds, in order; a daemon, so that the process can end beside it."""
+    """A daemon thread that writes what a queue holds, in order; a blocked one keeps nothing alive."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

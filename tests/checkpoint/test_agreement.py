@@ -225,11 +225,11 @@ def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch):
     monkeypatch.setattr(managers, "AGREEMENT_SECONDS", float(LIMIT_SECONDS))
     real, calls = CheckpointStorage.published, []
 
-    def late(storage):
+    def late(storage, texts=True):
         if threading.current_thread() in seen_late and len(calls) < 3:
             calls.append(1)
             return None
-        return real(storage)
+        return real(storage, texts=texts)
 
     seen_late: list[threading.Thread] = []
 

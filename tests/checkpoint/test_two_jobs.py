@@ -12,7 +12,7 @@ from dglkge.checkpoint import CheckpointManager, layout, open_checkpoint
 from dglkge.checkpoint import part_files as writers
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.lease import LEASE_FILE, Holder, Lease, LeaseTaker, new_nonce
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
 
@@ -97,7 +97,7 @@ def test_receipts_of_another_job_do_not_count(tmp_path, lease):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writers, "write_relations", write)
-        with pytest.raises(CheckpointError, match=r"table 'person': parts \[0\] with 12 rows were written"):
+        with pytest.raises(JobError, match=r"table 'person': parts \[0\] with 12 rows were written"):
             save(manager, 1, num_parts=2)
     assert manager.latest() is None
 
