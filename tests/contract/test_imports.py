@@ -71,7 +71,7 @@ def test_optim_imports_outside_packages_of_its_own_only():
 
 
 def test_compilers_of_loops_are_imported_from_the_door_itself():
-    """Cached machine code belongs to the state of all files that name the door: none reaches it otherwise."""
+    """Cached machine code belongs to the state of all files that name the door: no other file has loops."""
     names = {"compiled", "compiled_unaliased", "intrinsic", "overload", "carray"}
     for source in HOUSE:
         for line, target in imports_of(source):
