@@ -269,6 +269,7 @@ def assert_stopped_in_evaluation(run: Path) -> None:
     assert (progress["finished_epochs"], progress["batches_done"]) == (1, 0)
 
 
+@pytest.mark.usefixtures("in_foreground")
 def test_plain_python_stops_and_goes_on_like_a_launched_job(
     ring: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
