@@ -12,12 +12,16 @@ import contextlib
 import ctypes
 import errno
 import os
+import random
 import signal
+import socket
 from collections.abc import Iterator
 
 SHARED_MEMORY = "/dev/shm"
 SWITCH = "DGLKGE_TEST_SHARED_MEMORY"
 """Environment variable; ``shared`` keeps the tests in the machine's shared memory."""
+
+LOWEST_PORT, HIGHEST_PORT = 10000, 29000
 
 _NEW_MOUNTS, _NEW_USERS = 0x00020000, 0x10000000  # CLONE_NEWNS, CLONE_NEWUSER of <linux/sched.h>
 _RECURSIVE, _PRIVATE, _NO_SUID, _NO_DEVICES = 0x4000, 1 << 18, 2, 4  # MS_* of <linux/mount.h>
@@ -67,6 +71,21 @@ def background() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def free_ports(num_ports: int = 1) -> int:
+    """Return the first of so many consecutive ports that nothing listens on.
+
+    They lie below those of torch's rendezvous and DGL's servers, which another job on the machine may use,
+    and below the range from which the kernel takes ports for connections: one of those may be gone before its
+    use. The choice is random, so that tests that run side by side seldom try the same ports.
+    """
+    while True:
+        first = random.SystemRandom().randrange(LOWEST_PORT, HIGHEST_PORT - num_ports)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for port in range(first, first + num_ports):
+                stack.enter_context(socket.socket()).bind(("", port))
+            return first
 
 
 def use_private_shared_memory() -> str | None:

@@ -28,8 +28,9 @@ examples:
   dglkge-launch --ip_config ip_config.txt --part_config data/ring.json --dry_run train.py
 
 exit status: 0 if every process ended well; 143 if the trainers were asked to stop, have committed their state
-and can be started again; the status of the process that failed first, or 128 + the number of the signal that
-killed it; 128 + the signal's number after Ctrl-C, SIGTERM or SIGHUP; 2 for bad input, with nothing started.
+and can be started again; 75 if other programs took the job's ports five times; the status of the process that
+failed first, or 128 + the number of the signal that killed it; 128 + the signal's number after Ctrl-C,
+SIGTERM or SIGHUP; 2 for bad input, with nothing started.
 With --max_restarts, that of the last attempt; bad input and signals to the launcher itself restart nothing.
 """
 

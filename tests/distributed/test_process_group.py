@@ -17,13 +17,7 @@ from dglkge.distributed.process_group import end_process_group, start_process_gr
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.server_ports import SOCKET_TABLES
 from dglkge.distributed.world import World
-
-
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from tests.surroundings import free_ports
 
 
 def listeners(port: int) -> set[str]:
@@ -43,7 +37,7 @@ def be_trainer(port: int, rank: int, found: multiprocessing.Queue) -> None:
 
 
 def test_two_trainers_meet_on_one_address() -> None:
-    context, port = multiprocessing.get_context("fork"), free_port()
+    context, port = multiprocessing.get_context("fork"), free_ports()
     found = context.Queue()
     processes = [context.Process(target=be_trainer, args=(port, rank, found)) for rank in range(2)]
     for process in processes:
@@ -78,7 +72,7 @@ def wait_for_a_reader(port: int, rank: int, num_bytes: int, found: multiprocessi
 @pytest.mark.parametrize(("num_bytes", "outcome"), [(0, "alone"), (10**9, "together")])
 def test_a_barrier_allows_for_what_a_trainer_reads(num_bytes: int, outcome: str) -> None:
     """1 GB from a slow disk: 100 s more than the limit of 1 s."""
-    context, port = multiprocessing.get_context("fork"), free_port()
+    context, port = multiprocessing.get_context("fork"), free_ports()
     found = context.Queue()
     processes = [
         context.Process(target=wait_for_a_reader, args=(port, rank, num_bytes, found)) for rank in range(2)
@@ -101,7 +95,7 @@ import torch.distributed as dist
 from dglkge.distributed import process_group
 process_group.END_LIMIT_SECONDS = 1
 dist.destroy_process_group = lambda: time.sleep(60)
-process_group.start_process_group(("127.0.0.1", {free_port()}), 0, 1, 20.0)
+process_group.start_process_group(("127.0.0.1", {free_ports()}), 0, 1, 20.0)
 process_group.end_process_group()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from tests.surroundings import free_ports
 from tests.toy_kg import REPOSITORY
 
 TIME_LIMIT_SECONDS = 240
@@ -26,17 +26,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-def free_port() -> int:
-    """Return a port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def ip_config(folder: Path) -> Path:
     """Write an ip_config.txt of one machine on a free port."""
     path = folder / "ip_config.txt"
-    path.write_text(f"127.0.0.1 {free_port()}\n", encoding="utf-8")
+    path.write_text(f"127.0.0.1 {free_ports()}\n", encoding="utf-8")
     return path
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from dglkge.data.dataset import Dataset
 from tests.functional import host_process
 from tests.functional.job import TRAIN
-from tests.optim.cluster import forked, free_ports
+from tests.optim.cluster import forked
+from tests.surroundings import free_ports
 
 CHECKED_TRAIN = str(Path(__file__).with_name("checked_train.py"))
 

@@ -17,6 +17,7 @@ from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from tests.functional import job as commands
 from tests.functional.test_training_job import tables
+from tests.surroundings import free_ports
 from tests.toy_kg import toy_dataset
 
 SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
@@ -201,7 +202,7 @@ def test_two_then_three_then_one_trainers_train_each_triple_once(
         job.process(*victims[0]).send_signal(number)
         job.wait_until_held()
         hold(tmp_path, "never 0 0 stop", cores=1)
-        job.ip_config.write_text(f"127.0.0.1 {commands.free_port()} 2\n")
+        job.ip_config.write_text(f"127.0.0.1 {free_ports()} 2\n")
         job.process(*victims[1]).send_signal(number)
         status, said = job.finish()
     assert status == 0, said
@@ -268,6 +269,7 @@ def assert_stopped_in_evaluation(run: Path) -> None:
     assert (progress["finished_epochs"], progress["batches_done"]) == (1, 0)
 
 
+@pytest.mark.usefixtures("in_foreground")
 def test_plain_python_stops_and_goes_on_like_a_launched_job(
     ring: Path, undisturbed: Path, tmp_path: Path
 ) -> None:

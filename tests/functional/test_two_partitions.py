@@ -20,6 +20,7 @@ from dglkge.evaluation.protocol import Protocol
 from dglkge.evaluation.ranking_evaluator import RankingEvaluator
 from dglkge.model.kge_model import build_model
 from tests.functional import job as commands
+from tests.surroundings import free_ports
 from tests.toy_kg import toy_dataset
 
 DIM = 16
@@ -102,7 +103,7 @@ def test_two_partitions_rank_as_one(trained: tuple[Path, list[Path]], tmp_path: 
         assert_equal_metrics(rank(folder, run, [0, 1], in_group=False), expected)
     output = tmp_path / "result.json"
     processes = multiprocessing.spawn(
-        rank_in_group, (commands.free_port(), cut[0], run, output), nprocs=2, join=False
+        rank_in_group, (free_ports(), cut[0], run, output), nprocs=2, join=False
     )
     try:
         # join returns as soon as one process has ended; it raises if that one failed.

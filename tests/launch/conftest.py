@@ -6,7 +6,6 @@ import contextlib
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,8 @@ from typing import Callable
 
 import psutil
 import pytest
+
+from tests.surroundings import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SECONDS = 60
@@ -97,13 +98,7 @@ def _lives_in(process: psutil.Process, folder: Path) -> bool:
 @pytest.fixture
 def free_port() -> int:
     """A port on which nothing listens, with a few free ones after it."""
-    for port in range(21000, 29000, 10):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for number in range(port, port + 4):
-                probe = stack.enter_context(socket.socket())
-                probe.bind(("127.0.0.1", number))
-            return port
-    raise AssertionError("no free port")
+    return free_ports(4)
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -99,6 +101,20 @@ def test_an_ordinary_user_has_shared_memory_of_his_own() -> None:
         pytest.skip(done.stderr.strip())
     assert done.stdout == "65534 []\nFalse False\n", done.stderr
     assert not Path("/dev/shm/mine").exists()
+
+
+def test_free_ports_are_free_and_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first choice is taken here in its midst, so the second one is made."""
+    taken = surroundings.free_ports(3)
+    choices = iter([taken, surroundings.free_ports(3)])
+    monkeypatch.setattr(
+        surroundings.random, "SystemRandom", lambda: SimpleNamespace(randrange=lambda *_: next(choices))
+    )
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", taken + 1))
+        first = surroundings.free_ports(3)
+    assert first != taken and next(choices, None) is None
+    assert surroundings.LOWEST_PORT <= first and first + 3 <= surroundings.HIGHEST_PORT < 29500
 
 
 def test_ctrl_c_reaches_what_a_test_starts_and_afterwards_the_tests_ignore_it_again() -> None:

@@ -13,7 +13,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from unittest import mock
 import torch
 
 from tests.optim import cluster_process
+from tests.surroundings import free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -43,25 +43,6 @@ def forked(target: Callable[..., None], *arguments: Any) -> multiprocessing.Proc
     with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
         forkserver.ensure_running()
     return _FORKS.Process(target=target, args=arguments)
-
-
-def free_ports(num_ports: int) -> int:
-    """First of so many consecutive ports that nothing listens on."""
-    while True:
-        with socket.socket() as first:
-            first.bind(("", 0))
-            port = first.getsockname()[1]
-        taken = []
-        try:
-            for offset in range(num_ports):
-                taken.append(socket.socket())
-                taken[-1].bind(("", port + offset))
-            return port
-        except (OSError, OverflowError):
-            continue
-        finally:
-            for each in taken:
-                each.close()
 
 
 _PARTITION_SCRIPT = """
