@@ -338,3 +338,16 @@ def test_json_files_are_whole_or_not_there(tmp_path):
     write_json(tmp_path / "x.json", {"a": "→"})
     assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == {"a": "→"}
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_evaluate_compares_what_it_reads_with_its_checksums(call, run):
+    path = run / "checkpoint" / "embeddings_town_1.v1.h5"
+    content = bytearray(path.read_bytes())
+    place = content.index(open_checkpoint(run).shards("town")[1].rows[2].numpy().tobytes())
+    content[place] ^= 1  # the lowest bit of a number, which no reader can see
+    path.write_bytes(content)
+    status, out, err = call("evaluate", run, "--json")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert "embeddings_town_1.v1.h5 is damaged: its checksum is not the one in the manifest" in err
+    assert not list(run.glob("metrics*"))
+    assert call("evaluate", run, "--json", "--no-verify")[0] == 0
