@@ -112,8 +112,13 @@ class CheckpointManager:
         manifest = self.storage.published()
         return 0 if manifest is None else sum(entry.size_bytes for entry in manifest.files)
 
-    def fall_back(self) -> None:
+    def fall_back(self, wait: Callable[[int], object] = lambda num_bytes: None) -> None:
         """Go back to the newest good version if the newest is damaged, on every disk; a collective.
+
+        Parameters
+        ----------
+        wait : callable
+            A barrier whose limit grows with the bytes that one of the trainers may have to read.
 
         Raises
         ------
@@ -121,16 +126,20 @@ class CheckpointManager:
             On all trainers: if no version is whole everywhere, or only a copy is damaged that the launcher
             can send again.
         """
+        # The slowest disk reads every version that lies there, and then again the one that is gone back to.
+        num_bytes = 2 * max(int(text) for text in self._gather(str(self.storage.num_bytes())))
         if self._courier is None:
             self.raise_together(
-                lambda: fall_back(self.storage, self._writer.names) if self.rank == 0 else None
+                lambda: fall_back(self.storage, self._writer.names) if self.rank == 0 else None,
+                lambda: wait(num_bytes),
             )
             return
-        surveys = self._survey_disks(is_thorough=False)
+        surveys = self._survey_disks(False, lambda: wait(num_bytes))
         if any(one["problem"] for one in surveys.values()):
-            good = choose_common(self._survey_disks(is_thorough=True))
+            good = choose_common(self._survey_disks(True, lambda: wait(num_bytes)))
             self.raise_together(
-                lambda: go_back(self.storage, good, self._writer.names) if self._owns_disk else None
+                lambda: go_back(self.storage, good, self._writer.names) if self._owns_disk else None,
+                lambda: wait(num_bytes),
             )
 
     def raise_together(self, work: Callable[[], object], wait: Callable[[], object] = lambda: None) -> None:
@@ -366,12 +375,13 @@ class CheckpointManager:
             check_same_run(previous.meta, meta)
         return previous
 
-    def _survey_disks(self, is_thorough: bool) -> dict[str, dict[str, Any]]:
+    def _survey_disks(self, is_thorough: bool, wait: Callable[[], object]) -> dict[str, dict[str, Any]]:
         """Return what each disk of the job holds, the first machine's first; a collective."""
         mine: dict[str, Any] = {}
         if self._owns_disk:
             mine = {"where": f"{self.storage.path} on {socket.gethostname()}"}
             mine |= survey(self.storage, is_thorough)
+        wait()
         found = [json.loads(text) for text in self._gather(json.dumps(mine))]
         return {f"rank {rank}, {one['where']}": one for rank, one in enumerate(found) if one}
 

@@ -407,6 +407,14 @@ class CheckpointStorage:
             if found is not None:
                 yield path, found
 
+    def num_bytes(self) -> int:
+        """Return the size of all files of versions in the folder, those of damaged ones among them."""
+        total = 0
+        for path, _ in self.versioned():
+            with contextlib.suppress(FileNotFoundError):
+                total += path.stat().st_size
+        return total
+
     def _advice(self) -> str:
         """Say which version is good and what the user may do."""
         good = self.newest_good()

@@ -258,7 +258,7 @@ class Trainer:
         """Fill the tables from the newest version, if there is one."""
         self._epochs.restore(0)  # whatever an earlier trainer of this process has left there
         if self.config.checkpoint.fallback:
-            self._checkpoints.fall_back()
+            self._checkpoints.fall_back(self.cluster.barrier)
         meta = self._checkpoints.latest()
         if meta is None:
             warm_start(self.config, self.cluster, self._meta, self._own_parts)

@@ -204,6 +204,22 @@ def test_a_fallback_that_fails_on_rank_0_ends_all(tmp_path):
     assert outcomes[0] == outcomes[1] and "its checksum is not the one in the manifest" in outcomes[0]
 
 
+@pytest.mark.parametrize("has_own_disks", [True, False])
+def test_waits_in_a_fallback_allow_for_all_that_is_read(disks, has_own_disks):
+    """A barrier of fixed length ended the others while one trainer read every version on a slow disk."""
+    for disk in disks:
+        flip(disk / "embeddings_person_0.v2.h5", 2500)
+    largest = max(sum(path.stat().st_size for path in disk.glob("*.v*.*")) for disk in disks)
+    waits: list[tuple[int, int]] = []
+
+    def work(manager):
+        manager.fall_back(lambda num_bytes: waits.append((manager.rank, num_bytes)))
+
+    together(disks, has_own_disks, work)
+    num_waits = 3 if has_own_disks else 1
+    assert sorted(waits) == [(rank, 2 * largest) for rank in (0, 1) for _ in range(num_waits)]
+
+
 def start_saving(manager: CheckpointManager) -> int:
     """Write the next version as one of two machines."""
     tables = toy_tables(META, 4)
