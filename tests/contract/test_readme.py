@@ -1,4 +1,4 @@
-"""The commands that README and the demo show exist: make targets, scripts, subcommands and every option."""
+"""The commands in README, docs/ and the demo exist: make targets, scripts, subcommands and every option."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from tests.contract.source_tree import ROOT
 
 README = ROOT / "README.md"
+DOCUMENTS = (README, ROOT / ".github" / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 DEMO = ROOT / "examples" / "stdlib" / "run.sh"
 PROGRAMS = ("make", "python", "dglkge", "dglkge-launch")
 MODULES = {"dglkge": "dglkge.cli.main", "dglkge-launch": "dglkge.cli.launch"}
@@ -22,9 +23,12 @@ MADE_LATER = ("demo/", "runs/", "datasets/", "data/", "my")
 
 def commands(text: str) -> list[list[str]]:
     """The commands in a Markdown text's code, as words; continued lines are one command."""
-    blocks = re.findall(r"^```[a-z]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    fence = r"^```[a-z]*\n(.*?)^```"
+    blocks = re.findall(fence, text, re.MULTILINE | re.DOTALL)
+    text = re.sub(fence, "", text, flags=re.MULTILINE | re.DOTALL)
     blocks += re.findall(r"(?:^ {4}.*\S.*\n)+", text, re.MULTILINE)
-    blocks += re.findall(r"`([^`\n]+)`", text)
+    # code in a sentence may go on in the next line
+    blocks += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", text)]
     return commands_of_shell("\n".join(blocks))
 
 
@@ -42,6 +46,12 @@ def commands_of_shell(text: str) -> list[list[str]]:
 def readme_commands() -> list[list[str]]:
     """README's commands."""
     return commands(README.read_text(encoding="utf-8")) if README.is_file() else []
+
+
+def documented_commands() -> list[list[str]]:
+    """The commands of README, CONTRIBUTING and docs/, each once."""
+    found = [words for path in DOCUMENTS if path.is_file() for words in commands(path.read_text("utf-8"))]
+    return [list(words) for words in dict.fromkeys(map(tuple, found))]
 
 
 def demo_commands() -> list[list[str]]:
@@ -84,13 +94,18 @@ def check_paths(words: list[str]) -> None:
             assert (ROOT / word).exists(), f"no file {word}"
 
 
+def test_documents_name_commands():
+    assert ["dglkge", "checkpoint", "convert", "--to", "run"] in documented_commands()
+    assert len(DOCUMENTS) > 10 and len(documented_commands()) > 30
+
+
 def test_readme_names_commands():
     assert README.is_file(), "README.md is missing"
     assert {"make", "dglkge", "dglkge-launch"} <= {words[0] for words in readme_commands()}
     assert [words[0] for words in demo_commands()] == ["python", "python", "dglkge-launch", "dglkge"]
 
 
-@pytest.mark.parametrize("words", [*demo_commands(), *readme_commands()], ids=" ".join)
+@pytest.mark.parametrize("words", [*demo_commands(), *documented_commands()], ids=" ".join)
 def test_command_exists(words):
     if words[0] == "make":
         targets = re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
@@ -105,14 +120,15 @@ def test_command_exists(words):
         check_paths(words[1:script])
         check_script(words[script:])
     else:
-        check_options(help_of(*words[:2]), words[2:])
+        depth = 3 if words[1] == "checkpoint" and len(words) > 2 else 2
+        check_options(help_of(*words[:depth]), words[depth:])
 
 
 def test_reader_finds_commands():
     indented = "text\n\n    make demo   # all\n    python a.py \\\n      --b c\n\n"
     fenced = "```sh\n$ dglkge predict x --head 'a b'\nls\n```\n"
-    assert sorted(commands(indented + fenced + "a `make` and `dglkge inspect RUN`\n")) == [
-        ["dglkge", "inspect", "RUN"],
+    assert sorted(commands(indented + fenced + "a `make` and `dglkge inspect\nRUN --verify`\n")) == [
+        ["dglkge", "inspect", "RUN", "--verify"],
         ["dglkge", "predict", "x", "--head", "a b"],
         ["make", "demo"],
         ["python", "a.py", "--b", "c"],
