@@ -25,7 +25,8 @@ from dglkge.evaluation.report import format_table
 
 HELP = "rank the true answers of a split among all entities of the right type"
 DESCRIPTION = """Rank the head and the tail of every triple of a split among all entities of the right type,
-and show MR, MRR, Hits@1/3/10/50 and AUC. Works on the checkpoint's files alone, with every core."""
+and show MR, MRR, Hits@1/3/10/50 and AUC. Works on the files of the checkpoint and of
+the dataset, with every core; no server is needed."""
 EXAMPLES = """examples:
   dglkge evaluate runs/demo                              filtered, all candidates, test split
   dglkge evaluate runs/demo --split valid --limit 500    the first 500 triples of the valid split

@@ -22,7 +22,7 @@ from dglkge.training.components import check_config, check_machines
 HELP = "say what a configuration needs of memory, /dev/shm, disk and time"
 DESCRIPTION = """Say what training a configuration needs on each machine, before anything starts: tables,
 optimizer state, edges, buffers, libraries, /dev/shm and the checkpoint's disk, and how long an epoch
-should take. Exit status 2 if it does not fit into this machine."""
+should take. Exit status 2 if it does not fit into this machine or cannot be trained."""
 EXAMPLES = """examples:
   dglkge plan examples/fb15k237/complex.yaml --num_trainers 2
   dglkge plan my.yaml --set model.dimension=200 --ip_config ip_config.txt --json"""

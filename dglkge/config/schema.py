@@ -1,4 +1,4 @@
-"""What can be configured: the help, default and check of each field stand beside it and so cannot drift."""
+"""Configuration schema: the help, default and check of each field stand beside it and so cannot drift."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class RegularizerConfig:
-    """What keeps the rows of the positives small."""
+    """The regularizer of the rows of the positives."""
 
     name: str = setting("none", "none, n3 or lp")
     weight: float = setting(0.0, "factor before the regularizer", at_least(0))
@@ -96,7 +96,7 @@ class RegularizerConfig:
 
 @dataclass(frozen=True)
 class NegativesConfig:
-    """What each positive is scored against."""
+    """The negatives that each positive is scored against."""
 
     num_uniform: int = setting(
         1000, "negatives of the right entity type, shared by the positives of a chunk", at_least(1)
@@ -118,7 +118,7 @@ class NegativesConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How gradients change rows."""
+    """The optimizer and its learning rate."""
 
     name: str = setting("sparse_adagrad", "sparse_adagrad, row_adagrad or sparse_adam")
     lr: float = setting(0.1, "learning rate", above(0))
@@ -126,7 +126,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How long, and in what steps."""
+    """Epochs, batches, and how trainers work together."""
 
     num_epochs: int = setting(10, "passes over the training triples", at_least(0), resume=FREE)
     batch_size: int = setting(
@@ -135,15 +135,15 @@ class TrainingConfig:
     products: str = setting(
         "auto",
         "type of the matrix products of softmax with complex and distmult: float32, bfloat16, or auto: the "
-        "first start of a run measures which is faster and its later starts keep that; float32 gives the "
-        "same result on any number of trainers, but for the order of sums",
+        "first start of a run measures if bfloat16 is at least 1.5 times as fast, and its later starts keep "
+        "that; with float32 and global negatives the number of trainers changes only the order of sums",
         one_of("auto", "float32", "bfloat16"),
         resume=UNTIL_FINISHED,
     )
     synchronous: bool = setting(
         True,
-        "trainers wait for one another after each batch, so results do not depend on their number; false, on "
-        "one machine only: they do not (Hogwild), and no two runs of several trainers are quite alike",
+        "trainers wait for one another after each batch; false, on one machine only: they do not (Hogwild), "
+        "and no two runs of several trainers are quite alike",
         resume=UNTIL_FINISHED,
     )
     profile: bool = setting(
@@ -184,10 +184,10 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When the parameters are written."""
+    """When checkpoints are written, and which are kept."""
 
     every_epochs: int = setting(
-        1, "commit after every so many epochs; 0: only at the end", at_least(0), resume=FREE
+        1, "commit after every so many epochs; 0: only after the last", at_least(0), resume=FREE
     )
     every_batches: int = setting(
         0, "commit after every so many batches as well; 0: never", at_least(0), resume=FREE
@@ -211,7 +211,7 @@ class CheckpointConfig:
     )
     fallback: bool = setting(
         False,
-        "where the newest version is damaged, go on from the newest good one; reads all files first",
+        "where the newest version is damaged, go on from the newest good one; reads all its files first",
         resume=FREE,
     )
     init_path: str = setting(
@@ -221,7 +221,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """How the entities are ranked."""
+    """The ranking of the entities."""
 
     split: str = setting(
         "test", "split ranked after training", one_of("train", "valid", "test", "none"), resume=FREE

@@ -28,9 +28,10 @@ examples:
   dglkge-launch --ip_config ip_config.txt --part_config data/ring.json --dry_run train.py
 
 exit status: 0 if every process ended well; 143 if the trainers were asked to stop, have committed their state
-and can be started again; 75 if other programs took the job's ports five times; the status of the process that
-failed first, or 128 + the number of the signal that killed it; 128 + the signal's number after Ctrl-C,
-SIGTERM or SIGHUP; 2 for bad input, with nothing started.
+and can be started again; without that commit 130 after Ctrl-C, 129 after SIGHUP, 1 after SIGTERM; 75 if other
+programs took the job's ports five times; 2 for bad input; 127 or 255 if a process could not be started, or
+its machine was lost; 1 if results could not be brought back; else the status of the process that failed
+first, or 128 + the number of the signal that killed it.
 With --max_restarts, that of the last attempt; bad input and signals to the launcher itself restart nothing.
 """
 
@@ -80,8 +81,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--sync", action="store_true",
         help="bring the machines, which share no disk, the script and the modules beside it, files that its "
-             "arguments name, and of the data set what they need; bring logs and the run's folder back. "
-             "Relative paths are then sought here, and --workspace is made")  # fmt: skip
+             "arguments name, of the data set what they need, and the run's newest version; bring logs and "
+             "the run's folder back. Relative paths are then sought here; --workspace is made")  # fmt: skip
     add("--sync_seconds", type=_seconds, default=30.0, metavar="S",
         help="with --sync, look for a new version so often and bring it here while the job runs; 0: only at "
              "the end (default: 30)")  # fmt: skip
@@ -94,11 +95,11 @@ def build_parser() -> argparse.ArgumentParser:
         help="the interpreter on machines of several (default: this one's path)")  # fmt: skip
     add("--log_dir", metavar="FOLDER", help="folder for the logs (default: logs/<time>-<pid>)")
     add("--max_restarts", type=_count(0), default=0, metavar="K",
-        help="start the job again up to K times after a failure, or when a signal to a trainer has stopped "
-             "it (status 143); ip_config is read again (default: 0)")  # fmt: skip
+        help="start the job again up to K times after a failure other than bad input, or when a signal to a "
+             "trainer has stopped it (status 143); ip_config is read again (default: 0)")  # fmt: skip
     add("--stop_seconds", type=_seconds, default=120.0, metavar="S",
-        help="time for trainers to save their state after Ctrl-C or SIGTERM; a second signal ends them now "
-             "(default: 120)")  # fmt: skip
+        help="time for trainers to save their state after Ctrl-C, SIGTERM or SIGHUP; a second signal ends "
+             "them now (default: 120)")  # fmt: skip
     add("--exit_seconds", type=_seconds, default=30.0, metavar="S",
         help="time for servers to leave after the trainers, or the reverse (default: 30)")  # fmt: skip
     add("--json", action="store_true", help="print a summary as the last line of stdout")
