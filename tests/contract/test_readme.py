@@ -10,6 +10,7 @@ from functools import cache
 
 import pytest
 
+from dglkge.launch.forwarded_environment import FORWARDED_VARIABLES
 from tests.contract.source_tree import ROOT
 
 README = ROOT / "README.md"
@@ -122,6 +123,26 @@ def test_command_exists(words):
     else:
         depth = 3 if words[1] == "checkpoint" and len(words) > 2 else 2
         check_options(help_of(*words[:depth]), words[depth:])
+
+
+def test_relative_links_lead_to_files():
+    """Of README and CONTRIBUTING; the strict build of the site checks those of docs/."""
+    for path in DOCUMENTS[:2]:
+        links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text(encoding="utf-8"))
+        assert not [link for link in links if not (path.parent / link).exists()], path.name
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    assert not [path.name for path in DOCUMENTS[2:] if f": {path.name}\n" not in navigation]
+
+
+def test_documents_list_the_forwarded_variables():
+    page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
+    listed = page.partition("are passed on: ")[2].partition("`--extra_envs`")[0]
+    whole, beginnings = listed.split("and what begins with")
+    patterns = re.findall(r"`(\w+)`", whole) + [f"{name}*" for name in re.findall(r"`(\w+)`", beginnings)]
+    assert sorted(patterns) == sorted(FORWARDED_VARIABLES)
 
 
 def test_reader_finds_commands():
