@@ -134,11 +134,12 @@ class CheckpointManager:
                 lambda: wait(num_bytes),
             )
             return
-        surveys = self._survey_disks(False, lambda: wait(num_bytes))
+        is_mine = self._owns_disk()
+        surveys = self._survey_disks(is_mine, False, lambda: wait(num_bytes))
         if any(one["problem"] for one in surveys.values()):
-            good = choose_common(self._survey_disks(True, lambda: wait(num_bytes)))
+            good = choose_common(self._survey_disks(is_mine, True, lambda: wait(num_bytes)))
             self.raise_together(
-                lambda: go_back(self.storage, good, self._writer.names) if self._owns_disk else None,
+                lambda: go_back(self.storage, good, self._writer.names) if is_mine else None,
                 lambda: wait(num_bytes),
             )
 
@@ -309,12 +310,16 @@ class CheckpointManager:
             self.storage.place_texts(manifest)  # which an interrupted save may have left undone
         return manifest.meta
 
-    @property
     def _owns_disk(self) -> bool:
-        """Whether this trainer mends its disk's checkpoint: rank 0; with own disks each leader."""
+        """Tell whether this trainer mends its disk's checkpoint: the first leader that sees it; a collective.
+
+        Who holds the lease of a disk names the disk: a trainer of one of its machines, or the launcher.
+        """
         lease = self.storage.lease
-        holds = lease is None or lease.is_holder  # else another machine of the job sees the same disk
-        return self.rank == 0 or (self._courier is not None and self.is_writer and holds)
+        mine = ""
+        if self.is_writer:
+            mine = f"rank {self.rank}" if lease is None else lease.holder_process
+        return self._gather(mine).index(mine) == self.rank and self.is_writer
 
     def _published_everywhere(self, texts: bool) -> tuple[Manifest | None, list[dict[str, Any]]]:
         """Return this disk's newest manifest, and what all trainers found, by rank; a collective.
@@ -375,10 +380,12 @@ class CheckpointManager:
             check_same_run(previous.meta, meta)
         return previous
 
-    def _survey_disks(self, is_thorough: bool, wait: Callable[[], object]) -> dict[str, dict[str, Any]]:
+    def _survey_disks(
+        self, is_mine: bool, is_thorough: bool, wait: Callable[[], object]
+    ) -> dict[str, dict[str, Any]]:
         """Return what each disk of the job holds, the first machine's first; a collective."""
         mine: dict[str, Any] = {}
-        if self._owns_disk:
+        if is_mine:
             mine = {"where": f"{self.storage.path} on {socket.gethostname()}"}
             mine |= survey(self.storage, is_thorough)
         wait()

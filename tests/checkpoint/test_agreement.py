@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import threading
@@ -15,6 +16,7 @@ from dglkge.checkpoint import CheckpointManager, open_checkpoint
 from dglkge.checkpoint import manager as managers
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION
 from tests.checkpoint.test_damage import flip
@@ -59,7 +61,10 @@ class NoCourier(Courier):
 
 
 def together(
-    disks: Sequence[Path], has_own_disks: bool, work: Callable[[CheckpointManager], object]
+    disks: Sequence[Path],
+    has_own_disks: bool,
+    work: Callable[[CheckpointManager], object],
+    leases: Sequence[Lease] | None = None,
 ) -> list[str]:
     """Do some work as the leader of each machine; return the error of each, or what it returned as text."""
     gathering = Gathering(len(disks))
@@ -73,6 +78,7 @@ def together(
             gathering.barrier.wait,
             toy_names(META),
             courier=NoCourier(rank) if has_own_disks else None,
+            lease=None if leases is None else leases[rank],
             gather=gathering.of(rank),
         )
         try:
@@ -166,6 +172,31 @@ def test_the_fallback_repairs_every_disk(disks):
 
     assert together(disks, True, work) == ["resumed from 1"] * 2
     assert [(disk / "damaged_v2" / "embeddings_person_0.v2.h5").is_file() for disk in disks] == [True] * 2
+
+
+@pytest.mark.parametrize("sharing", ["", "second", "both"])
+def test_the_fallback_repairs_a_disk_whose_lease_the_launcher_holds(disks, sharing):
+    """The launcher's host may be any machine of the job; a disk that two machines see is repaired once."""
+    if sharing == "both":
+        disks = [disks[0], disks[0]]
+    flip(disks[-1] / "embeddings_person_0.v2.h5", 2500)
+    flip(disks[0] / "manifest.v2.json", 50)
+    launcher = LeaseTaker(disks[1].parent, new_nonce(), "job", LAUNCHER).take() if sharing else None
+    nonce = new_nonce()
+    leases = [LeaseTaker(disk.parent, nonce, "job").take() for disk in disks]
+    for rank, lease in enumerate(leases):
+        if lease.is_holder:  # trainers of two machines are two processes
+            lease._holder = dataclasses.replace(lease._holder, pid=-rank)
+
+    def work(manager):
+        manager.fall_back()
+        return resume(manager)
+
+    assert together(disks, True, work, leases) == ["resumed from 1"] * 2
+    assert [(disk / "damaged_v2" / "manifest.v2.json").is_file() for disk in disks] == [True] * 2
+    assert not any((disk / "damaged_v2_2").exists() for disk in disks)
+    for lease in [*leases, *([launcher] if launcher is not None else [])]:
+        lease.release()
 
 
 def test_the_fallback_of_the_first_disk_reaches_whole_copies_too(disks):
