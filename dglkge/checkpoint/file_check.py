@@ -78,7 +78,7 @@ def describe_text(path: Path, name: str) -> TextEntry:
 
 @contextlib.contextmanager
 def _failures_to_read(path: Path) -> Iterator[None]:
-    """Raise CheckpointError where the disk fails: the file is of no use, and an older version may be whole."""
+    """Raise CheckpointError where the disk fails: an older version may be whole."""
     try:
         yield
     except FileNotFoundError:

@@ -20,7 +20,7 @@ from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.version_writer import NewVersion, VersionWriter, refuse_missing_relations
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import Lease
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, StorageError
 from dglkge.typing import TablePart
 
 logger = logging.getLogger(__name__)
@@ -155,17 +155,21 @@ class CheckpointManager:
         Raises
         ------
         CheckpointError
+            If the user can mend it.
+        StorageError
+            If the disk is full or fails.
         """
-        problem = ""
+        problem: tuple[str, str] | None = None
         try:
             work()
-        except CheckpointError as error:
-            problem = str(error)
+        except (CheckpointError, StorageError) as error:
+            problem = (type(error).__name__, str(error))
         wait()
-        problems = [(rank, text) for rank, text in enumerate(self._gather(problem)) if text]
-        if problems:
-            rank, text = problems[0]
-            raise CheckpointError(text if rank == 0 else f"rank {rank}: {text}")
+        found = [json.loads(text) for text in self._gather(json.dumps(problem))]
+        for rank, one in enumerate(found):
+            if one is not None:
+                kind = StorageError if one[0] == StorageError.__name__ else CheckpointError
+                raise kind(one[1] if rank == 0 else f"rank {rank}: {one[1]}")
 
     def save(
         self,

@@ -17,7 +17,7 @@ from dglkge.checkpoint import manager as managers
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.test_damage import flip
 from tests.checkpoint.toy_checkpoint import blank, cut, toy_meta, toy_names, toy_tables
@@ -85,6 +85,8 @@ def together(
             outcomes[rank] = str(work(manager))
         except CheckpointError as error:
             outcomes[rank] = f"error: {error}"
+        except StorageError as error:
+            outcomes[rank] = f"StorageError: {error}"
 
     threads = [threading.Thread(target=leader, args=(rank,)) for rank in range(len(disks))]
     for thread in threads:
@@ -233,6 +235,18 @@ def test_a_fallback_that_fails_on_rank_0_ends_all(tmp_path):
     flip(tmp_path / "embeddings_person_0.v1.h5", 2500)
     outcomes = together([tmp_path, tmp_path], False, lambda manager: manager.fall_back())
     assert outcomes[0] == outcomes[1] and "its checksum is not the one in the manifest" in outcomes[0]
+
+
+def test_a_disk_that_is_full_in_a_fallback_ends_all(disks, monkeypatch):
+    """The others waited for rank 0, which had left, and the job counted as badly started."""
+    flip(disks[0] / "embeddings_person_0.v2.h5", 2500)
+
+    def full(storage, version):
+        raise StorageError(f"cannot write {storage.path}: No space left on device")
+
+    monkeypatch.setattr(CheckpointStorage, "publish", full)
+    outcomes = together([disks[0], disks[0]], False, lambda manager: manager.fall_back())
+    assert outcomes == [f"StorageError: cannot write {disks[0]}: No space left on device"] * 2
 
 
 @pytest.mark.parametrize("has_own_disks", [True, False])

@@ -320,7 +320,8 @@ def test_a_disk_that_fails_to_read_is_damage_like_any_other(tmp_path, monkeypatc
     tables = toy_tables(meta)
     parts = [cut(name, tables[name], 1)[0] for name in meta.entity_types]
     for version in (1, 2):
-        assert manager.save(parts, cut("relation", tables["relation"], 1)[0], meta, {f"epoch_{version}": {}}) == version
+        kept = {f"epoch_{version}": {}}
+        assert manager.save(parts, cut("relation", tables["relation"], 1)[0], meta, kept) == version
         meta = dataclasses.replace(meta, progress={**meta.progress, "finished_epochs": version})
     bad = tmp_path / "embeddings_person_0.v2.h5"
     real = hdf5_format.open_crc32
