@@ -168,7 +168,7 @@ def save_with_little_room(path, meta, tables, max_file_bytes):
     os._exit(0 if good and save_alone(path, meta, tables) == 2 else 4)
 
 
-@pytest.mark.parametrize("max_file_bytes", [1, 100, 1000, 3000, 6000, 9000, 16000])
+@pytest.mark.parametrize("max_file_bytes", [1, 100, 1000, 3000, 6000, 9000, 16000, 20000, 25000])
 def test_no_room_on_the_disk(tmp_path, max_file_bytes):
     meta = toy_meta(num_people=300)
     first, second = toy_tables(meta, 1), toy_tables(meta, 2)
