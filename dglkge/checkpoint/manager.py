@@ -102,9 +102,7 @@ class CheckpointManager:
             If there is a checkpoint and anything of it is missing or damaged, or the trainers find different
             ones.
         """
-        manifest, found = self._published_everywhere(texts=True)
-        if any(one["version"] != found[0]["version"] for one in found) or len(_checksums(found)) > 1:
-            raise _disagreement(found)
+        manifest = self._agreed(texts=True)
         return None if manifest is None else manifest.meta
 
     def num_bytes(self) -> int:
@@ -364,18 +362,30 @@ class CheckpointManager:
                 self.raise_together(lambda: None)
             previous = own[0] if own else None
             return previous, int(self._gather(str(1 if previous is None else previous.version + 1))[0])
-        deadline = time.monotonic() + AGREEMENT_SECONDS
-        while True:
-            previous, found = self._published_everywhere(texts=False)
-            if all(one["version"] == found[0]["version"] for one in found) and len(_checksums(found)) == 1:
-                break
-            # Rank 0's clock decides for all.
-            if self._gather("late" if time.monotonic() > deadline else "")[0]:
-                raise _disagreement(found)
-            time.sleep(AGREEMENT_POLL_SECONDS)
+        previous = self._agreed(texts=False)
         if previous is not None:
             check_same_run(previous.meta, meta)
         return previous, 1 if previous is None else previous.version + 1
+
+    def _agreed(self, texts: bool) -> Manifest | None:
+        """Return the newest manifest, which all trainers find; a collective.
+
+        On a shared disk a host that sees it late is waited for.
+
+        Raises
+        ------
+        CheckpointError
+            On all trainers, if one of them finds a damaged checkpoint or another one.
+        """
+        deadline = time.monotonic() + (AGREEMENT_SECONDS if self._courier is None else 0.0)
+        while True:
+            manifest, found = self._published_everywhere(texts)
+            if len({(one["version"], one["checksum"]) for one in found}) == 1:
+                return manifest
+            # Rank 0's clock decides for all.
+            if self._gather("late" if time.monotonic() >= deadline else "")[0]:
+                raise _disagreement(found)
+            time.sleep(AGREEMENT_POLL_SECONDS)
 
     def _checked_previous(self, meta: CheckpointMeta) -> Manifest | None:
         """Return the version before on this disk, if it is one of this run."""
@@ -409,11 +419,6 @@ class CheckpointManager:
         except BaseException as error:
             logger.error("checkpoint version %d was not written: %s", new.version, error)
             raise
-
-
-def _checksums(found: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the different checksums that trainers found."""
-    return {one["checksum"] for one in found}
 
 
 def _disagreement(found: Sequence[Mapping[str, Any]]) -> CheckpointError:

@@ -281,7 +281,8 @@ def test_trainers_that_see_different_versions_do_not_save(disks):
     assert [open_checkpoint(disk).version for disk in disks] == [3, 2]
 
 
-def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch):
+@pytest.mark.parametrize("work_of_all, outcome", [("save", "3"), ("resume", "resumed from 2")])
+def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch, work_of_all, outcome):
     """What a shared disk shows of another host's files may be some seconds old."""
     monkeypatch.setattr(managers, "AGREEMENT_SECONDS", float(LIMIT_SECONDS))
     real, calls = CheckpointStorage.published, []
@@ -297,8 +298,8 @@ def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch):
     def work(manager):
         if manager.rank == 1:
             seen_late.append(threading.current_thread())
-        return start_saving(manager)
+        return start_saving(manager) if work_of_all == "save" else resume(manager)
 
     monkeypatch.setattr(CheckpointStorage, "published", late)
-    assert together([disks[0], disks[0]], False, work) == ["3", "3"]
+    assert together([disks[0], disks[0]], False, work) == [outcome] * 2
     assert len(calls) == 3
