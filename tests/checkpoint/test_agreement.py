@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 import threading
@@ -247,6 +248,22 @@ def test_a_disk_that_is_full_in_a_fallback_ends_all(disks, monkeypatch):
     monkeypatch.setattr(CheckpointStorage, "publish", full)
     outcomes = together([disks[0], disks[0]], False, lambda manager: manager.fall_back())
     assert outcomes == [f"StorageError: cannot write {disks[0]}: No space left on device"] * 2
+
+
+@pytest.mark.parametrize("has_own_disks", [True, False])
+def test_a_disk_on_which_a_fallback_can_move_nothing_ends_all(disks, has_own_disks, monkeypatch):
+    flip(disks[0] / "embeddings_person_0.v2.h5", 2500)
+    real = os.replace
+
+    def failing(source, target):
+        if "damaged_v2" in str(target) and str(target).startswith(str(disks[0])):
+            raise OSError(errno.EIO, "Input/output error")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    places = disks if has_own_disks else [disks[0], disks[0]]
+    outcomes = together(places, has_own_disks, lambda manager: manager.fall_back())
+    assert outcomes == [f"StorageError: cannot write to {disks[0]}: Input/output error"] * 2
 
 
 @pytest.mark.parametrize("has_own_disks", [True, False])
