@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, write_error
 
 BLOCK_BYTES = 4 << 20
 FLUSH_BYTES = 256 << 20
@@ -126,7 +126,7 @@ class Courier:
         shutil.rmtree(outbox)
 
     def receive(self, storage: CheckpointStorage) -> None:
-        """Take the files of all other machines into the checkpoint's folder, and hold them to their receipts.
+        """Take the files of all other machines into the checkpoint's folder, and check their checksums.
 
         All machines send at the same time, each to a thread.
 
@@ -206,11 +206,19 @@ class Courier:
 
 
 def empty_outbox(checkpoint: Path, rank: int) -> Path:
-    """Make the folder beside a checkpoint's in which a machine keeps what it has not delivered yet."""
+    """Make the folder beside a checkpoint's in which a machine keeps what it has not delivered yet.
+
+    Raises
+    ------
+    CheckpointError
+        If it may not be written to.
+    StorageError
+        If the disk is full or fails.
+    """
     outbox = checkpoint.with_name(f"{OUTBOX_FOLDER}_{rank}")
     try:
         shutil.rmtree(outbox, ignore_errors=True)
         outbox.mkdir(parents=True)
     except OSError as error:
-        raise CheckpointError(f"cannot write to {outbox}: {error.strerror}") from error
+        raise write_error(f"cannot write to {outbox}", error) from error
     return outbox

@@ -14,7 +14,7 @@ from dglkge.checkpoint.file_check import check_text
 from dglkge.checkpoint.manifest import Manifest, TextEntry
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, write_error
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +57,25 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
 
 
 def go_back(storage: CheckpointStorage, good: int, names: Mapping[str, Vocabulary] | None = None) -> None:
-    """Make a version the one that counts, move what is newer aside, and write damaged texts anew."""
+    """Make a version the one that counts, move what is newer aside, and write damaged texts anew.
+
+    Raises
+    ------
+    CheckpointError
+        If the folder may not be written to, or a text does not come out as it was.
+    StorageError
+        If the disk is full or fails.
+    """
     storage.check_lease()
     manifest = storage.manifest(good)
-    aside = _set_aside(storage, good)
-    _take_texts_of_snapshots(storage, manifest)
-    storage.publish(good)
-    storage.place_texts(manifest)
-    written = shared_texts.write_anew(storage, manifest, names or {})
+    try:
+        aside = _set_aside(storage, good)
+        _take_texts_of_snapshots(storage, manifest)
+        storage.publish(good)
+        storage.place_texts(manifest)
+        written = shared_texts.write_anew(storage, manifest, names or {})
+    except OSError as error:
+        raise write_error(f"cannot write to {storage.path}", error) from error
     anew = f"; written anew: {', '.join(written)}" if written else ""
     logger.warning("checkpoint.fallback: going on from version %d%s%s", good, aside, anew)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,11 +22,10 @@ def check_file(folder: Path, entry: FileEntry, checksum: bool = False) -> None:
         If it is not as it was written.
     """
     path = folder / entry.name
-    if not path.is_file():
-        raise CheckpointError(f"{path} is missing")
-    _check_size(path, entry, path.stat().st_size)
-    if checksum and entry.crc32 != UNKNOWN_CRC32:
-        check_crc32(folder, entry, hdf5_format.file_crc32(path))
+    with _failures_to_read(path):
+        _check_size(path, entry, path.stat().st_size)
+        if checksum and entry.crc32 != UNKNOWN_CRC32:
+            check_crc32(folder, entry, hdf5_format.file_crc32(path))
 
 
 def check_open_file(folder: Path, entry: FileEntry, file: BinaryIO) -> None:
@@ -35,9 +36,10 @@ def check_open_file(folder: Path, entry: FileEntry, file: BinaryIO) -> None:
     CheckpointError
         If it is not as it was written.
     """
-    _check_size(folder / entry.name, entry, os.fstat(file.fileno()).st_size)
-    if entry.crc32 != UNKNOWN_CRC32:
-        check_crc32(folder, entry, hdf5_format.open_crc32(file))
+    with _failures_to_read(folder / entry.name):
+        _check_size(folder / entry.name, entry, os.fstat(file.fileno()).st_size)
+        if entry.crc32 != UNKNOWN_CRC32:
+            check_crc32(folder, entry, hdf5_format.open_crc32(file))
 
 
 def check_text(folder: Path, entry: TextEntry, version: int, checksum: bool = False) -> Path:
@@ -72,6 +74,17 @@ def is_there(folder: Path, entry: TextEntry) -> bool:
 def describe_text(path: Path, name: str) -> TextEntry:
     """Describe a text file that was just written."""
     return TextEntry(name, path.stat().st_size, hdf5_format.file_crc32(path))
+
+
+@contextlib.contextmanager
+def _failures_to_read(path: Path) -> Iterator[None]:
+    """Raise CheckpointError where the disk fails: an older version may be whole."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
 
 
 def _check_size(path: Path, entry: FileEntry | TextEntry, size: int) -> None:

@@ -39,7 +39,7 @@ def create(path: Path, attributes: Mapping[str, Any]) -> Iterator[h5py.File]:
     OSError
         If it cannot be written to its end; HDF5 may notice a full disk only when it closes the file.
     """
-    file = h5py.File(path, "w")
+    file = _new_file(path)
     try:
         file.attrs[FORMAT_VERSION_ATTRIBUTE] = FORMAT_VERSION
         for name, value in attributes.items():
@@ -50,6 +50,21 @@ def create(path: Path, attributes: Mapping[str, Any]) -> Iterator[h5py.File]:
             file.close()
         except RuntimeError as error:
             raise OSError(str(error)) from error
+
+
+def _new_file(path: Path) -> h5py.File:
+    """Make a file whose small datasets are written at once.
+
+    HDF5 holds them otherwise until their dataset is closed; where the disk is full that fails, and HDF5 may
+    take the process down afterwards.
+    """
+    try:
+        with h5py.File(path, "w") as empty:
+            access = empty.id.get_access_plist()
+    except RuntimeError as error:
+        raise OSError(str(error)) from error
+    access.set_sieve_buf_size(0)
+    return h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, access))
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.version_writer import NewVersion, VersionWriter, refuse_missing_relations
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import Lease
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, StorageError
 from dglkge.typing import TablePart
 
 logger = logging.getLogger(__name__)
@@ -102,9 +102,7 @@ class CheckpointManager:
             If there is a checkpoint and anything of it is missing or damaged, or the trainers find different
             ones.
         """
-        manifest, found = self._published_everywhere(texts=True)
-        if any(one["version"] != found[0]["version"] for one in found) or len(_checksums(found)) > 1:
-            raise _disagreement(found)
+        manifest = self._agreed(texts=True)
         return None if manifest is None else manifest.meta
 
     def num_bytes(self) -> int:
@@ -134,11 +132,12 @@ class CheckpointManager:
                 lambda: wait(num_bytes),
             )
             return
-        surveys = self._survey_disks(False, lambda: wait(num_bytes))
+        is_mine = self._owns_disk()
+        surveys = self._survey_disks(is_mine, False, lambda: wait(num_bytes))
         if any(one["problem"] for one in surveys.values()):
-            good = choose_common(self._survey_disks(True, lambda: wait(num_bytes)))
+            good = choose_common(self._survey_disks(is_mine, True, lambda: wait(num_bytes)))
             self.raise_together(
-                lambda: go_back(self.storage, good, self._writer.names) if self._owns_disk else None,
+                lambda: go_back(self.storage, good, self._writer.names) if is_mine else None,
                 lambda: wait(num_bytes),
             )
 
@@ -154,17 +153,21 @@ class CheckpointManager:
         Raises
         ------
         CheckpointError
+            If the user can mend it.
+        StorageError
+            If the disk is full or fails.
         """
-        problem = ""
+        problem: tuple[str, str] | None = None
         try:
             work()
-        except CheckpointError as error:
-            problem = str(error)
+        except (CheckpointError, StorageError) as error:
+            problem = (type(error).__name__, str(error))
         wait()
-        problems = [(rank, text) for rank, text in enumerate(self._gather(problem)) if text]
-        if problems:
-            rank, text = problems[0]
-            raise CheckpointError(text if rank == 0 else f"rank {rank}: {text}")
+        found = [json.loads(text) for text in self._gather(json.dumps(problem))]
+        for rank, one in enumerate(found):
+            if one is not None:
+                kind = StorageError if one[0] == StorageError.__name__ else CheckpointError
+                raise kind(one[1] if rank == 0 else f"rank {rank}: {one[1]}")
 
     def save(
         self,
@@ -309,12 +312,16 @@ class CheckpointManager:
             self.storage.place_texts(manifest)  # which an interrupted save may have left undone
         return manifest.meta
 
-    @property
     def _owns_disk(self) -> bool:
-        """Whether this trainer mends its disk's checkpoint: rank 0; with own disks each leader."""
+        """Tell whether this trainer mends its disk's checkpoint: the first leader that sees it; a collective.
+
+        Who holds the lease of a disk names the disk: a trainer of one of its machines, or the launcher.
+        """
         lease = self.storage.lease
-        holds = lease is None or lease.is_holder  # else another machine of the job sees the same disk
-        return self.rank == 0 or (self._courier is not None and self.is_writer and holds)
+        mine = ""
+        if self.is_writer:
+            mine = f"rank {self.rank}" if lease is None else lease.holder_process
+        return self._gather(mine).index(mine) == self.rank and self.is_writer
 
     def _published_everywhere(self, texts: bool) -> tuple[Manifest | None, list[dict[str, Any]]]:
         """Return this disk's newest manifest, and what all trainers found, by rank; a collective.
@@ -355,18 +362,30 @@ class CheckpointManager:
                 self.raise_together(lambda: None)
             previous = own[0] if own else None
             return previous, int(self._gather(str(1 if previous is None else previous.version + 1))[0])
-        deadline = time.monotonic() + AGREEMENT_SECONDS
-        while True:
-            previous, found = self._published_everywhere(texts=False)
-            if all(one["version"] == found[0]["version"] for one in found) and len(_checksums(found)) == 1:
-                break
-            # Rank 0's clock decides for all.
-            if self._gather("late" if time.monotonic() > deadline else "")[0]:
-                raise _disagreement(found)
-            time.sleep(AGREEMENT_POLL_SECONDS)
+        previous = self._agreed(texts=False)
         if previous is not None:
             check_same_run(previous.meta, meta)
         return previous, 1 if previous is None else previous.version + 1
+
+    def _agreed(self, texts: bool) -> Manifest | None:
+        """Return the newest manifest, which all trainers find; a collective.
+
+        On a shared disk a host that sees it late is waited for.
+
+        Raises
+        ------
+        CheckpointError
+            On all trainers, if one of them finds a damaged checkpoint or another one.
+        """
+        deadline = time.monotonic() + (AGREEMENT_SECONDS if self._courier is None else 0.0)
+        while True:
+            manifest, found = self._published_everywhere(texts)
+            if len({(one["version"], one["checksum"]) for one in found}) == 1:
+                return manifest
+            # Rank 0's clock decides for all.
+            if self._gather("late" if time.monotonic() >= deadline else "")[0]:
+                raise _disagreement(found)
+            time.sleep(AGREEMENT_POLL_SECONDS)
 
     def _checked_previous(self, meta: CheckpointMeta) -> Manifest | None:
         """Return the version before on this disk, if it is one of this run."""
@@ -375,10 +394,12 @@ class CheckpointManager:
             check_same_run(previous.meta, meta)
         return previous
 
-    def _survey_disks(self, is_thorough: bool, wait: Callable[[], object]) -> dict[str, dict[str, Any]]:
+    def _survey_disks(
+        self, is_mine: bool, is_thorough: bool, wait: Callable[[], object]
+    ) -> dict[str, dict[str, Any]]:
         """Return what each disk of the job holds, the first machine's first; a collective."""
         mine: dict[str, Any] = {}
-        if self._owns_disk:
+        if is_mine:
             mine = {"where": f"{self.storage.path} on {socket.gethostname()}"}
             mine |= survey(self.storage, is_thorough)
         wait()
@@ -398,11 +419,6 @@ class CheckpointManager:
         except BaseException as error:
             logger.error("checkpoint version %d was not written: %s", new.version, error)
             raise
-
-
-def _checksums(found: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the different checksums that trainers found."""
-    return {one["checksum"] for one in found}
 
 
 def _disagreement(found: Sequence[Mapping[str, Any]]) -> CheckpointError:

@@ -346,25 +346,47 @@ class CheckpointStorage:
                 path.unlink(missing_ok=True)
 
     def drop_unpublished(self, version: int) -> None:
-        """Remove what an interrupted save left: files newer than ``version`` and unfinished ones."""
+        """Remove what an interrupted save left: files newer than ``version`` and unfinished ones.
+
+        Raises
+        ------
+        CheckpointError
+            If the folder may not be written to, or belongs to another job now.
+        StorageError
+            If the disk fails.
+        """
         self.check_lease()
-        snapshots.mend(self.path, version)
-        for path in self.path.iterdir():
-            if layout.is_temporary_of_a_job(path.name) and path.is_file():
-                path.unlink(missing_ok=True)
-        for path, found in self.versioned():
-            if found.version > version or found.temporary:
-                path.unlink(missing_ok=True)
+        try:
+            snapshots.mend(self.path, version)
+            for path in self.path.iterdir():
+                if layout.is_temporary_of_a_job(path.name) and path.is_file():
+                    path.unlink(missing_ok=True)
+            for path, found in self.versioned():
+                if found.version > version or found.temporary:
+                    path.unlink(missing_ok=True)
+        except OSError as error:
+            raise write_error(f"cannot write to {self.path}", error) from error
 
     def withdraw_texts(self, version: int, kept: Collection[str]) -> None:
         """Stage the texts of the version that counts, before the next one does, apart from some that stay.
 
         So no reader finds the names of one version beside the rows of another; it may find none for a moment.
+
+        Raises
+        ------
+        CheckpointError
+            If the folder may not be written to, or belongs to another job now.
+        StorageError
+            If the disk is full or fails.
         """
-        for path in sorted(self.path.iterdir()):
-            if layout.is_replaced_text(path.name) and path.name not in kept:
-                os.replace(path, self.path / layout.staged_file(path.name, version))
-        sync(self.path)
+        self.check_lease()
+        try:
+            for path in sorted(self.path.iterdir()):
+                if layout.is_replaced_text(path.name) and path.name not in kept:
+                    os.replace(path, self.path / layout.staged_file(path.name, version))
+            sync(self.path)
+        except OSError as error:
+            raise write_error(f"cannot write to {self.path}", error) from error
 
     def place_texts(self, manifest: Manifest) -> None:
         """Give the staged texts of the version that counts their own names; those of no part go.
@@ -374,7 +396,9 @@ class CheckpointStorage:
         Raises
         ------
         CheckpointError
-            If the folder cannot be written to.
+            If the folder may not be written to.
+        StorageError
+            If the disk is full or fails.
         """
         texts = manifest.all_texts
         if not texts:
@@ -387,7 +411,7 @@ class CheckpointStorage:
                 if layout.parse_names_part(path.name) is not None and path.name not in texts:
                     path.unlink(missing_ok=True)
         except OSError as error:
-            raise CheckpointError(f"cannot write to {self.path}: {error.strerror}") from error
+            raise write_error(f"cannot write to {self.path}", error) from error
 
     def damaged_folder(self, version: int) -> Path:
         """Make a new folder for damaged files of a version: ``damaged_v{V}``, then ``damaged_v{V}_2``."""
@@ -396,7 +420,10 @@ class CheckpointStorage:
         while folder.exists():
             number += 1
             folder = self.path / f"{name}_{number}"
-        folder.mkdir()
+        try:
+            folder.mkdir()
+        except OSError as error:
+            raise write_error(f"cannot write to {self.path}", error) from error
         return folder
 
     def versioned(self) -> Iterator[tuple[Path, layout.VersionedFile]]:

@@ -187,7 +187,7 @@ class VersionWriter:
         lineage = extended(before, self._job, version, socket.gethostname(), self._since)
         manifest = Manifest(version, new.meta, files, texts, run_id or new_nonce(), lineage)
         if previous is None:
-            storage.place_texts(manifest)  # nothing counts yet, so they are nobody's wrong names
+            storage.place_texts(manifest)  # no version counts yet to which they would be wrong names
         storage.write_text(layout.manifest_file(version), manifest.to_json())
         for name, note in new.snapshots.items():
             storage.keep(version, name, note)

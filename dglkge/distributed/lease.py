@@ -168,6 +168,12 @@ class Lease:
         """The nonce that the file must have."""
         return self._holder.nonce
 
+    @property
+    def holder_process(self) -> str:
+        """Name of the process that holds it, different for each lease file that the job's machines found."""
+        holder = self._holder
+        return f"{holder.host} {holder.boot_id} {holder.pid_namespace} {holder.pid} {holder.start_time}"
+
     def check(self) -> None:
         """Read the lease again, before something is published.
 

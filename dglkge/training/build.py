@@ -23,7 +23,7 @@ from dglkge.distributed.request_limit import limited_requests, request_limit_sec
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.embeddings.table_set import TableSet
-from dglkge.errors import InputError
+from dglkge.errors import InputError, write_error
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.kge_model import KgeModel
 from dglkge.registry import Registry
@@ -151,13 +151,15 @@ def _record(config: Config, output: Path) -> None:
     Raises
     ------
     InputError
-        If the folder cannot be written to.
+        If the folder may not be written to.
+    StorageError
+        If the disk is full or fails.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
         save_config(config, output / "config.json")
     except OSError as error:
-        raise InputError(f"cannot write to {output}: {error.strerror}") from error
+        raise write_error(f"cannot write to {output}", error) from error
 
 
 def refuse_empty_splits(config: Config, dataset: Dataset) -> None:

@@ -88,6 +88,7 @@ class EpochReport:
         self._started = self._last = time.monotonic()
         self._title = f"epoch {epoch + 1}/{num_epochs}"
         self._has_bar = bar
+        self._is_warned = False  # that a line could not be written
         self._bar = tqdm(
             total=num_batches, initial=first_batch, desc=self._title, unit="batch", disable=not bar
         )
@@ -133,8 +134,7 @@ class EpochReport:
                 "bytes_sent": int(self._epoch_total[2]),
                 **phases,
             }
-            with self._path.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(record) + "\n")
+            self._write(record)
             speed = f"{record['edges_per_second']:,.0f}"
             self._bar.set_postfix_str(f"loss {record['loss']:.4f}, {speed} edges/s", refresh=False)
             self._bar.update(batches_done - self._bar.n)
@@ -142,6 +142,16 @@ class EpochReport:
                 loss, seconds = record["epoch_loss"], record["epoch_seconds"]
                 logger.info("%s: loss %.4f, %.1f s", self._title, loss, seconds)
         self._last = now
+
+    def _write(self, record: dict[str, Any]) -> None:
+        """Append a line. Where that fails training goes on: a later commit may find room."""
+        try:
+            with self._path.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(record) + "\n")
+        except OSError as error:
+            if not self._is_warned:
+                logger.warning("cannot write %s: %s; training goes on", self._path, error.strerror or error)
+            self._is_warned = True
 
     def _phases(self, batches_done: int) -> dict[str, Any]:
         """Return the seconds of the phases of the epoch at its end, summed over the trainers."""

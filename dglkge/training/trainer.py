@@ -18,7 +18,7 @@ from dglkge.config import Config, refused_changes
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.table_set import TableSet
-from dglkge.errors import CheckpointError, InputError
+from dglkge.errors import CheckpointError, InputError, write_error
 from dglkge.evaluation.ranking_result import RankingResult
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
 from dglkge.training.commit_policy import CommitPolicy
@@ -371,7 +371,19 @@ def _loss_so_far(meta: CheckpointMeta) -> LossSoFar | None:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    """Write a small file in one step."""
+    """Write a small file in one step.
+
+    Raises
+    ------
+    CheckpointError
+        If it may not be written.
+    StorageError
+        If the disk is full or fails.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise write_error(f"cannot write {path}", error) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import os
 import shutil
 import threading
@@ -15,7 +17,8 @@ from dglkge.checkpoint import CheckpointManager, open_checkpoint
 from dglkge.checkpoint import manager as managers
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.errors import CheckpointError
+from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
+from dglkge.errors import CheckpointError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.test_damage import flip
 from tests.checkpoint.toy_checkpoint import blank, cut, toy_meta, toy_names, toy_tables
@@ -59,7 +62,10 @@ class NoCourier(Courier):
 
 
 def together(
-    disks: Sequence[Path], has_own_disks: bool, work: Callable[[CheckpointManager], object]
+    disks: Sequence[Path],
+    has_own_disks: bool,
+    work: Callable[[CheckpointManager], object],
+    leases: Sequence[Lease] | None = None,
 ) -> list[str]:
     """Do some work as the leader of each machine; return the error of each, or what it returned as text."""
     gathering = Gathering(len(disks))
@@ -73,12 +79,15 @@ def together(
             gathering.barrier.wait,
             toy_names(META),
             courier=NoCourier(rank) if has_own_disks else None,
+            lease=None if leases is None else leases[rank],
             gather=gathering.of(rank),
         )
         try:
             outcomes[rank] = str(work(manager))
         except CheckpointError as error:
             outcomes[rank] = f"error: {error}"
+        except StorageError as error:
+            outcomes[rank] = f"StorageError: {error}"
 
     threads = [threading.Thread(target=leader, args=(rank,)) for rank in range(len(disks))]
     for thread in threads:
@@ -168,6 +177,31 @@ def test_the_fallback_repairs_every_disk(disks):
     assert [(disk / "damaged_v2" / "embeddings_person_0.v2.h5").is_file() for disk in disks] == [True] * 2
 
 
+@pytest.mark.parametrize("sharing", ["", "second", "both"])
+def test_the_fallback_repairs_a_disk_whose_lease_the_launcher_holds(disks, sharing):
+    """The launcher's host may be any machine of the job; a disk that two machines see is repaired once."""
+    if sharing == "both":
+        disks = [disks[0], disks[0]]
+    flip(disks[-1] / "embeddings_person_0.v2.h5", 2500)
+    flip(disks[0] / "manifest.v2.json", 50)
+    launcher = LeaseTaker(disks[1].parent, new_nonce(), "job", LAUNCHER).take() if sharing else None
+    nonce = new_nonce()
+    leases = [LeaseTaker(disk.parent, nonce, "job").take() for disk in disks]
+    for rank, lease in enumerate(leases):
+        if lease.is_holder:  # trainers of two machines are two processes
+            lease._holder = dataclasses.replace(lease._holder, pid=-rank)
+
+    def work(manager):
+        manager.fall_back()
+        return resume(manager)
+
+    assert together(disks, True, work, leases) == ["resumed from 1"] * 2
+    assert [(disk / "damaged_v2" / "manifest.v2.json").is_file() for disk in disks] == [True] * 2
+    assert not any((disk / "damaged_v2_2").exists() for disk in disks)
+    for lease in [*leases, *([launcher] if launcher is not None else [])]:
+        lease.release()
+
+
 def test_the_fallback_of_the_first_disk_reaches_whole_copies_too(disks):
     flip(disks[0] / "embeddings_person_0.v2.h5", 2500)
 
@@ -204,6 +238,34 @@ def test_a_fallback_that_fails_on_rank_0_ends_all(tmp_path):
     assert outcomes[0] == outcomes[1] and "its checksum is not the one in the manifest" in outcomes[0]
 
 
+def test_a_disk_that_is_full_in_a_fallback_ends_all(disks, monkeypatch):
+    """The others waited for rank 0, which had left, and the job counted as badly started."""
+    flip(disks[0] / "embeddings_person_0.v2.h5", 2500)
+
+    def full(storage, version):
+        raise StorageError(f"cannot write {storage.path}: No space left on device")
+
+    monkeypatch.setattr(CheckpointStorage, "publish", full)
+    outcomes = together([disks[0], disks[0]], False, lambda manager: manager.fall_back())
+    assert outcomes == [f"StorageError: cannot write {disks[0]}: No space left on device"] * 2
+
+
+@pytest.mark.parametrize("has_own_disks", [True, False])
+def test_a_disk_on_which_a_fallback_can_move_nothing_ends_all(disks, has_own_disks, monkeypatch):
+    flip(disks[0] / "embeddings_person_0.v2.h5", 2500)
+    real = os.replace
+
+    def failing(source, target):
+        if "damaged_v2" in str(target) and str(target).startswith(str(disks[0])):
+            raise OSError(errno.EIO, "Input/output error")
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", failing)
+    places = disks if has_own_disks else [disks[0], disks[0]]
+    outcomes = together(places, has_own_disks, lambda manager: manager.fall_back())
+    assert outcomes == [f"StorageError: cannot write to {disks[0]}: Input/output error"] * 2
+
+
 @pytest.mark.parametrize("has_own_disks", [True, False])
 def test_waits_in_a_fallback_allow_for_all_that_is_read(disks, has_own_disks):
     """A barrier of fixed length ended the others while one trainer read every version on a slow disk."""
@@ -236,7 +298,8 @@ def test_trainers_that_see_different_versions_do_not_save(disks):
     assert [open_checkpoint(disk).version for disk in disks] == [3, 2]
 
 
-def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch):
+@pytest.mark.parametrize("work_of_all, outcome", [("save", "3"), ("resume", "resumed from 2")])
+def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch, work_of_all, outcome):
     """What a shared disk shows of another host's files may be some seconds old."""
     monkeypatch.setattr(managers, "AGREEMENT_SECONDS", float(LIMIT_SECONDS))
     real, calls = CheckpointStorage.published, []
@@ -252,8 +315,8 @@ def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch):
     def work(manager):
         if manager.rank == 1:
             seen_late.append(threading.current_thread())
-        return start_saving(manager)
+        return start_saving(manager) if work_of_all == "save" else resume(manager)
 
     monkeypatch.setattr(CheckpointStorage, "published", late)
-    assert together([disks[0], disks[0]], False, work) == ["3", "3"]
+    assert together([disks[0], disks[0]], False, work) == [outcome] * 2
     assert len(calls) == 3

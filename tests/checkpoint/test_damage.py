@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import io
 import json
 import os
@@ -309,3 +311,29 @@ def test_the_manifest_tells_the_whole_run(folder):
         "optimizer/sum": [12, 6],
         "original_ids": [12],
     }
+
+
+def test_a_disk_that_fails_to_read_is_damage_like_any_other(tmp_path, monkeypatch):
+    """The error of the system ended the fallback, though an older version was whole."""
+    meta = toy_meta()
+    manager = CheckpointManager(tmp_path, 0, True, lambda: None)
+    tables = toy_tables(meta)
+    parts = [cut(name, tables[name], 1)[0] for name in meta.entity_types]
+    for version in (1, 2):
+        kept = {f"epoch_{version}": {}}
+        assert manager.save(parts, cut("relation", tables["relation"], 1)[0], meta, kept) == version
+        meta = dataclasses.replace(meta, progress={**meta.progress, "finished_epochs": version})
+    bad = tmp_path / "embeddings_person_0.v2.h5"
+    real = hdf5_format.open_crc32
+
+    def failing(file):
+        if os.path.samestat(os.fstat(file.fileno()), bad_place):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(file)
+
+    bad_place = os.stat(bad)
+    monkeypatch.setattr(hdf5_format, "open_crc32", failing)
+    with pytest.raises(CheckpointError, match=f"cannot read {re.escape(str(bad))}: Input/output error"):
+        open_checkpoint(tmp_path).verify()
+    manager.fall_back()
+    assert open_checkpoint(tmp_path).version == 1

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import resource
+from pathlib import Path
 
 import pytest
 
 from dglkge.checkpoint import layout, open_checkpoint
+from dglkge.checkpoint.courier import empty_outbox
 from dglkge.checkpoint.manifest import FileEntry
 from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.errors import StorageError
+from dglkge.errors import CheckpointError, StorageError
 from tests.checkpoint.test_faults import run, save_alone
-from tests.checkpoint.toy_checkpoint import toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
 
 
 def touch(folder, *names):
@@ -164,7 +168,7 @@ def save_with_little_room(path, meta, tables, max_file_bytes):
     os._exit(0 if good and save_alone(path, meta, tables) == 2 else 4)
 
 
-@pytest.mark.parametrize("max_file_bytes", [1, 100, 1000, 3000, 6000, 9000, 16000])
+@pytest.mark.parametrize("max_file_bytes", [1, 100, 1000, 3000, 6000, 9000, 16000, 20000, 25000])
 def test_no_room_on_the_disk(tmp_path, max_file_bytes):
     meta = toy_meta(num_people=300)
     first, second = toy_tables(meta, 1), toy_tables(meta, 2)
@@ -174,3 +178,32 @@ def test_no_room_on_the_disk(tmp_path, max_file_bytes):
     checkpoint.verify()
     assert checkpoint.version == 2
     assert checkpoint["person"][:].numpy().tobytes() == second["person"].rows.numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "number, kind", [(errno.EDQUOT, StorageError), (errno.EIO, StorageError), (errno.EROFS, CheckpointError)]
+)
+def test_a_disk_that_fails_to_rename_is_no_bad_input(tmp_path, monkeypatch, number, kind):
+    """Status 2, with which nothing is started again, is for what the user has to mend."""
+    meta = toy_meta()
+    save_toy(tmp_path, meta, toy_tables(meta))
+    storage = CheckpointStorage(tmp_path)
+    manifest = storage.published()
+
+    def failing(*_arguments, **_options):
+        raise OSError(number, os.strerror(number))
+
+    (tmp_path / "model.v9.h5").touch()
+    monkeypatch.setattr(os, "replace", failing)
+    monkeypatch.setattr(os, "mkdir", failing)
+    monkeypatch.setattr(Path, "unlink", failing)
+    for work in (
+        lambda: storage.withdraw_texts(1, ()),
+        lambda: storage.place_texts(manifest),
+        lambda: storage.drop_unpublished(1),
+        lambda: storage.damaged_folder(2),
+    ):
+        with pytest.raises(kind, match=f"cannot write to {re.escape(str(tmp_path))}: {os.strerror(number)}$"):
+            work()
+    with pytest.raises(kind, match=f"outbox_1: {os.strerror(number)}$"):
+        empty_outbox(tmp_path / "checkpoint", 1)

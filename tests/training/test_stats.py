@@ -74,3 +74,12 @@ def test_rank_0_shows_a_bar_where_a_person_watches() -> None:
     assert wants_bar("always", alone) and wants_bar("auto", watched)
     assert not wants_bar("never", watched) and not wants_bar("always", other) and not wants_bar("auto", other)
     assert not wants_bar("auto", alone)
+
+
+def test_a_full_disk_warns_once_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    epoch = EpochReport(Cluster(World(), graph=None), Path("/dev/full"), 0, 1, 0, 2, bar=False)
+    epoch.count(1, 6.0, 3)
+    epoch.count(2, 2.0, 1)
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["cannot write /dev/full: No space left on device; training goes on"]
+    assert epoch.record()["stats"] == {"count": 4, "metrics": {"loss": 2.0}}
