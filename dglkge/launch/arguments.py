@@ -27,10 +27,11 @@ examples:
   dglkge-launch --ip_config ip_config.txt --num_trainers 4 --num_servers 2 -m my_package.train
   dglkge-launch --ip_config ip_config.txt --part_config data/ring.json --dry_run train.py
 
-exit status: 0 if every process ended well; 143 if the trainers were asked to stop, have committed their state
+exit status: 0 if all trainers ended well; 143 if the trainers were asked to stop, have committed their state
 and can be started again; 75 if other programs took the job's ports five times; the status of the process that
-failed first, or 128 + the number of the signal that killed it; 128 + the signal's number after Ctrl-C,
-SIGTERM or SIGHUP; 2 for bad input, with nothing started.
+failed first, or 128 + the number of the signal that killed it (1 for SIGTERM); where not all trainers had
+committed, 130 after Ctrl-C, 129 after SIGHUP and 1 after SIGTERM; 1 if results could not be brought back; 2
+for bad input.
 With --max_restarts, that of the last attempt; bad input and signals to the launcher itself restart nothing.
 """
 
@@ -97,8 +98,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="start the job again up to K times after a failure, or when a signal to a trainer has stopped "
              "it (status 143); ip_config is read again (default: 0)")  # fmt: skip
     add("--stop_seconds", type=_seconds, default=120.0, metavar="S",
-        help="time for trainers to save their state after Ctrl-C or SIGTERM; a second signal ends them now "
-             "(default: 120)")  # fmt: skip
+        help="time for trainers to save their state after Ctrl-C, SIGTERM or SIGHUP; a second signal ends "
+             "them now (default: 120)")  # fmt: skip
     add("--exit_seconds", type=_seconds, default=30.0, metavar="S",
         help="time for servers to leave after the trainers, or the reverse (default: 30)")  # fmt: skip
     add("--json", action="store_true", help="print a summary as the last line of stdout")
