@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         console.error(f"dglkge-launch: error: {error}")
         return INPUT_ERROR_STATUS
-    except KeyboardInterrupt:  # before the first process was started
+    except KeyboardInterrupt:  # no process of the job runs
+        console.error("dglkge-launch: interrupted")
         return INTERRUPTED_STATUS
     finally:
         console.finish()
@@ -142,6 +143,9 @@ class _Job:
             if result.status == 0:  # who started the job would take the results for complete
                 return dataclasses.replace(result, status=1, reason=problem)
             console.message(f"error: {problem}")
+        except KeyboardInterrupt:
+            console.message("not all files have been brought back; the next start of the job brings the run")
+            raise
         return result
 
     def _prepare(self, log_dir: Path, is_locked: bool) -> tuple[list[Host], JobSettings, Config | None]:

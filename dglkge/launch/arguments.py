@@ -27,11 +27,11 @@ examples:
   dglkge-launch --ip_config ip_config.txt --num_trainers 4 --num_servers 2 -m my_package.train
   dglkge-launch --ip_config ip_config.txt --part_config data/ring.json --dry_run train.py
 
-exit status: 0 if every process ended well; 143 if the trainers were asked to stop, have committed their state
+exit status: 0 if all trainers ended well; 143 if the trainers were asked to stop, have committed their state
 and can be started again; without that commit 130 after Ctrl-C, 129 after SIGHUP, 1 after SIGTERM; 75 if other
 programs took the job's ports five times; 2 for bad input; 127 or 255 if a process could not be started, or
 its machine was lost; 1 if results could not be brought back; else the status of the process that failed
-first, or 128 + the number of the signal that killed it.
+first, or 128 + the number of the signal that killed it (1 for SIGTERM).
 With --max_restarts, that of the last attempt; bad input and signals to the launcher itself restart nothing.
 """
 

@@ -46,8 +46,17 @@ class _Writer:
             self._num_bytes += len(data)
             self._changed.notify_all()
 
-    def flush(self, seconds: float) -> bool:
-        """Wait until all is written, or nothing has been for so long; return whether all is written."""
+    def flush(self, descriptor: int, seconds: float) -> bool:
+        """Wait until all is written, or nothing has been for so long; return whether all is written.
+
+        If the last lines were dropped, their number comes in their place.
+        """
+        if self._await_empty(seconds) and self._num_dropped:
+            self.put(descriptor, b"")
+        return self._await_empty(seconds)
+
+    def _await_empty(self, seconds: float) -> bool:
+        """Wait until the queue is empty, or nothing was written for so long."""
         with self._changed:
             while self._queue:
                 left = self._last_progress + seconds - time.monotonic()
@@ -124,7 +133,9 @@ class BackgroundStream:
 
     def finish(self, seconds: float = FLUSH_SECONDS) -> bool:
         """Wait until all is written, or nothing has been for so long; return whether all is written."""
-        return self._writer is None or self._writer.flush(seconds)
+        if self._writer is None or self._descriptor is None:
+            return True
+        return self._writer.flush(self._descriptor, seconds)
 
 
 def _descriptor_of(stream: TextIO) -> int | None:

@@ -24,6 +24,7 @@ from dglkge.launch.cluster_sync import (
     send_inputs,
     send_output,
 )
+from dglkge.launch.file_transfer import COMPARE_SECONDS
 from dglkge.launch.forwarded_environment import forwarded_environment
 from dglkge.launch.host_session import HostSession, close_all
 from dglkge.launch.local_hosts import is_local, local_interfaces, resolve
@@ -64,7 +65,7 @@ class Cluster:
         self._described: dict[str, dict[str, Any]] = {}
         self._problems: Problems = []
         self._order: list[str] = []
-        self._locked: set[str] = set()
+        self._before: dict[str, list[str]] = {}
 
     def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
         """Start agents where there are none yet and learn what the plan depends on.
@@ -74,7 +75,7 @@ class Cluster:
         machines : sequence of Machine
             Sessions with machines that are not among them end.
         is_locked : bool
-            Whether to hold each machine for this job.
+            Whether to hold each machine for this job, and to clear what earlier jobs and attempts have left.
 
         Returns
         -------
@@ -95,14 +96,13 @@ class Cluster:
             if address not in names or not session.is_alive
         ]
         close_all([self._sessions.pop(address) for address in dead])
-        self._locked -= set(dead)
         for address in addresses:
             if address not in self._sessions:
                 self._sessions[address] = self._open(address, names[address])
         self._described = self._ask_all({address: {} for address in addresses}, "describe")
         if is_locked:
-            free = [address for address in self._described if address not in self._locked]
-            self._locked |= set(self._ask_all({address: {} for address in free}, "lock"))
+            # not asked for earlier: keepers of an ended job might remove some of what was there then
+            self._before = self._ask_all({address: {} for address in self._described}, "lock")
         return [
             _host(address, machine, self._described[address])
             for address, machine in zip(addresses, machines)
@@ -154,13 +154,15 @@ class Cluster:
         Raises
         ------
         PreflightError
-            If a machine was not reached.
+            If a machine was not reached, or the first one has no free port.
         """
         raise_problems(self._problems, len(self._order))
         first = hosts[0]
         avoid = list(range(first.port, first.port + settings.num_servers))
-        port = self._sessions[first.address].ask("choose_master_port", address=first.address, avoid=avoid)
-        return plan_processes(hosts, settings, port, (), os.environ)
+        question = {"address": first.address, "avoid": avoid}
+        ports = self._ask_all({first.address: question}, "choose_master_port")
+        raise_problems(self._problems, len(self._order))
+        return plan_processes(hosts, settings, ports[first.address], (), os.environ)
 
     def send_files(
         self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
@@ -199,7 +201,10 @@ class Cluster:
         ordered = {address: found[address] for address in self._order}
         source, copy = choose_source(sessions, ordered, output, places)
         if source is not None:
-            self._do_all(lambda address: bring_output(sessions[address], output, places, self._job), [source])
+            self._do_all(
+                lambda address: bring_output(sessions[address], output, places, self._job, self._check_lease),
+                [source],
+            )
             raise_problems(self._problems, len(self._order))
         if copy.version:
             self._do_all(lambda address: send_output(sessions[address], output, places))
@@ -218,7 +223,6 @@ class Cluster:
         for address, session in self._sessions.items():
             if not session.is_alive:
                 session.close()
-                self._locked.discard(address)
                 self._sessions[address] = self._open(address, session.address)
         self._do_all(lambda address: bring_logs(self._sessions[address], log_dir, places))
 
@@ -226,8 +230,8 @@ class Cluster:
             there = places.on_machines(output or Path())
             try:
                 session = self._sessions[address]
-                session.ask("drop_hold", hold=str(there / HOLD_FOLDER))
-                bring_output(session, output or Path(), places, self._job)
+                session.ask("drop_hold", COMPARE_SECONDS, hold=str(there / HOLD_FOLDER))
+                bring_output(session, output or Path(), places, self._job, self._check_lease)
             except InputError as error:
                 raise InputError(f"the run's folder is still {there} there: {error}") from None
 
@@ -244,7 +248,9 @@ class Cluster:
         name = self._sessions[first].address
         bringer = VersionBringer(
             lambda: self._open(first, name),
-            lambda session, is_cancelled: bring_version(session, output, places, is_cancelled),
+            lambda session, is_cancelled: bring_version(
+                session, output, places, is_cancelled, self._check_lease
+            ),
             say,
             seconds,
         )
@@ -277,8 +283,7 @@ class Cluster:
 
     def executor(self) -> ClusterExecutor:
         """Return what runs processes on these machines."""
-        before = {address: described["segments"] for address, described in self._described.items()}
-        return ClusterExecutor(self._sessions, before, self._folder)
+        return ClusterExecutor(self._sessions, self._before, self._folder)
 
     def close(self) -> None:
         """Let all agents go."""
@@ -287,6 +292,11 @@ class Cluster:
         if self._lease is not None:
             self._lease.release()
             self._lease = None
+
+    def _check_lease(self) -> None:
+        """Raise if the run's folder here is another job's by now: a launcher that was suspended loses it."""
+        if self._lease is not None:
+            self._lease.check()
 
     def _open(self, address: str, name: str) -> HostSession:
         """Start an agent."""

@@ -126,8 +126,12 @@ def send_output(session: HostSession, output: Path, places: Places) -> int:
     return num_sent
 
 
-def bring_output(session: HostSession, output: Path, places: Places, job: str) -> int:
+def bring_output(
+    session: HostSession, output: Path, places: Places, job: str, check: Callable[[], object]
+) -> int:
     """Bring the run's folder from a machine; what its checkpoint has dropped is dropped here.
+
+    Before anything takes its place here, `check` is called: it raises if another job writes here now.
 
     Raises
     ------
@@ -141,16 +145,25 @@ def bring_output(session: HostSession, output: Path, places: Places, job: str) -
         reason = copy.problem or f"it has {copy.describe()}, which does not go on from {own.describe()}"
         raise InputError(f"{there} was not brought to {output}: {reason}")
     last = [f"{CHECKPOINT_FOLDER}/{VERSION_FILE}"]
-    num_brought = bring(session, there, str(output), last, OWN_FILES, dropped_in=CHECKPOINT_FOLDER)
+    num_brought = bring(
+        session, there, str(output), last, OWN_FILES, dropped_in=CHECKPOINT_FOLDER, check=check
+    )
     if copy.version:
         session.ask("note_origin", folder=there, launcher=launcher_place(output))
     return num_brought
 
 
 def bring_version(
-    session: HostSession, output: Path, places: Places, is_cancelled: Callable[[], bool]
+    session: HostSession,
+    output: Path,
+    places: Places,
+    is_cancelled: Callable[[], bool],
+    check: Callable[[], object],
 ) -> int | None:
-    """Bring the newest version while the job runs; returns its number, None if there is nothing new."""
+    """Bring the newest version while the job runs; returns its number, None if there is nothing new.
+
+    `check` is that of :func:`bring_output`.
+    """
     there = str(places.on_machines(output))
     if session.ssh is None and Path(there).resolve() == output.resolve():
         return None
@@ -159,7 +172,15 @@ def bring_version(
         return None
     try:
         last = [f"{CHECKPOINT_FOLDER}/{VERSION_FILE}"]
-        bring(session, hold, str(output), last, dropped_in=CHECKPOINT_FOLDER, is_cancelled=is_cancelled)
+        bring(
+            session,
+            hold,
+            str(output),
+            last,
+            dropped_in=CHECKPOINT_FOLDER,
+            is_cancelled=is_cancelled,
+            check=check,
+        )
     finally:
         session.ask("drop_hold", COMPARE_SECONDS, hold=hold)
     session.ask("note_origin", folder=there, launcher=launcher_place(output))

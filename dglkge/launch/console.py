@@ -78,7 +78,8 @@ class Console:
             self._write(self._out, self._bar)
 
     def summary(self, text: str) -> None:
-        """Write a line for programs, without a prefix."""
+        """Write a line for programs, without a prefix, when there is room for it: it must not be dropped."""
+        self.finish()
         self._write(self._out, f"{self._clear()}{text}\n")
 
     def error(self, text: str) -> None:

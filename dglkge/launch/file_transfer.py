@@ -39,6 +39,7 @@ REAP_SECONDS = 5.0
 
 LONGEST_REASON = 300
 CANCEL_POLL_SECONDS = 0.5
+GIVEN_UP = "the transfer was given up"
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def bring(
     skip: Sequence[str] = (),
     dropped_in: str | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
+    check: Callable[[], object] = lambda: None,
 ) -> int:
     """Bring the files of a folder from a machine, those that are not here yet.
 
@@ -120,6 +122,8 @@ def bring(
         A folder in it where files that are gone there are removed here.
     is_cancelled : callable
         Whether to give up; then nothing has changed here.
+    check : callable
+        Called when all files have come, before the first takes its place; raises if none may.
 
     Returns
     -------
@@ -137,15 +141,21 @@ def bring(
     wanted: list[FileState] = [tuple(state) for state in found if state[0] not in skip]
     stale = _with_last(stale_files(here, wanted), wanted, last)
     if stale:
+        if is_cancelled():
+            raise InputError(GIVEN_UP)
         staging = make_staging(here)
         try:
             _pipe(session.command(_pack(there)), _unpack(staging), stale, session, is_cancelled)
+            check()
             place_files(here, staging, last)
+            if dropped_in is not None:
+                mark = dropped_in + "/"
+                below = [name[len(mark) :] for name, *_ in wanted if name.startswith(mark)]
+                remove_others(str(Path(here, dropped_in)), below)
+        except OSError as error:
+            raise InputError(f"files from {session.address} cannot be placed in {here}: {error}") from None
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-    if dropped_in is not None and stale:
-        below = [name[len(dropped_in) + 1 :] for name, *_ in wanted if name.startswith(dropped_in + "/")]
-        remove_others(str(Path(here, dropped_in)), below)
     return len(stale)
 
 
@@ -280,4 +290,4 @@ def _await_ready(sources: list[int], sinks: list[int], is_cancelled: Callable[[]
             return
         if time.monotonic() >= deadline:
             raise TimeoutError
-    raise InputError("the transfer was given up")
+    raise InputError(GIVEN_UP)

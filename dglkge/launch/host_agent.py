@@ -17,8 +17,9 @@ from typing import Any
 
 from dglkge.errors import DglkgeError
 from dglkge.launch import host_files, host_tasks, run_copies
-from dglkge.launch.job_lock import hold_machine
+from dglkge.launch.job_lock import clear_machine, hold_machine
 from dglkge.launch.keeper import SILENCE_SECONDS
+from dglkge.launch.shared_memory import segment_names
 
 TASKS: Mapping[str, Callable[..., Any]] = {
     "describe": host_tasks.describe_machine,
@@ -47,8 +48,20 @@ def serve(requests: int, answers: int) -> None:
         File descriptors.
     """
     pending = b""
+    is_held = False
+
+    def lock() -> list[str]:
+        """Hold the machine, or clear what the attempt before has left; return the segments that stay."""
+        nonlocal is_held
+        if is_held:
+            clear_machine()
+        else:
+            held.enter_context(hold_machine())
+            is_held = True
+        return sorted(segment_names())
+
     with contextlib.ExitStack() as held:
-        tasks = {**TASKS, "lock": lambda: held.enter_context(hold_machine())}
+        tasks = {**TASKS, "lock": lock}
         while select.select([requests], [], [], SILENCE_SECONDS)[0]:
             try:
                 data = os.read(requests, 65536)

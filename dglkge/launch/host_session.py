@@ -118,11 +118,15 @@ class HostSession:
             cast(IO[bytes], self._process.stdin).close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self.cut()
         self._process.wait()
         cast(IO[bytes], self._process.stdout).close()
         self._errors.close()
+
+    def cut(self) -> None:
+        """End the agent at once, from any thread: one that waits for its answer is told that it has gone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _read_answer(self, deadline: float, seconds: float) -> dict[str, Any]:
         """Read one line of JSON; a login shell may have written others."""

@@ -14,12 +14,12 @@ from dglkge import __version__
 from dglkge.distributed.ip_config import Machine, write_ip_config
 from dglkge.errors import InputError
 from dglkge.launch import script_runner
-from dglkge.launch.keeper_records import leftovers, remove_leftovers
+from dglkge.launch.keeper_records import remove_leftovers
 from dglkge.launch.local_hosts import is_local, local_interfaces, usable_cores
 from dglkge.launch.local_job import find_leftovers
 from dglkge.launch.part_config import check_part, check_part_config
 from dglkge.launch.ports import check_server_ports, find_master_port
-from dglkge.launch.shared_memory import check_shared_memory, remove_job_segments, segment_names
+from dglkge.launch.shared_memory import check_shared_memory, remove_job_segments
 
 COMPARED_PACKAGES = ("dgl", "torch")
 
@@ -32,7 +32,6 @@ def describe_machine() -> dict[str, Any]:
         "interfaces": local_interfaces(),
         "num_cores": usable_cores(),
         "runner": [sys.executable, str(Path(script_runner.__file__).resolve())],
-        "segments": sorted(segment_names() - leftovers()),  # which go before the job starts
         "warnings": find_leftovers(),
     }
 

@@ -107,12 +107,15 @@ class Record:
 
     def __init__(self, protected_segments: set[str]) -> None:
         self._protected = sorted(protected_segments)
-        self._path = os.path.join(SHARED_MEMORY_FOLDER, f"{RECORD_PREFIX}{os.getpid()}-{time.time_ns()}")
+        name = f"{RECORD_PREFIX}{os.getpid()}-{time.time_ns()}"
+        self._path = os.path.join(SHARED_MEMORY_FOLDER, name)
+        unlocked = os.path.join(SHARED_MEMORY_FOLDER, f".{name}")
         self._descriptor: int | None = None
         with contextlib.suppress(OSError):
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.write({})
+            self.write({})
+            os.rename(unlocked, self._path)  # without its lock it would count as that of a killed keeper
 
     def write(self, segments: dict[str, int]) -> None:
         """Write the segments that were seen, and the inode of each."""

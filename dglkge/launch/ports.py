@@ -103,7 +103,7 @@ def find_master_port(address: str, avoid: Collection[int]) -> int:
         If no port near 29500 is free.
     """
     for port in range(FIRST_MASTER_PORT, FIRST_MASTER_PORT + MASTER_PORT_TRIES):
-        # torch listens on all addresses, so the port must be free on all
+        # ours listens on one address; torch's own, which scripts of other projects use, listens on all
         if port not in avoid and not bind_error("", port):
             return port
     last = FIRST_MASTER_PORT + MASTER_PORT_TRIES - 1

@@ -173,6 +173,8 @@ class Supervisor:
         self._reason = f"{who} {describe_status(RESTART_STATUS)}"
         self._console.message(self._reason)
         self._await_exits(trainers, self._limits.stop_seconds)
+        if len(self._signals) == 1:  # who evicts a job tells trainers and launcher; the second one cuts short
+            self._await_exits(trainers, self._limits.stop_seconds)
         uncommitted = self._uncommitted(trainers)
         if uncommitted:
             self._status = FAILURE_STATUS

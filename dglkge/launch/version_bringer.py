@@ -52,17 +52,27 @@ class VersionBringer:
     def stop(self) -> None:
         """End at once; a transfer is given up, and leaves what was here before."""
         self._is_stopped.set()
-        if self._session is not None:
-            self._session.close()
+        session = self._session
+        if session is not None:
+            session.cut()  # what waits for an answer goes on; the thread itself closes what it reads from
         self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
         """Look until stopped."""
+        try:
+            self._look()
+        finally:
+            self._close()
+
+    def _look(self) -> None:
+        """Bring what is new, from time to time."""
         is_told = False
         while not self._is_stopped.wait(self._seconds):
             try:
                 if self._session is None:
                     self._session = self._connect()
+                if self._is_stopped.is_set():  # it was too late to be cut
+                    return
                 self._bring(self._session, self._is_stopped.is_set)
                 is_told = False
             except (InputError, OSError, ValueError) as error:
@@ -72,5 +82,10 @@ class VersionBringer:
                     self._say(f"warning: the newest version could not be brought here, trying again: {error}")
                 is_told = True
                 if self._session is not None and not self._session.is_alive:
-                    self._session.close()
-                    self._session = None
+                    self._close()
+
+    def _close(self) -> None:
+        """Let the agent go."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None

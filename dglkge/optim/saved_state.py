@@ -86,11 +86,15 @@ class SavedState(DglAttributes, abc.ABC):
 
     def save(self, f: str | bytes | os.PathLike, original_ids: Mapping[str, Any] | None = None) -> None:
         """Write this trainer's state to ``<f>_<rank>``; every trainer calls it. Arguments:
-        :meth:`local_state_dict`."""
+        :meth:`local_state_dict`. What one trainer raises, all of them raise."""
         self.finish()
         self._barrier()  # no trainer changes rows any more, also where steps are not synchronous
-        state_file.write_file(self.local_state_dict(original_ids), state_file.file_of(f, self._rank))
-        self._barrier()
+        problem: Exception | None = None
+        try:
+            state_file.write_file(self.local_state_dict(original_ids), state_file.file_of(f, self._rank))
+        except Exception as error:  # a full disk, no such folder: the others wait for word of it
+            problem = error
+        self._agree(problem, "save", OSError)
 
     def load(
         self,
@@ -114,19 +118,15 @@ class SavedState(DglAttributes, abc.ABC):
         self.finish()
         self._barrier()
         found: list[state_file.SavedRows] = []
-        params, problem = None, None
+        params: Any = None
+        problem: Exception | None = None
         try:
             contents = state_file.saved_files(f)
             params = contents[0][state_file.PARAMS] if contents else None
             found = state_file.saved_rows(contents, self._tables, original_ids or {}, dgl_keeps_roots)
-        except (ValueError, OSError) as error:
+        except Exception as error:  # whatever it is, the others wait for word of it
             problem = error
-        problems = self._group.gather(None if problem is None else str(problem))
-        if problem is not None:
-            raise problem
-        for rank, text in enumerate(problems):
-            if text is not None:
-                raise ValueError(f"trainer {rank} cannot load the optimizer state: {text}")
+        self._agree(problem, "load", ValueError)
         # Where machines share no disk, some may see no file: all take the same hyper-parameters.
         seen = [each for each in self._group.gather(params) if each is not None]
         if not seen:
@@ -149,6 +149,15 @@ class SavedState(DglAttributes, abc.ABC):
                     table.label,
                 )
 
+    def _agree(self, problem: Exception | None, task: str, kind: type[Exception]) -> None:
+        """Wait for all trainers; raise this one's problem, or say which other trainer has one."""
+        problems = self._group.gather(None if problem is None else _describe(problem))
+        if problem is not None:
+            raise problem
+        for rank, text in enumerate(problems):
+            if text is not None:
+                raise kind(f"trainer {rank} cannot {task} the optimizer state: {text}")
+
     def _barrier(self) -> None:
         """Wait for all trainers."""
         self._group.sum(np.zeros(1, np.int64))
@@ -165,3 +174,8 @@ class SavedState(DglAttributes, abc.ABC):
         if torch_state.is_of_torch(state_dict):
             state_dict = torch_state.from_torch(state_dict, self._tables, self._keyed_groups())
         self.load_local_state_dict(state_dict)
+
+
+def _describe(error: Exception) -> str:
+    """Say what an error is: by its text alone where that is written for people."""
+    return str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -351,10 +352,12 @@ class TwoDisks(TwoHosts):
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of loopback that nobody listens on now, below those that the kernel gives to clients."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 29_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def default_signals() -> None:

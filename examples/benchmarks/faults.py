@@ -402,6 +402,14 @@ def open_site(kind: str, base: Path) -> Iterator[Site]:
 
 def finish_and_compare(site: Site, base: Path) -> Trial:
     """Finish the run, and train the same epochs again with nothing to disturb them."""
+    try:
+        return _compare(site, base)
+    finally:
+        site.close()
+
+
+def _compare(site: Site, base: Path) -> Trial:
+    """Train both runs; see :func:`finish_and_compare`."""
     _, batches = site.committed()
     epochs = {"training.num_epochs": batches // site.batches_per_epoch + 1}
     tables = []

@@ -11,6 +11,7 @@ import pytest
 
 from dglkge.launch import background_stream
 from dglkge.launch.background_stream import BackgroundStream
+from dglkge.launch.console import Console
 
 
 @pytest.fixture
@@ -81,6 +82,43 @@ def test_a_reader_that_is_slow_gets_everything(pipe) -> None:
     assert out.finish()
     thread.join()
     assert len(found[0]) == 300_005
+
+
+def test_a_summary_is_not_dropped(pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads slowly may miss lines of processes, is told so, and gets the line for programs."""
+    monkeypatch.setattr(background_stream, "MOST_WAITING_BYTES", 200_000)
+    reader, stream = pipe
+    console = Console.in_background(stream, io.StringIO())
+    for i in range(10_000):
+        console.line("trainer 0", 0, f"{i:08d} {'x' * 90}")
+    found = []
+    thread = threading.Timer(0.3, lambda: found.append(read_until(reader, "end\n")))
+    thread.start()
+    words = "{" + "x" * 5000 + "}"
+    console.summary(words)
+    console.finish()
+    stream.write("end\n")
+    stream.flush()
+    thread.join()
+    *lines, summary, _ = found[0].splitlines()
+    notices = [line for line in lines if line.startswith("[launcher] ")]
+    num_missing = sum(int(line.split()[1]) for line in notices)
+    assert num_missing == 10_000 - (len(lines) - len(notices)) > 0
+    assert summary == words
+
+
+def test_the_end_says_that_the_last_lines_are_missing(pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing is written after them."""
+    monkeypatch.setattr(background_stream, "MOST_WAITING_BYTES", 1000)
+    reader, stream = pipe
+    out = BackgroundStream(stream)
+    out.write("x" * 900 + "\n")
+    out.write("y" * 2000 + "\nz\n")
+    assert out.finish()
+    stream.write("end\n")
+    stream.flush()
+    notice = "[launcher] 2 lines are missing here: this console was blocked\n"
+    assert read_until(reader, "end\n") == "x" * 900 + "\n" + notice + "end\n"
 
 
 def test_a_reader_that_has_gone() -> None:

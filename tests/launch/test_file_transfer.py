@@ -174,6 +174,43 @@ def test_no_tar(session: HostSession, here: Path, tmp_path: Path, monkeypatch: p
         bring(session, str(here), str(tmp_path / "back"))
 
 
+def test_files_that_cannot_be_placed_here(session: HostSession, tmp_path: Path) -> None:
+    """A file where a folder should be, or a full disk: one line, and nothing is left of the transfer."""
+    there, back = tmp_path / "there", tmp_path / "back"
+    (there / "folder").mkdir(parents=True)
+    (there / "folder" / "file").touch()
+    back.mkdir()
+    (back / "folder").write_text("in the way")
+    with pytest.raises(InputError) as caught:
+        bring(session, str(there), str(back))
+    reason = f"[Errno 17] File exists: '{back}/folder'"
+    assert str(caught.value) == f"files from here cannot be placed in {back}: {reason}"
+    assert [path.name for path in back.iterdir()] == ["folder"]
+
+
+def test_nothing_takes_its_place_unless_it_may(session: HostSession, here: Path, tmp_path: Path) -> None:
+    """The folder is looked at again when all has come: by then it may be another job's."""
+
+    def check() -> None:
+        raise InputError("it is another's")
+
+    back = tmp_path / "back"
+    with pytest.raises(InputError, match="^it is another's$"):
+        bring(session, str(here), str(back), check=check)
+    assert list(back.iterdir()) == []
+
+
+def test_a_transfer_that_is_not_wanted_touches_nothing(
+    session: HostSession, here: Path, tmp_path: Path
+) -> None:
+    """It was given up before it began: what another transfer unpacks there stays."""
+    back = tmp_path / "back"
+    other = host_files.make_staging(str(back))
+    with pytest.raises(InputError, match="^the transfer was given up$"):
+        bring(session, str(here), str(back), is_cancelled=lambda: True)
+    assert os.path.isdir(other)
+
+
 def test_same_folder(session: HostSession, here: Path) -> None:
     """Nothing is copied onto itself."""
     assert send(session, Tree(str(here), f"{here}/../{here.name}", ("a b",))) == 0

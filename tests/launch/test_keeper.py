@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -305,6 +306,27 @@ def test_a_keeper_leaves_no_record(keep) -> None:
         running.process.stdin.close()
         running.process.wait(TIMEOUT_SECONDS)
         assert not list(Path("/dev/shm").glob(f"{keeper.RECORD_PREFIX}{running.process.pid}-*"))
+
+
+def test_a_record_is_never_seen_without_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks at that moment would take the keeper for a killed one."""
+    pattern = f"{keeper.RECORD_PREFIX}{os.getpid()}-*"
+    seen: list[list[Path]] = []
+    lock = fcntl.flock
+
+    def look_and_lock(descriptor: int, operation: int) -> None:
+        seen.append(list(Path("/dev/shm").glob(pattern)))
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", look_and_lock)
+    record = keeper.Record({"protected"})
+    try:
+        (path,) = Path("/dev/shm").glob(pattern)
+        assert seen == [[]]
+        assert json.loads(path.read_text()) == {"protected": ["protected"], "segments": {}}
+    finally:
+        record.remove()
+    assert not list(Path("/dev/shm").glob(f"*{pattern}"))
 
 
 def test_descendants() -> None:

@@ -206,6 +206,17 @@ def test_everything_killed_at_once_is_no_obstacle_for_the_next_job(launch, segme
     assert segments not in output
 
 
+@pytest.mark.usefixtures("in_foreground")
+def test_an_interrupt_between_two_attempts(launch) -> None:
+    """Ctrl-C ends the pause: one line, and nothing is left."""
+    job = launch(["--num_trainers", "1", "--max_restarts", "9"], "raise SystemExit(7)")
+    job.wait_for("restart 3 of 9 in 4 s")
+    job.launcher.send_signal(signal.SIGINT)
+    assert job.finish().splitlines()[-1] == "dglkge-launch: interrupted"
+    assert job.launcher.returncode == 130
+    job.await_none_left()
+
+
 def test_second_job_is_refused(launch, segments: str) -> None:
     """The second launcher says who holds the machine and starts nothing; the first goes on."""
     first = launch(["--num_trainers", "2"], WAITS, segments)

@@ -335,6 +335,20 @@ def test_a_trainer_that_leaves_with_143_lets_the_others_finish(run) -> None:
     assert "the end of its log" not in job.err.getvalue()
 
 
+def test_a_first_signal_does_not_cut_short_who_commits_already(tmp_path: Path) -> None:
+    """Who evicts a job tells trainers and launcher at the same time; the second signal ends them."""
+    later = "import sys, time; time.sleep(2); sys.exit(143)"
+    out, err = io.StringIO(), io.StringIO()
+    commands = [(sys.executable, "-u", "-c", code) for code in (later, "raise SystemExit(143)")]
+    plan = [PlannedProcess(TRAINER, i, "127.0.0.1", command, {}) for i, command in enumerate(commands)]
+    thread = send_when("start me again", err, 1, signal.SIGTERM)
+    limits = Limits(failure_seconds=0.2, stop_seconds=20)
+    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, limits).run(plan)
+    thread.join()
+    assert [process.status for process in result.processes] == [143, 143]
+    assert (result.status, result.is_interrupted) == (143, True)
+
+
 @pytest.mark.usefixtures("in_foreground")
 def test_second_signal_cuts_the_wait_short(tmp_path: Path) -> None:
     """Who presses Ctrl-C twice does not wait for trainers that save; a limit of an hour is cut short."""

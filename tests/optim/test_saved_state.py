@@ -54,6 +54,15 @@ def test_parts_of_dgl_are_loaded_by_any_trainer(tmp_path: Path, num_trainers: in
         assert lr == pytest.approx(0.25)
 
 
+def test_what_one_trainer_cannot_load_or_save_is_told_to_all(tmp_path: Path) -> None:
+    """Whatever is wrong: the others do not wait for a trainer that has given up."""
+    (load, save), (own_load, own_save) = run("fail_alone", tmp_path, 2, 1)
+    assert own_load == "KeyError: 'ids'"
+    assert load == f"ValueError: trainer 1 cannot load the optimizer state: {own_load}"
+    assert str(tmp_path / "none") in own_save
+    assert save == f"OSError: trainer 1 cannot save the optimizer state: {own_save}"
+
+
 def test_state_of_one_trainer_alone(tmp_path: Path) -> None:
     """state_dict before the first step, on trainer 0 only, waits for nobody."""
     results = run_cluster("tests.optim.workers:lone_state_dict", 2, num_nodes=NUM_NODES, timeout_seconds=60)

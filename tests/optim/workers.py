@@ -183,6 +183,27 @@ def load_parts_of_dgl(graph: Any, arguments: dict[str, Any]) -> Any:
     return trained._state["theirs"][everything], read_state(optimizer, table)["sum"], optimizer._lr
 
 
+def fail_alone(graph: Any, arguments: dict[str, Any]) -> list[str]:
+    """Load files of an own disk, of which trainer 1's has state without ids; save, where trainer 1 has no
+    such folder. Returns the errors."""
+    rank, _ = rank_and_size()
+    table = make_table(graph, "user", 2, "damaged")
+    optimizer = optim.SparseAdagrad([table], lr=0.1, timeout_seconds=20)
+    path = arguments["folder"] / str(rank)
+    content = optimizer.local_state_dict()
+    content["params"]["world_size"] = 1
+    if rank == 1:
+        del content["emb_states"]["damaged"]["ids"]
+    torch.save(content, f"{path}_0")
+    errors = []
+    for call in (optimizer.load, lambda path: optimizer.save(path.parent / "none" / "a" if rank else path)):
+        try:
+            call(path)
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    return errors
+
+
 def lone_state_dict(graph: Any, arguments: Any) -> Any:
     """Trainer 0 alone asks for its state before the first step; returns the ids."""
     rank, _ = rank_and_size()

@@ -1,0 +1,111 @@
+"""The machines of a job as the launcher sees them, with this machine for all of them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dglkge.distributed.ip_config import Machine
+from dglkge.launch.cluster import Cluster
+from dglkge.launch.job_lock import machine_holder
+from dglkge.launch.keeper import RECORD_PREFIX
+from dglkge.launch.preflight import PreflightError
+from dglkge.launch.process_plan import JobSettings
+from dglkge.launch.ssh_command import SshSettings
+from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
+
+ADDRESS = "127.0.0.1"
+SEGMENTS = Path("/dev/shm")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """This machine alone, under an agent."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    opened = Cluster(SshSettings(), sys.executable, str(tmp_path))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def segment() -> Iterator[Path]:
+    """A segment of shared memory, named as DGL names them."""
+    path = SEGMENTS / f"{uuid.uuid4().hex}-kvdata-"
+    path.touch()
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def record(segment: Path) -> Iterator[Path]:
+    """A keeper's record of that segment."""
+    path = SEGMENTS / f"{RECORD_PREFIX}1-{uuid.uuid4().hex}"
+    before = sorted(other.name for other in SEGMENTS.iterdir() if other != segment)
+    path.write_text(json.dumps({"protected": before, "segments": {segment.name: segment.stat().st_ino}}))
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_segments_that_a_keeper_still_removes_are_not_protected(
+    cluster: Cluster, segment: Path, record: Path
+) -> None:
+    """Another job's are left alone; a name that this job makes again is its own, and removed at its end."""
+
+    def leave(descriptor: int) -> None:
+        """Do as a keeper does whose launcher has gone."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while machine_holder() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        segment.unlink()
+        record.unlink()
+        os.close(descriptor)
+
+    descriptor = os.open(record, os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    keeper = threading.Thread(target=leave, args=(descriptor,))
+    keeper.start()
+    hosts = cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
+    keeper.join()
+    assert [host.address for host in hosts] == [ADDRESS]
+    segment.touch()
+    assert cluster.executor().clean_up({ADDRESS: {segment.name}}) == [segment.name]
+    assert not segment.exists()
+
+
+def test_each_attempt_clears_what_the_one_before_has_left(
+    cluster: Cluster, segment: Path, record: Path
+) -> None:
+    """The lock is held from the first attempt on; a keeper may be killed in any of them."""
+    left = record.rename(SEGMENTS / f"later-{uuid.uuid4().hex}")
+    try:
+        cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
+        assert segment.exists()
+        left.rename(record)
+        cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
+        assert not segment.exists() and not record.exists()
+    finally:
+        left.unlink(missing_ok=True)
+
+
+def test_a_machine_that_goes_before_the_port_is_chosen(cluster: Cluster) -> None:
+    """The error names the machine, and is one after which another attempt may be made."""
+    hosts = cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
+    (agent,) = [child for child in psutil.Process().children() if "host_agent" in " ".join(child.cmdline())]
+    agent.kill()
+    settings = JobSettings(command=("train.py",), ip_config="ip_config.txt", num_trainers=1)
+    with pytest.raises(PreflightError) as caught:
+        cluster.plan(hosts, settings)
+    assert str(caught.value) == (
+        "1 problem on 1 of 1 hosts; nothing was started\n"
+        f"  {ADDRESS}  {sys.executable} could not run there: status -9"
+    )

@@ -1,0 +1,62 @@
+"""Bringing versions while a job runs: it ends when it is told to, and leaves no agent."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Callable
+
+import psutil
+
+from dglkge.launch.host_session import HostSession
+from dglkge.launch.version_bringer import VersionBringer
+from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
+
+
+def agents() -> list[psutil.Process]:
+    """The agents that this process has started."""
+    return [child for child in psutil.Process().children() if "host_agent" in " ".join(child.cmdline())]
+
+
+def open_session() -> HostSession:
+    """Start an agent on this machine."""
+    return HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+
+
+def test_the_end_does_not_wait_for_an_answer() -> None:
+    """An agent that is at work is ended; nothing is said of it."""
+    asked = threading.Event()
+    said: list[str] = []
+
+    def bring(session: HostSession, is_cancelled: Callable[[], bool]) -> None:
+        session.ask("describe")
+        (agent,) = agents()
+        agent.suspend()
+        asked.set()
+        session.ask("describe", TIMEOUT_SECONDS)
+
+    bringer = VersionBringer(open_session, bring, said.append, 0.01)
+    bringer.start()
+    assert asked.wait(TIMEOUT_SECONDS)
+    bringer.stop()
+    assert not bringer._thread.is_alive()
+    assert agents() == [] and said == []
+
+
+def test_an_agent_that_comes_too_late_is_let_go() -> None:
+    """The end came while it was being started: nothing is asked of it."""
+    is_opening, may_go_on = threading.Event(), threading.Event()
+    brought: list[HostSession] = []
+
+    def connect() -> HostSession:
+        is_opening.set()
+        may_go_on.wait(TIMEOUT_SECONDS)
+        return open_session()
+
+    bringer = VersionBringer(connect, lambda session, _: brought.append(session), print, 0.01)
+    bringer.start()
+    assert is_opening.wait(TIMEOUT_SECONDS)
+    threading.Timer(0.5, may_go_on.set).start()
+    bringer.stop()
+    assert not bringer._thread.is_alive()
+    assert agents() == [] and brought == []
