@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, NotReadyError, StorageError, write_error
 
 logger = logging.getLogger(__name__)
 
@@ -287,7 +287,9 @@ class LeaseTaker:
         Raises
         ------
         CheckpointError
-            If a living job holds the lease, or the folder cannot be written to.
+            If a living job holds the lease, or the folder may not be written to.
+        StorageError
+            If the disk is full or fails.
         """
         deadline = time.monotonic() + seconds
         while True:
@@ -295,7 +297,7 @@ class LeaseTaker:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 lease = self._try()
             except OSError as error:
-                raise CheckpointError(f"cannot write to {self.folder}: {error.strerror or error}") from error
+                raise write_error(f"cannot write to {self.folder}", error) from error
             if lease is not None or time.monotonic() >= deadline:
                 return lease
             time.sleep(POLL_SECONDS)
@@ -307,9 +309,14 @@ class LeaseTaker:
         ------
         CheckpointError
             As :meth:`attempt`.
+        NotReadyError
+            If the disk is full or fails.
         """
         while True:
-            lease = self.attempt(EXPIRY_SECONDS)
+            try:
+                lease = self.attempt(EXPIRY_SECONDS)
+            except StorageError as error:
+                raise NotReadyError(str(error)) from error
             if lease is not None:
                 return lease
 

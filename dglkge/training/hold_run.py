@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.runtime import Cluster
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, StorageError
 
 ATTEMPT_SECONDS = 5.0
 """How long one trainer tries before all of them exchange what they found: well below their time limit."""
@@ -22,7 +22,9 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
     Raises
     ------
     CheckpointError
-        On all trainers, if another job holds a folder or it cannot be written to.
+        On all trainers, if another job holds a folder or it may not be written to.
+    StorageError
+        On all trainers, if a disk is full or fails.
     """
     world = cluster.world
     nonce = cluster.gather_texts(new_nonce())[0]
@@ -30,19 +32,18 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
     taker = LeaseTaker(output, nonce, world.job) if is_taker else None
     lease: Lease | None = None
     while True:
-        problem = ""
+        problem: tuple[str, str] | None = None
         if taker is not None and lease is None:
             try:
                 lease = taker.attempt(ATTEMPT_SECONDS)
-            except CheckpointError as error:
-                problem = str(error)
+            except (CheckpointError, StorageError) as error:
+                problem = (type(error).__name__, str(error))
             if lease is not None:
                 cluster.when_ended(lease.release)
         mine = {"problem": problem, "waits": taker is not None and lease is None}
         found = [json.loads(text) for text in cluster.gather_texts(json.dumps(mine))]
-        problems = [one["problem"] for one in found if one["problem"]]
-        if problems:
-            raise CheckpointError(problems[0])
+        for kind, text in (one["problem"] for one in found if one["problem"]):
+            raise StorageError(text) if kind == StorageError.__name__ else CheckpointError(text)
         if not any(one["waits"] for one in found):
             break
     holder_nonce = cluster.gather_texts("" if lease is None else lease.holder_nonce)[0]

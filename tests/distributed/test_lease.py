@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,10 @@ import pytest
 
 from dglkge.distributed import lease as leases
 from dglkge.distributed.lease import LEASE_FILE, Holder, LeaseTaker, hold, new_nonce
-from dglkge.errors import CheckpointError
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
+from dglkge.errors import CheckpointError, NotReadyError, StorageError
+from dglkge.training.hold_run import hold_run
 
 FORK = multiprocessing.get_context("fork")
 LIMIT_SECONDS = 60
@@ -226,6 +230,23 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot write to .*file/run: Not a directory"):
         taker(tmp_path / "file" / "run").take()
+
+
+@pytest.mark.parametrize("number, kind", [(errno.ENOSPC, StorageError), (errno.EROFS, CheckpointError)])
+def test_a_full_disk_is_no_bad_input(tmp_path: Path, monkeypatch, number: int, kind: type) -> None:
+    """With status 2 a restart that meets a full disk would be the last."""
+
+    def failing(_path: Path, _content: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "write_bytes", failing)
+    message = f"^cannot write to {tmp_path}: {os.strerror(number)}$"
+    with pytest.raises(kind, match=message):
+        taker(tmp_path).attempt(0)
+    with pytest.raises(NotReadyError if kind is StorageError else CheckpointError, match=message):
+        taker(tmp_path).take()
+    with pytest.raises(kind, match=message):
+        hold_run(tmp_path, Cluster(World(), graph=None))
 
 
 def test_a_lease_is_kept_while_a_version_is_written(tmp_path: Path) -> None:
