@@ -93,6 +93,8 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
     folder = output.with_name(f".{output.name}.partial")
     with _locked(output, folder):
         try:
+            _restore(output)
+            check_output(output, overwrite)
             _remove_all_but_lock(folder)
             yield folder
             check_output(output, overwrite)
@@ -147,9 +149,20 @@ def _remove_all_but_lock(folder: Path) -> None:
             entry.unlink()
 
 
+def _replaced(output: Path) -> Path:
+    """Name of a dataset that is being replaced."""
+    return output.with_name(f".{output.name}.replaced")
+
+
+def _restore(output: Path) -> None:
+    """Give a dataset its name back, if the run that replaced it was killed before the new one had it."""
+    if not output.exists() and _replaced(output).is_dir():
+        _replaced(output).rename(output)
+
+
 def _replace(output: Path, folder: Path) -> None:
     """Give the folder its name; where that fails, what lay there before stays."""
-    old = output.with_name(f".{output.name}.replaced")
+    old = _replaced(output)
     shutil.rmtree(old, ignore_errors=True)
     (folder / _LOCK).unlink()
     (folder / PENDING_DESCRIPTION).rename(folder / DESCRIPTION)

@@ -132,3 +132,20 @@ def test_lock_is_held_by_the_operating_system(tmp_path):
         with pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fill(folder)
+
+
+def test_a_dataset_that_was_being_replaced_is_given_back(tmp_path) -> None:
+    """The run before was killed when the old one had lost its name and the new one had none yet."""
+    output = tmp_path / "data"
+    write_toy_folder(output)
+    expected = {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
+    output.rename(tmp_path / ".data.replaced")
+    with pytest.raises(InputError, match=r"the output .*/data exists; choose another, or give --overwrite"):
+        with staged(output, overwrite=False):
+            pass
+    assert {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()} == expected
+    output.rename(tmp_path / ".data.replaced")
+    with pytest.raises(KeyboardInterrupt), staged(output, overwrite=True):
+        raise KeyboardInterrupt
+    assert {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()} == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
