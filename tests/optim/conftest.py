@@ -11,6 +11,8 @@ import dgl
 import pytest
 import torch
 
+from dglkge.distributed.dgl_compat import disconnect
+
 from .cluster import partitions
 from .oracle import start_rows
 
@@ -18,13 +20,14 @@ NUM_ROWS = 50
 _NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def standalone_graph() -> Iterator[Any]:
-    """A graph of 50 nodes in standalone mode."""
+    """A graph of 50 nodes in standalone mode, of one module: others train in this process too."""
     os.environ["DGL_DIST_MODE"] = "standalone"
     folder = partitions(1, (("thing", NUM_ROWS), ("other", 7)))
     dgl.distributed.initialize("unused")
     yield dgl.distributed.DistGraph("toy", part_config=str(folder / "toy.json"))
+    disconnect()
 
 
 @pytest.fixture
