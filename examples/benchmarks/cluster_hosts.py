@@ -237,7 +237,8 @@ def cluster_hosts(num_hosts: int, shared_memory: str = "1g") -> Iterator[list[Cl
         text=True,
     )  # fmt: skip
     try:
-        (base / "work").mkdir()
+        for name in ("work", "home"):
+            (base / name).mkdir()
         _write_ssh_files(base, num_hosts)
         if switch.stdout is None or not switch.stdout.readline():
             raise RuntimeError("the bridge did not start")
@@ -268,6 +269,8 @@ def _write_ssh_files(base: Path, num_hosts: int) -> None:
     )
     ports = "".join(f"Port {port}\n" for port in SSH_PORTS)
     (folder / "sshd_config").write_text(
+        # A home of their own: the user's shell would read start-up files, and leave locks when it is killed.
+        f"SetEnv HOME={base / 'home'}\n"
         f"{ports}HostKey {folder / 'host_key'}\nAuthorizedKeysFile {base / 'identity.pub'}\n"
         "StrictModes no\nUsePAM no\nPermitRootLogin prohibit-password\nPasswordAuthentication no\n"
         "KbdInteractiveAuthentication no\nPidFile none\nUseDNS no\n"
