@@ -89,11 +89,11 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
 def _build(config: Config, cluster: Cluster) -> Trainer:
     world = cluster.world
     check_training(config, world.num_machines)
-    refuse_bigraph_output(config)
-    output = Path(config.output)
-    lease = hold_run(output, cluster)
     dataset = Dataset.open(config.dataset)
     refuse_empty_splits(config, dataset)
+    refuse_bigraph_output(config)
+    output = Path(config.output)
+    lease = hold_run(output, cluster)  # from here on the folder exists
     layout = dataset.layout()
     config = with_products_chosen(config, cluster)
     model = configured_model(config)
