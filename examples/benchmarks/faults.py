@@ -42,6 +42,7 @@ from tqdm import tqdm
 from cluster_hosts import cluster_hosts, what_is_missing
 from cluster_jobs import make_dataset
 from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.layout import STATS_FILE, VERSION_FILE
 from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError
 from fault_sites import BATCH_SIZE, OneMachine, Site, TwoDisks, TwoHosts
@@ -300,27 +301,32 @@ DAMAGES = ("bit", "cut", "gone", "empty", "lines")
 
 
 def damage(folder: Path, kind: str) -> Path | None:
-    """Damage a random file of a checkpoint; return it, or None if that kind has no effect on it."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.stat().st_size)
-    path = random.choice(files)
+    """Damage a random file of a checkpoint's version; return it, or None if nothing it says has changed.
+
+    training_stats.json belongs to no version: training and PyTorch-BigGraph append to it.
+    """
+    names = [path.name for path in folder.iterdir() if path.is_file() and path.stat().st_size]
+    path = folder / random.choice(sorted(set(names) - {STATS_FILE}))
     content = path.read_bytes()
+    changed = content
     if kind == "bit":
         place = random.randrange(len(content))
-        changed = bytes([content[place] ^ (1 << random.randrange(8))])
-        path.write_bytes(content[:place] + changed + content[place + 1 :])
+        flipped = bytes([content[place] ^ (1 << random.randrange(8))])
+        changed = content[:place] + flipped + content[place + 1 :]
     elif kind == "cut":
-        path.write_bytes(content[: random.randrange(len(content))])
-    elif kind == "gone":
-        path.unlink()
+        changed = content[: random.randrange(len(content))]
     elif kind == "empty":
-        path.write_bytes(b"")
-    else:
+        changed = b""
+    elif kind == "lines":
         lines = content.split(b"\n")
         random.shuffle(lines)
-        if b"\n".join(lines) == content:
-            return None
-        path.write_bytes(b"\n".join(lines))
-    return path
+        changed = b"\n".join(lines)
+    if kind == "gone":
+        path.unlink()
+        return path
+    path.write_bytes(changed)
+    has_effect = changed.strip() != content.strip() if path.name == VERSION_FILE else changed != content
+    return path if has_effect else None
 
 
 def run_damages(checkpoint: Path, number: int, names: Sequence[str] = DAMAGES) -> list[Trial]:
