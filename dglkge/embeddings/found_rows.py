@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dglkge.kernels.jit import carray, compiled
-from dglkge.optim.kernels import LOOKAHEAD, pointer_to, prefetch_bytes
+from dglkge.kernels.rows import copy_rows
 
 Rows = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -62,7 +61,7 @@ class FoundRows:
     def copied(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return a copy (n, D) float32, in ``out`` where there is one."""
         rows = torch.empty(len(self.addresses), self.dim) if out is None else out
-        _copy(self.addresses, rows.numpy())
+        copy_rows(self.addresses, rows.numpy())
         return rows
 
 
@@ -70,25 +69,3 @@ def _addresses(rows: Rows, places: Ids) -> Ids:
     """Return where rows of an array begin."""
     base: int = rows.__array_interface__["data"][0]
     return base + places * rows.strides[0]
-
-
-@compiled
-def row_at(address: int, dim: int, like: np.ndarray) -> np.ndarray:
-    """Return the row at an address, a view "(dim,)" of the type of ``like``."""
-    return carray(pointer_to(address, like), (dim,))
-
-
-@compiled
-def prefetch_rows_at(addresses: np.ndarray, i: int, dim: int) -> None:
-    """Ask for the i-th row, if there is one."""
-    if i < addresses.shape[0]:
-        prefetch_bytes(addresses[i], 4 * dim)
-
-
-@compiled
-def _copy(addresses: np.ndarray, rows: np.ndarray) -> None:
-    """Copy every row."""
-    num, dim = rows.shape
-    for i in range(num):
-        prefetch_rows_at(addresses, i + LOOKAHEAD, dim)
-        rows[i] = row_at(addresses[i], dim, rows)

@@ -6,8 +6,11 @@ The bits are the outputs of SplitMix64 (Steele, Lea and Flood 2014): state = key
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
+
+from dglkge.kernels.jit import compiled
 
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
@@ -59,10 +62,12 @@ def in_range(bits: np.ndarray, limit: int) -> np.ndarray:
     return (high * limit_high + (first >> half) + (second >> half) + (carried >> half)).astype(np.int64)
 
 
-def split_mix(states: np.ndarray) -> np.ndarray:
-    """Return SplitMix64's output for each state, uint64; writes over the states."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        states ^= states >> np.uint64(shift)
-        states *= np.uint64(factor)
-    states ^= states >> np.uint64(31)
-    return states
+def split_mix(states: Any) -> Any:
+    """Return SplitMix64's output for each state, uint64; overflow wraps around."""
+    states = (states ^ (states >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    states = (states ^ (states >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return states ^ (states >> np.uint64(31))
+
+
+mix_word = compiled(split_mix)
+"""The same for one word, in compiled loops: numpy warns of every overflow of a single number."""

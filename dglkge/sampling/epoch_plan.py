@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dglkge.kernels.jit import compiled
-from dglkge.optim.kernels import GOLDEN
+from dglkge.kernels.order import walk_all
 from dglkge.sampling.keyed_hash import combine
 
 NUM_ROUNDS = 6
@@ -66,7 +64,7 @@ def _walk(
     a = max(1, math.isqrt(num))
     b = -(-num // a)
     result = np.array(values, dtype=np.int64)
-    _walk_all(result, num, a, b, _round_keys(seed, epoch), forward)
+    walk_all(result, num, a, b, _round_keys(seed, epoch), forward)
     return result
 
 
@@ -74,34 +72,3 @@ def _walk(
 def _round_keys(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
     """Return the keys of the rounds, (NUM_ROUNDS,)."""
     return np.array([combine(_ORDER_KEY, seed, epoch, turn) for turn in range(NUM_ROUNDS)], np.uint64)
-
-
-@compiled
-def _walk_all(values: np.ndarray, num: int, a: int, b: int, keys: np.ndarray, forward: bool) -> None:
-    """Walk from each value, in place."""
-    for i in range(values.shape[0]):
-        value = values[i]
-        while True:
-            left, right = value % a, value // a
-            for turn in range(keys.shape[0]):
-                number = turn if forward else keys.shape[0] - 1 - turn
-                if number % 2 == 0:
-                    drawn = _draw(keys[number], right, a)
-                    left = (left + (drawn if forward else a - drawn)) % a
-                else:
-                    drawn = _draw(keys[number], left, b)
-                    right = (right + (drawn if forward else b - drawn)) % b
-            value = right * a + left
-            if value < num:
-                break
-        values[i] = value
-
-
-@compiled
-def _draw(key: Any, value: Any, limit: Any) -> Any:
-    """Return the round function's value in [0, limit): one word of :func:`keyed_hash.words`, halved."""
-    state = np.uint64(value) * GOLDEN + key
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
-    return np.int64((state >> np.uint64(1)) % np.uint64(limit))

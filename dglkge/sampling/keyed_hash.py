@@ -5,23 +5,17 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dglkge.model.counter_random import GOLDEN_GAMMA, in_range, split_mix
+from dglkge.model.counter_random import GOLDEN_GAMMA, in_range, mix_word, split_mix
 
 _MASK = (1 << 64) - 1
-_GAMMA = int(GOLDEN_GAMMA)
 
 
 def combine(*parts: int) -> int:
     """Hash whole numbers, in their order, into one 64-bit key."""
-    key = 0
-    for (
-        part
-    ) in parts:  # SplitMix64's output, in Python's own numbers: arrays of one would take 10 times as long
-        state = (key + _GAMMA + part) & _MASK
-        state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ state >> 27) * 0x94D049BB133111EB) & _MASK
-        key = state ^ state >> 31
-    return key
+    key = np.uint64(0)
+    for part in parts:
+        key = mix_word(np.uint64((int(key) + int(GOLDEN_GAMMA) + part) & _MASK))
+    return int(key)
 
 
 def words(key: int, counters: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:

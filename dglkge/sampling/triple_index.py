@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from dglkge.kernels.jit import compiled
+from dglkge.kernels.order import find_rows
 
 Ids = npt.NDArray[np.int64]
 
@@ -50,28 +50,6 @@ class TripleIndex:
             Places in ``triple_ids``, ascending, and rows in the partition's edge table.
         """
         rows = np.empty(len(triple_ids), np.int64)
-        _find(triple_ids, self._triple_ids, self._starts, self._shift, rows)
+        find_rows(triple_ids, self._triple_ids, self._starts, self._shift, rows)
         places = np.flatnonzero(rows >= 0)
         return places, rows[places]
-
-
-@compiled
-def _find(
-    wanted: np.ndarray, triple_ids: np.ndarray, starts: np.ndarray, shift: int, rows: np.ndarray
-) -> None:
-    """Write the row of each wanted id, -1 for those that are not there."""
-    last = starts.shape[0] - 2
-    for i in range(wanted.shape[0]):
-        rows[i] = -1
-        bucket = wanted[i] >> shift
-        if bucket > last:
-            continue
-        low, high = starts[bucket], starts[bucket + 1]
-        while low < high:
-            middle = (low + high) // 2
-            if triple_ids[middle] < wanted[i]:
-                low = middle + 1
-            else:
-                high = middle
-        if low < starts[bucket + 1] and triple_ids[low] == wanted[i]:
-            rows[i] = low

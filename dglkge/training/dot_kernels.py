@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dglkge.embeddings.found_rows import prefetch_rows_at, row_at
 from dglkge.kernels.jit import compiled, compiled_unaliased
+from dglkge.kernels.rows import prefetch_rows_at, row_at
 from dglkge.optim.kernels import LOOKAHEAD
 from dglkge.training.narrow_rows import load_row, store_row
 

@@ -21,7 +21,6 @@ from dglkge.model.regularizers import N3, Regularizer
 from dglkge.model.score_functions import ComplEx, DistMult
 from dglkge.training import dot_kernels, softmax_kernels
 from dglkge.training.groups import Group, Negatives
-from dglkge.training.narrow_rows import words
 from dglkge.training.phase_clock import PhaseClock
 from dglkge.training.scratch import Scratch
 from dglkge.typing import Side
@@ -195,3 +194,10 @@ def _blocks(group: Group) -> list[tuple[slice, Negatives, np.ndarray]]:
         (slice(0, num), of_tails, group.tail_ids),
         (slice(num, 2 * num), of_heads, group.head_ids),
     ]
+
+
+def words(tensor: torch.Tensor) -> np.ndarray:
+    """View a contiguous tensor as compiled loops take it: bfloat16 as 16-bit words, others as they are."""
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 
 from dglkge.kernels.jit import FAST_MATH, compiled, intrinsic, ir, overload, types
 
@@ -90,10 +89,3 @@ def _load_row(row: Any, out: Any) -> Any:
             out[k] = row[k]
 
     return copy
-
-
-def words(tensor: torch.Tensor) -> np.ndarray:
-    """View a contiguous tensor as compiled loops take it: bfloat16 as 16-bit words, others as they are."""
-    if tensor.dtype == torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(np.uint16)
-    return tensor.numpy()

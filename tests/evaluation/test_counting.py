@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dglkge.evaluation.counting import STRIP_COLUMNS, _count_greater_torch, count_greater
+from dglkge.evaluation.counting import _count_greater_torch, count_greater
+from dglkge.kernels.counting import STRIP_COLUMNS
 
 
 @settings(max_examples=40, deadline=None)

@@ -10,7 +10,8 @@ from dglkge.embeddings.found_rows import FoundRows
 from dglkge.model.kge_model import build_model
 from dglkge.model.regularizers import build_regularizer
 from dglkge.training import dot_kernels
-from dglkge.training.narrow_rows import narrow, widen, words
+from dglkge.training.dot_softmax import words
+from dglkge.training.narrow_rows import narrow, widen
 from dglkge.typing import Side
 
 NUM, DIM, NUM_ENTITIES, NUM_RELATIONS = 9, 12, 6, 4

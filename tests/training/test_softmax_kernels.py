@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dglkge.model.losses import IGNORED_SCORE, Softmax
-from dglkge.training.narrow_rows import words
+from dglkge.training.dot_softmax import words
 from dglkge.training.softmax_kernels import greatest_of, ignore_truths, power, softmax
 
 NUM, NUM_NEGATIVES = 11, 37

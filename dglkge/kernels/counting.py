@@ -1,0 +1,58 @@
+"""Compiled passes over a tile of scores: what is greater than a true answer's, and what is close to it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dglkge.kernels.jit import compiled
+
+STRIP_COLUMNS = 128
+
+
+@compiled
+def count_scores(
+    scores: np.ndarray,
+    row_of: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    num_greater: np.ndarray,
+    num_close: np.ndarray,
+) -> None:
+    """Count the scores above ``high`` and those in [low, high], for each true answer (K,)."""
+    for k in range(len(row_of)):
+        row = scores[row_of[k]]
+        lowest, highest = low[k], high[k]
+        greater, not_less = 0, 0
+        for column in range(len(row)):
+            greater += row[column] > highest
+            not_less += row[column] >= lowest
+        num_greater[k] = greater
+        num_close[k] = not_less - greater
+
+
+@compiled
+def list_close(
+    scores: np.ndarray,
+    row_of: np.ndarray,
+    low: np.ndarray,
+    high: np.ndarray,
+    num_close: np.ndarray,
+    columns: np.ndarray,
+) -> None:
+    """Write the columns of the scores in [low, high], one true answer after another."""
+    place = 0
+    for k in range(len(row_of)):
+        end = place + num_close[k]
+        first = 0
+        while place < end:
+            # Most strips hold no close score, and a strip is counted 16 columns at a time.
+            strip = scores[row_of[k], first : first + STRIP_COLUMNS]
+            num_in_strip = 0
+            for column in range(len(strip)):
+                num_in_strip += (strip[column] >= low[k]) & (strip[column] <= high[k])
+            if num_in_strip > 0:
+                for column in range(len(strip)):
+                    if low[k] <= strip[column] <= high[k]:
+                        columns[place] = first + column
+                        place += 1
+            first += STRIP_COLUMNS

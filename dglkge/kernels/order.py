@@ -1,0 +1,60 @@
+"""Compiled loops of the order of training: the walk of the keyed permutation, and a search in buckets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dglkge.kernels.jit import compiled
+from dglkge.model.counter_random import GOLDEN_GAMMA, mix_word
+
+
+@compiled
+def walk_all(values: np.ndarray, num: int, a: int, b: int, keys: np.ndarray, forward: bool) -> None:
+    """Walk from each value, in place."""
+    for i in range(values.shape[0]):
+        value = values[i]
+        while True:
+            left, right = value % a, value // a
+            for turn in range(keys.shape[0]):
+                number = turn if forward else keys.shape[0] - 1 - turn
+                if number % 2 == 0:
+                    drawn = _draw(keys[number], right, a)
+                    left = (left + (drawn if forward else a - drawn)) % a
+                else:
+                    drawn = _draw(keys[number], left, b)
+                    right = (right + (drawn if forward else b - drawn)) % b
+            value = right * a + left
+            if value < num:
+                break
+        values[i] = value
+
+
+@compiled
+def _draw(key: Any, value: Any, limit: Any) -> Any:
+    """Return the value of the round function in [0, limit): one word of the keyed hash, halved."""
+    word = mix_word(np.uint64(value) * GOLDEN_GAMMA + key)
+    return np.int64((word >> np.uint64(1)) % np.uint64(limit))
+
+
+@compiled
+def find_rows(
+    wanted: np.ndarray, triple_ids: np.ndarray, starts: np.ndarray, shift: int, rows: np.ndarray
+) -> None:
+    """Write the row of each wanted id, -1 for those that are not there."""
+    last = starts.shape[0] - 2
+    for i in range(wanted.shape[0]):
+        rows[i] = -1
+        bucket = wanted[i] >> shift
+        if bucket > last:
+            continue
+        low, high = starts[bucket], starts[bucket + 1]
+        while low < high:
+            middle = (low + high) // 2
+            if triple_ids[middle] < wanted[i]:
+                low = middle + 1
+            else:
+                high = middle
+        if low < starts[bucket + 1] and triple_ids[low] == wanted[i]:
+            rows[i] = low
