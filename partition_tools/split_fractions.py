@@ -8,7 +8,7 @@ import numpy as np
 
 from dglkge.data.dataset_files import SPLITS
 from dglkge.errors import InputError
-from dglkge.model.counter_random import GOLDEN_GAMMA, split_mix
+from dglkge.kernels.hashing import GOLDEN_GAMMA, split_mix
 from partition_tools.ingest import IdTriples
 
 

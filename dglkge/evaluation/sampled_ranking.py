@@ -7,7 +7,7 @@ import torch
 from dglkge.evaluation.exact_scores import exact_scores
 from dglkge.evaluation.query_plan import QueryBatch
 from dglkge.evaluation.scored_queries import ScoredQueries
-from dglkge.model.counter_random import column_bits, in_range, row_keys, stream_key
+from dglkge.kernels.hashing import column_bits, in_range, row_keys, stream_key
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RowShard
 

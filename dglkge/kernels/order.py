@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from dglkge.kernels.hashing import GOLDEN_GAMMA, mix_word
 from dglkge.kernels.jit import compiled
-from dglkge.model.counter_random import GOLDEN_GAMMA, mix_word
 
 
 @compiled

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dglkge.kernels.chains import LOOKAHEAD, pointer_to, prefetch_bytes
 from dglkge.kernels.jit import carray, compiled
-from dglkge.optim.kernels import LOOKAHEAD, pointer_to, prefetch_bytes
 
 
 @compiled

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.autograd.function import once_differentiable
 
-from dglkge.model.modulus_kernels import add_query_gradient, fill_distances
+from dglkge.kernels.modulus import add_query_gradient, fill_distances
 
 MODULUS_BLOCK_ELEMENTS = 1 << 17
 """Complex numbers handled at a time by :class:`ModulusDistance`: half a MiB, which stays in cache."""

@@ -11,7 +11,7 @@ from typing import Callable
 
 import numpy as np
 
-from dglkge.model.counter_random import column_bits, row_keys, stream_key
+from dglkge.kernels.hashing import column_bits, row_keys, stream_key
 
 BLOCK_PAIRS = 1 << 15
 """Pairs of columns drawn at a time: the working arrays stay in cache."""

@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .alltoall import Alltoall
-from .buffers import Buffer
-from .ownership import owner_ranks
-from .row_chains import RowChains
-from .wire_format import Section, WireFormat
+from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.buffers import Buffer
+from dglkge.optim.ownership import owner_ranks
+from dglkge.optim.row_chains import RowChains
+from dglkge.optim.wire_format import Section, WireFormat
 
 
 class Route(NamedTuple):

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from . import kernels
-from .buffers import Buffer
+from dglkge.kernels import chains as kernels
+from dglkge.optim.buffers import Buffer
 
 _SMALLEST_CAPACITY = 1024
 

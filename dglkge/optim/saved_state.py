@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from . import state_file, torch_state
-from .alltoall import Alltoall
-from .dgl_attributes import DglAttributes
-from .step_exchange import StepExchange
-from .table import Table
+from dglkge.optim import state_file, torch_state
+from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.dgl_attributes import DglAttributes
+from dglkge.optim.step_exchange import StepExchange
+from dglkge.optim.table import Table
 
 logger = logging.getLogger(__name__)
 

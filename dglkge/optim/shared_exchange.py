@@ -20,11 +20,11 @@ from typing import Any, Callable
 import numpy as np
 import torch
 
-from . import kernels
-from .buffers import Buffer, padded
-from .row_chains import RowChains
-from .shared_outbox import NeighbourOutbox, Outbox, is_alive
-from .wire_format import WireFormat
+from dglkge.kernels import chains as kernels
+from dglkge.optim.buffers import Buffer, padded
+from dglkge.optim.row_chains import RowChains
+from dglkge.optim.shared_outbox import NeighbourOutbox, Outbox, is_alive
+from dglkge.optim.wire_format import WireFormat
 
 _PUBLISHED, _DELIVERED, _FINISHED, _VOTE, _FIRST_COUNT = range(5)
 _SPIN_SECONDS = 0.001

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .row_updates import update_adagrad
-from .sparse_optimizer import SparseOptimizer
+from dglkge.kernels.updates import update_adagrad
+from dglkge.optim.sparse_optimizer import SparseOptimizer
 
 
 class SparseAdagrad(SparseOptimizer):

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import row_storage
-from .row_updates import update_adam
-from .sparse_optimizer import SparseOptimizer
+from dglkge.kernels.updates import update_adam
+from dglkge.optim import row_storage
+from dglkge.optim.sparse_optimizer import SparseOptimizer
 
 
 class SparseAdam(SparseOptimizer):

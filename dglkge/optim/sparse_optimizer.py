@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from dgl.distributed import DistEmbedding, DistTensor
 
-from .alltoall import Alltoall
-from .background import Background
-from .claims import claim
-from .hyper_parameters import check_group, check_options
-from .saved_state import SavedState
-from .scaled_gradients import EmbeddingParameter
-from .step_exchange import StepExchange
-from .step_signals import StepSignals
-from .table import Rule, Table, key_of
-from .wire_format import WireFormat
+from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.background import Background
+from dglkge.optim.claims import claim
+from dglkge.optim.hyper_parameters import check_group, check_options
+from dglkge.optim.saved_state import SavedState
+from dglkge.optim.scaled_gradients import EmbeddingParameter
+from dglkge.optim.step_exchange import StepExchange
+from dglkge.optim.step_signals import StepSignals
+from dglkge.optim.table import Rule, Table, key_of
+from dglkge.optim.wire_format import WireFormat
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 

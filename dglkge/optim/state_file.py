@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from . import row_storage
-from .hyper_parameters import check_group
-from .table import Table
+from dglkge.optim import row_storage
+from dglkge.optim.hyper_parameters import check_group
+from dglkge.optim.table import Table
 
 logger = logging.getLogger(__name__)
 

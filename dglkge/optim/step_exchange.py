@@ -8,13 +8,13 @@ from typing import Any, Callable
 
 import numpy as np
 
-from .alltoall import Alltoall
-from .gradient_exchange import GradientExchange, Route
-from .ownership import ranks_by_machine
-from .row_chains import RowChains
-from .shared_exchange import SharedExchange, num_fields
-from .shared_outbox import Address, NeighbourOutbox, Outbox, usable
-from .wire_format import WireFormat
+from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.gradient_exchange import GradientExchange, Route
+from dglkge.optim.ownership import ranks_by_machine
+from dglkge.optim.row_chains import RowChains
+from dglkge.optim.shared_exchange import SharedExchange, num_fields
+from dglkge.optim.shared_outbox import Address, NeighbourOutbox, Outbox, usable
+from dglkge.optim.wire_format import WireFormat
 
 logger = logging.getLogger(__name__)
 

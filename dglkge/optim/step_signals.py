@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from .step_exchange import ignore_phase
+from dglkge.optim.step_exchange import ignore_phase
 
 logger = logging.getLogger(__name__)
 

@@ -12,12 +12,13 @@ import torch
 from dgl.distributed import DistTensor
 from dgl.distributed.standalone_kvstore import KVClient as StandaloneClient
 
-from . import kernels, row_storage
-from .background import FencedTensor
-from .buffers import Buffer
-from .ownership import range_starts
-from .row_chains import RowChains
-from .trace import Trace
+from dglkge.kernels import chains as kernels
+from dglkge.optim import row_storage
+from dglkge.optim.background import FencedTensor
+from dglkge.optim.buffers import Buffer
+from dglkge.optim.ownership import range_starts
+from dglkge.optim.row_chains import RowChains
+from dglkge.optim.trace import Trace
 
 #: (arrays [rows, *state], target rows, positions of their keys, chain) -> number of rows left alone
 Rule = Callable[[Sequence[np.ndarray], np.ndarray, np.ndarray, tuple], int]

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .state_file import EMB_STATES, GROUPS, IDS, PARAMS, STATES
-from .table import Table
+from dglkge.optim.state_file import EMB_STATES, GROUPS, IDS, PARAMS, STATES
+from dglkge.optim.table import Table
 
 #: torch's names of state tensors.
 _NAME_IN_TORCH = {"mem": "exp_avg", "power": "exp_avg_sq"}

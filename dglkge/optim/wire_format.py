@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from .buffers import padded
+from dglkge.optim.buffers import padded
 
 
 class Section(NamedTuple):

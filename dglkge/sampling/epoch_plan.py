@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from dglkge.kernels.hashing import combine
 from dglkge.kernels.order import walk_all
-from dglkge.sampling.keyed_hash import combine
 
 NUM_ROUNDS = 6
 _ORDER_KEY = 0x0EDE  # tells the order's numbers from those of the negatives

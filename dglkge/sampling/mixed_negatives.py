@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from dglkge.kernels.hashing import below, combine
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.sampling.keyed_hash import below, combine
 from dglkge.sampling.negative_samplers import UniformNegatives
 from dglkge.sampling.shares import split_count
 

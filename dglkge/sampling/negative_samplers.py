@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dglkge.sampling.keyed_hash import below, combine
+from dglkge.kernels.hashing import below, combine
 
 _NEGATIVES_KEY = 0x4E6  # tells the negatives' numbers from those of the order
 

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from dglkge.kernels import dot as dot_kernels
+from dglkge.kernels import softmax as softmax_kernels
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import IGNORED_SCORE, Loss, Softmax
 from dglkge.model.regularizers import N3, Regularizer
 from dglkge.model.score_functions import ComplEx, DistMult
-from dglkge.training import dot_kernels, softmax_kernels
 from dglkge.training.groups import Group, Negatives
 from dglkge.training.phase_clock import PhaseClock
 from dglkge.training.scratch import Scratch

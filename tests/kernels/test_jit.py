@@ -17,7 +17,7 @@ ONE_ADAGRAD_STEP = """
 import sys
 import numpy as np
 from dglkge.optim.row_chains import RowChains
-from dglkge.optim.row_updates import update_adagrad
+from dglkge.kernels.updates import update_adagrad
 chains = RowChains(2, np.dtype(np.float32))
 gradients = np.full((1, 2), 4, np.float32)
 chains.add(np.zeros(1, np.int64), gradients)

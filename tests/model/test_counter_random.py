@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dglkge.model.counter_random import GOLDEN_GAMMA, column_bits, row_keys, split_mix, stream_key
+from dglkge.kernels.hashing import GOLDEN_GAMMA, column_bits, row_keys, split_mix, stream_key
 
 MASK = (1 << 64) - 1
 

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from dglkge.distributed.dgl_compat import disconnect
-
-from .cluster import partitions
-from .oracle import start_rows
+from tests.optim.cluster import partitions
+from tests.optim.oracle import start_rows
 
 NUM_ROWS = 50
 _NUMBERS = itertools.count()

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from dglkge.optim import RowAdagrad, SparseAdagrad, SparseAdam
-
-from .oracle import CASES, Oracle, batch, start_rows
+from tests.optim.oracle import CASES, Oracle, batch, start_rows
 
 EVERYTHING = torch.arange(50)
 

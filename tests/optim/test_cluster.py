@@ -8,8 +8,8 @@ import functools
 import pytest
 import torch
 
-from .cluster import run_cluster
-from .oracle import CASES, Case, Oracle, batch
+from tests.optim.cluster import run_cluster
+from tests.optim.oracle import CASES, Case, Oracle, batch
 
 NUM_STEPS = 300
 NUM_NODES = {"item": 24, "user": 60}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from .cluster import run_cluster
-from .oracle import start_rows
+from tests.optim.cluster import run_cluster
+from tests.optim.oracle import start_rows
 
 NUM_NODES = {"item": 24, "user": 60}
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from dglkge.optim import SparseAdagrad, SparseAdam
-
-from .oracle import start_rows
+from tests.optim.oracle import start_rows
 
 
 def test_embeddings_of_one_name_have_their_own_state(make_table) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.optim import kernels
+from dglkge.kernels import chains as kernels
 from dglkge.optim.buffers import Buffer
 from dglkge.optim.row_chains import RowChains
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from .cluster import original_ids, run_cluster
-from .oracle import start_rows
+from tests.optim.cluster import original_ids, run_cluster
+from tests.optim.oracle import start_rows
 
 NUM_NODES = {"item": 24, "user": 60}
 

@@ -9,8 +9,7 @@ import torch
 from dgl.distributed import DistTensor
 
 from dglkge.optim import SparseAdagrad, SparseAdam
-
-from .oracle import start_rows
+from tests.optim.oracle import start_rows
 
 EVERYTHING = torch.arange(50)
 IDS = torch.tensor([1, 2])

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.optim import row_updates
+from dglkge.kernels import updates as row_updates
+from dglkge.kernels.updates import adagrad, adam, row_adagrad
 from dglkge.optim.row_chains import RowChains
-from dglkge.optim.update_rules import adagrad, adam, row_adagrad
 
 DIMS = [1, 2, 7, 8, 64, 401]
 TYPES = [(np.float32, 2e-5), (np.float64, 1e-12)]

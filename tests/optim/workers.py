@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from dglkge import optim
 from dglkge.optim import step_exchange
-
-from .oracle import CASES, batch, share, start_rows
+from tests.optim.oracle import CASES, batch, share, start_rows
 
 
 def rank_and_size() -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dglkge.sampling import keyed_hash
+from dglkge.kernels import hashing as keyed_hash
 
 MASK = (1 << 64) - 1
 

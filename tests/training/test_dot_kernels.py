@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from dglkge.embeddings.found_rows import FoundRows
+from dglkge.kernels import dot as dot_kernels
+from dglkge.kernels.bfloat16 import narrow, widen
 from dglkge.model.kge_model import build_model
 from dglkge.model.regularizers import build_regularizer
-from dglkge.training import dot_kernels
 from dglkge.training.dot_softmax import words
-from dglkge.training.narrow_rows import narrow, widen
 from dglkge.typing import Side
 
 NUM, DIM, NUM_ENTITIES, NUM_RELATIONS = 9, 12, 6, 4

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from dglkge.kernels.softmax import greatest_of, ignore_truths, power, softmax
 from dglkge.model.losses import IGNORED_SCORE, Softmax
 from dglkge.training.dot_softmax import words
-from dglkge.training.softmax_kernels import greatest_of, ignore_truths, power, softmax
 
 NUM, NUM_NEGATIVES = 11, 37
 

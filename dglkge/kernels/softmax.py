@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from dglkge.kernels.bfloat16 import bits_of, float_of, load_row, store_row
+from dglkge.kernels.chains import GOLDEN
 from dglkge.kernels.jit import compiled
-from dglkge.optim.kernels import GOLDEN
-from dglkge.training.narrow_rows import bits_of, float_of, load_row, store_row
 
 LOWEST_EXPONENT = np.float32(-60.0)
 """Powers below e^-60 count as 0: they are lost in any float32 sum with 1, and denormal numbers are slow."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.jit import carray, compiled, intrinsic, ir, types
+from dglkge.kernels.jit import carray, compiled, intrinsic, ir, types
 
 #: Multiplier of Fibonacci hashing: 2**64 divided by the golden ratio (Knuth, TAOCP vol. 3, section 6.4).
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from dglkge.kernels.bfloat16 import load_row, store_row
+from dglkge.kernels.chains import LOOKAHEAD
 from dglkge.kernels.jit import compiled, compiled_unaliased
 from dglkge.kernels.rows import prefetch_rows_at, row_at
-from dglkge.optim.kernels import LOOKAHEAD
-from dglkge.training.narrow_rows import load_row, store_row
 
 
 @compiled_unaliased

@@ -1,4 +1,6 @@
-"""Random bits as a pure function of a key and a position, so that any process can draw any of them.
+"""Pseudo-random numbers as a function of a key and a counter: any process computes any of them alone.
+
+SplitMix64 (Steele, Lea and Flood 2014) is the mixing function throughout.
 
 The bits are the outputs of SplitMix64 (Steele, Lea and Flood 2014): state = key + position * gamma, mixed.
 """
@@ -9,6 +11,7 @@ import hashlib
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dglkge.kernels.jit import compiled
 
@@ -71,3 +74,45 @@ def split_mix(states: Any) -> Any:
 
 mix_word = compiled(split_mix)
 """The same for one word, in compiled loops: numpy warns of every overflow of a single number."""
+
+
+_MASK = (1 << 64) - 1
+
+
+def combine(*parts: int) -> int:
+    """Hash whole numbers, in their order, into one 64-bit key."""
+    key = np.uint64(0)
+    for part in parts:
+        key = mix_word(np.uint64((int(key) + int(GOLDEN_GAMMA) + part) & _MASK))
+    return int(key)
+
+
+def words(key: int, counters: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Return one 64-bit word for each counter under a key.
+
+    Parameters
+    ----------
+    key : int
+        From :func:`combine`.
+    counters : (n,) int64
+
+    Returns
+    -------
+    (n,) uint64
+    """
+    return split_mix(counters.astype(np.uint64) * GOLDEN_GAMMA + np.uint64(key))
+
+
+def below(key: int, count: int, limit: int) -> npt.NDArray[np.int64]:
+    """Draw whole numbers from [0, limit), uniformly: see :func:`in_range`.
+
+    Parameters
+    ----------
+    key : int
+    count, limit : int
+
+    Returns
+    -------
+    (count,) int64
+    """
+    return in_range(words(key, np.arange(count, dtype=np.int64)), limit)
