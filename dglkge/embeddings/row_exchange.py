@@ -15,8 +15,8 @@ import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.buffers import Buffer
-from dglkge.optim.ownership import owner_ranks, ranks_by_machine
+from dglkge.optim.network_exchange import owner_ranks, ranks_by_machine
+from dglkge.optim.row_chains import Buffer
 
 Ids = npt.NDArray[np.int64]
 FLOAT32 = np.dtype(np.float32)

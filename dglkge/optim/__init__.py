@@ -7,8 +7,6 @@ Change ``from dgl.distributed.optim import SparseAdagrad, SparseAdam`` to
 
 from __future__ import annotations
 
-from dglkge.optim.row_adagrad import RowAdagrad
-from dglkge.optim.sparse_adagrad import SparseAdagrad
-from dglkge.optim.sparse_adam import SparseAdam
+from dglkge.optim.optimizers import RowAdagrad, SparseAdagrad, SparseAdam
 
 __all__ = ["RowAdagrad", "SparseAdagrad", "SparseAdam"]

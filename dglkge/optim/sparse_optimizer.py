@@ -1,8 +1,10 @@
-"""Base of the distributed sparse optimizers: what a step does, whatever the update rule."""
+"""Base of the distributed sparse optimizers: the step, its options and its votes."""
 
 from __future__ import annotations
 
 import abc
+import gc
+import logging
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -13,15 +15,83 @@ import torch
 from dgl.distributed import DistEmbedding, DistTensor
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.background import Background
-from dglkge.optim.claims import claim
 from dglkge.optim.hyper_parameters import check_group, check_options
-from dglkge.optim.saved_state import SavedState
+from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.scaled_gradients import EmbeddingParameter
-from dglkge.optim.step_exchange import StepExchange
-from dglkge.optim.step_signals import StepSignals
-from dglkge.optim.table import Rule, Table, key_of
-from dglkge.optim.wire_format import WireFormat
+from dglkge.optim.state_file import SavedState
+from dglkge.optim.step_exchange import StepExchange, ignore_phase
+from dglkge.optim.table import Background, Rule, Table, key_of
+
+#: The optimizer of each embedding of this process, by its kvstore and the name of its tensor there. A process
+#: that trains twice has two kvstores; an optimizer of the first one may still be referenced.
+_OWNERS: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+
+
+def claim(embeddings: Sequence[Any], optimizer: Any) -> None:
+    """Make an optimizer that of some embeddings, for as long as it lives; all of them or none.
+
+    Raises
+    ------
+    TypeError
+        Something is no ``dgl.distributed.DistEmbedding``.
+    ValueError
+        An embedding has an optimizer already.
+    """
+    kind = type(optimizer).__name__
+    for embedding in embeddings:
+        if not isinstance(embedding, DistEmbedding):
+            got = type(embedding).__name__
+            raise TypeError(f"{kind} updates dgl.distributed.DistEmbedding only, got {got}")
+    keys = [(id(embedding.kvstore), embedding.data_name) for embedding in embeddings]
+    if any(key in _OWNERS for key in keys):
+        gc.collect()  # an optimizer that nobody holds any more may still hang in a reference cycle
+    for embedding, key in zip(embeddings, keys):
+        if key in _OWNERS or keys.count(key) > 1:
+            other = type(_OWNERS.get(key, optimizer)).__name__
+            raise ValueError(
+                f"embedding {embedding.name!r} has an optimizer already ({other}): "
+                "two would overwrite each other's state"
+            )
+    for key in keys:
+        _OWNERS[key] = optimizer
+
+
+logger = logging.getLogger(__name__)
+
+
+class StepSignals:
+    """The part of an optimizer that talks.
+
+    Attributes
+    ----------
+    num_skipped_rows : int
+        Rows that were left alone, by any trainer, because their gradient was not finite.
+    num_votes : int
+        How many trainers gave their vote to the last finished step: the same number on each.
+    """
+
+    _tables: Sequence[Any]
+    _raise_nonfinite: bool
+    _enter: Callable[[str], None] = staticmethod(ignore_phase)
+    num_votes = 0
+    num_skipped_rows = 0
+
+    def when_phase(self, enter: Callable[[str], None]) -> None:
+        """Tell a function when merge, exchange, update and waiting begin."""
+        self._enter = enter
+
+    def _report(self, num_bad: np.ndarray) -> None:
+        """Count or raise rows whose gradient was not finite, from the numbers of all trainers."""
+        if not num_bad.any():
+            return
+        self.num_skipped_rows += int(num_bad.sum())
+        text = ", ".join(
+            f"{count} rows of {table.label!r}" for table, count in zip(self._tables, num_bad) if count
+        )
+        if self._raise_nonfinite:
+            raise FloatingPointError(f"the gradient is not finite for {text}; these rows were not updated")
+        logger.warning("the gradient is not finite for %s; these rows were not updated", text)
+
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 

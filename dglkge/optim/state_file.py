@@ -1,5 +1,6 @@
-"""Saving and loading optimizer state: one file for each trainer, readable at any number of trainers and
-machines.
+"""Saving and loading optimizer state: one file for each trainer, readable at any number of trainers.
+
+DGL's own files and torch's form of a state are read too.
 
 A file is a dictionary as ``dgl.distributed.optim`` writes it, ``{"params": {...}, "emb_states": {name:
 {"ids": ids, "states": {tensor name: rows}}}}``, with these additions in ``params``: ``param_groups``,
@@ -10,10 +11,15 @@ A file without these additions was written by DGL. DGL's Adagrad, where it updat
 of the sum of squares (see ``tests/optim/test_dgl_defects.py``); with gradients on a GPU it keeps the sum.
 Nothing in the file tells which, and DGL's distributed training updates on the CPU unless rows were read to a
 GPU; so the numbers are squared unless the caller says that they are sums.
+
+Embeddings are numbered through all groups. The state of an embedding holds ``ids`` "(n,)" and the rows of
+each state tensor for them; without ``ids`` these are all rows, in the order of their ids, as
+``torch.optim.Adagrad`` and ``torch.optim.SparseAdam`` save them.
 """
 
 from __future__ import annotations
 
+import abc
 import glob
 import logging
 import os
@@ -25,8 +31,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dglkge.optim import row_storage
+from dglkge.optim import table as row_storage
+from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.hyper_parameters import check_group
+from dglkge.optim.step_exchange import StepExchange
 from dglkge.optim.table import Table
 
 logger = logging.getLogger(__name__)
@@ -213,7 +221,7 @@ def _write_local(saved: SavedRows, chosen: np.ndarray) -> None:
         array[saved.ids[chosen] - _own_range(saved.table)[0]] = saved.rows(tensor, chosen)
 
 
-def num_missing(
+def count_missing(
     found: Sequence[SavedRows], tables: Sequence[Table], place: int, num_places: int
 ) -> np.ndarray:
     """How many of the machine's rows number place, place + num_places, ... of each table are in no file."""
@@ -348,3 +356,303 @@ def write_file(content: Mapping[str, Any], path: Path) -> None:
     unfinished = path.with_name(path.name + ".unfinished")
     torch.save(content, unfinished)
     os.replace(unfinished, path)
+
+
+#: torch's names of state tensors.
+_NAME_IN_TORCH = {"mem": "exp_avg", "power": "exp_avg_sq"}
+
+
+def is_of_torch(state_dict: Mapping[str, Any]) -> bool:
+    """Whether a saved state is in the form of torch only."""
+    return EMB_STATES not in state_dict and {"state", "param_groups"} <= set(state_dict)
+
+
+def to_torch(content: Mapping[str, Any], tables: Sequence[Table]) -> dict[str, Any]:
+    """One trainer's saved state in the form of torch."""
+    by_label = {table.label: table for table in tables}
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    groups = []
+    for group in content[PARAMS][GROUPS]:
+        numbers = range(len(state), len(state) + len(group["params"]))
+        for number, label in zip(numbers, group["params"]):
+            saved = content[EMB_STATES][label]
+            state[number] = {
+                IDS: saved[IDS],
+                **{
+                    _NAME_IN_TORCH.get(key, key): saved[STATES][tensor.name]
+                    for key, tensor in by_label[label].state.items()
+                },
+            }
+        groups.append({**group, "params": list(numbers)})
+    return {"state": state, "param_groups": groups}
+
+
+def from_torch(
+    state_dict: Mapping[str, Any],
+    tables: Sequence[Table],
+    groups: Sequence[tuple[Sequence[str], Mapping[str, Any]]],
+) -> dict[str, Any]:
+    """A state in the form of torch as the optimizer's files have it.
+
+    Parameters
+    ----------
+    state_dict : mapping
+        In the form of torch.
+    tables : sequence of Table
+        The optimizer's tables.
+    groups : sequence of (sequence of str, mapping)
+        Its parameter groups, each with the keys of its tables.
+
+    Raises
+    ------
+    ValueError
+        Groups, or tables of a group, are not as many as here, or a state tensor is missing.
+    """
+    saved_groups = state_dict["param_groups"]
+    sizes, own_sizes = [len(group["params"]) for group in saved_groups], [len(keys) for keys, _ in groups]
+    if sizes != own_sizes:
+        raise ValueError(f"the saved state has groups of {sizes} parameters, this optimizer of {own_sizes}")
+    by_key = {table.key: table for table in tables}
+    states, num_steps, named = {}, {}, []
+    for (keys, _), saved_group in zip(groups, saved_groups):
+        for key, number in zip(keys, saved_group["params"]):
+            table, saved = by_key[key], state_dict["state"].get(number)
+            if saved is None:
+                continue  # torch saves nothing for a parameter that never had a gradient
+            states[table.label] = _torch_table_state(table, saved)
+            if "step" in saved:
+                num_steps[table.label] = int(torch.as_tensor(saved["step"]).max())
+        named.append({**saved_group, "params": [by_key[key].label for key in keys]})
+    params = {GROUPS: named, "num_steps": num_steps, "keys": {table.label: table.key for table in tables}}
+    return {PARAMS: params, EMB_STATES: states}
+
+
+def _torch_table_state(table: Table, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of one table, under the names of its tensors."""
+    ids = torch.as_tensor(saved[IDS]) if IDS in saved else torch.arange(table.num_rows)
+    states = {}
+    for key, tensor in table.state.items():
+        name = _NAME_IN_TORCH.get(key, key)
+        if name not in saved:
+            raise ValueError(f"state of {table.label!r}: {name!r} is missing, the file has {sorted(saved)}")
+        rows = torch.as_tensor(saved[name])
+        states[tensor.name] = rows.expand(len(ids)) if key == "step" and rows.dim() == 0 else rows
+    return {IDS: ids, STATES: states}
+
+
+class DglAttributes:
+    """Names of DGL's optimizers for what is kept in parameter groups here."""
+
+    param_groups: list[dict[str, Any]]
+    _states: dict[str, Any]
+
+    def finish(self) -> None:
+        """Wait for a step in the background."""
+        raise NotImplementedError
+
+    @property
+    def _state(self) -> dict[str, Any]:
+        """State of each embedding by name: a ``DistTensor``, or a tuple of them."""
+        self.finish()
+        return self._states
+
+    @property
+    def _defaults(self) -> dict[str, float]:
+        """Hyper-parameters of the first group under DGL's names."""
+        first = self.param_groups[0]
+        named = {"_lr": float(first["lr"]), "_eps": float(first["eps"])}
+        if "betas" in first:
+            named["_beta1"], named["_beta2"] = first["betas"]
+        return named
+
+    @property
+    def _lr(self) -> float:
+        """Learning rate of the first group; set, of all groups."""
+        return self._defaults["_lr"]
+
+    @_lr.setter
+    def _lr(self, lr: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = lr
+
+    @property
+    def _eps(self) -> float:
+        """Epsilon of the first group; set, of all groups."""
+        return self._defaults["_eps"]
+
+    @_eps.setter
+    def _eps(self, eps: float) -> None:
+        for group in self.param_groups:
+            group["eps"] = eps
+
+    @property
+    def _beta1(self) -> float:
+        """Decay of the first moment, of the first group."""
+        return self._defaults["_beta1"]
+
+    @property
+    def _beta2(self) -> float:
+        """Decay of the second moment, of the first group."""
+        return self._defaults["_beta2"]
+
+
+class SavedState(DglAttributes, abc.ABC):
+    """Methods of :class:`SparseOptimizer` that write its state to files and read it again."""
+
+    _tables: list[Table]
+    _group: Alltoall
+    _rank: int
+    _world_size: int
+    _timeout_seconds: float
+    _exchange: StepExchange
+
+    @abc.abstractmethod
+    def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
+        """Each parameter group with the keys of its tables."""
+
+    def local_state_dict(self, original_ids: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """This trainer's share of the state: every n-th of its machine's rows, n trainers being on the
+        machine. No collective.
+
+        Parameters
+        ----------
+        original_ids : mapping, optional
+            For each embedding "(N,)" original id of each node id; the state is then saved by original ids and
+            can be loaded under another partitioning.
+        """
+        self.finish()
+        return content(
+            self._tables,
+            self._keyed_groups(),
+            {"world_size": self._world_size, **self._defaults},
+            original_ids or {},
+            self._exchange.place,
+            self._exchange.num_places,
+        )
+
+    def load_local_state_dict(
+        self,
+        local_state_dict: Mapping[str, Any],
+        original_ids: Mapping[str, Any] | None = None,
+        dgl_keeps_roots: bool = True,
+    ) -> None:
+        """Take over all rows of a saved state, and the hyper-parameters; no collective.
+
+        Rows that other trainers own are written too, so that together the trainers may load the parts of a
+        save in any order and number.
+
+        Parameters
+        ----------
+        local_state_dict : mapping
+            From :meth:`local_state_dict`, of this optimizer or of DGL's.
+        original_ids : mapping, optional
+            Needed where the state was saved by original ids.
+        dgl_keeps_roots : bool
+            Square the state of DGL's SparseAdagrad, which keeps roots where it updates on the CPU. False for
+            a state that DGL kept with gradients on a GPU.
+
+        Raises
+        ------
+        ValueError
+            The rows do not fit; nothing is written then.
+        """
+        self.finish()
+        found = saved_rows([local_state_dict], self._tables, original_ids or {}, dgl_keeps_roots)
+        take_over(local_state_dict[PARAMS], self._tables, self._keyed_groups())
+        write_all(found, self._timeout_seconds)
+
+    def save(self, f: str | bytes | os.PathLike, original_ids: Mapping[str, Any] | None = None) -> None:
+        """Write this trainer's state to ``<f>_<rank>``; every trainer calls it. Arguments:
+        :meth:`local_state_dict`. What one trainer raises, all of them raise."""
+        self.finish()
+        self._barrier()  # no trainer changes rows any more, also where steps are not synchronous
+        problem: Exception | None = None
+        try:
+            write_file(self.local_state_dict(original_ids), file_of(f, self._rank))
+        except Exception as error:  # a full disk, no such folder: the others wait for word of it
+            problem = error
+        self._agree(problem, "save", OSError)
+
+    def load(
+        self,
+        f: str | bytes | os.PathLike,
+        original_ids: Mapping[str, Any] | None = None,
+        dgl_keeps_roots: bool = True,
+    ) -> None:
+        """Read the state from the files that :meth:`save` wrote with any number of trainers; every trainer
+        calls it. Files of DGL's optimizers are read too. Other arguments: :meth:`load_local_state_dict`.
+
+        Every machine must see the files that hold its rows: all of them, where the partitioning changed.
+
+        Raises
+        ------
+        FileNotFoundError
+            No trainer finds a file.
+        ValueError
+            The files are of another optimizer, or of another partitioning without ``original_ids``; nothing
+            is written then, by any trainer.
+        """
+        self.finish()
+        self._barrier()
+        found: list[SavedRows] = []
+        params: Any = None
+        problem: Exception | None = None
+        try:
+            contents = saved_files(f)
+            params = contents[0][PARAMS] if contents else None
+            found = saved_rows(contents, self._tables, original_ids or {}, dgl_keeps_roots)
+        except Exception as error:  # whatever it is, the others wait for word of it
+            problem = error
+        self._agree(problem, "load", ValueError)
+        # Where machines share no disk, some may see no file: all take the same hyper-parameters.
+        seen = [each for each in self._group.gather(params) if each is not None]
+        if not seen:
+            raise FileNotFoundError(f"no file {os.fsdecode(f)}_<rank> to load optimizer state from")
+        take_over(seen[0], self._tables, self._keyed_groups())
+        write_share(found, self._exchange.place, self._exchange.num_places)
+        self._warn_of_missing_rows(found)
+
+    def _warn_of_missing_rows(self, found: Sequence[SavedRows]) -> None:
+        """Log how many rows no file had, for each table; a collective."""
+        num_missing = self._group.sum(
+            count_missing(found, self._tables, self._exchange.place, self._exchange.num_places)
+        )
+        for table, number in zip(self._tables, num_missing):
+            if number:
+                logger.warning(
+                    "the files hold %d of the %d rows of %r: the state of the others stays as it was",
+                    table.num_rows - number,
+                    table.num_rows,
+                    table.label,
+                )
+
+    def _agree(self, problem: Exception | None, task: str, kind: type[Exception]) -> None:
+        """Wait for all trainers; raise this one's problem, or say which other trainer has one."""
+        problems = self._group.gather(None if problem is None else _describe(problem))
+        if problem is not None:
+            raise problem
+        for rank, text in enumerate(problems):
+            if text is not None:
+                raise kind(f"trainer {rank} cannot {task} the optimizer state: {text}")
+
+    def _barrier(self) -> None:
+        """Wait for all trainers."""
+        self._group.sum(np.zeros(1, np.int64))
+
+    def state_dict(self) -> dict[str, Any]:
+        """This trainer's share of the state under torch's keys ``state`` and ``param_groups`` and under those
+        of :meth:`local_state_dict`; both name the same tensors. No collective."""
+        content = self.local_state_dict()
+        return {**content, **to_torch(content, self._tables)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As :meth:`load_local_state_dict`; also for states in the form of ``torch.optim``, such as that of a
+        ``torch.optim.Adagrad`` or ``SparseAdam`` over whole tables."""
+        if is_of_torch(state_dict):
+            state_dict = from_torch(state_dict, self._tables, self._keyed_groups())
+        self.load_local_state_dict(state_dict)
+
+
+def _describe(error: Exception) -> str:
+    """Say what an error is: by its text alone where that is written for people."""
+    return str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"

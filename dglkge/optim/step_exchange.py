@@ -9,12 +9,9 @@ from typing import Any, Callable
 import numpy as np
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.gradient_exchange import GradientExchange, Route
-from dglkge.optim.ownership import ranks_by_machine
+from dglkge.optim.network_exchange import GradientExchange, Route, WireFormat, ranks_by_machine
 from dglkge.optim.row_chains import RowChains
-from dglkge.optim.shared_exchange import SharedExchange, num_fields
-from dglkge.optim.shared_outbox import Address, NeighbourOutbox, Outbox, usable
-from dglkge.optim.wire_format import WireFormat
+from dglkge.optim.shared_exchange import Address, NeighbourOutbox, Outbox, SharedExchange, num_fields, usable
 
 logger = logging.getLogger(__name__)
 

@@ -1,9 +1,17 @@
-"""One embedding under an optimizer: its rows, its state, its recorded reads and the gradients of the current
-step."""
+"""One embedding under an optimizer: recorded reads, gradients of the step, rows and state in memory.
+
+DGL appends (ids, rows) to a list of the embedding whenever rows are read while gradients are recorded. Here
+these rules hold: a step takes every pair that has its gradient and forgets it; a pair whose backward has not
+run yet is remembered as long as its rows live (and not a moment longer), so that rows read ahead of a step
+still count; ``zero_grad`` forgets the gradients that have arrived, and keeps the pairs that still wait for
+theirs.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable
 from weakref import WeakMethod
 
@@ -11,14 +19,183 @@ import numpy as np
 import torch
 from dgl.distributed import DistTensor
 from dgl.distributed.standalone_kvstore import KVClient as StandaloneClient
+from torch.utils.weak import TensorWeakRef
 
 from dglkge.kernels import chains as kernels
-from dglkge.optim import row_storage
-from dglkge.optim.background import FencedTensor
-from dglkge.optim.buffers import Buffer
-from dglkge.optim.ownership import range_starts
-from dglkge.optim.row_chains import RowChains
-from dglkge.optim.trace import Trace
+from dglkge.optim.network_exchange import range_starts
+from dglkge.optim.row_chains import Buffer, RowChains
+
+
+class Trace:
+    """The recorded reads of one embedding.
+
+    Parameters
+    ----------
+    embedding : dgl.distributed.DistEmbedding
+        The embedding.
+    """
+
+    def __init__(self, embedding: Any) -> None:
+        self._embedding = embedding
+        self._waiting: list[tuple[torch.Tensor, TensorWeakRef]] = []
+
+    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """All pairs (ids, rows) that may have or get a gradient."""
+        alive = [(ids, reference()) for ids, reference in self._waiting]
+        return [(ids, rows) for ids, rows in alive if rows is not None] + list(self._embedding._trace)
+
+    def take(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The pairs (ids "(n,)", gradients "(n, D)") that arrived since the last call; they are forgotten."""
+        pairs = self._pairs()
+        self._waiting = [(ids, TensorWeakRef(rows)) for ids, rows in pairs if rows.grad is None]
+        self._embedding.reset_trace()
+        return [(ids, rows.grad) for ids, rows in pairs if rows.grad is not None]
+
+    def gradients(self) -> list[torch.Tensor]:
+        """The gradients "(n, D)" that have arrived and that no step has taken yet."""
+        return [rows.grad for _, rows in self._pairs() if rows.grad is not None]
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients that have arrived."""
+        pairs = [(ids, rows) for ids, rows in self._pairs() if rows.grad is None]
+        self._waiting = []
+        self._embedding.reset_trace()
+        self._embedding._trace.extend(pairs)
+
+
+class Background:
+    """Runs one piece of work at a time in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-optim")
+        self._work: Future | None = None
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Start some work; the work before it must have been finished."""
+        self._work = self._thread.submit(work)
+
+    def finish(self) -> None:
+        """Wait for the work, if any, and raise what it raised."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.result()
+
+
+class FencedTensor(DistTensor):
+    """A distributed tensor that lets a background step end before its rows are read or written.
+
+    Parameters
+    ----------
+    tensor : dgl.distributed.DistTensor
+        The tensor; it goes on owning the data.
+    finish : weakref.WeakMethod
+        Waits for the step, as long as the optimizer lives.
+    """
+
+    def __init__(self, tensor: DistTensor, finish: WeakMethod) -> None:
+        self.__dict__.update(tensor.__dict__)
+        self._owner = False
+        self._fenced = tensor
+        self._fence = finish
+
+    def _finish(self) -> None:
+        finish = self._fence()
+        if finish is not None:
+            finish()
+
+    def __getitem__(self, ids: Any) -> Any:
+        self._finish()
+        return self._fenced[ids]
+
+    def __setitem__(self, ids: Any, rows: Any) -> None:
+        self._finish()
+        self._fenced[ids] = rows
+
+
+#: Types in which rows are updated in place; others are fetched, updated in float32 and written back.
+IN_PLACE_DTYPES = (torch.float32, torch.float64)
+
+
+def local_array(tensor: Any) -> np.ndarray | None:
+    """This machine's rows of a ``DistTensor`` as an array that can be written in place.
+
+    Parameters
+    ----------
+    tensor : dgl.distributed.DistTensor
+        A distributed tensor.
+
+    Returns
+    -------
+    np.ndarray or None
+        "(n, ...)", or None where the servers share no memory with this process or the type is no float of 32
+        or 64 bits.
+    """
+    rows = tensor.kvstore.data_store.get(tensor.kvstore_key)
+    if rows is None or rows.dtype not in IN_PLACE_DTYPES:
+        return None
+    return rows.numpy()
+
+
+def state_array(tensor: Any) -> np.ndarray:
+    """This machine's rows of a state tensor, which DGL always keeps in shared memory.
+
+    Raises
+    ------
+    RuntimeError
+        They are not there.
+    """
+    array = local_array(tensor)
+    if array is None:
+        raise RuntimeError(f"the rows of {tensor.name!r} are not in this machine's shared memory")
+    return array
+
+
+def fetch(tensors: Sequence[Any], ids: np.ndarray) -> list[np.ndarray]:
+    """Copies of the given rows of some distributed tensors, float32 where they are narrower."""
+    wanted = torch.from_numpy(ids)
+    fetched = [tensor[wanted] for tensor in tensors]
+    return [(rows if rows.dtype in IN_PLACE_DTYPES else rows.float()).numpy().copy() for rows in fetched]
+
+
+def write_back(
+    tensors: Sequence[Any], ids: np.ndarray, rows: Sequence[np.ndarray], timeout_seconds: float | None
+) -> None:
+    """Write rows through the kvstore and wait until they can be read again.
+
+    DGL acknowledges no push, and of several servers on a machine any may answer the next pull; as each row
+    has one owner, reading back what was written shows that the servers are done. Where rows have several
+    writers (Hogwild), what is read back may be another's: there nobody waits.
+
+    Parameters
+    ----------
+    tensors : sequence of DistTensor
+        Where to write.
+    ids : np.ndarray
+        "(n,) int64" ids of the rows.
+    rows : sequence of np.ndarray
+        "(n, ...)" for each tensor.
+    timeout_seconds : float, optional
+        Limit of waiting; None: do not wait.
+
+    Raises
+    ------
+    TimeoutError
+        The rows cannot be read back in time.
+    """
+    wanted = torch.from_numpy(ids)
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    for tensor, new_rows in zip(tensors, rows):
+        value = torch.from_numpy(new_rows).to(tensor.dtype)
+        tensor[wanted] = value
+        while deadline is not None and not torch.allclose(
+            tensor[wanted], value, rtol=0, atol=0, equal_nan=True
+        ):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"optimizer step: the servers did not take {len(ids)} rows of {tensor.name!r} "
+                    f"within {timeout_seconds:g} s"
+                )
+
 
 #: (arrays [rows, *state], target rows, positions of their keys, chain) -> number of rows left alone
 Rule = Callable[[Sequence[np.ndarray], np.ndarray, np.ndarray, tuple], int]
@@ -147,7 +324,7 @@ class Table:
             return 0
         ids = self.chains.keys[selected]
         chain, tensors = self.chains.chain, self._tensors
-        found = [row_storage.local_array(tensor) for tensor in tensors]
+        found = [local_array(tensor) for tensor in tensors]
         arrays = [array for array in found if array is not None]
         start, end = self.starts[self.part_id], self.starts[self.part_id + 1]
         here = np.ones(len(ids), bool) if len(self.starts) == 2 else (ids >= start) & (ids < end)
@@ -159,7 +336,7 @@ class Table:
         if here.any():
             num_bad += rule(arrays, ids[here] - start, selected[here], chain)
         away = ~here
-        copies = row_storage.fetch(tensors, ids[away])
+        copies = fetch(tensors, ids[away])
         num_bad += rule(copies, np.arange(len(copies[0])), selected[away], chain)
-        row_storage.write_back(tensors, ids[away], copies, timeout_seconds)
+        write_back(tensors, ids[away], copies, timeout_seconds)
         return num_bad

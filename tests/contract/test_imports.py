@@ -134,8 +134,8 @@ def test_checker_finds_a_broken_rule(module, target, reason):
     "module, target",
     [
         ("dglkge.registry", "dglkge.errors.InputError"),
-        ("dglkge.optim.sparse_adam", "dglkge.kernels.updates"),
-        ("dglkge.optim.sparse_adam", "dgl.distributed"),
+        ("dglkge.optim.optimizers", "dglkge.kernels.updates"),
+        ("dglkge.optim.optimizers", "dgl.distributed"),
         ("dglkge.kernels.updates", "dglkge.kernels.jit.compiled"),
         ("dglkge.kernels.jit", "numba"),
         ("dglkge.checkpoint.manager", "torch.distributed.barrier"),

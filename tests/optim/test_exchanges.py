@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from dglkge.optim import step_exchange
-from dglkge.optim.buffers import Buffer
-from dglkge.optim.row_chains import RowChains
+from dglkge.optim.network_exchange import WireFormat
+from dglkge.optim.row_chains import Buffer, RowChains
 from dglkge.optim.step_exchange import StepExchange
-from dglkge.optim.wire_format import WireFormat
 
 LAYOUTS = [[0], [0, 0], [0, 1], [1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 2, 1]]
 DIMS = (3, 5)

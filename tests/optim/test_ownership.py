@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.optim.ownership import owner_ranks, range_starts, ranks_by_machine
+from dglkge.optim.network_exchange import owner_ranks, range_starts, ranks_by_machine
 
 
 class Policy:

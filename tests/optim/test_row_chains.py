@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from dglkge.kernels import chains as kernels
-from dglkge.optim.buffers import Buffer
-from dglkge.optim.row_chains import RowChains
+from dglkge.optim.row_chains import Buffer, RowChains
 
 
 def merged(chains: RowChains, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:

@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from dglkge.optim.trace import Trace
+from dglkge.optim.table import Trace
 
 
 class Embedding:

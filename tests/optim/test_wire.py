@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.shared_outbox import NeighbourOutbox, Outbox, is_alive, usable
-from dglkge.optim.wire_format import WireFormat
+from dglkge.optim.network_exchange import WireFormat
+from dglkge.optim.shared_exchange import NeighbourOutbox, Outbox, is_alive, usable
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -72,7 +72,7 @@ def test_an_outbox_is_read_by_another_process() -> None:
     outbox.reserve(10)
     outbox.body[:10] = 7
     script = (
-        "import sys; from dglkge.optim.shared_outbox import *; "
+        "import sys; from dglkge.optim.shared_exchange import *; "
         "box = NeighbourOutbox(3, Address(*map(int, sys.argv[1:]))); "
         "print(box.fields[0], box.fields[999], box.body[:10].sum(), len(box.body) >= 10, box.has_failed)"
     )

@@ -1,0 +1,289 @@
+"""Exchange of gradients between machines: merge equal ids, route each row to its owner, merge what arrives.
+
+It holds, table after table, the ids, the numbers of gradients (only where the mean is wanted) and the rows,
+each section padded to eight bytes.
+
+A machine is a partition id. DGL gives partition k one contiguous range of the ids of every node or edge type,
+so a table is described by the boundaries of those ranges; which trainer runs on which machine is learnt from
+the trainers themselves, never derived from their ranks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.row_chains import Buffer, RowChains, padded
+
+
+class Section(NamedTuple):
+    """Place of one table in a message: number of rows, and offsets in bytes of its ids, counts and rows."""
+
+    num_rows: int
+    ids: int
+    counts: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class WireFormat:
+    """What a row of each table takes in a message.
+
+    Attributes
+    ----------
+    row_dtypes : tuple of torch.dtype
+        Float type in which the rows of each table travel.
+    dims : tuple of int
+        Width of the rows of each table.
+    id_dtype : np.dtype
+        int32 where all ids fit, else int64.
+    with_counts : bool
+        Whether numbers of gradients travel too.
+
+    Examples
+    --------
+    >>> wire = WireFormat((torch.bfloat16, torch.float32), (3, 2), np.dtype(np.int32), False)
+    >>> sections, num_bytes = wire.plan([3, 1])
+    >>> sections[1], num_bytes
+    (Section(num_rows=1, ids=40, counts=48, rows=48), 56)
+    """
+
+    row_dtypes: tuple[torch.dtype, ...]
+    dims: tuple[int, ...]
+    id_dtype: np.dtype
+    with_counts: bool
+
+    def plan(self, num_rows: Sequence[int]) -> tuple[list[Section], int]:
+        """Lay out a message with so many rows of each table; returns its sections and its size in bytes."""
+        sections, end = [], 0
+        for rows, dim, dtype in zip(num_rows, self.dims, self.row_dtypes):
+            counts = end + padded(int(rows) * self.id_dtype.itemsize)
+            data = counts + (padded(int(rows) * 4) if self.with_counts else 0)
+            sections.append(Section(int(rows), end, counts, data))
+            end = data + padded(int(rows) * dim * dtype.itemsize)
+        return sections, end
+
+    def ids(self, message: np.ndarray, section: Section) -> np.ndarray:
+        """The ids of a section, "(num_rows,)" of ``id_dtype``, a view."""
+        return message[section.ids : section.ids + section.num_rows * self.id_dtype.itemsize].view(
+            self.id_dtype
+        )
+
+    def counts(self, message: np.ndarray, section: Section) -> np.ndarray:
+        """The numbers of gradients of a section, "(num_rows,) int32", a view."""
+        return message[section.counts : section.counts + section.num_rows * 4].view(np.int32)
+
+    def rows(self, message: np.ndarray, table: int, section: Section) -> torch.Tensor:
+        """The rows of a section, "(num_rows, dim)" of the table's type, a view."""
+        dim, dtype = self.dims[table], self.row_dtypes[table]
+        num_bytes = section.num_rows * dim * dtype.itemsize
+        return torch.from_numpy(message[section.rows : section.rows + num_bytes]).view(dtype).view(-1, dim)
+
+
+def range_starts(policy: Any) -> np.ndarray:
+    """First id of each partition, then the number of ids: "(num_parts + 1,) int64".
+
+    Found by bisection on ``policy.to_partid``, the only public way that does not list all ids.
+
+    Parameters
+    ----------
+    policy : dgl.distributed.PartitionPolicy
+        Policy of a distributed tensor.
+    """
+    num_parts = policy.partition_book.num_partitions()
+    num_ids = policy.get_size()
+    parts = torch.arange(1, num_parts)
+    low = torch.zeros(num_parts - 1, dtype=torch.int64)
+    high = torch.full((num_parts - 1,), num_ids, dtype=torch.int64)
+    while bool((low < high).any()):
+        middle = (low + high) // 2
+        reached = torch.as_tensor(policy.to_partid(middle.clamp(max=num_ids - 1))) >= parts
+        open_ = low < high
+        high = torch.where(open_ & reached, middle, high)
+        low = torch.where(open_ & ~reached, middle + 1, low)
+    return np.concatenate([[0], low.numpy(), [num_ids]]).astype(np.int64)
+
+
+def ranks_by_machine(part_ids: Sequence[int], num_parts: int) -> list[np.ndarray]:
+    """Ranks of the trainers on each machine, from the partition id that each rank reported.
+
+    Raises
+    ------
+    ValueError
+        A machine has no trainer (DGL cannot place distributed tensors there either).
+
+    Examples
+    --------
+    >>> [ranks.tolist() for ranks in ranks_by_machine([1, 0, 1], 2)]
+    [[1], [0, 2]]
+    """
+    reported = np.asarray(part_ids)
+    machines = [np.flatnonzero(reported == part) for part in range(num_parts)]
+    empty = [part for part, ranks in enumerate(machines) if len(ranks) == 0]
+    if empty:
+        raise ValueError(f"no trainer runs on the machines of partitions {empty}: every machine needs one")
+    return machines
+
+
+def owner_ranks(ids: np.ndarray, starts: np.ndarray, machines: Sequence[np.ndarray]) -> np.ndarray:
+    """Rank of the trainer that updates each row when rows travel over the network.
+
+    It is a trainer of the row's machine, chosen by the row's place in that machine's range.
+
+    Parameters
+    ----------
+    ids : np.ndarray
+        "(n,) int64" ids.
+    starts : np.ndarray
+        "(num_parts + 1,) int64" boundaries of the machines' ranges.
+    machines : sequence of np.ndarray
+        Ranks on each machine, none empty.
+
+    Returns
+    -------
+    np.ndarray
+        "(n,) int32".
+
+    Examples
+    --------
+    >>> machines = [np.array([0, 2]), np.array([1])]
+    >>> owner_ranks(np.array([0, 1, 2, 5, 6]), np.array([0, 5, 9]), machines).tolist()
+    [0, 2, 0, 1, 1]
+    """
+    owners = np.empty(len(ids), np.int32)
+    for part, ranks in enumerate(machines):
+        here: Any = slice(None)
+        if len(machines) > 1:
+            here = np.flatnonzero((ids >= starts[part]) & (ids < starts[part + 1]))
+        owners[here] = ranks[(ids[here] - starts[part]) % len(ranks)]
+    return owners
+
+
+class Route(NamedTuple):
+    """Where the rows of a table live: boundaries of the machines' ranges, ranks on each machine."""
+
+    starts: np.ndarray
+    machines: Sequence[np.ndarray]
+
+
+class GradientExchange:
+    """Brings the gradient rows of all trainers to the trainers that own the rows.
+
+    Parameters
+    ----------
+    group : Alltoall
+        The trainers.
+    routes : sequence of Route
+        One for each table.
+    chains : sequence of RowChains
+        One for each table, holding this trainer's own gradients when :meth:`run` is called.
+    wire : WireFormat
+        Layout of messages.
+
+    Attributes
+    ----------
+    sent_bytes : int
+        Bytes sent to other trainers since the start.
+    """
+
+    def __init__(
+        self, group: Alltoall, routes: Sequence[Route], chains: Sequence[RowChains], wire: WireFormat
+    ) -> None:
+        self._group = group
+        self._routes = routes
+        self._chains = chains
+        self._wire = wire
+        self._outgoing, self._incoming = Buffer(), Buffer()
+        self._decoded: defaultdict[tuple[int, int], Buffer] = defaultdict(Buffer)
+        self._merged = Buffer()
+        self.sent_bytes = 0
+
+    def run(self) -> tuple[list[np.ndarray], np.ndarray]:
+        """Exchange; the chains then also hold the rows that other trainers sent.
+
+        Returns
+        -------
+        owned : list of np.ndarray
+            For each table "(n,) int64": positions of the keys that this trainer must update.
+        active : np.ndarray
+            "(num_tables,) bool": whether any trainer had a gradient for the table.
+        """
+        num_tables, size = len(self._chains), self._group.size
+        totals = np.array([chains.num_sources for chains in self._chains], np.int64)
+        by_rank = [self._by_rank(table) for table in range(num_tables)]
+        counts = np.empty((size, 2 * num_tables), np.int64)
+        counts[:, num_tables:] = totals
+        for table, parts in enumerate(by_rank):
+            counts[:, table] = [
+                0 if rank == self._group.rank else len(part) for rank, part in enumerate(parts)
+            ]
+        received_counts = self._group.counts(counts)
+        sent, sent_bytes = self._pack(counts[:, :num_tables], by_rank)
+        plans = [self._wire.plan(row) for row in received_counts[:, :num_tables]]
+        received_bytes = [num_bytes for _, num_bytes in plans]
+        received = self._incoming.take(sum(received_bytes))
+        self._group.messages(sent, sent_bytes, received, received_bytes)
+        self.sent_bytes += sum(sent_bytes) + counts.nbytes
+        num_own = [chains.num_keys for chains in self._chains]
+        self._unpack(received, plans)
+        owned = [
+            np.concatenate([parts[self._group.rank], np.arange(before, chains.num_keys)])
+            for parts, before, chains in zip(by_rank, num_own, self._chains)
+        ]
+        return owned, np.any(received_counts[:, num_tables:], axis=0)
+
+    def _by_rank(self, table: int) -> list[np.ndarray]:
+        """Positions of a table's keys for each owner's rank."""
+        owners = owner_ranks(self._chains[table].keys, *self._routes[table])
+        order = np.argsort(owners, kind="stable")
+        return np.split(order, np.cumsum(np.bincount(owners, minlength=self._group.size))[:-1])
+
+    def _pack(self, counts: np.ndarray, by_rank: list[list[np.ndarray]]) -> tuple[np.ndarray, list[int]]:
+        """Write the messages to all ranks one after the other; returns them and their sizes in bytes."""
+        plans = [self._wire.plan(row) for row in counts]
+        sizes = [num_bytes for _, num_bytes in plans]
+        sent = self._outgoing.take(sum(sizes))
+        start = 0
+        for rank, (sections, num_bytes) in enumerate(plans):
+            message = sent[start : start + num_bytes]
+            for table, section in enumerate(sections):
+                if section.num_rows:
+                    self._pack_section(table, section, by_rank[table][rank], message)
+            start += num_bytes
+        return sent, sizes
+
+    def _pack_section(self, table: int, section: Section, selected: np.ndarray, message: np.ndarray) -> None:
+        """Write the merged rows of the selected keys of one table into a message."""
+        chains, wire = self._chains[table], self._wire
+        wire.ids(message, section)[:] = chains.keys[selected]
+        counts = np.empty(section.num_rows, np.int64)
+        chains.merge_into(selected, wire.rows(message, table, section), counts, self._merged)
+        if wire.with_counts:
+            wire.counts(message, section)[:] = counts
+
+    def _unpack(self, received: np.ndarray, plans: list[tuple[list[Section], int]]) -> None:
+        """Add all received rows to the chains."""
+        start = 0
+        for rank, (sections, num_bytes) in enumerate(plans):
+            message = received[start : start + num_bytes]
+            start += num_bytes
+            for table, section in enumerate(sections):
+                if section.num_rows:
+                    self._unpack_section(rank, table, section, message)
+
+    def _unpack_section(self, rank: int, table: int, section: Section, message: np.ndarray) -> None:
+        """Add the rows of one section to the table's chains, widened where they travelled in a narrower
+        type."""
+        chains, wire = self._chains[table], self._wire
+        rows = wire.rows(message, table, section)
+        if rows.element_size() < chains.dtype.itemsize:
+            space = self._decoded[rank, table].rows(section.num_rows, chains.dim, chains.dtype)
+            rows = torch.from_numpy(space).copy_(rows)
+        counts = wire.counts(message, section) if wire.with_counts else None
+        chains.add(wire.ids(message, section).astype(np.int64), rows.numpy(), counts)
