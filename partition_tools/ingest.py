@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from dglkge.data.columns import ROLES, WEIGHT
+from dglkge.data.text_format import ROLES, WEIGHT
 from dglkge.errors import InputError
 
 MAX_NAMES = np.iinfo(np.int32).max

@@ -12,10 +12,9 @@ from typing import Any
 import pandas as pd
 
 from dglkge import __version__
-from dglkge.data.columns import parse_columns
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import PARTITIONS, SPLITS
-from dglkge.data.line_check import RowRules
+from dglkge.data.text_format import RowRules, parse_columns
 from dglkge.data.triples import frame_chunks, read_chunks
 from dglkge.errors import InputError
 from dglkge.typing import RELATION

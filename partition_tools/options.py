@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dglkge.data.columns import Columns
+from dglkge.data.text_format import Columns
 from dglkge.errors import InputError, unknown_name
 from dglkge.typing import RELATION
 

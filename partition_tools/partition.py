@@ -98,8 +98,7 @@ def run(arguments: argparse.Namespace) -> None:
     # Imported late, so that --help is quick.
     from rich.console import Console
 
-    from dglkge.data.columns import parse_columns
-    from dglkge.data.text_format import parse_delimiter
+    from dglkge.data.text_format import parse_columns, parse_delimiter
     from dglkge.errors import DglkgeError, InputError
     from partition_tools.make_dataset import Options, partition_files
     from partition_tools.report import print_figures

@@ -9,14 +9,14 @@ from typing import Any
 
 from dglkge.cli.output import human_bytes, print_columns, print_json
 from dglkge.config import Config, load_config
+from dglkge.data.sizes import read_dataset_size
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import InputError
-from dglkge.launch.epoch_time import Rates, epoch_seconds
-from dglkge.launch.host_memory import HostMemory, host_memory, installed_base, misfits
 from dglkge.launch.local_hosts import usable_cores
-from dglkge.launch.memory_plan import PlannedHost, is_compiled, plan_memory
-from dglkge.launch.part_sizes import read_dataset_size
 from dglkge.launch.process_plan import MOST_DEFAULT_TRAINERS
+from dglkge.planning.epoch_time import Rates, epoch_seconds
+from dglkge.planning.host import HostMemory, host_memory, installed_base, misfits
+from dglkge.planning.memory import PlannedHost, is_compiled, plan_memory
 from dglkge.training.components import check_config, check_machines
 
 HELP = "say what a configuration needs of memory, /dev/shm, disk and time"

@@ -1,14 +1,102 @@
-"""What kind of file holds triples, by its name, and how its lines are split."""
+"""Files of triples: which column holds what, how lines are split, and the first bad line.
+
+The fast reader works on blocks and knows no line numbers; once it has met something bad, this reads the file
+again, only to tell the user where.
+"""
 
 from __future__ import annotations
 
 import csv
 import gzip
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from dglkge.errors import InputError
+
+ROLES = ("head", "relation", "tail")
+WEIGHT = "weight"
+_LETTERS = {"h": "head", "r": "relation", "t": "tail", "w": WEIGHT}
+_FORMS = (
+    "allowed are roles in the order of the columns (head,relation,tail[,weight] or hrt, htr, ...), "
+    "role=name pairs (head=subject,relation=predicate,tail=object) "
+    "or the names of the head, relation and tail columns (subject,predicate,object)"
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a triple's parts stand.
+
+    Attributes
+    ----------
+    order : tuple of str
+        The roles, in the order of the columns of a file without a header.
+    names : mapping of str to str
+        The column name of each role; the file then has a header. Empty: by place, unless the header of
+        a CSV or Parquet file has the roles themselves as names.
+    """
+
+    order: tuple[str, ...] = ROLES
+    names: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether one of the columns is the weight."""
+        return WEIGHT in self.order
+
+    @property
+    def names_or_roles(self) -> dict[str, str]:
+        """Column name of each role, where columns have names."""
+        return self.names or {role: role for role in self.order}
+
+
+def parse_columns(text: str) -> Columns:
+    """Understand the ``--columns`` option.
+
+    Parameters
+    ----------
+    text : str
+        Roles in order (``head,relation,tail,weight`` or ``hrtw``), ``role=name`` pairs, or three or four
+        column names standing for head, relation, tail and weight.
+
+    Raises
+    ------
+    InputError
+        If a role is missing or stands twice.
+
+    Examples
+    --------
+    >>> parse_columns("htr").order
+    ('head', 'tail', 'relation')
+    >>> parse_columns("subject,predicate,object").names["tail"]
+    'object'
+    """
+    items = [item.strip() for item in text.split(",")]
+    if len(items) == 1 and set(items[0]) <= set(_LETTERS):
+        items = [_LETTERS[letter] for letter in items[0]]
+    names: dict[str, str] = {}
+    if all("=" in item for item in items):
+        pairs = [item.split("=", 1) for item in items]
+        roles = [role.strip() for role, _ in pairs]
+        names = {role.strip(): name.strip() for role, name in pairs}
+    elif any("=" in item for item in items):
+        raise InputError(f"--columns {text!r} mixes role=name with bare names; {_FORMS}")
+    elif set(items) <= {*ROLES, WEIGHT}:
+        roles = items
+    else:
+        roles = [*ROLES, WEIGHT][: len(items)]
+        names = dict(zip(roles, items))
+        if len(items) > 4:
+            raise InputError(f"--columns {text!r} names {len(items)} columns; {_FORMS}")
+    if sorted(roles) not in (sorted(ROLES), sorted([*ROLES, WEIGHT])):
+        raise InputError(f"--columns {text!r} does not give head, relation and tail once each; {_FORMS}")
+    if names and (len(set(names.values())) < len(names) or "" in names.values()):
+        raise InputError(f"--columns {text!r} gives an empty column name or one name twice; {_FORMS}")
+    return Columns(tuple(roles), names)
+
 
 EXTENSIONS = (".tsv", ".txt", ".csv", ".parquet")
 _DELIMITER_NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "space": " ", "semicolon": ";", "pipe": "|"}
@@ -87,3 +175,110 @@ def text_format(path: Path, delimiter: str | None) -> TextFormat:
 def open_binary(raw: BinaryIO, path: Path) -> BinaryIO:
     """Return the uncompressed bytes of an open file."""
     return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gz(path) else raw
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """What a row of triples must be.
+
+    Attributes
+    ----------
+    limits : mapping of str to int
+        With integer ids, for each of head, relation and tail the id that is just too large. Empty: the
+        fields are names.
+    """
+
+    limits: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def integer_ids(self) -> bool:
+        """Whether head, relation and tail are integers."""
+        return bool(self.limits)
+
+    def fault(self, role: str, value: str) -> str | None:
+        """Return what is wrong with one field, or None."""
+        if role == WEIGHT:
+            return _weight_fault(value)
+        if value == "":
+            return f"the {role} is empty"
+        if not self.limits:
+            return None
+        digits = value[1:] if value.startswith("-") else value
+        if not (digits.isascii() and digits.isdigit()):
+            return f"the {role} is {value!r}, expected an integer id"
+        if not 0 <= int(value) < self.limits[role]:
+            return f"the {role} id is {value}, allowed is 0 to {self.limits[role] - 1}"
+        return None
+
+
+def _weight_fault(value: str) -> str | None:
+    try:
+        weight = float(value)
+    except ValueError:
+        return f"the weight is {value!r}, expected a number"
+    if not math.isfinite(weight) or weight < 0:
+        return f"the weight is {value}, expected a finite number that is not negative"
+    return None
+
+
+def first_bad_line(
+    lines: Iterable[bytes],
+    text: TextFormat,
+    places: dict[str, int],
+    num_fields: int,
+    has_header: bool,
+    rules: RowRules,
+) -> tuple[int, str] | None:
+    """Return the number of the first bad line, from 1, and what is wrong with it.
+
+    Parameters
+    ----------
+    lines : iterable of bytes
+        The lines of the file.
+    text : TextFormat
+        How a line is split.
+    places : dict of str to int
+        Index of each role's field.
+    num_fields : int
+        How many fields each line must have.
+    has_header : bool
+        Whether the first line holds no triple.
+    rules : RowRules
+        What the fields must be.
+
+    Returns
+    -------
+    (int, str) or None
+        None if every line is good.
+    """
+    for number, raw in enumerate(lines, start=1):
+        content = raw.rstrip(b"\n")
+        content = content[:-1] if content.endswith(b"\r") else content
+        if content == b"" or (has_header and number == 1):
+            continue
+        try:
+            line = content.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            return number, f"byte {error.start + 1} of the line is not UTF-8"
+        fault = _line_fault(line, text, places, num_fields, rules)
+        if fault:
+            return number, fault
+    return None
+
+
+def _line_fault(
+    line: str, text: TextFormat, places: dict[str, int], num_fields: int, rules: RowRules
+) -> str | None:
+    if "\r" in line:
+        return "there is a carriage return inside the line"
+    try:
+        fields = text.split(line)
+    except ValueError as error:
+        return str(error)
+    if len(fields) != num_fields:
+        separator = {"\t": "tabs", ",": "commas"}.get(text.delimiter, repr(text.delimiter))
+        hint = "; see --delimiter" if len(fields) == 1 else ""
+        got = f"got {len(fields)} columns separated by {separator}"
+        return f"{got}, expected {num_fields}: {line[:80]!r}{hint}"
+    faults = (rules.fault(role, fields[place]) for role, place in places.items())
+    return next((fault for fault in faults if fault), None)

@@ -17,9 +17,19 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from dglkge.data.columns import ROLES, WEIGHT, Columns
-from dglkge.data.line_check import RowRules, first_bad_line
-from dglkge.data.text_format import EXTENSIONS, TextFormat, extension, is_gz, open_binary, text_format
+from dglkge.data.text_format import (
+    EXTENSIONS,
+    ROLES,
+    WEIGHT,
+    Columns,
+    RowRules,
+    TextFormat,
+    extension,
+    first_bad_line,
+    is_gz,
+    open_binary,
+    text_format,
+)
 from dglkge.errors import InputError
 
 BLOCK_BYTES = 16 << 20

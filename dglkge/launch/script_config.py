@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dglkge.config import Config, load_config
 from dglkge.errors import InputError
-from dglkge.launch.shared_memory_need import shared_memory_by_machine
+from dglkge.planning.shared_memory import shared_memory_by_machine
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
+from dglkge.data.sizes import read_dataset_size
 from dglkge.distributed.runtime import Cluster, is_server, num_servers
 from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.launch.host_memory import host_memory, installed_base, misfits
-from dglkge.launch.memory_plan import describe_hosts, plan_memory
-from dglkge.launch.part_sizes import read_dataset_size
+from dglkge.planning.host import host_memory, installed_base, misfits
+from dglkge.planning.memory import describe_hosts, plan_memory
 from dglkge.training.epochs import JOB
 
 logger = logging.getLogger(__name__)

@@ -27,9 +27,9 @@ import pandas as pd
 import psutil
 
 from dglkge.config import load_config
-from dglkge.launch.host_memory import installed_base
-from dglkge.launch.memory_plan import describe_hosts, plan_memory
-from dglkge.launch.part_sizes import read_dataset_size
+from dglkge.data.sizes import read_dataset_size
+from dglkge.planning.host import installed_base
+from dglkge.planning.memory import describe_hosts, plan_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED_MEMORY = Path("/dev/shm")

@@ -10,9 +10,9 @@ import pytest
 from dglkge.cli import plan
 from dglkge.cli.main import main
 from dglkge.config import load_config
-from dglkge.launch.host_memory import HostMemory, installed_base
-from dglkge.launch.memory_plan import plan_memory
-from dglkge.launch.part_sizes import read_dataset_size
+from dglkge.data.sizes import read_dataset_size
+from dglkge.planning.host import HostMemory, installed_base
+from dglkge.planning.memory import plan_memory
 from tests.toy_kg import toy_dataset
 
 GIB = 2**30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dglkge.data.columns import Columns, parse_columns
+from dglkge.data.text_format import Columns, parse_columns
 from dglkge.errors import InputError
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dglkge.data.line_check import RowRules, first_bad_line
-from dglkge.data.text_format import TextFormat
+from dglkge.data.text_format import RowRules, TextFormat, first_bad_line
 
 TABS, COMMAS = TextFormat("\t", quoted=False), TextFormat(",", quoted=True)
 PLACES = {"head": 0, "relation": 1, "tail": 2}

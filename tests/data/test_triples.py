@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dglkge.data.columns import Columns, parse_columns
-from dglkge.data.line_check import RowRules
+from dglkge.data.text_format import Columns, RowRules, parse_columns
 from dglkge.data.triples import CHUNK_ROWS, frame_chunks, read_chunks
 from dglkge.errors import InputError
 

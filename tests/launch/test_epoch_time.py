@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dglkge.config import Config, load_config
-from dglkge.launch.epoch_time import ROW_PASSES, Rates, epoch_seconds
-from dglkge.launch.part_sizes import DatasetSize, PartSize
+from dglkge.data.sizes import DatasetSize, PartSize
+from dglkge.planning.epoch_time import ROW_PASSES, Rates, epoch_seconds
 
 PART = PartSize({"entity": 50, "relation": 2}, 500)
 

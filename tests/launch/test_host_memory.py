@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dglkge.launch.host_memory import HostMemory, available_memory, host_memory, installed_base, misfits
-from dglkge.launch.memory_plan import BASE_OF_DGL, PlannedHost, ProcessBase
+from dglkge.planning.host import HostMemory, available_memory, host_memory, installed_base, misfits
+from dglkge.planning.memory import BASE_OF_DGL, PlannedHost, ProcessBase
 
 MIB = 2**20
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dglkge.config import Config, load_config
-from dglkge.launch import memory_plan
-from dglkge.launch.memory_plan import MIB, ProcessBase, describe_hosts, plan_memory, readable
-from dglkge.launch.part_sizes import DatasetSize, PartSize, read_dataset_size
+from dglkge.data.sizes import DatasetSize, PartSize, read_dataset_size
+from dglkge.planning import memory as memory_plan
+from dglkge.planning.memory import MIB, ProcessBase, describe_hosts, plan_memory, readable
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from dglkge.config import Config, load_config
+from dglkge.data.sizes import PartSize, read_dataset_size
 from dglkge.errors import InputError
-from dglkge.launch import shared_memory_need
-from dglkge.launch.part_sizes import PartSize, read_dataset_size
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.planning import shared_memory as shared_memory_need
 from dglkge.training.build import OPTIMIZERS
 from dglkge.typing import RELATION
 from tests.toy_kg import REPOSITORY, toy_dataset

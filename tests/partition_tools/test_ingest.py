@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dglkge.data.columns import Columns
-from dglkge.data.line_check import RowRules
+from dglkge.data.text_format import Columns, RowRules
 from dglkge.data.triples import frame_chunks
 from dglkge.errors import InputError
 from partition_tools.ingest import IdTriples, NameIndex, ingest_ids, ingest_names

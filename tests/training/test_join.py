@@ -9,7 +9,7 @@ import pytest
 from dglkge.config import Config, load_config
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.launch.host_memory import HostMemory
+from dglkge.planning.host import HostMemory
 from dglkge.training import join
 from tests.toy_kg import toy_dataset
 

@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from dglkge.launch.memory_plan import BASE_OF_DGL, PlannedHost, ProcessBase, readable
+from dglkge.planning.memory import BASE_OF_DGL, PlannedHost, ProcessBase, readable
 
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_INFO = Path("/proc/meminfo")

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dglkge.config import Config
-from dglkge.launch import shared_memory_need as shared
-from dglkge.launch.part_sizes import DatasetSize, PartSize
+from dglkge.data.sizes import DatasetSize, PartSize
+from dglkge.planning import shared_memory as shared
 from dglkge.typing import RELATION
 
 MIB = 2**20

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dglkge.config import Config
-from dglkge.launch.part_sizes import PartSize, read_dataset_size
+from dglkge.data.sizes import PartSize, read_dataset_size
 from dglkge.typing import RELATION
 
 FLOAT_BYTES = 4

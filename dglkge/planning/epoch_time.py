@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dglkge.config import Config
-from dglkge.launch.memory_plan import batch_rows, is_compiled
-from dglkge.launch.part_sizes import DatasetSize
-from dglkge.launch.shared_memory_need import FLOAT_BYTES
+from dglkge.data.sizes import DatasetSize
+from dglkge.planning.memory import batch_rows, is_compiled
+from dglkge.planning.shared_memory import FLOAT_BYTES
 
 FLOPS_PER_SCORE_NUMBER = 12
 """A positive with K negatives on both sides costs 12 K D floating-point operations: 2 for each number of a

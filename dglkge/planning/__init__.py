@@ -1,0 +1,1 @@
+"""Memory, disk and time that a configuration needs. Numpy only; nothing is started."""
