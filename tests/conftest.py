@@ -135,7 +135,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def other_job(mark: str) -> str | None:
     """Describe the process that holds the machine's shared memory, if these tests have not started it."""
-    from dglkge.launch.job_lock import machine_holder  # not before: numpy starts threads
+    from dglkge.launch.local_job import machine_holder  # not before: numpy starts threads
 
     pid = machine_holder()
     if pid is None:

@@ -20,23 +20,22 @@ from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import INPUT_ERROR_STATUS, INTERRUPTED_STATUS, InputError, NotReadyError
 from dglkge.launch.arguments import parse_arguments
 from dglkge.launch.console import Console
-from dglkge.launch.job_result import JobResult
-from dglkge.launch.limits import Limits
+from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
 from dglkge.launch.local_job import find_unreadable_arguments, write_job_files
-from dglkge.launch.places import Places
 from dglkge.launch.ports import with_ports_chosen_again
 from dglkge.launch.process_plan import (
     Host,
     JobSettings,
+    Limits,
+    Places,
     PlannedProcess,
     choose_num_trainers,
     describe_plan,
     plan_to_dict,
 )
-from dglkge.launch.restarts import attempt_log_dir, run_with_restarts
+from dglkge.launch.remote.session import SshSettings
 from dglkge.launch.script_config import Needs, partition_file, script_config, shared_memory_need
 from dglkge.launch.site import Site
-from dglkge.launch.ssh_command import SshSettings
 from dglkge.launch.supervisor import Supervisor
 
 

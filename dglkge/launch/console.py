@@ -1,13 +1,293 @@
-"""The streams of all processes on one terminal or pipe."""
+"""Output of all processes: a log for each, and one terminal or pipe for people."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
+import select
 import shutil
+import threading
+import time
+from collections import deque
+from pathlib import Path
 from typing import TextIO, cast
 
-from dglkge.launch.background_stream import BackgroundStream
+_NOISE = re.compile(
+    r"\[[\d:]+\] .*/rpc/rpc\.cc:\d+: (Sender|Receiver) with NetType~\w+ is created\.$"
+    r"|\[W.* socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved\."
+    r"|load \w+$"
+    r"|Start to create specified graph formats which may take non-trivial time\.$"
+    r"|Finished creating specified graph formats\.$"
+    r"|start graph service on server \d+ for part \d+$"
+    r"|Client \[\d+\] waits on [\d.:]+$"
+    r"|Machine \(\d+\) group \(\d+\) client \(\d+\) connect to server successfuly!$"
+    r"|Warning! Interface: \w+ ?$"
+    r"|IP address not available for interface\.$"
+    r"|Server is waiting for connections (non-blockingly )?on \[.*\]\.\.\.$"
+    r"|Client ?\[\d+\] in group ?\[\d+\] is exiting\.\.\.$"
+    r"|Server ?\(\d+\) shutdown\.$"
+    r"|Server is exiting\.\.\.$"
+    r"|Initialize the distributed services with graphbolt: (True|False)$"
+)
+
+
+def is_noise(line: str) -> bool:
+    """Tell whether a line is one that every job of DGL writes.
+
+    Examples
+    --------
+    >>> is_noise("Server (0) shutdown."), is_noise("epoch 1: loss 3.2")
+    (True, False)
+    """
+    return _NOISE.match(line) is not None
+
+
+MOST_WAITING_BYTES = 4 << 20
+"""Text that waits for a blocked console (Ctrl-S, a pager); more is dropped."""
+
+FLUSH_SECONDS = 5.0
+"""How long the end of a job waits for a console that takes nothing."""
+
+BLOCK_BYTES = 65536
+
+
+class _Writer:
+    """A daemon thread that writes what a queue holds, in order; a blocked one keeps nothing alive."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[int, bytes]] = deque()
+        self._num_bytes = 0
+        self._num_dropped = 0
+        self._last_progress = time.monotonic()
+        threading.Thread(target=self._run, name="dglkge-console", daemon=True).start()
+
+    def put(self, descriptor: int, data: bytes) -> None:
+        """Queue some bytes, or count them as dropped; once there is room again, say so in their place."""
+        with self._changed:
+            if self._num_bytes + len(data) > MOST_WAITING_BYTES:
+                self._num_dropped += data.count(b"\n")
+                return
+            if self._num_dropped:
+                words = f"[launcher] {self._num_dropped} lines are missing here: this console was blocked\n"
+                data = words.encode() + data
+                self._num_dropped = 0
+            if not self._queue:
+                self._last_progress = time.monotonic()
+            self._queue.append((descriptor, data))
+            self._num_bytes += len(data)
+            self._changed.notify_all()
+
+    def flush(self, descriptor: int, seconds: float) -> bool:
+        """Wait until all is written, or nothing has been for so long; return whether all is written.
+
+        If the last lines were dropped, their number comes in their place.
+        """
+        if self._await_empty(seconds) and self._num_dropped:
+            self.put(descriptor, b"")
+        return self._await_empty(seconds)
+
+    def _await_empty(self, seconds: float) -> bool:
+        """Wait until the queue is empty, or nothing was written for so long."""
+        with self._changed:
+            while self._queue:
+                left = self._last_progress + seconds - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(left)
+        return True
+
+    def _run(self) -> None:
+        """Write for ever."""
+        while True:
+            with self._changed:
+                while not self._queue:
+                    self._changed.wait()
+                descriptor, data = self._queue[0]
+            num_written = _write_some(descriptor, data[:BLOCK_BYTES])
+            with self._changed:
+                self._last_progress = time.monotonic()
+                self._num_bytes -= num_written
+                if num_written < len(data):
+                    self._queue[0] = (descriptor, data[num_written:])
+                else:
+                    self._queue.popleft()
+                self._changed.notify_all()
+
+
+def _write_some(descriptor: int, data: bytes) -> int:
+    """Write what a descriptor takes; all counts as written where its reader has gone or its disk is full."""
+    try:
+        return os.write(descriptor, data)
+    except BlockingIOError:
+        with contextlib.suppress(OSError, ValueError):
+            select.select([], [descriptor], [])
+        return 0
+    except OSError:
+        return len(data)
+
+
+class BackgroundStream:
+    """A stream of text in front of a file descriptor; streams of the same file keep the order of their text.
+
+    Parameters
+    ----------
+    stream : TextIO
+        Its descriptor is written to; a stream that has none (in a test) is written to directly.
+    shared : BackgroundStream, optional
+        A stream that may end in the same file, such as stdout for stderr.
+    """
+
+    def __init__(self, stream: TextIO, shared: BackgroundStream | None = None) -> None:
+        self._stream = stream
+        self._descriptor = _descriptor_of(stream)
+        self._writer: _Writer | None = None
+        if shared is not None and _is_same_file(self._descriptor, shared._descriptor):
+            self._writer = shared._writer
+        elif self._descriptor is not None:
+            self._writer = _Writer()
+
+    def isatty(self) -> bool:
+        """Whether a terminal shows it."""
+        with contextlib.suppress(OSError, ValueError):
+            return self._stream.isatty()
+        return False
+
+    def write(self, text: str) -> int:
+        """Take some text; returns at once."""
+        if self._writer is None or self._descriptor is None:
+            return self._stream.write(text)
+        self._writer.put(self._descriptor, text.encode(errors="replace"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: the thread writes as soon as it can."""
+
+    def finish(self, seconds: float = FLUSH_SECONDS) -> bool:
+        """Wait until all is written, or nothing has been for so long; return whether all is written."""
+        if self._writer is None or self._descriptor is None:
+            return True
+        return self._writer.flush(self._descriptor, seconds)
+
+
+def _descriptor_of(stream: TextIO) -> int | None:
+    """Return the file descriptor of a stream; None if it has none, as a closed one."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        stream.flush()
+        return stream.fileno()
+    return None
+
+
+def _is_same_file(one: int | None, other: int | None) -> bool:
+    """Whether two descriptors end in the same terminal, pipe or file."""
+    if one is None or other is None:
+        return False
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:
+        return False
+
+
+TAIL_LINES = 20
+LONGEST_LINE_BYTES = 65536
+
+
+class ProcessOutput:
+    """Cuts the output of one process into lines and keeps its log.
+
+    A progress bar returns to the start of its line with CR before it writes itself anew; a line of the log is
+    what stood there last.
+
+    Parameters
+    ----------
+    log_path : Path
+        The log, written anew. A log that cannot be written (its disk is full, its folder is gone) does not
+        disturb the job: its lines are counted, each further line tries again, and once one gets through the
+        log says how many are missing.
+
+    Attributes
+    ----------
+    problem : str or None
+        Why the log could not be written, from the first time on.
+    tail : deque of str
+        The last lines.
+    progress : str
+        The present state of an unfinished line that has returned to its start; empty where there is none.
+    """
+
+    def __init__(self, log_path: Path) -> None:
+        self.log_path = log_path
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self.progress = ""
+        self.problem: str | None = None
+        self._partial = b""
+        self._log: int | None = None
+        self._num_lost = 0
+        self._is_cut = False  # whether the log ends in the middle of a line that did not fit
+        self._open_flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_TRUNC
+        self._write("")
+
+    def feed(self, data: bytes) -> list[str]:
+        """Take what the process wrote.
+
+        Returns
+        -------
+        list of str
+            The lines that it completed.
+        """
+        *complete, self._partial = (self._partial + data).split(b"\n")
+        if b"\r" in self._partial:
+            # a bar in motion; what it showed before is of no more use
+            before, _, after = self._partial.rpartition(b"\r")
+            shown = after if after.strip() else before.rpartition(b"\r")[2]
+            self.progress = shown.decode(errors="replace")
+            self._partial = b"\r" + shown + (b"" if after.strip() else b"\r" + after)
+        elif complete:
+            self.progress = ""
+        if len(self._partial) > LONGEST_LINE_BYTES:
+            complete.append(self._partial)
+            self._partial = b""
+        return [self._keep(line) for line in complete]
+
+    def finish(self) -> list[str]:
+        """Close the log; return the last line if it had no end."""
+        last = [self._keep(self._partial)] if self._partial.strip() else []
+        self._partial = b""
+        self.progress = ""
+        if self._log is not None:
+            with contextlib.suppress(OSError):  # a full disk may tell so only now
+                os.close(self._log)
+            self._log = None
+        return last
+
+    def _keep(self, line: bytes) -> str:
+        """Write one line to the log."""
+        text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
+        self.tail.append(text)
+        self._write(text + "\n")
+        return text
+
+    def _write(self, text: str) -> None:
+        """Write to the log, past all buffers, so that nothing is left to fail later; note why it fails."""
+        num_lines = text.count("\n")
+        if self._num_lost:
+            text = f"({self._num_lost} lines are missing here: {self.problem})\n{text}"
+        if self._is_cut:
+            text = "\n" + text
+        data = text.encode(errors="replace")
+        try:
+            if self._log is None:
+                self._log = os.open(self.log_path, self._open_flags, 0o666)
+                self._open_flags &= ~os.O_TRUNC
+            while data:
+                data = data[os.write(self._log, data) :]
+                self._is_cut = bool(data)
+            self._num_lost = 0
+        except OSError as error:
+            self._num_lost += num_lines
+            self.problem = self.problem or (error.strerror or str(error))
+
 
 COLOURS = (36, 33, 32, 35, 34, 31)
 """ANSI foreground colours, given to the processes in turn."""

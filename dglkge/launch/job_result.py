@@ -1,11 +1,15 @@
-"""How a job ended, in words for people, a status for the shell and a summary for programs."""
+"""How a job ended, in words, status and JSON; and whether and when it is started again."""
 
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Callable
 
 from dglkge.distributed.preemption import RESTART_STATUS
+from dglkge.errors import INPUT_ERROR_STATUS
 
 LIKELY_CAUSES = {
     signal.SIGKILL: "kill -9, or the kernel was out of memory: see dmesg",
@@ -88,3 +92,58 @@ def describe_status(status: int) -> str:
 def describe_process(name: str, pid: int | None, address: str) -> str:
     """Name a process for people, e.g. ``trainer 1 (pid 12) on 127.0.0.1``."""
     return f"{name} (pid {pid}) on {address}" if pid is not None else f"{name} on {address}"
+
+
+SHORTEST_PAUSE_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 30.0
+
+
+def run_with_restarts(
+    run: Callable[[int], JobResult],
+    max_restarts: int,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> JobResult:
+    """Run a job, and again after a failure or a stop that asks for it.
+
+    Parameters
+    ----------
+    run : callable
+        Runs one attempt, given its number from 0 on.
+    max_restarts : int
+    say : callable
+        Takes messages for people.
+    sleep : callable
+        Waits some seconds.
+
+    Returns
+    -------
+    JobResult
+        Of the last attempt.
+    """
+    num_failures = 0
+    for attempt in range(max_restarts):
+        result = run(attempt)
+        if not is_restartable(result):
+            return result
+        num_failures = 0 if result.status == RESTART_STATUS else num_failures + 1
+        pause = pause_seconds(num_failures)
+        say(f"attempt {attempt + 1}: {result.reason}; logs in {result.log_dir}")
+        say(f"restart {attempt + 1} of {max_restarts} in {pause:g} s")
+        sleep(pause)
+    return run(max_restarts)
+
+
+def is_restartable(result: JobResult) -> bool:
+    """Tell whether to start a job again: not after success, bad input, or a signal to the launcher itself."""
+    return result.status not in (0, INPUT_ERROR_STATUS) and not result.is_interrupted
+
+
+def pause_seconds(num_failures: int) -> float:
+    """Return the pause after so many failures in a row; doubled each time, within limits."""
+    return min(LONGEST_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS * 2.0 ** max(0, min(num_failures, 10) - 1))
+
+
+def attempt_log_dir(log_dir: Path, attempt: int, max_restarts: int) -> Path:
+    """Return the folder of an attempt's logs: one of its own where there may be several attempts."""
+    return log_dir / f"attempt-{attempt + 1}" if max_restarts else log_dir

@@ -1,4 +1,4 @@
-"""The launcher's view of one running process: what its keeper reports and obeys."""
+"""A running process as the launcher sees it, and the executor that starts processes on this machine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Collection, Sequence
-from typing import IO, cast
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Protocol, cast
 
+from dglkge.launch import keeper
 from dglkge.launch.keeper import BEAT_SECONDS, SILENCE_SECONDS
 from dglkge.launch.process_plan import PlannedProcess
+from dglkge.launch.shared_memory import remove_job_segments, remove_leftovers, segment_names
 
 NEVER_STARTED_STATUS = 127
 LOST_STATUS = 255
@@ -182,3 +186,39 @@ class KeptProcess:
         """Write to the keeper, whose end is noticed elsewhere."""
         with contextlib.suppress(OSError, ValueError):
             cast(IO[bytes], self._keeper.stdin).write(data)
+
+
+class Executor(Protocol):
+    """Where the processes of a job run."""
+
+    def start(self, planned: PlannedProcess) -> KeptProcess:
+        """Start one process under a keeper."""
+        ...
+
+    def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
+        """Remove the shared memory that the ended job has left, by machine; return its names."""
+        ...
+
+
+class LocalExecutor:
+    """This machine.
+
+    Parameters
+    ----------
+    folder : str
+        Where the processes run.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._before = segment_names()
+
+    def start(self, planned: PlannedProcess) -> KeptProcess:
+        """Start one process under a keeper, with the environment of the launcher."""
+        # -I -S: the keeper neither needs nor waits for anything of the user's Python
+        keeper_command = [sys.executable, "-I", "-S", str(Path(keeper.__file__).resolve())]
+        return KeptProcess(planned, keeper_command, self._folder, self._before)
+
+    def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
+        """Remove the shared memory that the ended job has left."""
+        return remove_job_segments(set().union(*segments.values()), self._before) + remove_leftovers()

@@ -1,29 +1,197 @@
-"""A job on this machine: its plan, its files, and what stands in its way."""
+"""A job on this machine: its plan, its files, the lock on the machine, and what stands in its way."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import ipaddress
+import logging
 import os
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from dglkge.distributed.ip_config import Machine, is_read_by_dgl, write_ip_config
-from dglkge.errors import NotReadyError
+from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import script_runner
-from dglkge.launch.job_lock import clear_machine, hold_machine
-from dglkge.launch.keeper_records import leftovers
-from dglkge.launch.local_executor import LocalExecutor
-from dglkge.launch.local_hosts import local_interfaces, locate_hosts, usable_cores
-from dglkge.launch.part_config import check_part_config
+from dglkge.launch.kept_process import LocalExecutor
 from dglkge.launch.ports import check_server_ports, describe_process, find_master_port
 from dglkge.launch.process_plan import Host, JobSettings, PlannedProcess, plan_processes
-from dglkge.launch.script_config import Needs
-from dglkge.launch.shared_memory import check_shared_memory, dgl_segments, segment_names, segment_users
+from dglkge.launch.script_config import Needs, check_part_config
+from dglkge.launch.shared_memory import (
+    SHARED_MEMORY_FOLDER,
+    await_keepers,
+    check_shared_memory,
+    dgl_segments,
+    leftovers,
+    remove_leftovers,
+    segment_names,
+    segment_users,
+)
+
+
+def local_interfaces() -> dict[str, str]:
+    """Return this machine's IPv4 addresses and the network interface of each."""
+    return {
+        address.address: name
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family == socket.AF_INET
+    }
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def locate_hosts(machines: Sequence[Machine], interfaces: Mapping[str, str], num_cores: int) -> list[Host]:
+    """Find the machines of a job that runs on this machine alone.
+
+    Parameters
+    ----------
+    machines : sequence of Machine
+        The lines of ip_config.txt; their addresses are this machine's.
+    interfaces : mapping of str to str
+        Addresses of this machine and their interfaces; all of 127.0.0.0/8 belongs to it besides.
+    num_cores : int
+        Cores of this machine.
+
+    Returns
+    -------
+    list of Host
+        One host.
+
+    Raises
+    ------
+    InputError
+        If a name has no IPv4 address, or if there are several.
+    """
+    resolved = [resolve(machine.address) for machine in machines]
+    if len(machines) > 1:
+        raise InputError(
+            f"ip_config names this machine {len(machines)} times ({', '.join(resolved)}): the shared memory "
+            "of two DGL machines on one host would collide; give one line and partition into one part"
+        )
+    loopback = interfaces.get("127.0.0.1", "lo")
+    return [
+        Host(address, machine.port, num_cores, interfaces.get(address, loopback))
+        for address, machine in zip(resolved, machines)
+    ]
+
+
+def are_all_local(machines: Sequence[Machine], interfaces: Mapping[str, str]) -> bool:
+    """Whether every machine is this one, so that no SSH is needed.
+
+    Raises
+    ------
+    InputError
+        If a name has no IPv4 address.
+    """
+    return all(is_local(resolve(machine.address), interfaces) for machine in machines)
+
+
+def is_local(address: str, interfaces: Mapping[str, str]) -> bool:
+    """Whether an IPv4 address is this machine's own."""
+    return address in interfaces or ipaddress.IPv4Address(address).is_loopback
+
+
+def resolve(address: str) -> str:
+    """Return the IPv4 address of a host name (DGL's sockets take only numbers).
+
+    Raises
+    ------
+    NotReadyError
+        If the name has no IPv4 address.
+    """
+    try:
+        found = socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:
+        raise NotReadyError(f"no IPv4 address for host {address!r} of ip_config: {error.strerror}") from None
+    return str(found[0][4][0])
+
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def hold_machine(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
+    """Hold the machine's shared memory for one job; what killed jobs have left there is removed.
+
+    The lock is on the folder itself: it leaves no file, ends with its holder however that ends, and reaches
+    exactly as far as the shared memory does (containers with a folder of their own do not see each other).
+
+    Parameters
+    ----------
+    folder : str
+        Where POSIX shared memory lies.
+
+    Raises
+    ------
+    NotReadyError
+        If another job holds it (the message names its launcher), or processes of one do not end.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise NotReadyError(f"cannot open {folder}, where DGL's tables lie: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NotReadyError(
+                f"another job runs on this machine ({_describe_holder(folder)}): the names of DGL's "
+                "shared memory do not tell jobs apart, so two would overwrite each other; "
+                "wait for it or end it"
+            ) from None
+        clear_machine(folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def clear_machine(folder: str = SHARED_MEMORY_FOLDER) -> None:
+    """Wait for the keepers of earlier jobs and attempts, and remove what killed ones have left.
+
+    Only the holder of the machine may call it.
+
+    Raises
+    ------
+    NotReadyError
+        If a keeper does not end.
+    """
+    await_keepers(folder)
+    removed = remove_leftovers(folder)
+    if removed:
+        logger.info("removed %d segments of shared memory that a killed job had left", len(removed))
+
+
+def machine_holder(folder: str = SHARED_MEMORY_FOLDER) -> int | None:
+    """Return the process that holds a folder of shared memory; 0 where it cannot be seen from here.
+
+    Returns None if no process holds it. Reads the kernel's list of locks (man 5 proc_locks) and takes none.
+    """
+    status = os.stat(folder)
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5] == device:
+                return max(0, int(fields[4]))
+    return None
+
+
+def _describe_holder(folder: str) -> str:
+    """Name the process that holds the lock, where it can be seen."""
+    pid = machine_holder(folder)
+    return describe_process(pid) if pid else "its process cannot be seen from here"
 
 
 class LocalJob:
-    """The one machine of a job that needs no SSH; see :class:`dglkge.launch.cluster.Cluster`, its sibling.
+    """The one machine of a job that needs no SSH; :class:`dglkge.launch.remote.cluster.Cluster` has several.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Which processes a job has, with which command and environment: pure, nothing is started or looked up here.
+"""Processes of a job, with command and environment: pure, nothing is started or looked up here.
 
 The environment is that of DGL's own launcher (``tools/launch.py`` of its repository) and torch's rendezvous
 variables, so that scripts written for DGL's launcher run unchanged.
@@ -9,6 +9,52 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Places:
+    """Two folders that mean the same, here and on the machines.
+
+    Attributes
+    ----------
+    here : Path
+        Where the launcher seeks relative paths.
+    workspace : Path
+        Where the processes run, so that a relative path means the same to the script.
+    """
+
+    here: Path
+    workspace: Path
+
+    def on_machines(self, path: Path) -> Path:
+        """Return where a path of here lies on the machines: inside the folder, or the same absolute path."""
+        path = self.here / path
+        return self.workspace / path.relative_to(self.here) if path.is_relative_to(self.here) else path
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a :class:`dglkge.launch.supervisor.Supervisor` waits.
+
+    Attributes
+    ----------
+    failure_seconds : float
+        From SIGTERM to SIGKILL once a process has failed.
+    stop_seconds : float
+        The same for trainers after Ctrl-C, SIGTERM or SIGHUP, or once one of them has left with status 143;
+        they may need it to save their state.
+    exit_seconds : float
+        How long servers may outlast the trainers, or trainers a server that has left in good order.
+    kill_seconds : float
+        How long processes may take to die of SIGKILL.
+    """
+
+    failure_seconds: float = 3.0
+    stop_seconds: float = 120.0
+    exit_seconds: float = 30.0
+    kill_seconds: float = 10.0
+
 
 SERVER = "server"
 TRAINER = "trainer"

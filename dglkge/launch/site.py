@@ -9,14 +9,12 @@ from typing import Callable
 
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
-from dglkge.launch.cluster import Cluster
-from dglkge.launch.local_executor import Executor
-from dglkge.launch.local_hosts import are_all_local, local_interfaces
-from dglkge.launch.local_job import LocalJob
-from dglkge.launch.places import Places
-from dglkge.launch.process_plan import Host, JobSettings, PlannedProcess
+from dglkge.launch.kept_process import Executor
+from dglkge.launch.local_job import LocalJob, are_all_local, local_interfaces
+from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess
+from dglkge.launch.remote.cluster import Cluster
+from dglkge.launch.remote.session import SshSettings
 from dglkge.launch.script_config import Needs
-from dglkge.launch.ssh_command import SshSettings
 
 
 class Site:

@@ -8,20 +8,40 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import FAILURE_STATUS
-from dglkge.launch.console import Console
+from dglkge.launch.console import Console, ProcessOutput, is_noise
 from dglkge.launch.job_result import JobResult, ProcessResult, describe_process, describe_status, exit_status
-from dglkge.launch.kept_process import KeptProcess
-from dglkge.launch.limits import Limits
-from dglkge.launch.local_executor import Executor
-from dglkge.launch.noise import is_noise
-from dglkge.launch.noted_signals import signals_noted
-from dglkge.launch.process_output import ProcessOutput
-from dglkge.launch.process_plan import TRAINER, PlannedProcess
+from dglkge.launch.kept_process import Executor, KeptProcess
+from dglkge.launch.process_plan import TRAINER, Limits, PlannedProcess
+
+NOTED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def signals_noted(noted: list[int]) -> Iterator[None]:
+    """Append the numbers of Ctrl-C, SIGTERM and SIGHUP to a list instead of dying of them.
+
+    Signals that are ignored (``nohup``) stay ignored; the handlers before come back at the end.
+    """
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        noted.append(number)
+
+    before = {number: signal.getsignal(number) for number in NOTED_SIGNALS}
+    for number in NOTED_SIGNALS:
+        if before[number] != signal.SIG_IGN:
+            signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 logger = logging.getLogger(__name__)
 

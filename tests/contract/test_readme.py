@@ -10,7 +10,7 @@ from functools import cache
 
 import pytest
 
-from dglkge.launch.forwarded_environment import FORWARDED_VARIABLES
+from dglkge.launch.remote.session import FORWARDED_VARIABLES
 from tests.contract.source_tree import ROOT
 
 README = ROOT / "README.md"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 
 from dglkge.cli import launch
-from dglkge.launch import cluster, site
+from dglkge.launch import site
+from dglkge.launch.remote import cluster
 
 site.are_all_local = lambda machines, interfaces: False
 cluster.is_local = lambda address, interfaces: False

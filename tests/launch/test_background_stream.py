@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dglkge.launch import background_stream
-from dglkge.launch.background_stream import BackgroundStream
-from dglkge.launch.console import Console
+from dglkge.launch import console as background_stream
+from dglkge.launch.console import BackgroundStream, Console
 
 
 @pytest.fixture

@@ -16,12 +16,11 @@ import psutil
 import pytest
 
 from dglkge.distributed.ip_config import Machine
-from dglkge.launch.cluster import Cluster
-from dglkge.launch.job_lock import machine_holder
 from dglkge.launch.keeper import RECORD_PREFIX
-from dglkge.launch.preflight import PreflightError
+from dglkge.launch.local_job import machine_holder
 from dglkge.launch.process_plan import JobSettings
-from dglkge.launch.ssh_command import SshSettings
+from dglkge.launch.remote.cluster import Cluster, PreflightError
+from dglkge.launch.remote.session import SshSettings
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 ADDRESS = "127.0.0.1"

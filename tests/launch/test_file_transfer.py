@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.launch import file_transfer, host_files
-from dglkge.launch.file_transfer import Tree, bring, files_below, send
-from dglkge.launch.host_session import HostSession
+from dglkge.launch.remote import file_transfer, host_files
+from dglkge.launch.remote.file_transfer import Tree, bring, files_below, send
+from dglkge.launch.remote.session import HostSession
 from tests.launch.conftest import ROOT
 
 ODD_NAMES = ("a b", "it's", "$x; `id`", "-C", "deep/er/file", "new\nline", "é", "@file")

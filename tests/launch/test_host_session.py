@@ -13,9 +13,8 @@ import pytest
 
 from dglkge import __version__
 from dglkge.errors import InputError
-from dglkge.launch.host_session import HostSession, close_all
-from dglkge.launch.local_hosts import local_interfaces, usable_cores
-from dglkge.launch.ssh_command import SshSettings
+from dglkge.launch.local_job import local_interfaces, usable_cores
+from dglkge.launch.remote.session import HostSession, SshSettings, close_all
 from tests.launch.conftest import ROOT
 
 CHECK = {

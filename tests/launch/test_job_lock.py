@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.launch.job_lock import hold_machine
+from dglkge.launch.local_job import hold_machine
 
 HOLDER = """
 import sys
-from dglkge.launch.job_lock import hold_machine
+from dglkge.launch.local_job import hold_machine
 with hold_machine(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()

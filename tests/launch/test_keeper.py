@@ -18,8 +18,8 @@ import pytest
 
 from dglkge.errors import NotReadyError
 from dglkge.launch import keeper
-from dglkge.launch.job_lock import hold_machine
-from dglkge.launch.keeper_records import await_keepers, remove_leftovers
+from dglkge.launch.local_job import hold_machine
+from dglkge.launch.shared_memory import await_keepers, remove_leftovers
 
 TIMEOUT_SECONDS = 30
 WAIT_FOR_EVER = "import signal, sys; print('ready', flush=True); signal.pause()"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dglkge.launch.noise import is_noise
+from dglkge.launch.console import is_noise
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.launch.part_config import check_part, check_part_config
+from dglkge.launch.script_config import check_part, check_part_config
 
 
 def test_fitting(tmp_path: Path) -> None:

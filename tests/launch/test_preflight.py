@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dglkge.launch.preflight import PreflightError, compare_fingerprints, compare_versions, raise_problems
+from dglkge.launch.remote.cluster import (
+    PreflightError,
+    compare_fingerprints,
+    compare_versions,
+    raise_problems,
+)
 
 
 def described(**versions: str | None) -> dict:

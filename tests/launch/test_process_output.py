@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.launch.process_output import LONGEST_LINE_BYTES, TAIL_LINES, ProcessOutput
+from dglkge.launch.console import LONGEST_LINE_BYTES, TAIL_LINES, ProcessOutput
 from tests.launch.conftest import ROOT
 
 
@@ -111,7 +111,7 @@ def test_a_log_that_cannot_be_written_does_not_disturb(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from dglkge.launch.process_output import ProcessOutput
+from dglkge.launch.console import ProcessOutput
 output = ProcessOutput(Path(sys.argv[1]))
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (14, hard))

@@ -11,8 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dglkge.launch.job_result import JobResult
-from dglkge.launch.restarts import attempt_log_dir, is_restartable, pause_seconds, run_with_restarts
+from dglkge.launch.job_result import (
+    JobResult,
+    attempt_log_dir,
+    is_restartable,
+    pause_seconds,
+    run_with_restarts,
+)
 
 
 def result(status: int, is_interrupted: bool = False) -> JobResult:

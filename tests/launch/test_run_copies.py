@@ -14,8 +14,8 @@ from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.data.lineage import RunCopy, copy_from_dict, copy_to_dict, manifest_crc32, read_copy
 from dglkge.distributed.lease import LEASE_FILE, hold
 from dglkge.errors import InputError
-from dglkge.launch import run_copies
-from dglkge.launch.run_copies import (
+from dglkge.launch.remote import run_copies
+from dglkge.launch.remote.run_copies import (
     ORIGIN_FILE,
     Candidate,
     choose_copy,

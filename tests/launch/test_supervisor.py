@@ -16,9 +16,8 @@ import pytest
 
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult
-from dglkge.launch.limits import Limits
-from dglkge.launch.local_executor import LocalExecutor
-from dglkge.launch.process_plan import SERVER, TRAINER, PlannedProcess
+from dglkge.launch.kept_process import LocalExecutor
+from dglkge.launch.process_plan import SERVER, TRAINER, Limits, PlannedProcess
 from dglkge.launch.supervisor import Supervisor
 
 SHORT = Limits(failure_seconds=0.5, stop_seconds=0.5, exit_seconds=0.5)

@@ -9,10 +9,10 @@ import pytest
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.launch.file_transfer import Tree
-from dglkge.launch.places import Places
+from dglkge.launch.process_plan import Places
+from dglkge.launch.remote.file_transfer import Tree
+from dglkge.launch.remote.sync import plan_sync
 from dglkge.launch.script_config import partition_file, script_config, shared_memory_need
-from dglkge.launch.sync_plan import plan_sync
 
 DATASET = (
     "dataset.json", "relations.tsv", "train.npy", "entities/part0.txt", "partitions/kg.json",

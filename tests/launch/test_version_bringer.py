@@ -8,8 +8,8 @@ from typing import Callable
 
 import psutil
 
-from dglkge.launch.host_session import HostSession
-from dglkge.launch.version_bringer import VersionBringer
+from dglkge.launch.remote.session import HostSession
+from dglkge.launch.remote.sync import VersionBringer
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 

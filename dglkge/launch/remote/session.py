@@ -1,24 +1,146 @@
-"""The launcher's line to its agent on one machine."""
+"""Connection to the launcher's agent on one machine, over OpenSSH's client.
+
+Nothing of the user's goes through a shell: the remote command line is an interpreter and one fixed line of
+Python, and everything else (program, arguments, variables) follows over stdin.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
 from dglkge.errors import InputError
-from dglkge.launch import agent_starter
 from dglkge.launch.keeper import BEAT_SECONDS
-from dglkge.launch.ssh_command import SshSettings, python_from_stdin, ssh_command
+from dglkge.launch.remote import agent_starter
+
+FORWARDED_VARIABLES = (
+    "CONDA_*", "CUDA_*", "DGL*", "GLOO_*", "GOMP_*", "HDF5_*", "KMP_*", "LANG", "LANGUAGE", "LC_*",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "MALLOC_*", "MKL_*", "NCCL_*", "NUMBA_*", "OMP_*", "OPENBLAS_*", "PATH",
+    "PYTHON*", "TORCH_*", "TP_*", "TZ", "VIRTUAL_ENV",
+)  # fmt: skip
+"""Patterns of names; --extra_envs brings any other."""
+
+SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+
+
+def forwarded_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Pick the variables that go to other machines.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+        That of the launcher.
+
+    Returns
+    -------
+    dict of str to str
+        Relative folders of search paths are made absolute: processes elsewhere start in other folders.
+    """
+    picked = {
+        name: value
+        for name, value in environment.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in FORWARDED_VARIABLES)
+    }
+    for name in SEARCH_PATHS:
+        if name in picked:
+            folders = picked[name].split(os.pathsep)
+            picked[name] = os.pathsep.join(
+                os.path.abspath(folder) if folder else folder for folder in folders
+            )
+    return picked
+
+
+CONNECT_SECONDS = 10
+ALIVE_SECONDS = 3
+ALIVE_COUNT = 4
+"""A connection that is silent for ALIVE_SECONDS * ALIVE_COUNT is given up by the client."""
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """How the user wants machines to be reached; what is not said, ``~/.ssh/config`` says.
+
+    Attributes
+    ----------
+    port : int or None
+    username : str or None
+    identity_file : str or None
+        Private key.
+    options : tuple of str
+        Further ``KEY=VALUE`` of ssh_config(5); they win over ours.
+    """
+
+    port: int | None = None
+    username: str | None = None
+    identity_file: str | None = None
+    options: tuple[str, ...] = ()
+
+
+def ssh_command(settings: SshSettings, address: str, words: list[str]) -> list[str]:
+    """Return the command that runs some words on another machine, each quoted for the shell there.
+
+    Parameters
+    ----------
+    settings : SshSettings
+    address : str
+        As ip_config.txt has it, so that ``~/.ssh/config`` may know it by this name.
+    words : list of str
+        Program and arguments.
+
+    Examples
+    --------
+    >>> ssh_command(SshSettings(port=2222), "10.0.0.2", ["echo", "it's"])[-5:]
+    ['-p', '2222', '--', '10.0.0.2', "echo 'it'\\"'\\"'s'"]
+    """
+    return [*ssh_client(settings), "--", address, shlex.join(words)]
+
+
+def ssh_client(settings: SshSettings) -> list[str]:
+    """Return the client and its options, for ourselves or for a program that calls it (``rsync -e``)."""
+    ours = {
+        "BatchMode": "yes",
+        "ConnectTimeout": CONNECT_SECONDS,
+        "ServerAliveInterval": ALIVE_SECONDS,
+        "ServerAliveCountMax": ALIVE_COUNT,
+        "LogLevel": "ERROR",
+        # a shared connection would serve at most 10 processes (MaxSessions)
+        "ControlMaster": "no",
+        "ControlPath": "none",
+    }
+    command = ["ssh", "-T", "-x"]
+    # ssh takes the first value that it sees
+    for option in (*settings.options, *(f"{key}={value}" for key, value in ours.items())):
+        command += ["-o", option]
+    if settings.identity_file is not None:
+        command += ["-i", settings.identity_file]
+    if settings.username is not None:
+        command += ["-l", settings.username]
+    if settings.port is not None:
+        command += ["-p", str(settings.port)]
+    return command
+
+
+def python_from_stdin(python: str, program: bytes) -> list[str]:
+    """Return the words that run a Python program of the standard library whose text comes first on stdin.
+
+    It is read byte by byte: what follows is the program's own.
+    """
+    reader = f'import os,sys;exec(b"".join(os.read(0,1)or sys.exit(1)for _ in range({len(program)})))'
+    return [python, "-I", "-S", "-c", reader]
+
 
 ANSWER_SECONDS = 30.0
 LEAVE_SECONDS = 2.0
@@ -69,7 +191,7 @@ class HostSession:
         except OSError as error:
             self._errors.close()
             raise InputError(self._describe_missing(command[0], error)) from None
-        agent = {"command": [python, "-m", "dglkge.launch.host_agent"], "environment": self.environment}
+        agent = {"command": [python, "-m", "dglkge.launch.remote.agent"], "environment": self.environment}
         self._write(starter + json.dumps(agent).encode() + b"\n")
         self._closing = threading.Event()
         threading.Thread(target=self._beat, daemon=True).start()

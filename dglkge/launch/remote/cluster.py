@@ -1,8 +1,10 @@
-"""The machines of a job that does not run on this machine alone: an agent on each, asked side by side."""
+"""Machines of a job on several machines: an agent on each, asked side by side, and executors over SSH."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,9 +15,22 @@ from dglkge import __version__
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
-from dglkge.errors import InputError
-from dglkge.launch.cluster_executor import ClusterExecutor
-from dglkge.launch.cluster_sync import (
+from dglkge.errors import InputError, NotReadyError
+from dglkge.launch import keeper
+from dglkge.launch.kept_process import KeptProcess
+from dglkge.launch.local_job import is_local, local_interfaces, resolve
+from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
+from dglkge.launch.remote.file_transfer import COMPARE_SECONDS
+from dglkge.launch.remote.run_copies import HOLD_FOLDER
+from dglkge.launch.remote.session import (
+    HostSession,
+    SshSettings,
+    close_all,
+    forwarded_environment,
+    python_from_stdin,
+)
+from dglkge.launch.remote.sync import (
+    VersionBringer,
     bring_logs,
     bring_output,
     bring_version,
@@ -24,17 +39,124 @@ from dglkge.launch.cluster_sync import (
     send_inputs,
     send_output,
 )
-from dglkge.launch.file_transfer import COMPARE_SECONDS
-from dglkge.launch.forwarded_environment import forwarded_environment
-from dglkge.launch.host_session import HostSession, close_all
-from dglkge.launch.local_hosts import is_local, local_interfaces, resolve
-from dglkge.launch.places import Places
-from dglkge.launch.preflight import compare_fingerprints, compare_versions, raise_problems
-from dglkge.launch.process_plan import Host, JobSettings, PlannedProcess, plan_processes
-from dglkge.launch.run_copies import HOLD_FOLDER
 from dglkge.launch.script_config import Needs
-from dglkge.launch.ssh_command import SshSettings
-from dglkge.launch.version_bringer import VersionBringer
+
+
+class PreflightError(NotReadyError):
+    """Machines are not ready; each problem has a line. Nothing was started."""
+
+
+def raise_problems(
+    problems: Sequence[tuple[str, str]], num_hosts: int, outcome: str = "nothing was started"
+) -> None:
+    """Raise all problems in one error, if there are any.
+
+    Parameters
+    ----------
+    problems : sequence of (address, sentence)
+    num_hosts : int
+        Machines of the job.
+    outcome : str
+        What became of it all.
+
+    Raises
+    ------
+    PreflightError
+    """
+    if not problems:
+        return
+    width = max(len(address) for address, _ in problems)
+    hosts = len({address for address, _ in problems})
+    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+    lines = [f"  {address:{width}}  {' '.join(text.split())}" for address, text in problems]
+    raise PreflightError("\n".join([f"{count} on {hosts} of {num_hosts} hosts; {outcome}", *lines]))
+
+
+def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: str) -> list[tuple[str, str]]:
+    """Find machines with other versions than the first, or with another dglkge than the launcher's.
+
+    Parameters
+    ----------
+    described : mapping of str to mapping
+        By address, what ``host_tasks.describe_machine`` said.
+    own_version : str
+        dglkge's, of the launcher.
+    """
+    problems = []
+    addresses = list(described)
+    for address in addresses:
+        versions = described[address]["versions"]
+        reference = {**described[addresses[0]]["versions"], "dglkge": own_version}
+        for name, wanted in reference.items():
+            whose = "the launcher" if name == "dglkge" else addresses[0]
+            if versions.get(name) is None:
+                problems.append((address, f"has no {name}"))
+            elif wanted is not None and versions[name] != wanted:
+                problems.append((address, f"has {name} {versions[name]}, {whose} has {wanted}"))
+    return problems
+
+
+def compare_fingerprints(fingerprints: Mapping[str, str | None]) -> list[tuple[str, str]]:
+    """Find machines whose partition file is not that of the first machine that has one."""
+    known = {address: text for address, text in fingerprints.items() if text is not None}
+    first = next(iter(known), "")
+    return [
+        (address, f"its partition file differs from that of {first}: they are of two partitionings")
+        for address, text in known.items()
+        if text != known[first]
+    ]
+
+
+CLEAN_UP_SECONDS = 5.0
+
+
+class ClusterExecutor:
+    """Several machines, each with a session.
+
+    Parameters
+    ----------
+    sessions : mapping of str to HostSession
+        By address.
+    before : mapping of str to list of str
+        The shared memory that was on each machine before the job.
+    folder : str
+        Where the processes run.
+    """
+
+    def __init__(
+        self, sessions: Mapping[str, HostSession], before: Mapping[str, list[str]], folder: str
+    ) -> None:
+        self._sessions = sessions
+        self._before = before
+        self._folder = folder
+        self._program = Path(keeper.__file__).read_bytes()
+
+    def start(self, planned: PlannedProcess) -> KeptProcess:
+        """Start one process under a keeper, whose program travels with the request."""
+        session = self._sessions[planned.address]
+        environment = {**session.environment, **planned.environment}
+        return KeptProcess(
+            dataclasses.replace(planned, environment=environment),
+            session.command(python_from_stdin(session.python, self._program)),
+            self._folder,
+            self._before[planned.address],
+            self._program,
+            is_remote=session.ssh is not None,
+        )
+
+    def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
+        """Remove what the job has left on each machine; keepers of lost machines do so themselves."""
+        removed = []
+        for address, names in segments.items():
+            session = self._sessions[address]
+            if session.is_alive:
+                question = {"segments": sorted(names), "before": self._before[address]}
+                try:
+                    removed.append(session.ask("clean_up", CLEAN_UP_SECONDS, **question))
+                except InputError:  # it went while we asked
+                    continue
+        return list(itertools.chain.from_iterable(removed))
+
 
 Problems = list[tuple[str, str]]
 
@@ -167,7 +289,7 @@ class Cluster:
     def send_files(
         self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
     ) -> None:
-        """Bring every machine what it needs; see :mod:`dglkge.launch.cluster_sync`.
+        """Bring every machine what it needs; see :mod:`dglkge.launch.remote.sync`.
 
         Raises
         ------

@@ -20,7 +20,7 @@ from typing import Any
 from dglkge.data.lineage import CHECKPOINT_FOLDER, VERSION_FILE, RunCopy, copy_to_dict, read_copy
 from dglkge.distributed.lease import LEASE_FILE, Holder
 from dglkge.errors import InputError
-from dglkge.launch.host_files import STAGING_PREFIX, names_below
+from dglkge.launch.remote.host_files import STAGING_PREFIX, names_below
 
 ORIGIN_FILE = "copies.json"
 """On a machine, beside the checkpoint: the run, and the launchers' folders that have a copy of it."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Callable, cast
 
 from dglkge.errors import InputError
-from dglkge.launch.host_files import (
+from dglkge.launch.remote.host_files import (
     FileState,
     file_state,
     list_files,
@@ -24,7 +24,7 @@ from dglkge.launch.host_files import (
     remove_others,
     stale_files,
 )
-from dglkge.launch.host_session import HostSession
+from dglkge.launch.remote.session import HostSession
 
 COMPARE_SECONDS = 300.0
 PLACE_SECONDS = 600.0

@@ -1,0 +1,1 @@
+"""Machines of a job that are reached over SSH: agents, files, connections."""
