@@ -1,25 +1,152 @@
-"""Writing what a machine owns: one HDF5 file for a part of an entity type, one for the relations."""
+"""Writes the rows that a machine owns: one HDF5 file for a part of an entity type, one for the relations."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from dglkge.checkpoint import hdf5_format, layout, row_stream
+from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.bigraph_config import learning_rate
-from dglkge.checkpoint.file_check import describe_text
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, TextEntry
 from dglkge.checkpoint.relation_layout import MODEL_GROUP, to_bigraph_sums, to_parameters
-from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.storage import CheckpointStorage, describe_text
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, TablePart
+
+NUM_BLOCKS_IN_MEMORY = 4
+"""Blocks of rows that are being put in order or wait to be written."""
+
+NUM_BLOCKS_BETWEEN_ADVICE = 8
+"""Blocks after which the disk is told to begin; each time the kernel waits for all cores for a moment."""
+
+
+def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tensor) -> int:
+    """Write rows in a given order to their places in a closed file.
+
+    The disk begins at once and not when the file is synced, and what it has leaves the page cache: a
+    version must not push out of memory what training reads.
+
+    Parameters
+    ----------
+    path : Path
+        A file in which :func:`dglkge.checkpoint.hdf5_format.allocate_rows` has made place.
+    tables : mapping of str to (n, ...) tensor
+        Rows by dataset.
+    order : (n,) int64 tensor
+        Row i of the file is ``values[order[i]]``.
+
+    Returns
+    -------
+    int
+        CRC-32 of the whole file.
+
+    Raises
+    ------
+    OSError
+        If there is no room on the disk.
+    """
+    with hdf5_format.open_file(path) as file:
+        places = {name: file[name].id.get_offset() for name in tables}
+    # An empty dataset has no place, and no blocks either.
+    in_file_order = sorted((place, name) for name, place in places.items() if place is not None)
+    checksum = 0
+    with open(path, "r+b", buffering=0) as raw, _BlockWriter(raw) as writer:
+        for place, name in in_file_order:
+            checksum = _pass_over(raw, writer.position, place, checksum)
+            writer.position = place
+            for block in _ordered_blocks(tables[name].detach().numpy(), order.numpy(), writer):
+                checksum = zlib.crc32(block, checksum)
+                writer.write(block)
+        return _pass_over(raw, writer.position, os.fstat(raw.fileno()).st_size, checksum)
+
+
+class _BlockWriter:
+    """Writes blocks one after the other in a thread, in memory that is used again.
+
+    Parameters
+    ----------
+    raw : io.FileIO
+    """
+
+    def __init__(self, raw: io.FileIO) -> None:
+        self.position = 0
+        self._num_written = 0
+        self._raw = raw
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint-blocks")
+        self._waiting: deque[Future[None]] = deque()
+
+    def __enter__(self) -> _BlockWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for all blocks."""
+        self._thread.shutdown()
+        while self._waiting:
+            self._waiting.popleft().result()
+
+    def wait_for_memory(self) -> None:
+        """Return when the memory of all but the last blocks may be used again."""
+        while len(self._waiting) >= NUM_BLOCKS_IN_MEMORY:
+            self._waiting.popleft().result()
+
+    def write(self, block: memoryview) -> None:
+        """Write a block behind the one before; see :meth:`wait_for_memory` for when its memory is free."""
+        try:
+            self._waiting.append(self._thread.submit(self._write, block, self.position))
+        except RuntimeError:
+            # The interpreter is shutting down and starts no thread, but waits for this one, which now writes.
+            self._write(block, self.position)
+        self.position += block.nbytes
+
+    def _write(self, block: memoryview, place: int) -> None:
+        descriptor, written = self._raw.fileno(), 0
+        while written < block.nbytes:
+            written += os.pwrite(descriptor, block[written:], place + written)
+        self._num_written += 1
+        if self._num_written % NUM_BLOCKS_BETWEEN_ADVICE == 0:
+            with contextlib.suppress(OSError):  # advice only; some disks take none
+                # What is not on the disk yet begins to be written; what is leaves the cache.
+                os.posix_fadvise(descriptor, 0, place + written, os.POSIX_FADV_DONTNEED)
+
+
+def _ordered_blocks(values: np.ndarray, order: np.ndarray, writer: _BlockWriter) -> Iterator[memoryview]:
+    """Yield the bytes of rows in a given order, in memory that the writer has done with.
+
+    By numpy and not by torch, whose threads would wait for one another on cores that training has taken.
+    """
+    memories: list[np.ndarray] = []
+    for start, stop in hdf5_format.row_blocks(values.shape, values.itemsize):
+        writer.wait_for_memory()
+        if len(memories) < NUM_BLOCKS_IN_MEMORY:
+            memories.append(np.empty((stop - start, *values.shape[1:]), dtype=values.dtype))
+        else:
+            memories.append(memories.pop(0))
+        block = memories[-1][: stop - start]
+        np.take(values, order[start:stop], axis=0, out=block, mode="clip")  # "raise" would copy once more
+        yield block.reshape(-1).view(np.uint8).data
+
+
+def _pass_over(raw: io.FileIO, start: int, stop: int, checksum: int) -> int:
+    """Add what HDF5 itself wrote between two datasets to a checksum."""
+    while start < stop:
+        piece = os.pread(raw.fileno(), min(stop - start, hdf5_format.BLOCK_BYTES), start)
+        if not piece:
+            raise OSError(f"{raw.name} ends at {start}, expected {stop} bytes")
+        checksum = zlib.crc32(piece, checksum)
+        start += len(piece)
+    return checksum
 
 
 def write_part(
@@ -69,7 +196,7 @@ def write_part(
             of_rows = sums if sums.ndim == 1 else sums.mean(dim=1)
             state = _bigraph_state([of_rows[order].cpu()], meta)
             hdf5_format.write_blob(file.require_group(hdf5_format.OPTIMIZER_GROUP), state)
-        return _entry(path, name, part, ids, row_stream.fill_rows(path, tables, order))
+        return _entry(path, name, part, ids, fill_rows(path, tables, order))
 
 
 def write_relations(
@@ -110,7 +237,7 @@ def write_relations(
             hdf5_format.write_blob(
                 file.require_group(hdf5_format.OPTIMIZER_GROUP), _bigraph_state(of_operators, meta)
             )
-        crc32 = row_stream.fill_rows(path, _state_datasets(part), order)
+        crc32 = fill_rows(path, _state_datasets(part), order)
         return _entry(path, name, part, ids, crc32)
 
 

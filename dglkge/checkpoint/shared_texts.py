@@ -6,9 +6,8 @@ import json
 from collections.abc import Mapping
 
 from dglkge.checkpoint import hdf5_format, layout, part_files
-from dglkge.checkpoint.file_check import check_text, describe_text, is_there
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
-from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.storage import CheckpointStorage, check_text, describe_text, is_there
 from dglkge.data.relation_vocabulary import RelationVocabulary
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError

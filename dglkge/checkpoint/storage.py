@@ -8,14 +8,108 @@ import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from dglkge.checkpoint import file_check, layout, snapshots
+from dglkge.checkpoint import hdf5_format, layout, snapshots
 from dglkge.checkpoint.durable import sync
-from dglkge.checkpoint.manifest import FileEntry, Manifest
+from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest, TextEntry
 from dglkge.data.lineage import manifest_checksum
 from dglkge.distributed.lease import Lease
 from dglkge.errors import CheckpointError, write_error
+
+
+def check_file(folder: Path, entry: FileEntry, checksum: bool = False) -> None:
+    """Check that a file is there and has its size and, when asked, its checksum.
+
+    Raises
+    ------
+    CheckpointError
+        If it is not as it was written.
+    """
+    path = folder / entry.name
+    with _failures_to_read(path):
+        _check_size(path, entry, path.stat().st_size)
+        if checksum and entry.crc32 != UNKNOWN_CRC32:
+            check_crc32(folder, entry, hdf5_format.file_crc32(path))
+
+
+def check_open_file(folder: Path, entry: FileEntry, file: BinaryIO) -> None:
+    """Check the size and the checksum of a file that is open, and may have lost its name since.
+
+    Raises
+    ------
+    CheckpointError
+        If it is not as it was written.
+    """
+    with _failures_to_read(folder / entry.name):
+        _check_size(folder / entry.name, entry, os.fstat(file.fileno()).st_size)
+        if entry.crc32 != UNKNOWN_CRC32:
+            check_crc32(folder, entry, hdf5_format.open_crc32(file))
+
+
+def check_text(folder: Path, entry: TextEntry, version: int, checksum: bool = False) -> Path:
+    """Check a text file of a version; return where it lies now.
+
+    Raises
+    ------
+    CheckpointError
+        If it is missing or not as it was written.
+    """
+    own, staged = folder / entry.name, folder / layout.staged_file(entry.name, version)
+    for path in (staged, own, staged):  # it may be renamed in the meantime, there or back
+        try:
+            with open(path, "rb") as file:
+                _check_size(path, entry, os.fstat(file.fileno()).st_size)
+                if checksum:
+                    check_crc32(folder, entry, hdf5_format.open_crc32(file))
+                return path
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+    raise CheckpointError(f"{own} is missing")
+
+
+def is_there(folder: Path, entry: TextEntry) -> bool:
+    """Tell whether a text lies in its place with its size; its checksum stays what it was."""
+    path = folder / entry.name
+    return path.is_file() and path.stat().st_size == entry.size_bytes
+
+
+def describe_text(path: Path, name: str) -> TextEntry:
+    """Describe a text file that was just written."""
+    return TextEntry(name, path.stat().st_size, hdf5_format.file_crc32(path))
+
+
+@contextlib.contextmanager
+def _failures_to_read(path: Path) -> Iterator[None]:
+    """Raise CheckpointError where the disk fails: an older version may be whole."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _check_size(path: Path, entry: FileEntry | TextEntry, size: int) -> None:
+    if size != entry.size_bytes:
+        raise CheckpointError(f"{path} is damaged: it has {size} bytes, expected {entry.size_bytes}")
+
+
+def check_crc32(folder: Path, entry: FileEntry | TextEntry, crc32: int) -> None:
+    """Compare the checksum of a file that was read with the one of its manifest.
+
+    Raises
+    ------
+    CheckpointError
+        If they differ.
+    """
+    if crc32 != entry.crc32 != UNKNOWN_CRC32:
+        raise CheckpointError(
+            f"{folder / entry.name} is damaged: its checksum is not the one in the manifest"
+        )
+
 
 MOST_VERSION_DIGITS = 18
 """More make no number that a checkpoint's version can be, and Python refuses to read thousands."""
@@ -218,7 +312,7 @@ class CheckpointStorage:
             Naming the first file that is not as it was written.
         """
         for entry in manifest.files:
-            file_check.check_file(self.path, entry, checksums)
+            check_file(self.path, entry, checksums)
         if texts:
             self.check_texts(manifest, checksums)
 
@@ -231,7 +325,7 @@ class CheckpointStorage:
             Naming the first file that is not as it was written.
         """
         for text in manifest.all_texts.values():
-            file_check.check_text(self.path, text, manifest.version, checksums)
+            check_text(self.path, text, manifest.version, checksums)
 
     def newest_good(self) -> int | None:
         """Return the newest version whose rows are all there with the right checksums; None if no one is."""
@@ -331,7 +425,7 @@ class CheckpointStorage:
         self.check_lease()
         try:
             texts = self.manifest(version).all_texts.values()
-            places = {text.name: file_check.check_text(self.path, text, version) for text in texts}
+            places = {text.name: check_text(self.path, text, version) for text in texts}
             snapshots.take(self.path, name, version, note, places)
         except OSError as error:
             raise write_error(f"cannot write {self.path / name}", error) from error

@@ -14,8 +14,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import torch
 
-from dglkge.checkpoint.conversion import save_converted
-from dglkge.checkpoint.dataset_fields import dataset_fields
+from dglkge.checkpoint.conversion import dataset_fields, save_converted
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary, read_lines

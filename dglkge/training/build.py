@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from dglkge import __version__, optim
+from dglkge.checkpoint.conversion import dataset_fields
 from dglkge.checkpoint.courier import Courier
-from dglkge.checkpoint.dataset_fields import dataset_fields
 from dglkge.checkpoint.manager import WRITER_LIMIT_SECONDS, CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config, save_config

@@ -9,7 +9,7 @@ from typing import Callable
 
 import numpy as np
 
-from dglkge.checkpoint import by_name
+from dglkge.checkpoint import conversion as by_name
 from dglkge.checkpoint.bigraph_reader import is_bigraph
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE
 from dglkge.checkpoint.manifest import CheckpointMeta

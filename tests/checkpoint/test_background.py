@@ -8,7 +8,8 @@ import threading
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, open_checkpoint, row_stream
+from dglkge.checkpoint import CheckpointManager, open_checkpoint
+from dglkge.checkpoint import part_files as row_stream
 from dglkge.errors import JobError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import by_name, open_checkpoint
+from dglkge.checkpoint import conversion as by_name
+from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.checkpoint.restore import read_state
 from dglkge.cli.main import main

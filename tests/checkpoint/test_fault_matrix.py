@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, row_stream
-from dglkge.checkpoint.fallback import fall_back
+from dglkge.checkpoint import CheckpointManager
+from dglkge.checkpoint import part_files as row_stream
+from dglkge.checkpoint.manager import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError, StorageError
 from dglkge.typing import RELATION

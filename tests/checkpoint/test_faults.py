@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, open_checkpoint, row_stream
+from dglkge.checkpoint import CheckpointManager, open_checkpoint
+from dglkge.checkpoint import part_files as row_stream
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import StorageError
 from dglkge.typing import RELATION

@@ -10,8 +10,9 @@ import h5py
 import numpy as np
 import pytest
 
-from dglkge.checkpoint import hdf5_format, row_reader
-from dglkge.checkpoint.row_reader import RowReader, Span, plan_pieces
+from dglkge.checkpoint import hdf5_format
+from dglkge.checkpoint import restore as row_reader
+from dglkge.checkpoint.restore import RowReader, Span, plan_pieces
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import hdf5_format, row_stream
+from dglkge.checkpoint import hdf5_format
+from dglkge.checkpoint import part_files as row_stream
 
 
 @pytest.fixture

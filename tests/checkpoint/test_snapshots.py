@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from dglkge.checkpoint import CheckpointManager, open_checkpoint, snapshots
-from dglkge.checkpoint.fallback import fall_back
+from dglkge.checkpoint.manager import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION

@@ -13,8 +13,9 @@ from pathlib import Path
 import h5py
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, open_checkpoint, row_stream
-from dglkge.checkpoint.fallback import fall_back
+from dglkge.checkpoint import CheckpointManager, open_checkpoint
+from dglkge.checkpoint import part_files as row_stream
+from dglkge.checkpoint.manager import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.cli.main import main
 from dglkge.errors import CheckpointError

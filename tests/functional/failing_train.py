@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 import dglkge
-from dglkge.checkpoint import row_stream
+from dglkge.checkpoint import part_files as row_stream
 
 SLOW_SECONDS = 1.5
 

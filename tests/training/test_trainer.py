@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dglkge.checkpoint import open_checkpoint, row_stream, training_stats
+from dglkge.checkpoint import open_checkpoint, training_stats
+from dglkge.checkpoint import part_files as row_stream
 from dglkge.config import load_config
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
