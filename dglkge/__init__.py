@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dglkge.checkpoint.reader import open_checkpoint
     from dglkge.cli.run_command import run_command
     from dglkge.config import load_config
-    from dglkge.evaluation.report import format_table
+    from dglkge.evaluation.metrics import format_table
     from dglkge.training.build import build_trainer
     from dglkge.training.epochs import current_epoch, finished_epochs, remaining_epochs_until
     from dglkge.training.join import join_cluster
@@ -24,7 +24,7 @@ _HOME = {
     "build_trainer": "dglkge.training.build",
     "current_epoch": "dglkge.training.epochs",
     "finished_epochs": "dglkge.training.epochs",
-    "format_table": "dglkge.evaluation.report",
+    "format_table": "dglkge.evaluation.metrics",
     "join_cluster": "dglkge.training.join",
     "load_config": "dglkge.config",
     "open_checkpoint": "dglkge.checkpoint.reader",

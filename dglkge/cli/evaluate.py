@@ -19,9 +19,9 @@ from dglkge.cli.opened_run import (
 from dglkge.cli.output import print_json, write_json
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
+from dglkge.evaluation.evaluator import RankingEvaluator
+from dglkge.evaluation.metrics import format_table
 from dglkge.evaluation.protocol import Protocol
-from dglkge.evaluation.ranking_evaluator import RankingEvaluator
-from dglkge.evaluation.report import format_table
 
 HELP = "rank the true answers of a split among all entities of the right type"
 DESCRIPTION = """Rank the head and the tail of every triple of a split among all entities of the right type,

@@ -8,8 +8,7 @@ import torch
 from torch.nn.functional import normalize
 
 from dglkge.errors import InputError
-from dglkge.inference.link_prediction import Answer, candidate_blocks
-from dglkge.inference.top_answers import TopAnswers
+from dglkge.inference.link_prediction import Answer, TopAnswers, candidate_blocks
 from dglkge.typing import RowShard, RowSource
 
 

@@ -9,9 +9,9 @@ import torch
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
 from dglkge.model.regularizers import Regularizer
-from dglkge.sampling.negative_samplers import find_equal
-from dglkge.training.groups import Group
-from dglkge.training.phase_clock import PhaseClock
+from dglkge.sampling.negatives import find_equal
+from dglkge.training.rows import Group
+from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Union
@@ -18,23 +19,26 @@ from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl
+from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.request_limit import limited_requests, request_limit_seconds
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.embeddings.table_set import TableSet
-from dglkge.errors import InputError, write_error
+from dglkge.errors import CheckpointError, InputError, StorageError, write_error
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.kge_model import KgeModel
+from dglkge.optim.alltoall import Alltoall
 from dglkge.registry import Registry
 from dglkge.sampling.edge_batches import EdgeBatches
-from dglkge.sampling.mixed_negatives import MixedNegatives
+from dglkge.sampling.negatives import MixedNegatives
 from dglkge.training import dot_softmax
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.components import (
     NO_REGULARIZER,
     OPTIMIZER_CLASSES,
     check_config,
+    check_lookup,
     check_machines,
     configured_loss,
     configured_model,
@@ -42,15 +46,82 @@ from dglkge.training.components import (
 )
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
-from dglkge.training.hold_run import hold_run
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.lookup_choice import choose_lookup
-from dglkge.training.phase_clock import PhaseClock
 from dglkge.training.products import with_products_chosen
+from dglkge.training.stats import PhaseClock
 from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
 from dglkge.training.warm_start import refuse_bigraph_output
 from dglkge.typing import RELATION
+
+ATTEMPT_SECONDS = 5.0
+"""How long one trainer tries before all of them exchange what they found: well below their time limit."""
+
+
+def hold_run(output: Path, cluster: Cluster) -> Lease:
+    """Take the lease on a run's folder; given back when this trainer ends, however it ends. A collective.
+
+    Rank 0 takes it, and where machines share no disk one trainer of each machine does. The others get a lease
+    of the same nonce that they can check.
+
+    Raises
+    ------
+    CheckpointError
+        On all trainers, if another job holds a folder or it may not be written to.
+    StorageError
+        On all trainers, if a disk is full or fails.
+    """
+    world = cluster.world
+    nonce = cluster.gather_texts(new_nonce())[0]
+    is_taker = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
+    taker = LeaseTaker(output, nonce, world.job) if is_taker else None
+    lease: Lease | None = None
+    while True:
+        problem: tuple[str, str] | None = None
+        if taker is not None and lease is None:
+            try:
+                lease = taker.attempt(ATTEMPT_SECONDS)
+            except (CheckpointError, StorageError) as error:
+                problem = (type(error).__name__, str(error))
+            if lease is not None:
+                cluster.when_ended(lease.release)
+        mine = {"problem": problem, "waits": taker is not None and lease is None}
+        found = [json.loads(text) for text in cluster.gather_texts(json.dumps(mine))]
+        for kind, text in (one["problem"] for one in found if one["problem"]):
+            raise StorageError(text) if kind == StorageError.__name__ else CheckpointError(text)
+        if not any(one["waits"] for one in found):
+            break
+    holder_nonce = cluster.gather_texts("" if lease is None else lease.holder_nonce)[0]
+    return lease if lease is not None else Lease.of_job(output, nonce, holder_nonce)
+
+
+def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
+    """Let rows of other machines come in the way that is configured; a collective.
+
+    Parameters
+    ----------
+    config : Config
+    tables : TableSet
+    num_machines : int
+
+    Raises
+    ------
+    InputError
+        If rows that the kvstore brings are to be stale.
+    """
+    check_lookup(config)
+    chosen = config.training
+    if chosen.lookup == "kvstore":
+        return
+    if num_machines > 1:
+        group = Alltoall(
+            request_limit_seconds(),
+            own_group=True,
+            purpose="lookup of rows",
+            duty="train every batch, also with no triples of its own",
+        )
+        tables.use_exchange(group, getattr(torch, chosen.wire), chosen.staleness)
+
 
 OPTIMIZERS: Registry[Any] = Registry("optimizer")
 for _name, _class in OPTIMIZER_CLASSES.items():

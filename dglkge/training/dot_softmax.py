@@ -21,9 +21,8 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import IGNORED_SCORE, Loss, Softmax
 from dglkge.model.regularizers import N3, Regularizer
 from dglkge.model.score_functions import ComplEx, DistMult
-from dglkge.training.groups import Group, Negatives
-from dglkge.training.phase_clock import PhaseClock
-from dglkge.training.scratch import Scratch
+from dglkge.training.rows import Group, Negatives, Scratch
+from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
 
 ROWS_A_SHAPE = 16

@@ -11,9 +11,9 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.known_triples import KnownTriples
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.table_set import TableSet
+from dglkge.evaluation.evaluator import RankingEvaluator
+from dglkge.evaluation.metrics import RankingResult
 from dglkge.evaluation.protocol import Protocol
-from dglkge.evaluation.ranking_evaluator import RankingEvaluator
-from dglkge.evaluation.ranking_result import RankingResult
 from dglkge.model.kge_model import KgeModel
 
 

@@ -1,4 +1,4 @@
-"""What training reports while it runs: a bar for people, JSON lines for programs."""
+"""Reports of a run: a progress bar, JSON lines, and the phases of a batch where they are measured."""
 
 from __future__ import annotations
 
@@ -6,17 +6,86 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
 from dglkge.checkpoint.training_stats import epoch_record
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.training.phase_clock import PHASES, PhaseClock, as_array
+
+PHASES = (
+    "order",
+    "edges",
+    "negatives",
+    "gather",
+    "score",
+    "loss",
+    "backward",
+    "merge",
+    "exchange",
+    "update",
+    "waiting",
+    "other",
+)
+"""What a trainer does, in the order of a batch; the last is what none of the others names."""
+
+_NUMBER = {phase: number for number, phase in enumerate(PHASES)}
+
+
+class PhaseClock:
+    """Adds up seconds by phase; does nothing unless it is switched on.
+
+    Parameters
+    ----------
+    is_on : bool
+
+    Examples
+    --------
+    >>> clock = PhaseClock(is_on=True)
+    >>> clock.enter("gather")
+    >>> clock.stop()
+    >>> clock.take()["gather"] > 0, clock.take()["gather"]
+    (True, 0.0)
+    """
+
+    def __init__(self, is_on: bool = False) -> None:
+        self.is_on = is_on
+        self._seconds = np.zeros(len(PHASES))
+        self._running = -1
+        self._since = 0.0
+
+    def enter(self, phase: str) -> None:
+        """End the phase that runs and begin another."""
+        if not self.is_on:
+            return
+        now = time.perf_counter()
+        if self._running >= 0:
+            self._seconds[self._running] += now - self._since
+        self._running, self._since = _NUMBER[phase], now
+
+    def stop(self) -> None:
+        """End the phase that runs; what comes belongs to none until the next begins."""
+        if self.is_on and self._running >= 0:
+            self._seconds[self._running] += time.perf_counter() - self._since
+            self._running = -1
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds of each phase since the last call."""
+        taken = dict(zip(PHASES, self._seconds.tolist()))
+        self._seconds[:] = 0
+        return taken
+
+
+def as_array(seconds: Mapping[str, float]) -> npt.NDArray[np.float64]:
+    """Return the seconds in the order of :data:`PHASES`, to be summed over trainers."""
+    return np.array([seconds[phase] for phase in PHASES])
+
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,11 @@ from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_lookup import DirectLookup, RowLookup
 from dglkge.embeddings.table_set import TableSet
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.sampling.mixed_negatives import MixedNegatives
+from dglkge.sampling.negatives import MixedNegatives
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax
-from dglkge.training.groups import Group, ask_for_rows
-from dglkge.training.phase_clock import PhaseClock
-from dglkge.training.row_request import RowRequest
-from dglkge.training.scratch import Scratch
+from dglkge.training.rows import Group, RowRequest, Scratch, ask_for_rows
+from dglkge.training.stats import PhaseClock
 
 
 class TrainStep:

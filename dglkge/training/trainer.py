@@ -19,13 +19,11 @@ from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError, write_error
-from dglkge.evaluation.ranking_result import RankingResult
+from dglkge.evaluation.metrics import RankingResult
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
-from dglkge.training.commit_policy import CommitPolicy
-from dglkge.training.epochs import ElasticEpochs
+from dglkge.training.epochs import CommitPolicy, ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.phase_clock import PhaseClock
-from dglkge.training.stats import EpochReport, LossSoFar, reports_apart, wants_bar
+from dglkge.training.stats import EpochReport, LossSoFar, PhaseClock, reports_apart, wants_bar
 from dglkge.training.train_step import TrainStep
 from dglkge.training.warm_start import warm_start
 from dglkge.typing import RELATION, TablePart

@@ -20,8 +20,8 @@ import torch
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.known_triples import KnownTriples
+from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.protocol import Protocol
-from dglkge.evaluation.ranking_evaluator import RankingEvaluator
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.typing import RELATION, Relation, Side
 

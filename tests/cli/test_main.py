@@ -15,8 +15,8 @@ from dglkge.cli.output import human_bytes, print_columns, write_json
 from dglkge.cli.run_command import run_command
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
+from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.protocol import Protocol
-from dglkge.evaluation.ranking_evaluator import RankingEvaluator
 from dglkge.model.kge_model import build_model
 from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
 

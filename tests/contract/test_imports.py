@@ -104,7 +104,7 @@ def test_packages_that_few_rooms_need(package):
         ("dglkge.optim.alltoall", "dglkge.errors.InputError", "never"),
         ("dglkge.optim.alltoall", "dglkge", "never"),
         ("dglkge.kernels.chains", "numba.core", "only dglkge.kernels.jit imports numba"),
-        ("dglkge.model.distances", "numba", "only dglkge.kernels.jit imports numba"),
+        ("dglkge.model.comparators", "numba", "only dglkge.kernels.jit imports numba"),
         ("dglkge.kernels.jit", "dglkge.errors.InputError", "never"),
         ("dglkge.kernels.jit", "torch", "never"),
         ("dglkge.model.losses", "dgl", "never"),
@@ -123,7 +123,7 @@ def test_packages_that_few_rooms_need(package):
         ("partition_tools.ingest", "dglkge.training.build", "not below"),
         ("dglkge.cli.main", "dglkge.attic.old", "no room 'attic'"),
         ("dglkge.inference.export", "dglkge", "front door"),
-        ("dglkge.evaluation.ranks", "dgl.function", "never"),
+        ("dglkge.evaluation.protocol", "dgl.function", "never"),
     ],
 )
 def test_checker_finds_a_broken_rule(module, target, reason):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dglkge.evaluation.counting import _count_greater_torch, count_greater
+from dglkge.evaluation.ranking import _count_greater_torch, count_greater
 from dglkge.kernels.counting import STRIP_COLUMNS
 
 

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from dglkge.evaluation.exact_scores import exact_scores, pairs_per_block
+from dglkge.evaluation.queries import exact_scores, pairs_per_block
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 

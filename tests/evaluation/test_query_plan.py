@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dglkge.evaluation.query_plan import plan_queries
+from dglkge.evaluation.queries import plan_queries
 from dglkge.typing import Relation, Side
 
 RELATIONS = [

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
-from dglkge.evaluation import full_ranking
-from dglkge.evaluation.protocol import Protocol
-from dglkge.evaluation.ranks import ranks
+from dglkge.evaluation import ranking as full_ranking
+from dglkge.evaluation.protocol import Protocol, ranks
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Side
 from tests.evaluation.toy_world import RELATIONS, World, toy_world

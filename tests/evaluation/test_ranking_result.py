@@ -7,9 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from dglkge.evaluation.metrics import RankingResult, format_table
 from dglkge.evaluation.protocol import Protocol
-from dglkge.evaluation.ranking_result import RankingResult
-from dglkge.evaluation.report import format_table
 from dglkge.typing import Side
 
 

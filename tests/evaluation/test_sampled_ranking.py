@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from dglkge.data.known_triples import KnownTriples
-from dglkge.evaluation.protocol import Protocol
-from dglkge.evaluation.query_plan import plan_queries
-from dglkge.evaluation.ranks import ranks
-from dglkge.evaluation.sampled_ranking import draw_candidates
+from dglkge.evaluation.protocol import Protocol, ranks
+from dglkge.evaluation.queries import plan_queries
+from dglkge.evaluation.ranking import draw_candidates
 from dglkge.typing import Side
 from tests.evaluation.toy_world import RELATIONS, World, toy_world
 from tests.model.score_oracle import ORACLES

@@ -8,8 +8,7 @@ import torch
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.evaluation.protocol import Protocol
-from dglkge.evaluation.query_plan import plan_queries
-from dglkge.evaluation.scored_queries import full_float32_products, score_queries
+from dglkge.evaluation.queries import full_float32_products, plan_queries, score_queries
 from dglkge.typing import RELATION, Side
 from tests.evaluation.memory_rows import MemoryRows
 from tests.evaluation.toy_world import RELATIONS, toy_world

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.protocol import Protocol
-from dglkge.evaluation.ranking_evaluator import RankingEvaluator
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.typing import RELATION, Relation, Side
 from tests.evaluation.memory_rows import MemoryRows, split_rows

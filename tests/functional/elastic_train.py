@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import dglkge
-from dglkge.evaluation import ranking_evaluator
+from dglkge.evaluation import evaluator as ranking_evaluator
 
 HOLD_SECONDS = 100
 

@@ -15,9 +15,9 @@ from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.known_triples import KnownTriples
 from dglkge.distributed.process_group import end_process_group
-from dglkge.embeddings.row_shard import TableShard
+from dglkge.embeddings.embedding_table import TableShard
+from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.protocol import Protocol
-from dglkge.evaluation.ranking_evaluator import RankingEvaluator
 from dglkge.model.kge_model import build_model
 from tests.functional import job as commands
 from tests.surroundings import free_ports

@@ -10,8 +10,7 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.inference import link_prediction
-from dglkge.inference.link_prediction import Known, LinkPredictor, LinkQuery
-from dglkge.inference.top_answers import TopAnswers
+from dglkge.inference.link_prediction import Known, LinkPredictor, LinkQuery, TopAnswers
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, toy_meta, toy_tables

@@ -31,8 +31,8 @@ print(rows[0].tolist(), len(update_adagrad.stats.cache_hits))
 
 EVERY_LOOP_OF_MODEL_AND_EVALUATION = """
 import torch
-import dglkge.model.distances as distances
-from dglkge.evaluation.counting import count_greater
+import dglkge.model.comparators as distances
+from dglkge.evaluation.ranking import count_greater
 print(distances.ModulusDistance.apply(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])).tolist())
 limits = torch.tensor([1.5])
 counted = count_greater(torch.tensor([[1.0, 2.0]]), torch.tensor([0]), limits, limits)

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from dglkge.errors import InputError
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
-from dglkge.sampling.mixed_negatives import MixedNegatives, split_count
-from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.sampling.negatives import MixedNegatives, UniformNegatives, split_count
 
 random = np.random.default_rng(1)
 NODE_IDS = {"person": random.permutation(500), "place": random.permutation(30), "day": np.arange(7)}

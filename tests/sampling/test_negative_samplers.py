@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dglkge.sampling.negative_samplers import UniformNegatives, find_equal
+from dglkge.sampling.negatives import UniformNegatives, find_equal
 
 random = np.random.default_rng(1)
 NODE_IDS = {"person": random.permutation(500), "place": random.permutation(30)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dglkge.sampling.triple_index import TripleIndex
+from dglkge.sampling.edge_batches import TripleIndex
 
 
 def owned(kind: str, rng: np.random.Generator) -> np.ndarray:

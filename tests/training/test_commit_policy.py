@@ -9,7 +9,7 @@ import pytest
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.training.commit_policy import CommitPolicy
+from dglkge.training.epochs import CommitPolicy
 
 
 class Clock:

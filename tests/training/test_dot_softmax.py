@@ -16,10 +16,8 @@ from dglkge.model.score_functions import ComplEx
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax, is_known
-from dglkge.training.groups import Group, ask_for_rows
-from dglkge.training.phase_clock import PhaseClock
-from dglkge.training.row_request import RowRequest
-from dglkge.training.scratch import Scratch
+from dglkge.training.rows import Group, RowRequest, Scratch, ask_for_rows
+from dglkge.training.stats import PhaseClock
 from dglkge.typing import RELATION, Side
 
 DIM, GLOBAL_SIZE, NUM_NEGATIVES = 8, 40, 9

@@ -10,9 +10,9 @@ import pytest
 
 import dglkge
 from dglkge.config import load_config
-from dglkge.training import phase_clock
+from dglkge.training import stats as phase_clock
 from dglkge.training.epochs import JOB
-from dglkge.training.phase_clock import PHASES, PhaseClock, as_array
+from dglkge.training.stats import PHASES, PhaseClock, as_array
 from tests.toy_kg import toy_dataset
 
 

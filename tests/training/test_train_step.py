@@ -17,7 +17,7 @@ from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.request_limit import request_limit_seconds, set_request_limit
 from dglkge.errors import InputError
-from dglkge.sampling.negative_samplers import UniformNegatives
+from dglkge.sampling.negatives import UniformNegatives
 from dglkge.training import build
 from dglkge.training.build import build_optimizer
 from dglkge.training.epochs import JOB

@@ -1,17 +1,60 @@
-"""Ranking against every row of a shard: float32 products decide most pairs, float64 the close ones."""
+"""Ranks true answers against every row of a shard, or against sampled candidates."""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from dglkge.errors import InputError
-from dglkge.evaluation.counting import count_greater
-from dglkge.evaluation.exact_scores import exact_scores
-from dglkge.evaluation.scored_queries import ScoredQueries
+from dglkge.evaluation.queries import QueryBatch, ScoredQueries, exact_scores
+from dglkge.kernels.counting import count_scores, list_close
+from dglkge.kernels.hashing import column_bits, in_range, row_keys, stream_key
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RowShard
+
+
+def count_greater(
+    scores: torch.Tensor, row_of: torch.Tensor, low: torch.Tensor, high: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compare each row of scores with the limits of the true answers that belong to it.
+
+    Parameters
+    ----------
+    scores : (b, n) float32 tensor
+    row_of : (K,) int64 tensor
+        The row of scores that each true answer is ranked in.
+    low, high : (K,) float32 tensor
+        Below ``low`` a score is less than the true one for certain, above ``high`` greater.
+
+    Returns
+    -------
+    num_greater : (K,) int64 tensor
+        Scores above ``high``.
+    close, column : (m,) int64 tensor
+        The scores in [low, high]: which true answer, and which column.
+    """
+    if scores.device.type != "cpu":
+        return _count_greater_torch(scores, row_of, low, high)
+    arrays = (scores.contiguous().numpy(), row_of.numpy(), low.numpy(), high.numpy())
+    num_greater, num_close = np.empty((2, len(row_of)), np.int64)
+    count_scores(*arrays, num_greater, num_close)
+    close = np.repeat(np.arange(len(row_of)), num_close)
+    column = np.empty(len(close), np.int64)
+    list_close(*arrays, num_close, column)
+    return torch.from_numpy(num_greater), torch.from_numpy(close), torch.from_numpy(column)
+
+
+def _count_greater_torch(
+    scores: torch.Tensor, row_of: torch.Tensor, low: torch.Tensor, high: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Do the same with torch's operations, for accelerators."""
+    of_answers = scores[row_of]
+    greater = of_answers > high.unsqueeze(1)
+    close, column = ((of_answers >= low.unsqueeze(1)) & ~greater).nonzero(as_tuple=True)
+    return greater.sum(1), close, column
+
 
 QUERY_TILE = 1024
 CANDIDATE_TILE = 1024
@@ -125,3 +168,61 @@ class _KnownPlaces:
         limits = torch.tensor([first_query, first_query + len(scores)], device=scores.device)
         from_, to = (start + torch.searchsorted(self._query[start:end], limits)).tolist()
         scores[self._query[from_:to] - first_query, self._place[from_:to] - first_place] = -math.inf
+
+
+def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, seed: int) -> torch.Tensor:
+    """Draw the candidates of each true answer of a batch.
+
+    They depend on seed, side and the triple's row alone, so every process draws the same.
+
+    Parameters
+    ----------
+    batch : QueryBatch
+    num_candidates : int
+        Draws for each true answer, with replacement.
+    num_entities : int
+        Entities of the candidates' type.
+    seed : int
+
+    Returns
+    -------
+    (K, num_candidates) int64 tensor
+    """
+    keys = row_keys(stream_key("candidates", seed, batch.side.value), batch.places)
+    return torch.from_numpy(in_range(column_bits(keys, num_candidates), num_entities))
+
+
+def competing(queries: ScoredQueries, candidates: torch.Tensor) -> torch.Tensor:
+    """Say which candidates (K, N) compete: neither the true answer nor a known one; (K, N) bool."""
+    of_queries = queries.query_of.unsqueeze(1).expand_as(candidates).reshape(-1)
+    known = queries.known_among(of_queries, candidates.reshape(-1)).reshape(candidates.shape)
+    return ~known & (candidates != queries.true_ids.unsqueeze(1))
+
+
+def rank_against_candidates(
+    model: KgeModel, queries: ScoredQueries, shard: RowShard, candidates: torch.Tensor, competes: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Count the candidates in a shard that score higher than, and the same as, each true answer.
+
+    Parameters
+    ----------
+    model : KgeModel
+    queries : ScoredQueries
+    shard : RowShard
+    candidates : (K, N) int64 tensor
+    competes : (K, N) bool tensor
+
+    Returns
+    -------
+    num_greater, num_equal : (K,) int64 tensor
+    """
+    answer, _ = competes.nonzero(as_tuple=True)
+    place = shard.locate(candidates[competes].cpu()).to(answer.device)
+    answer, place = answer[place >= 0], place[place >= 0]
+    scores = exact_scores(model, queries.query, queries.query_of[answer], shard.rows, place)
+    true_scores = queries.true_scores[answer]
+    num_answers = len(queries.true_ids)
+    return (
+        torch.bincount(answer[scores > true_scores], minlength=num_answers),
+        torch.bincount(answer[scores == true_scores], minlength=num_answers),
+    )

@@ -16,13 +16,16 @@ import torch
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.relation_vocabulary import RelationVocabulary
 from dglkge.errors import InputError
-from dglkge.evaluation.full_ranking import rank_against_shard
-from dglkge.evaluation.protocol import Protocol
-from dglkge.evaluation.query_plan import QueryBatch, plan_queries
-from dglkge.evaluation.ranking_result import RankingResult
-from dglkge.evaluation.ranks import ranks
-from dglkge.evaluation.sampled_ranking import competing, draw_candidates, rank_against_candidates
-from dglkge.evaluation.scored_queries import ScoredQueries, full_float32_products, score_queries
+from dglkge.evaluation.metrics import RankingResult
+from dglkge.evaluation.protocol import Protocol, ranks
+from dglkge.evaluation.queries import (
+    QueryBatch,
+    ScoredQueries,
+    full_float32_products,
+    plan_queries,
+    score_queries,
+)
+from dglkge.evaluation.ranking import competing, draw_candidates, rank_against_candidates, rank_against_shard
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import Relation, RowShard, RowSource, Side
 

@@ -1,7 +1,8 @@
-"""The rows of one table that one batch needs, and their gradients."""
+"""Rows that a batch needs, by table: requested for groups of edges, found, and their gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,33 @@ import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.found_rows import FoundRows
-from dglkge.training.scratch import Scratch
+from dglkge.sampling.edge_batches import EdgeBatch
+from dglkge.sampling.negatives import MixedNegatives
+from dglkge.typing import RELATION, Side
+
+
+class Scratch:
+    """Named pieces of memory that only grow.
+
+    Examples
+    --------
+    >>> scratch = Scratch()
+    >>> scratch.take("rows", 2, 3).shape, scratch.take("rows", 1, 3).shape
+    (torch.Size([2, 3]), torch.Size([1, 3]))
+    """
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, torch.Tensor] = {}
+
+    def take(self, name: str, num_rows: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Return room (num_rows, width), contents undefined; valid until the name is taken again."""
+        wanted = num_rows * width
+        piece = self._pieces.get(name)
+        if piece is None or piece.dtype != dtype or len(piece) < wanted:
+            piece = torch.empty(wanted + wanted // 8, dtype=dtype)
+            self._pieces[name] = piece
+        return piece[:wanted].view(num_rows, width)
+
 
 NodeIds = npt.NDArray[np.int64]
 
@@ -111,3 +138,89 @@ class RowPlaces:
     def gradients(self) -> torch.Tensor:
         """Gradients of the rows, (n, D) float32."""
         return self.request.gradients[self.place]
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Negatives of a chunk: node ids (N,) and their rows."""
+
+    ids: NodeIds
+    rows: RowPlaces
+
+
+@dataclass(frozen=True)
+class Group:
+    """Edges of a batch that join the same pair of entity types and share their negatives.
+
+    Attributes
+    ----------
+    lhs, rhs : str
+        Entity types.
+    head_ids, tail_ids : (B,) int64
+        Node ids.
+    weights : (B,) float32 or None
+    heads, relations, tails : RowPlaces
+    negatives : mapping of Side to Negatives
+        The same object for both sides where the entity types are the same.
+    """
+
+    lhs: str
+    rhs: str
+    head_ids: NodeIds
+    tail_ids: NodeIds
+    weights: npt.NDArray[np.float32] | None
+    heads: RowPlaces
+    relations: RowPlaces
+    tails: RowPlaces
+    negatives: Mapping[Side, Negatives]
+
+    def __len__(self) -> int:
+        return len(self.head_ids)
+
+
+def ask_for_rows(
+    batch: EdgeBatch,
+    pairs: Sequence[tuple[str, str]],
+    sampler: MixedNegatives,
+    requests: Mapping[str, RowRequest],
+) -> list[Group]:
+    """Make the groups of a batch, drawing negatives and asking for all rows.
+
+    Groups of one chunk share negatives by entity type.
+
+    Parameters
+    ----------
+    batch : EdgeBatch
+    pairs : sequence of (str, str)
+        Entity types of the heads and tails of each edge type.
+    sampler : MixedNegatives
+    requests : mapping of str to RowRequest
+        By table.
+    """
+    drawn: dict[tuple[int, str], Negatives] = {}
+
+    def negatives(entity_type: str, chunk: int) -> Negatives:
+        if (chunk, entity_type) not in drawn:
+            ids = sampler.sample(entity_type, batch, chunk)
+            drawn[chunk, entity_type] = Negatives(ids, requests[entity_type].add(ids))
+        return drawn[chunk, entity_type]
+
+    groups = []
+    for found in batch.groups:
+        run = slice(found.start, found.end)
+        lhs, rhs = pairs[found.pair]
+        heads, relations, tails = batch.heads[run], batch.relations[run], batch.tails[run]
+        groups.append(
+            Group(
+                lhs,
+                rhs,
+                heads,
+                tails,
+                None if batch.weights is None else batch.weights[run],
+                requests[lhs].add(heads),
+                requests[RELATION].add(relations),
+                requests[rhs].add(tails),
+                {Side.HEAD: negatives(lhs, found.chunk), Side.TAIL: negatives(rhs, found.chunk)},
+            )
+        )
+    return groups

@@ -1,0 +1,230 @@
+"""Queries that a set of triples asks, grouped by entity types, with exact scores of their true answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Optional
+
+import numpy as np
+import torch
+
+from dglkge.data.known_triples import KnownTriples
+from dglkge.model.kge_model import KgeModel
+from dglkge.typing import RELATION, Relation, RowSource, Side
+
+BLOCK_ELEMENTS = 30_000
+"""Numbers of a block: just too few for torch to wake its threads, which costs more than the work itself."""
+
+
+def exact_scores(
+    model: KgeModel,
+    query: torch.Tensor,
+    query_index: torch.Tensor,
+    rows: torch.Tensor,
+    row_index: torch.Tensor,
+) -> torch.Tensor:
+    """Score pairs of a query and a row in float64.
+
+    The score of a pair depends on nothing but the two rows. On an accelerator the order in which torch adds
+    up a row may depend on the number of rows, so pairs are always scored in blocks of one shape, the last
+    one filled up. Equal rows therefore get equal scores wherever they lie, and ties stay ties.
+
+    Parameters
+    ----------
+    model : KgeModel
+    query : (U, D) float64 tensor
+    query_index : (M,) int64 tensor
+    rows : (N, D) float32 tensor
+    row_index : (M,) int64 tensor
+
+    Returns
+    -------
+    (M,) float64 tensor
+    """
+    num_pairs, block_pairs = len(query_index), pairs_per_block(query.shape[1])
+    scores = torch.empty(num_pairs, dtype=torch.float64, device=query.device)
+    for first in range(0, num_pairs, block_pairs):
+        queries, places = query_index[first : first + block_pairs], row_index[first : first + block_pairs]
+        num_kept = len(queries)
+        if num_kept < block_pairs:
+            queries, places = _filled_up(queries, block_pairs), _filled_up(places, block_pairs)
+        block = model.compare_pairs(query.index_select(0, queries), rows.index_select(0, places).double())
+        scores[first : first + num_kept] = block[:num_kept]
+    return scores
+
+
+def pairs_per_block(dim: int) -> int:
+    """Return how many pairs of rows of that width are scored at a time."""
+    return min(512, max(8, BLOCK_ELEMENTS // dim))
+
+
+def _filled_up(index: torch.Tensor, size: int) -> torch.Tensor:
+    """Return the index with its first entry repeated up to a size."""
+    return torch.cat([index, index[:1].expand(size - len(index))])
+
+
+@dataclass(frozen=True)
+class QueryBatch:
+    """Distinct queries of one side whose answers have one type, with the triples that ask them.
+
+    Many triples ask the same query, (h, r, ?) or (?, r, t), and differ in the true answer only: the query
+    is scored once in a batch and every true answer is ranked against the same scores.
+
+    Attributes
+    ----------
+    side : Side
+        The side asked for.
+    anchor_type, candidate_type : str
+        Entity types of the entities given and of the answers.
+    anchor_ids, relation_ids : (U,) int64 array
+        The queries.
+    places : (K,) int64 array
+        Rows of the triples that ask them.
+    query_of : (K,) int64 array
+        Which query each of those triples asks, ascending.
+    true_ids : (K,) int64 array
+        Their true answers.
+    """
+
+    side: Side
+    anchor_type: str
+    candidate_type: str
+    anchor_ids: np.ndarray
+    relation_ids: np.ndarray
+    places: np.ndarray
+    query_of: np.ndarray
+    true_ids: np.ndarray
+
+
+def plan_queries(triples: np.ndarray, relations: Sequence[Relation], batch_size: int) -> Iterator[QueryBatch]:
+    """Yield batches of queries that together rank both sides of every triple.
+
+    Parameters
+    ----------
+    triples : (n, 3) int64 array
+        Head, relation and tail, original ids.
+    relations : sequence of Relation
+        By relation id.
+    batch_size : int
+        Greatest number of true answers in a batch.
+    """
+    pairs = sorted({(relation.lhs, relation.rhs) for relation in relations})
+    pair_of_relation = np.array([pairs.index((relation.lhs, relation.rhs)) for relation in relations])
+    pair_of_triple = pair_of_relation[triples[:, 1]]
+    for side in Side:
+        for pair in np.unique(pair_of_triple):
+            lhs, rhs = pairs[pair]
+            types = (rhs, lhs) if side is Side.HEAD else (lhs, rhs)
+            places = np.flatnonzero(pair_of_triple == pair)
+            yield from _batches(side, types, triples, places, batch_size)
+
+
+def _batches(
+    side: Side, types: tuple[str, str], triples: np.ndarray, places: np.ndarray, batch_size: int
+) -> Iterator[QueryBatch]:
+    """Yield the batches of one side and one pair of (anchor, candidate) types."""
+    asked = triples[places][:, [side.anchor_column, 1]]
+    queries, query_of = np.unique(asked, axis=0, return_inverse=True)
+    query_of = query_of.reshape(-1)  # numpy 2.0 gave it the shape of its argument
+    order = np.argsort(query_of, kind="stable")
+    places, query_of = places[order], query_of[order]
+    for start in range(0, len(places), batch_size):
+        end = min(start + batch_size, len(places))
+        first = query_of[start]
+        chosen = queries[first : query_of[end - 1] + 1]
+        yield QueryBatch(
+            side=side,
+            anchor_type=types[0],
+            candidate_type=types[1],
+            anchor_ids=chosen[:, 0],
+            relation_ids=chosen[:, 1],
+            places=places[start:end],
+            query_of=query_of[start:end] - first,
+            true_ids=triples[places[start:end], side.column],
+        )
+
+
+@dataclass(frozen=True)
+class ScoredQueries:
+    """Queries and true scores as tensors on the device of the rows they meet.
+
+    Attributes
+    ----------
+    query : (U, D) float64 tensor
+    query_of : (K,) int64 tensor
+        The query of each true answer, ascending.
+    true_ids : (K,) int64 tensor
+    true_scores : (K,) float64 tensor
+    known_query, known_ids : (M,) int64 tensor
+        Known answers of the queries that do not compete: pairs in ascending order. None in raw ranking.
+    """
+
+    query: torch.Tensor
+    query_of: torch.Tensor
+    true_ids: torch.Tensor
+    true_scores: torch.Tensor
+    known_query: torch.Tensor
+    known_ids: torch.Tensor
+
+    def known_among(self, queries: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        """Say of pairs of a query and an entity whether the entity is one of its known answers: bool."""
+        if not len(self.known_ids):
+            return torch.zeros_like(ids, dtype=torch.bool)
+        base = int(max(self.known_ids.max(), ids.max())) + 1 if len(ids) else 1
+        known, asked = self.known_query * base + self.known_ids, queries * base + ids
+        place = torch.searchsorted(known, asked).clamp_max(len(known) - 1)
+        return known[place] == asked
+
+
+def score_queries(
+    model: KgeModel, batch: QueryBatch, rows: RowSource, known: Optional[KnownTriples], device: torch.device
+) -> ScoredQueries:
+    """Look up the rows of a batch and score its true answers.
+
+    Parameters
+    ----------
+    model : KgeModel
+    batch : QueryBatch
+    rows : RowSource
+    known : KnownTriples, optional
+        None for raw ranking.
+    device : torch.device
+        Where the candidates' rows are: scores compare exactly only where one device computed them.
+    """
+    anchors = _gather(rows, batch.anchor_type, batch.anchor_ids, device)
+    relations = _gather(rows, RELATION, batch.relation_ids, device)
+    query = model.query(anchors.double(), relations.double(), batch.side)
+    query_of = torch.from_numpy(batch.query_of).to(device)
+    unique_ids, place = np.unique(batch.true_ids, return_inverse=True)
+    answers = _gather(rows, batch.candidate_type, unique_ids, device)
+    known_query, known_ids = np.zeros((2, 0), np.int64)
+    if known is not None:
+        known_query, known_ids = known.answers(batch.side, batch.anchor_ids, batch.relation_ids)
+    return ScoredQueries(
+        query=query,
+        query_of=query_of,
+        true_ids=torch.from_numpy(batch.true_ids).to(device),
+        true_scores=exact_scores(model, query, query_of, answers, torch.from_numpy(place).to(device)),
+        known_query=torch.from_numpy(known_query).to(device),
+        known_ids=torch.from_numpy(known_ids).to(device),
+    )
+
+
+def _gather(rows: RowSource, table: str, ids: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Look up each distinct row once: (n,) ids -> (n, D) rows."""
+    unique_ids, place = np.unique(ids, return_inverse=True)
+    found = rows.gather(table, torch.from_numpy(unique_ids)).to(device)
+    return found[torch.from_numpy(place).to(device)]
+
+
+@contextmanager
+def full_float32_products() -> Iterator[None]:
+    """Forbid products in bfloat16 or TF32, which training may have allowed: the bounds are float32's."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
