@@ -1,1 +1,1 @@
-"""Offline, on one machine, with no server: triples to a dataset folder with DGL partitions."""
+"""Scripts of the offline tools: they parse arguments and call ``dglkge.partition``."""

@@ -100,9 +100,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     from dglkge.data.text_format import parse_columns, parse_delimiter
     from dglkge.errors import DglkgeError, InputError
-    from partition_tools.make_dataset import Options, partition_files
-    from partition_tools.report import print_figures
-    from partition_tools.split_fractions import parse_fractions
+    from dglkge.partition.make_dataset import Options, partition_files
+    from dglkge.partition.report import print_figures
+    from dglkge.partition.splits import parse_fractions
 
     has_map = bool(arguments.entity_map or arguments.relation_map)
     if has_map and arguments.ids == "names":

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from dglkge.data.dataset import Dataset
-from partition_tools.make_dataset import Options, partition_files
+from dglkge.partition.make_dataset import Options, partition_files
 from tests.toy_kg import REPOSITORY
 
 SCRIPT = REPOSITORY / "examples" / "benchmarks" / "synthetic_graph.py"

@@ -9,15 +9,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from partition_tools import make_dataset
-from partition_tools.graph_job import GraphJob
+from dglkge.partition import make_dataset
+from dglkge.partition.run_build import GraphJob
 from tests.toy_kg import ring_triples, typed_triples
 
 
 @pytest.fixture
 def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Partition in the test's own process, without a child that has to import DGL first."""
-    from partition_tools.build_graph import build_partitions
+    from dglkge.partition.build_graph import build_partitions
 
     def run_build(dataset: Path, job: GraphJob) -> None:
         job.save(dataset)

@@ -8,9 +8,9 @@ import io
 import numpy as np
 import pytest
 
+from dglkge.partition.build_graph import PADDING, assign_nodes, build_graph, metis_parts, symmetric_graph
+from dglkge.partition.run_build import GraphJob
 from dglkge.typing import RELATION
-from partition_tools.build_graph import PADDING, assign_nodes, build_graph, metis_parts, symmetric_graph
-from partition_tools.graph_job import GraphJob
 
 
 def job(**changes) -> GraphJob:

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from dglkge.data.relation_vocabulary import RelationVocabulary
-from partition_tools import dataset_writer
-from partition_tools.dataset_writer import write_description, write_triples
-from partition_tools.ingest import IdTriples
-from partition_tools.staging import PENDING_DESCRIPTION
-from partition_tools.typed_ids import assign_ids
+from dglkge.partition import dataset_writer
+from dglkge.partition.dataset_writer import PENDING_DESCRIPTION, write_description, write_triples
+from dglkge.partition.ingest import IdTriples, assign_ids
 from tests.partition_tools.reading_back import lines, named_triples
 
 ENTITIES = ["Ada", "Bob", "Po", "Rome"]

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from dglkge.data.dataset import Dataset
-from partition_tools import make_dataset, partition
+from dglkge.partition import make_dataset
+from partition_tools import partition
 from tests.toy_kg import REPOSITORY
 
 NUM_TRIPLES = 20_000

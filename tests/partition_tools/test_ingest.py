@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dglkge.data.text_format import Columns, RowRules
 from dglkge.data.triples import frame_chunks
 from dglkge.errors import InputError
-from partition_tools.ingest import IdTriples, NameIndex, ingest_ids, ingest_names
+from dglkge.partition.ingest import IdTriples, NameIndex, ingest_ids, ingest_names
 
 ROW = st.tuples(st.sampled_from("abcde"), st.sampled_from(["r", "s"]), st.sampled_from("cdefg"))
 

@@ -17,7 +17,8 @@ from tests.toy_kg import REPOSITORY, ring_triples, write_splits
 RUN = """
 import os, sys
 sys.path.insert(0, {root!r})
-from partition_tools import {module}, partition
+from dglkge.partition import {module}
+from partition_tools import partition
 
 def stop(*arguments, **options):
     os.kill(os.getpid(), {signal})
@@ -29,7 +30,7 @@ sys.exit(partition.main(sys.argv[1:]))
 POINTS = [
     ("make_dataset", "write_triples"),
     ("make_dataset", "run_build"),
-    ("staging", "_replace"),
+    ("dataset_writer", "_replace"),
 ]
 """Where the run is stopped: instead of calling this function."""
 

@@ -7,7 +7,7 @@ import gzip
 import pytest
 
 from dglkge.errors import InputError
-from partition_tools.map_file import read_id_map, read_pairs
+from dglkge.partition.inputs import read_id_map, read_pairs
 
 
 def write(path, content: bytes):

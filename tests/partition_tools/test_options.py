@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dglkge.errors import InputError
-from partition_tools.options import Options, check_num_parts, check_options
-from partition_tools.progress import reading_progress, say
+from dglkge.partition.inputs import Options, check_num_parts, check_options
+from dglkge.partition.report import reading_progress, say
 
 
 def test_defaults_are_allowed():

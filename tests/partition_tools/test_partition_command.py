@@ -201,7 +201,7 @@ def test_status_as_a_process(tmp_path):
 
 
 def test_failure_of_the_child_is_status_1(tmp_path, source, monkeypatch, capsys):
-    from partition_tools import make_dataset, run_build
+    from dglkge.partition import make_dataset, run_build
 
     script = tmp_path / "build_graph.py"
     script.write_text("raise ValueError('DGL is unwell')")

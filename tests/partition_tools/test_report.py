@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from dglkge.data.dataset import Dataset
-from partition_tools.report import partition_figures, print_figures
+from dglkge.partition.report import partition_figures, print_figures
 from tests.data.toy_folder import BOUNDARIES, NODE_IDS, RELATIONS, TRAIN, write_toy_folder
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
-from partition_tools import run_build as run_build_module
-from partition_tools.graph_job import GraphJob
-from partition_tools.run_build import LOG, PartitionError, run_build
+from dglkge.partition import run_build as run_build_module
+from dglkge.partition.run_build import LOG, GraphJob, PartitionError, run_build
+from tests.toy_kg import REPOSITORY
 
 JOB = GraphJob("g", 1, "metis", 0, {"entity": 3}, [["entity", "entity", 0, 2]], 1, False)
 
@@ -65,8 +65,8 @@ PARENT = """
 import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
-from partition_tools import run_build
-from partition_tools.graph_job import GraphJob
+from dglkge.partition import run_build
+from dglkge.partition.run_build import GraphJob
 run_build.__file__ = {module!r}
 run_build.run_build(Path({dataset!r}), GraphJob("g", 1, "metis", 0, {{}}, [], 1, False))
 """
@@ -74,7 +74,7 @@ run_build.run_build(Path({dataset!r}), GraphJob("g", 1, "metis", 0, {{}}, [], 1,
 CHILD = """
 import sys, time
 sys.path.insert(0, {root!r})
-from partition_tools.graph_job import end_with_parent
+from dglkge.partition.run_build import end_with_parent
 end_with_parent(int(sys.argv[2]))
 print("ready", flush=True)
 time.sleep(99)
@@ -83,7 +83,7 @@ time.sleep(99)
 
 def test_child_ends_with_its_parent(dataset):
     """Even where the parent is ended by ``kill -9``."""
-    root = os.path.dirname(os.path.dirname(run_build_module.__file__))
+    root = str(REPOSITORY)
     (dataset / "build_graph.py").write_text(CHILD.format(root=root))
     code = PARENT.format(root=root, module=str(dataset / "run_build.py"), dataset=str(dataset))
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
@@ -114,7 +114,7 @@ while True: signal.pause()
 
 def test_child_that_still_imports_ends_with_its_parent(dataset):
     """``kill -9`` in the seconds that the import of DGL takes."""
-    root = os.path.dirname(os.path.dirname(run_build_module.__file__))
+    root = str(REPOSITORY)
     (dataset / "slow" / "dgl").mkdir(parents=True)
     (dataset / "slow" / "dgl" / "__init__.py").write_text(SLOW_IMPORT)
     code = PARENT.format(root=root, module=run_build_module.__file__, dataset=str(dataset))

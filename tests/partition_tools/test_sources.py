@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dglkge.errors import InputError
-from partition_tools.sources import find_sources, split_of
+from dglkge.partition.inputs import find_sources, split_of
 
 
 def touch(folder, *names):

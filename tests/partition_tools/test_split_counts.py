@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partition_tools.split_counts import count_duplicates, count_unseen
+from dglkge.partition.splits import count_duplicates, count_unseen
 
 TRIPLE = st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 5))
 

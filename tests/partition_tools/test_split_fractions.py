@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dglkge.errors import InputError
-from partition_tools.ingest import IdTriples
-from partition_tools.split_fractions import hash_triples, parse_fractions, split_by_hash
+from dglkge.partition.ingest import IdTriples
+from dglkge.partition.splits import hash_triples, parse_fractions, split_by_hash
 
 
 def triples(num: int, seed: int = 0) -> IdTriples:

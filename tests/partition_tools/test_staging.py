@@ -8,7 +8,7 @@ import json
 import pytest
 
 from dglkge.errors import InputError
-from partition_tools.staging import PENDING_DESCRIPTION, staged
+from dglkge.partition.dataset_writer import PENDING_DESCRIPTION, staged
 from tests.data.toy_folder import write_toy_folder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from partition_tools.typed_ids import assign_ids
+from dglkge.partition.ingest import assign_ids
 
 TYPES = ["person", "town"]
 TYPE_OF = np.array([1, 0, 1, 0, 0], dtype=np.int32)

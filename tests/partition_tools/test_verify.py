@@ -11,9 +11,9 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
-from partition_tools.make_dataset import partition_dataframe
-from partition_tools.options import Options
-from partition_tools.verify import VerificationError, verify_partitions
+from dglkge.partition.inputs import Options
+from dglkge.partition.make_dataset import partition_dataframe
+from dglkge.partition.verify import VerificationError, verify_partitions
 from tests.toy_kg import typed_triples
 
 

@@ -17,20 +17,20 @@ from dglkge.data.dataset_files import PARTITIONS, SPLITS
 from dglkge.data.text_format import RowRules, parse_columns
 from dglkge.data.triples import frame_chunks, read_chunks
 from dglkge.errors import InputError
+from dglkge.partition.dataset_writer import check_output, staged, write_description, write_triples
+from dglkge.partition.ingest import MAX_NAMES, IdTriples, assign_ids, check_names, ingest_ids, ingest_names
+from dglkge.partition.inputs import (
+    Options,
+    check_num_parts,
+    check_options,
+    find_sources,
+    read_id_map,
+    types_of_entities,
+)
+from dglkge.partition.report import partition_figures, reading_progress, say
+from dglkge.partition.run_build import GraphJob, run_build
+from dglkge.partition.splits import split_by_hash
 from dglkge.typing import RELATION
-from partition_tools.dataset_writer import write_description, write_triples
-from partition_tools.entity_types import types_of_entities
-from partition_tools.graph_job import GraphJob
-from partition_tools.ingest import MAX_NAMES, IdTriples, check_names, ingest_ids, ingest_names
-from partition_tools.map_file import read_id_map
-from partition_tools.options import Options, check_num_parts, check_options
-from partition_tools.progress import reading_progress, say
-from partition_tools.report import partition_figures
-from partition_tools.run_build import run_build
-from partition_tools.sources import find_sources
-from partition_tools.split_fractions import split_by_hash
-from partition_tools.staging import check_output, staged
-from partition_tools.typed_ids import assign_ids
 
 REPORT = "report.json"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from unittest import mock
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    from partition_tools.graph_job import end_with_parent
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+    from dglkge.partition.run_build import end_with_parent
 
     end_with_parent(int(sys.argv[2]))  # first of all: importing DGL takes seconds
 
@@ -24,11 +24,11 @@ import torch
 
 from dglkge.data import dataset_files
 from dglkge.data.partition_layout import PartitionLayout
+from dglkge.partition.assignment import fill_empty_parts, random_parts
+from dglkge.partition.dataset_writer import NO_ROOM
+from dglkge.partition.run_build import NO_ROOM_STATUS, GraphJob
+from dglkge.partition.verify import verify_partitions
 from dglkge.typing import RELATION
-from partition_tools.assignment import fill_empty_parts, random_parts
-from partition_tools.graph_job import NO_ROOM_STATUS, GraphJob
-from partition_tools.staging import NO_ROOM
-from partition_tools.verify import verify_partitions
 
 PADDING = -1
 """triple_id and relation_id of an edge that stands for no triple."""

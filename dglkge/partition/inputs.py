@@ -1,0 +1,316 @@
+"""Inputs of a data set: options, files of each split, maps and entity types."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dglkge.data.dataset_files import SPLITS
+from dglkge.data.text_format import EXTENSIONS, Columns, extension, is_gz, text_format
+from dglkge.errors import InputError, unknown_name
+from dglkge.typing import RELATION
+
+METHODS = ("metis", "random")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to make of the triples.
+
+    Attributes
+    ----------
+    num_parts : int
+        Number of partitions.
+    method : str
+        ``"metis"`` or ``"random"``.
+    seed : int
+        Of ``random``, of the relations' owners and of a split by fractions. METIS itself takes none.
+    columns : Columns
+        Where the parts of a triple stand.
+    entity_types : Path, optional
+        File of entity and type.
+    integer_ids : bool
+        Whether the triples are of integers from 0 instead of names.
+    entity_map, relation_map : Path, optional
+        Files of integer id and name.
+    split : (float, float, float), optional
+        Fractions of train, valid and test to split one set of triples into.
+    overwrite : bool
+        Whether to replace a dataset that lies at the output.
+    name : str, optional
+        Name of the dataset; by default the output folder's.
+    progress : bool, optional
+        Whether to show progress on stderr; by default where that is a terminal.
+    """
+
+    num_parts: int = 1
+    method: str = "metis"
+    seed: int = 0
+    columns: Columns = Columns()
+    entity_types: Path | None = None
+    integer_ids: bool = False
+    entity_map: Path | None = None
+    relation_map: Path | None = None
+    split: tuple[float, float, float] | None = None
+    overwrite: bool = False
+    name: str | None = None
+    progress: bool | None = None
+
+
+def check_options(options: Options) -> None:
+    """Check what can be checked before any triple is read.
+
+    Raises
+    ------
+    InputError
+        If a value is not allowed or a file is missing.
+    """
+    if options.method not in METHODS:
+        raise unknown_name("partition method", options.method, METHODS)
+    if options.num_parts < 1:
+        raise InputError(f"the number of partitions is {options.num_parts}, expected 1 or more")
+    if not 0 <= options.seed < 2**63:
+        raise InputError(f"the seed is {options.seed}, expected 0 to 2**63 - 1")
+    if (options.entity_map or options.relation_map) and not options.integer_ids:
+        raise InputError("an entity or relation map was given, but the ids are not said to be integers")
+    for path in (options.entity_types, options.entity_map, options.relation_map):
+        if path is not None and not path.is_file():
+            raise InputError(f"{path}: there is no such file")
+
+
+def check_num_parts(num_parts: int, counts: dict[str, int]) -> None:
+    """Check that every partition can own a node of every type; DGL cannot store one that does not.
+
+    Raises
+    ------
+    InputError
+        If there are fewer entities of some type, or relations, than partitions.
+    """
+    for noun, count in counts.items():
+        if num_parts > count:
+            what = "relations" if noun == RELATION else f"entities of type {noun!r}"
+            raise InputError(
+                f"{num_parts} partitions are more than there are {what} ({count}): "
+                "every partition must own at least one"
+            )
+
+
+_WORDS = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid"}
+_WORDS |= {"dev": "valid", "test": "test", "testing": "test"}
+
+
+def find_sources(inputs: Sequence[Path]) -> dict[str, Path]:
+    """Return the file of each split.
+
+    Parameters
+    ----------
+    inputs : sequence of Path
+        A folder with files called train, valid and test, or up to three files. Files whose names say nothing
+        are taken as train, valid and test in their order.
+
+    Returns
+    -------
+    dict of str to Path
+        At least ``"train"``, in the order train, valid, test.
+
+    Raises
+    ------
+    InputError
+        If something is missing, or two files claim the same split.
+    """
+    for path in inputs:
+        if not path.exists():
+            raise InputError(f"{path}: there is no such file or folder")
+    if len(inputs) == 1 and inputs[0].is_dir():
+        return _in_folder(inputs[0])
+    folders = [str(path) for path in inputs if path.is_dir()]
+    if folders:
+        raise InputError(
+            f"--input takes one folder or up to three files; got the folder {folders[0]} among others"
+        )
+    if len(inputs) > len(SPLITS):
+        raise InputError(f"--input takes up to three files (train, valid, test), got {len(inputs)}")
+    if len(inputs) == 1:
+        return {"train": inputs[0]}
+    words = [split_of(path) for path in inputs]
+    if not any(words):
+        return dict(zip(SPLITS, inputs))
+    if not all(words):
+        unclear = inputs[words.index(None)]
+        raise InputError(f"{unclear}: its name does not say which of train, valid and test it is, others' do")
+    return _one_each(list(inputs), "the files given")
+
+
+def split_of(path: Path) -> str | None:
+    """Return which split a file's name stands for: ``train.tsv``, ``dev.txt.gz``, ``wiki-test.txt``, ..."""
+    stem = path.name[: -len(".gz")] if path.name.lower().endswith(".gz") else path.name
+    return _WORDS.get(re.split(r"[-_.]", Path(stem).stem.lower())[-1])
+
+
+def _in_folder(folder: Path) -> dict[str, Path]:
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and extension(path) in EXTENSIONS]
+    sources = _one_each([path for path in files if split_of(path)], str(folder))
+    if "train" not in sources:
+        raise InputError(
+            f"{folder} has no file called train with one of the extensions {', '.join(EXTENSIONS)} "
+            "(the text ones also with .gz)"
+        )
+    return sources
+
+
+def _one_each(files: list[Path], place: str) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in files:
+        split = split_of(path)
+        if split in found:
+            raise InputError(
+                f"{place}: the {split} split is ambiguous: {found[split].name} and {path.name}; give files"
+            )
+        if split:
+            found[split] = path
+    return {split: found[split] for split in SPLITS if split in found}
+
+
+def read_pairs(
+    path: Path, nouns: tuple[str, str], more_columns: bool = False
+) -> Iterator[tuple[int, str, str]]:
+    """Read lines of two fields, separated by a tab, or by a comma in a ``.csv`` file; also with ``.gz``.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    nouns : (str, str)
+        What the two fields are, for error messages.
+    more_columns : bool
+        Whether a line may have more fields, which are not read.
+
+    Yields
+    ------
+    line_number, first, second
+
+    Raises
+    ------
+    InputError
+        If the file is missing, empty, not UTF-8 or has a line with another number of columns.
+    """
+    text = text_format(path, None)
+    number = 0
+    try:
+        with gzip.open(path, "rb") if is_gz(path) else open(path, "rb") as file:
+            for number, raw in enumerate(file, start=1):
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+                if line == "":
+                    continue
+                fields = text.split(line)
+                if len(fields) < 2 or (len(fields) > 2 and not more_columns):
+                    raise InputError(
+                        f"{path}:{number}: got {len(fields)} columns, expected {nouns[0]} and {nouns[1]}"
+                    )
+                if "" in fields[:2]:
+                    raise InputError(f"{path}:{number}: the {nouns[fields.index('')]} is empty")
+                yield number, fields[0], fields[1]
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}:{number}: byte {error.start + 1} of the line is not UTF-8") from error
+    except ValueError as error:
+        raise InputError(f"{path}:{number}: {error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    if number == 0:
+        raise InputError(f"{path}: the file is empty")
+
+
+def read_id_map(path: Path, noun: str) -> list[str]:
+    """Read lines of integer id and name, in any order, and return the names by id.
+
+    Raises
+    ------
+    InputError
+        If the ids are not 0 to n - 1, each once, or two have the same name.
+    """
+    names: dict[int, str] = {}
+    line_of_name: dict[str, int] = {}
+    for line, id_text, name in read_pairs(path, (f"{noun} id", f"{noun} name")):
+        if not (id_text.isascii() and id_text.isdigit()):
+            raise InputError(f"{path}:{line}: the {noun} id is {id_text!r}, expected an integer from 0")
+        if int(id_text) in names:
+            raise InputError(f"{path}:{line}: the {noun} id {int(id_text)} stands here a second time")
+        if name in line_of_name:
+            raise InputError(
+                f"{path}:{line}: the {noun} name {name!r} stands here and in line {line_of_name[name]}"
+            )
+        names[int(id_text)] = name
+        line_of_name[name] = line
+    if not names:
+        raise InputError(f"{path}: the file is empty")
+    missing = next((id_ for id_ in range(len(names)) if id_ not in names), None)
+    if missing is not None:
+        raise InputError(f"{path}: {len(names)} {noun} ids reach {max(names)}, but {missing} is missing")
+    return [names[id_] for id_ in range(len(names))]
+
+
+DEFAULT_TYPE = "entity"
+_TYPE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+def types_of_entities(
+    path: Path | None, entities: list[str], integer_ids: bool
+) -> tuple[list[str], np.ndarray]:
+    """Return the types and the type of each entity.
+
+    Parameters
+    ----------
+    path : Path or None
+        Lines of entity and type (more columns are not read). None: one type, ``entity``.
+    entities : list of str
+        The names of all entities.
+    integer_ids : bool
+        Whether the file has the entities' integer ids instead of their names.
+
+    Returns
+    -------
+    types : list of str
+        The types that entities have, sorted.
+    type_of : (n,) int32
+        Index of each entity's type.
+
+    Raises
+    ------
+    InputError
+        If an entity has no type or two, or a type's name cannot be used.
+    """
+    if path is None:
+        return [DEFAULT_TYPE], np.zeros(len(entities), dtype=np.int32)
+    given: dict[str, str] = {}
+    for line, entity, type_ in read_pairs(path, ("entity", "type"), more_columns=True):
+        if given.setdefault(entity, type_) != type_:
+            raise InputError(
+                f"{path}:{line}: entity {entity!r} has type {type_!r}, a line before says {given[entity]!r}"
+            )
+        fault = type_name_fault(type_)
+        if fault:
+            raise InputError(f"{path}:{line}: {fault}")
+    keys = [str(id_) for id_ in range(len(entities))] if integer_ids else entities
+    untyped = [key for key in keys if key not in given]
+    if untyped:
+        raise InputError(
+            f"{path}: {len(untyped)} entities of the triples have no type, the first is {untyped[0]!r}"
+        )
+    types = sorted({given[key] for key in keys})
+    index = {type_: place for place, type_ in enumerate(types)}
+    return types, np.array([index[given[key]] for key in keys], dtype=np.int32)
+
+
+def type_name_fault(name: str) -> str | None:
+    """Return why a name cannot be an entity type's, or None."""
+    if not _TYPE_NAME.fullmatch(name) or "__" in name:
+        return f"the type {name!r} is not allowed: only letters, digits, '.', '-' and single '_' are"
+    if name == RELATION:
+        return f"the type {name!r} is not allowed: it is the name of the relations' table"
+    return None
