@@ -96,6 +96,10 @@ class StockRows:
     def finish(self) -> None:
         """Do nothing: DGL's step returns when it is done."""
 
+    def state_tensors(self, embedding: Any) -> dict[str, torch.Tensor]:
+        """Return nothing: the commit when the trainer leaves holds rows without DGL's state."""
+        return {}
+
     def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
         """Pull the rows of each table's ids, or of the distinct ones."""
         found = {}
