@@ -10,7 +10,7 @@ import time
 
 import torch.distributed as dist
 
-from dglkge.distributed.dgl_compat import PortTakenError
+from dglkge.distributed.server_ports import PortTakenError
 
 LAST_TENSORS_SECONDS = 0.1
 END_LIMIT_SECONDS = 60

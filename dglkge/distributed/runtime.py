@@ -18,17 +18,17 @@ import torch
 import torch.distributed as dist
 
 from dglkge.distributed import dgl_compat
-from dglkge.distributed.dgl_compat import (
-    PORT_TAKEN_MARK,
-    PORT_TAKEN_STATUS,
-    PortTakenError,
-    is_own_address,
-    wait_until_listening,
-)
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.process_group import end_process_group, start_process_group
 from dglkge.distributed.request_limit import limit_farewell, limited_requests, set_request_limit
+from dglkge.distributed.server_loop import is_own_address
+from dglkge.distributed.server_ports import (
+    PORT_TAKEN_MARK,
+    PORT_TAKEN_STATUS,
+    PortTakenError,
+    wait_until_listening,
+)
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, JobError, exit_status_of
 

@@ -11,8 +11,8 @@ from typing import Callable
 
 import psutil
 
-from dglkge.distributed.dgl_compat import PORT_TAKEN_MARK, PORT_TAKEN_STATUS
 from dglkge.distributed.ip_config import HIGHEST_PORT
+from dglkge.distributed.server_ports import PORT_TAKEN_MARK, PORT_TAKEN_STATUS
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.job_result import JobResult
 

@@ -9,7 +9,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from dglkge.distributed import dgl_compat as server_loop
+from dglkge.distributed import server_loop
 from dglkge.distributed.dgl_compat import dgl
 
 

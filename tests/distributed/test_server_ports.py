@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.distributed import dgl_compat as server_ports
-from dglkge.distributed.dgl_compat import hold_usable_address, listening_ports, wait_until_listening
+from dglkge.distributed import server_ports
+from dglkge.distributed.server_ports import hold_usable_address, listening_ports, wait_until_listening
 
 
 def test_a_listening_port_is_seen_and_a_bound_or_closed_one_is_not() -> None:

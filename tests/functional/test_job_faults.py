@@ -60,8 +60,8 @@ def full(*arguments):
 
 def before_training():
     if os.environ["DGLKGE_LOG_DIR"].endswith("attempt-1"):
-        from dglkge.checkpoint import row_stream
-        row_stream.fill_rows = full
+        from dglkge.checkpoint import part_files
+        part_files.fill_rows = full
 sys.exit(dglkge.run_command("full_disk.py", main))
 """
 )
