@@ -19,7 +19,7 @@ stderr
 
 While it runs it has a locked record in the folder of shared memory, which names the segments it has seen.
 A record without a lock is that of a keeper that was killed: the next job removes what it names
-(``keeper_records.py``).
+(``shared_memory.py``).
 """
 
 from __future__ import annotations

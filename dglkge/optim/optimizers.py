@@ -19,7 +19,7 @@ class SparseAdagrad(SparseOptimizer):
     .. math:: G \leftarrow G + g^2, \qquad w \leftarrow w - \eta\, g / (\sqrt{G} + \epsilon)
 
     for every touched row; the same results as ``torch.optim.Adagrad`` on a dense parameter. Formula:
-    :func:`update_rules.adagrad`. Drop-in for ``dgl.distributed.optim.SparseAdagrad``.
+    :func:`dglkge.kernels.rules.adagrad`. Drop-in for ``dgl.distributed.optim.SparseAdagrad``.
 
     Parameters
     ----------
@@ -109,7 +109,8 @@ class RowAdagrad(SparseOptimizer):
     .. math:: G \leftarrow G + \frac{1}{D} \sum_j g_j^2, \qquad w \leftarrow w - \eta\, g / (\sqrt{G} +
     \epsilon)
 
-    for every touched row, as PyTorch-BigGraph and DGL-KE do. Formula: :func:`update_rules.row_adagrad`.
+    for every touched row, as PyTorch-BigGraph and DGL-KE do.
+    Formula: :func:`dglkge.kernels.rules.row_adagrad`.
 
     Parameters
     ----------
@@ -208,7 +209,7 @@ class SparseAdam(SparseOptimizer):
         m \leftarrow \beta_1 m + (1-\beta_1) g, \qquad v \leftarrow \beta_2 v + (1-\beta_2) g^2, \qquad
         w \leftarrow w - \frac{\eta}{1-\beta_1^t}\, \frac{m}{\sqrt{v/(1-\beta_2^t)} + \epsilon}
 
-    Formula: :func:`update_rules.adam`. Drop-in for ``dgl.distributed.optim.SparseAdam``.
+    Formula: :func:`dglkge.kernels.rules.adam`. Drop-in for ``dgl.distributed.optim.SparseAdam``.
 
     Parameters
     ----------

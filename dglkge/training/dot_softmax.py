@@ -2,7 +2,7 @@
 
 The numbers of :class:`AutogradLoss` at a fraction of its memory traffic: rows are read where they lie, both
 sides share three matrix products (scores, gradients of the queries, gradients of the negatives), and what
-is between them is one compiled loop each (``dot_kernels``, ``softmax_kernels``). The products may be taken in
+is between them is one compiled loop each (``kernels.dot``, ``kernels.softmax``). The products may be taken in
 bfloat16, which processors with such products do several times as fast: then queries, negatives, scores and
 their gradients are rounded to bfloat16 around the products; rows, the scores of true answers, sums over
 negatives and gradients of rows stay float32.

@@ -7,7 +7,7 @@ import sys
 
 from tests.contract.source_tree import ROOT, sources
 
-LOOPS = ("dglkge.kernels", *(f"dglkge.kernels.{name}" for name in ("chains", "jit", "updates")))
+LOOPS = ("dglkge.kernels", *(f"dglkge.kernels.{name}" for name in ("chains", "jit", "rules", "updates")))
 PROGRAM = """
 import importlib, sys
 

@@ -68,7 +68,7 @@ def test_a_changed_rule_in_another_file_reaches_its_callers(tmp_path: Path) -> N
     package = copied_package(tmp_path)
     assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 0\n"
     assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 1\n"
-    rule = package / "optim" / "update_rules.py"
+    rule = package / "kernels" / "rules.py"
     text = rule.read_text(encoding="utf-8")
     old, new = "row[j] -= lr * gradient[j]", "row[j] -= 3 * lr * gradient[j]"
     assert text.count(old) == 1
@@ -94,7 +94,7 @@ def test_a_damaged_cache_is_no_obstacle(tmp_path: Path, contents: bytes) -> None
     """Files that were cut off or overwritten: the loop is compiled again."""
     package = copied_package(tmp_path)
     run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path))
-    files = [*(package / "optim" / "__pycache__").glob("row_updates.update_adagrad*.nb?")]
+    files = [*(package / "kernels" / "__pycache__").glob("updates.update_adagrad*.nb?")]
     assert sorted(file.suffix for file in files) == [".nbc", ".nbi"]
     for file in files:
         whole = file.read_bytes()

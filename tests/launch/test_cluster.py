@@ -99,7 +99,8 @@ def test_each_attempt_clears_what_the_one_before_has_left(
 def test_a_machine_that_goes_before_the_port_is_chosen(cluster: Cluster) -> None:
     """The error names the machine, and is one after which another attempt may be made."""
     hosts = cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
-    (agent,) = [child for child in psutil.Process().children() if "host_agent" in " ".join(child.cmdline())]
+    children = psutil.Process().children()
+    (agent,) = [child for child in children if "launch.remote.agent" in " ".join(child.cmdline())]
     agent.kill()
     settings = JobSettings(command=("train.py",), ip_config="ip_config.txt", num_trainers=1)
     with pytest.raises(PreflightError) as caught:

@@ -22,7 +22,7 @@ def test_examples(name: str, standalone_graph: Any) -> None:
 
 def test_every_optimizer_and_rule_has_an_example() -> None:
     """Public optimizers, and the update rules behind them."""
-    from dglkge.kernels import updates as update_rules
+    from dglkge.kernels import rules as update_rules
 
     documented = [getattr(dglkge.optim, name) for name in dglkge.optim.__all__]
     documented += [update_rules.adagrad, update_rules.row_adagrad, update_rules.adam]

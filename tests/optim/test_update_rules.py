@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dglkge.kernels import updates as row_updates
-from dglkge.kernels.updates import adagrad, adam, row_adagrad
+from dglkge.kernels.rules import adagrad, adam, row_adagrad
 from dglkge.optim.row_chains import RowChains
 
 DIMS = [1, 2, 7, 8, 64, 401]

@@ -78,7 +78,7 @@ def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: st
     Parameters
     ----------
     described : mapping of str to mapping
-        By address, what ``host_tasks.describe_machine`` said.
+        By address, what ``agent.describe_machine`` said.
     own_version : str
         dglkge's, of the launcher.
     """

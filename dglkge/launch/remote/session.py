@@ -211,7 +211,7 @@ class HostSession:
         Parameters
         ----------
         task : str
-            One of ``host_agent.TASKS``, or ``lock``.
+            One of ``agent.TASKS``, or ``lock``.
         seconds : float
             How long it may take.
         **arguments
