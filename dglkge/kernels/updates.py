@@ -3,8 +3,8 @@
 All loops share these arguments: ``rows`` and state arrays "(N, D)" or "(N, 1)" in place, ``targets`` "(n,)
 int64" row of each update in those arrays, ``selected`` "(n,) int64" its position among the chains, ``chain``
 = (heads, links, addresses, counts) of :class:`RowChains`, ``options`` = (mean, max_norm, weight_decay) as in
-:func:`dglkge.kernels.chains.prepare_gradient`. All return the number of rows left alone because their gradient was not
-finite.
+:func:`dglkge.kernels.chains.prepare_gradient`. All return the number of rows left alone because their
+gradient was not finite.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def test_one_job_at_a_time(session: HostSession) -> None:
     session.ask("lock")
     second = HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
     try:
-        with pytest.raises(InputError, match=r"another job runs on this machine \(pid \d+: .*host_agent"):
+        with pytest.raises(InputError, match=r"another job runs on this machine \(pid \d+: .*remote\.agent"):
             second.ask("lock")
         session.close()
         second.ask("lock")
@@ -113,10 +113,17 @@ def test_one_job_at_a_time(session: HostSession) -> None:
         second.close()
 
 
+def agent_process() -> psutil.Process:
+    """Return the agent that this process has started."""
+    children = psutil.Process().children()
+    (agent,) = [child for child in children if "launch.remote.agent" in " ".join(child.cmdline())]
+    return agent
+
+
 def test_agent_that_is_gone(session: HostSession) -> None:
     """A dead agent is noticed, in asking as well as in between."""
     assert session.ask("describe")
-    (agent,) = [child for child in psutil.Process().children() if "host_agent" in " ".join(child.cmdline())]
+    agent = agent_process()
     agent.kill()
     with pytest.raises(InputError, match="could not run there: status -9"):
         session.ask("describe")
@@ -126,7 +133,7 @@ def test_agent_that_is_gone(session: HostSession) -> None:
 def test_silent_agent(session: HostSession) -> None:
     """An answer has a time limit."""
     assert session.ask("describe")
-    (agent,) = [child for child in psutil.Process().children() if "host_agent" in " ".join(child.cmdline())]
+    agent = agent_process()
     agent.send_signal(signal.SIGSTOP)
     with pytest.raises(InputError, match=r"did not answer within 0\.1 s"):
         session.ask("describe", 0.1)
