@@ -15,7 +15,7 @@ from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 def agents() -> list[psutil.Process]:
     """The agents that this process has started."""
-    return [child for child in psutil.Process().children() if "host_agent" in " ".join(child.cmdline())]
+    return [child for child in psutil.Process().children() if "remote.agent" in " ".join(child.cmdline())]
 
 
 def open_session() -> HostSession:
