@@ -30,6 +30,8 @@ SEGMENTS_BEFORE = pytest.StashKey[set[str]]()
 LEFT_BEHIND = pytest.StashKey[list[str]]()
 WHY_SHARED = pytest.StashKey[str]()
 """Why the tests use the machine's shared memory; absent where they have their own."""
+OWN_EACH = pytest.StashKey[bool]()
+"""Whether each worker has shared memory of its own, so that several launch jobs at the same time."""
 
 
 @pytest.fixture(scope="session")
@@ -42,11 +44,11 @@ def shared_datasets() -> Path:
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
-    """Return the living processes, this one apart, that carry the mark of this session."""
+    """Return the living processes, this one apart, with a mark of this session: its own or a worker's."""
     found = []
     for process in psutil.process_iter():
         try:
-            ours = process.pid != os.getpid() and process.environ().get(MARK) == mark
+            ours = process.pid != os.getpid() and process.environ().get(MARK, "").startswith(mark)
             # Python's own helper of multiprocessing stays until this process ends.
             helper = ours and any("multiprocessing.resource_tracker" in word for word in process.cmdline())
             if ours and not helper and process.status() != psutil.STATUS_ZOMBIE:
@@ -81,14 +83,18 @@ def end_processes(mark: str) -> list[str]:
     return lines
 
 
-def worker_group(nodeid: str) -> str:
-    """Return what must run in one and the same worker: a file's tests, and all tests that launch jobs.
-
-    A machine takes one launched job at a time: DGL's names of shared memory do not tell jobs apart.
-    """
+def launches_jobs(nodeid: str) -> bool:
+    """Whether a test starts jobs with the launcher."""
     path = Path(nodeid.split("::")[0])
-    launches = path.parent.name in JOB_FOLDERS and path.name not in NO_JOBS
-    return "jobs" if launches else str(path)
+    return path.parent.name in JOB_FOLDERS and path.name not in NO_JOBS
+
+
+def worker_group(nodeid: str, own_each: bool) -> str:
+    """Return the group of a test, which one worker runs: the tests of its file, or all that launch jobs.
+
+    A /dev/shm takes one launched job at a time: DGL's names of shared memory do not tell jobs apart.
+    """
+    return "jobs" if launches_jobs(nodeid) and not own_each else nodeid.split("::")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -96,32 +102,47 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Deal out groups of tests."""
     from xdist.scheduler import LoadScopeScheduling
 
+    own_each = config.stash[OWN_EACH]
+
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return worker_group(nodeid)
+            return worker_group(nodeid, own_each)
 
     return Scheduling(config, log)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of pytest-xdist the session's mark."""
-    node.workerinput["mark"] = node.config.stash[SESSION_MARK]
+    """Pass the session's mark to a worker of pytest-xdist, and whether it makes a /dev/shm of its own."""
+    node.workerinput["mark"] = f"{node.config.stash[SESSION_MARK]}-{node.workerinput['workerid']}"
     node.workerinput["why_shared"] = node.config.stash.get(WHY_SHARED, None)
+    node.workerinput["own_each"] = node.config.stash[OWN_EACH]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: Any) -> None:
+    """Collect what the tests of a worker left behind."""
+    left = getattr(node, "workeroutput", {}).get("left_behind", [])
+    node.config.stash.setdefault(LEFT_BEHIND, []).extend(left)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put the surroundings right and note what lies in shared memory, in the process that the user started.
 
-    The workers of pytest-xdist are started later and inherit all that.
+    The workers of pytest-xdist are started later and inherit all that. Those of root make one more /dev/shm
+    each; an ordinary user's cannot: a process with threads, as they are, enters no user namespace.
     """
     workerinput = getattr(config, "workerinput", None)
     if workerinput is None:
         surroundings.reset_signals_and_input()
         why_shared = surroundings.use_private_shared_memory()
         config.stash[SEGMENTS_BEFORE] = unused_segments()
+        config.stash[OWN_EACH] = why_shared is None and os.geteuid() == 0
     else:
         why_shared = workerinput["why_shared"]
+        if workerinput["own_each"]:
+            why_shared = surroundings.use_private_shared_memory()
+            config.stash[SEGMENTS_BEFORE] = unused_segments()
     config.stash[SESSION_MARK] = workerinput["mark"] if workerinput else uuid.uuid4().hex
     if why_shared is not None:
         config.stash[WHY_SHARED] = why_shared
@@ -150,7 +171,7 @@ def other_job(mark: str) -> str | None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests that launch jobs while somebody else's job holds the machine."""
-    if WHY_SHARED in item.config.stash and worker_group(item.nodeid) == "jobs":
+    if WHY_SHARED in item.config.stash and launches_jobs(item.nodeid):
         holder = other_job(item.config.stash[SESSION_MARK])
         if holder is not None:
             pytest.skip(f"another job runs on this machine ({holder}) and {item.config.stash[WHY_SHARED]}")
@@ -186,6 +207,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     left = end_processes(session.config.stash[SESSION_MARK])
     left += [f"/dev/shm/{name}" for name in sorted(unused_segments() - before)]
+    if hasattr(session.config, "workeroutput"):  # this process is a worker, and its /dev/shm goes with it
+        session.config.workeroutput["left_behind"] = left
+        return
+    left = session.config.stash.setdefault(LEFT_BEHIND, []) + left
     session.config.stash[LEFT_BEHIND] = left
     if left:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -83,6 +83,40 @@ def test_beside_another_job_in_the_same_shared_memory_they_are_skipped(private_m
     assert "another job runs on this machine (pid " in done.stdout
 
 
+MEETING = """
+import os, time
+from pathlib import Path
+
+def test_{name}():
+    Path("/dev/shm/{name}").touch()
+    Path("{folder}/{name}.there").touch()
+    deadline = time.monotonic() + 60
+    while not Path("{folder}/{other}.there").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert os.listdir("/dev/shm") == ["{name}"]
+"""
+
+
+def test_each_worker_of_root_has_shared_memory_of_its_own(private_memory: None, tmp_path: Path) -> None:
+    """Two tests in two workers meet; what they leave in their /dev/shm fails the session all the same."""
+    if os.geteuid() != 0:
+        pytest.skip("the workers of an ordinary user share one /dev/shm")
+    for name, other in (("one", "two"), ("two", "one")):
+        text = MEETING.format(name=name, other=other, folder=tmp_path)
+        (tmp_path / f"test_{name}.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "tests.conftest", "-n", "2"]
+    done = subprocess.run(
+        [*command, f"--rootdir={tmp_path}", "-c", os.devnull, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+    assert "/dev/shm/one" in done.stdout and "/dev/shm/two" in done.stdout
+    assert done.returncode == 1
+
+
 def test_an_ordinary_user_has_shared_memory_of_his_own() -> None:
     if os.geteuid() != 0:
         pytest.skip("root alone can become another user")
