@@ -1,9 +1,31 @@
-"""Versioned checkpoints in PyTorch-BigGraph's layout, by original entity ids."""
+"""Versioned checkpoints in PyTorch-BigGraph's layout, by original entity ids.
+
+The names below are imported when they are first used: the launcher and its agents read the file names in
+``dglkge.checkpoint.layout`` and the lineage of a run without torch and h5py.
+"""
 
 from __future__ import annotations
 
-from dglkge.checkpoint.manager import CheckpointManager
-from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
-from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dglkge.checkpoint.manager import CheckpointManager
+    from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
+    from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
+
+_HOME = {
+    "Checkpoint": "dglkge.checkpoint.reader",
+    "CheckpointManager": "dglkge.checkpoint.manager",
+    "CheckpointMeta": "dglkge.checkpoint.manifest",
+    "check_same_run": "dglkge.checkpoint.manifest",
+    "open_checkpoint": "dglkge.checkpoint.reader",
+}
 
 __all__ = ["Checkpoint", "CheckpointManager", "CheckpointMeta", "check_same_run", "open_checkpoint"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dglkge.checkpoint' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -31,7 +31,6 @@ FLUSH_BYTES = 256 << 20
 PROGRESS_SECONDS = 2.0
 STILL_WRITING = -1
 """Sent instead of the length of a list of files: they are not complete yet, but have changed."""
-OUTBOX_FOLDER = "outbox"
 
 
 class Courier:
@@ -215,7 +214,7 @@ def empty_outbox(checkpoint: Path, rank: int) -> Path:
     StorageError
         If the disk is full or fails.
     """
-    outbox = checkpoint.with_name(f"{OUTBOX_FOLDER}_{rank}")
+    outbox = checkpoint.with_name(layout.outbox_folder(rank))
     try:
         shutil.rmtree(outbox, ignore_errors=True)
         outbox.mkdir(parents=True)

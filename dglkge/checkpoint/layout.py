@@ -1,4 +1,19 @@
-"""Names and versions of a checkpoint's files. Everything here is pure; nothing touches a disk."""
+"""Names of the files and JSON fields of a run's folder and of its checkpoint: the only place that has them.
+
+Everything here is pure: no function touches a disk. Standard library only, because the launcher and its
+agents on other machines import it.
+
+A run's folder::
+
+    config.json        the run's configuration
+    stats.jsonl        JSON lines: loss and speed, some times per epoch
+    metrics.json       ranking results by split
+    validation.json    number of the epoch after which the valid split was last ranked
+    lease.json         the job that may write here, see dglkge.distributed.lease
+    copies.json        on a machine of a job with --sync: the run, and the launchers' folders that have a copy
+    outbox_{rank}/     files that are not yet delivered to the first machine
+    checkpoint/        see dglkge.checkpoint.storage
+"""
 
 from __future__ import annotations
 
@@ -10,15 +25,48 @@ FORMAT_VERSION = 1
 MANIFEST_VERSION = 2
 """Version of our own manifest; version 1 listed the HDF5 files only."""
 
+RUN_CONFIG_FILE = "config.json"
+RUN_STATS_FILE = "stats.jsonl"
+RUN_METRICS_FILE = "metrics.json"
+RUN_VALIDATION_FILE = "validation.json"
+LEASE_FILE = "lease.json"
+ORIGIN_FILE = "copies.json"
+OUTBOX_FOLDER = "outbox"
 CHECKPOINT_FOLDER = "checkpoint"
+
 VERSION_FILE = "checkpoint_version.txt"
 CONFIG_FILE = "config.json"
+"""PyTorch-BigGraph's configuration, in the checkpoint's folder; the run's own has the same name beside it."""
 RELATION_COUNT_FILE = "dynamic_rel_count.txt"
 RELATION_NAMES_FILE = "dynamic_rel_names.json"
+STATS_FILE = "training_stats.json"
+SNAPSHOT_NOTE_FILE = "snapshot.json"
+BEST_SNAPSHOT = "best"
+
 TEMPORARY_SUFFIX = ".tmp"
 RECEIPT_SUFFIX = ".receipt.json"
 DAMAGED_PREFIX = "damaged_v"
-STATS_FILE = "training_stats.json"
+REPLACED_SUFFIX = ".old"
+"""Of a snapshot while another one of its name takes its place."""
+
+MANIFEST_PATTERN = "manifest.v*.json"
+HDF5_PATTERN = "*.v*.h5"
+"""Shell patterns of the files of all versions."""
+
+MOST_VERSION_DIGITS = 18
+"""Limit of the digits in the version file. Python refuses to parse numbers of thousands of digits."""
+
+
+class Progress:
+    """Fields of a manifest's progress; ``validation.json`` has the first one too."""
+
+    FINISHED_EPOCHS = "finished_epochs"
+    BATCHES_DONE = "batches_done"
+    GLOBAL_BATCH_SIZE = "global_batch_size"
+    EPOCH_LOSS = "epoch_loss"
+    EPOCH_TRIPLES = "epoch_triples"
+    VALIDATION_PENDING = "validation_pending"
+
 
 _VERSIONED = re.compile(
     r"(?:embeddings_.+_\d+\.v(?P<part>\d+)\.h5|model\.v(?P<model>\d+)\.h5|manifest\.v(?P<manifest>\d+)\.json"
@@ -29,11 +77,12 @@ _NAMES = re.compile(
     r"(?:entity_names_.+_(?P<names>\d+)\.json|entity_count_.+_(?P<count>\d+)\.txt)(?:(?:\.[0-9a-f]{16})?\.tmp)?"
 )
 _OF_A_JOB = re.compile(r".+\.[0-9a-f]{16}\.tmp")
+_SNAPSHOT = re.compile(r"(?:epoch_\d+|best)(?:\.old)?")
 
 
 @dataclass(frozen=True)
 class VersionedFile:
-    """What the name of a file that belongs to one version says.
+    """Facts in the name of a file that belongs to one version.
 
     Attributes
     ----------
@@ -50,13 +99,28 @@ class VersionedFile:
     staged: bool = False
 
 
+def split_metrics_file(split: str) -> str:
+    """Return the name of the file of ``dglkge evaluate``'s result, in the run's folder."""
+    return f"metrics-{split}.json"
+
+
+def outbox_folder(rank: int) -> str:
+    """Return the name of the folder of a trainer's undelivered files, in the run's folder."""
+    return f"{OUTBOX_FOLDER}_{rank}"
+
+
 def embeddings_file(entity_type: str, part: int, version: int) -> str:
-    """Return the name of the file that holds one part of one entity type."""
+    """Return the name of the file of one part of one entity type."""
     return f"embeddings_{entity_type}_{part}.v{version}.h5"
 
 
+def first_parts_pattern(version: int) -> str:
+    """Return the shell pattern of the first part of every entity type in a version."""
+    return embeddings_file("*", 0, version)
+
+
 def model_file(version: int) -> str:
-    """Return the name of the file that holds the relations."""
+    """Return the name of the file of the relations."""
     return f"model.v{version}.h5"
 
 
@@ -66,12 +130,17 @@ def manifest_file(version: int) -> str:
 
 
 def receipt_file(name: str) -> str:
-    """Return the name of the note that tells rank 0 what a writer wrote."""
+    """Return the name of a writer's receipt for a file: rank 0 waits for the receipts of all writers."""
     return name + RECEIPT_SUFFIX
 
 
+def receipts_pattern(version: int) -> str:
+    """Return the shell pattern of all receipts of a version."""
+    return receipt_file(f"*.v{version}.h5")
+
+
 def temporary_file(name: str, nonce: str) -> str:
-    """Return the name under which a job writes a file before it counts; two jobs never share one.
+    """Return the name of a file while a job writes it; two jobs never share one.
 
     Parameters
     ----------
@@ -86,6 +155,11 @@ def temporary_file(name: str, nonce: str) -> str:
 def is_temporary_of_a_job(name: str) -> bool:
     """Tell whether a name is one of :func:`temporary_file` with a nonce."""
     return _OF_A_JOB.fullmatch(name) is not None
+
+
+def is_transient(name: str) -> bool:
+    """Tell whether a name is that of a receipt or of an unfinished file: neither belongs to a copy."""
+    return name.endswith((RECEIPT_SUFFIX, TEMPORARY_SUFFIX))
 
 
 def entity_names_file(entity_type: str, part: int) -> str:
@@ -103,11 +177,21 @@ def vocabulary_file(entity_type: str) -> str:
     return f"vocabulary_{entity_type}.txt"
 
 
+def epoch_snapshot(epoch: int) -> str:
+    """Return PyTorch-BigGraph's name of the snapshot after so many epochs."""
+    return f"epoch_{epoch}"
+
+
+def is_snapshot(name: str) -> bool:
+    """Tell whether a name is that of a snapshot's folder, or of one that is being replaced."""
+    return _SNAPSHOT.fullmatch(name) is not None
+
+
 def staged_file(name: str, version: int) -> str:
     """Return the name of a text file of a version while another version's text has its own name.
 
-    ``entity_names_person_0.json`` and ``config.json`` have to have these names for PyTorch-BigGraph. Until
-    its version counts, and again when the next one is about to, such a text is ``config.v7.json``.
+    PyTorch-BigGraph requires the names ``entity_names_person_0.json`` and ``config.json``. Before its version
+    is published, and again before the next one is, such a text has the name ``config.v7.json``.
     """
     stem, suffix = name.rsplit(".", 1)
     return f"{stem}.v{version}.{suffix}"
@@ -119,7 +203,7 @@ def is_replaced_text(name: str) -> bool:
 
 
 def parse_versioned(name: str) -> VersionedFile | None:
-    """Read the version out of a file's name; None where the name is not one of a version's."""
+    """Parse the name of a file of a version; None for any other name."""
     match = _VERSIONED.fullmatch(name)
     if match is None:
         return None
@@ -132,3 +216,9 @@ def parse_names_part(name: str) -> int | None:
     """Return the part that a file of names or of a count belongs to; None for any other file."""
     match = _NAMES.fullmatch(name)
     return None if match is None else int(match["names"] or match["count"])
+
+
+def parse_version(text: str) -> int | None:
+    """Return the number that a version file holds; None for any other text."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= MOST_VERSION_DIGITS
+    return int(text) if is_number else None

@@ -467,10 +467,10 @@ class CheckpointManager:
     def keep_best(self, score: float, note: Mapping[str, Any]) -> bool:
         """Keep the newest version as ``best/`` if its score is above that of the one kept; rank 0 alone."""
         self.finish()
-        best = snapshots.read_note(self.storage.path, snapshots.BEST).get("score")
+        best = snapshots.read_note(self.storage.path, layout.BEST_SNAPSHOT).get("score")
         if best is not None and not score > best:
             return False
-        self.storage.keep(self.storage.published_version(), snapshots.BEST, {"score": score, **note})
+        self.storage.keep(self.storage.published_version(), layout.BEST_SNAPSHOT, {"score": score, **note})
         return True
 
     def restore(self, parts: Sequence[TablePart], relations: TablePart | None = None) -> CheckpointMeta:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dglkge.checkpoint.layout import MANIFEST_VERSION
-from dglkge.data.lineage import JobVersions, manifest_crc32, read_lineage
+from dglkge.checkpoint.lineage import JobVersions, manifest_crc32, read_lineage
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, Relation
 

@@ -18,8 +18,7 @@ from dglkge.checkpoint import bigraph_reader, hdf5_format, layout
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest
 from dglkge.checkpoint.restore import read_relations, read_state
 from dglkge.checkpoint.storage import CheckpointStorage, check_open_file
-from dglkge.data.relation_vocabulary import RelationVocabulary
-from dglkge.data.vocabulary import Vocabulary
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError, InputError, unknown_name
 from dglkge.typing import RELATION, RowShard
 

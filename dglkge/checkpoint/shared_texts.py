@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dglkge.checkpoint import hdf5_format, layout, part_files
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.storage import CheckpointStorage, check_text, describe_text, is_there
-from dglkge.data.relation_vocabulary import RelationVocabulary
-from dglkge.data.vocabulary import Vocabulary
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION
 

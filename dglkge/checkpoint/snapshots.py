@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,18 +17,8 @@ from typing import Any
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.durable import sync
 
-BEST = "best"
-NOTE_FILE = "snapshot.json"
 WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.STATS_FILE)
-"""PyTorch-BigGraph writes into these when it resumes a run; a hard link of theirs would change with them."""
-REPLACED_SUFFIX = ".old"
-
-_SNAPSHOT = re.compile(r"(?:epoch_\d+|best)(?:\.old)?")
-
-
-def epoch_snapshot(epoch: int) -> str:
-    """Return PyTorch-BigGraph's name of the snapshot after so many epochs."""
-    return f"epoch_{epoch}"
+"""PyTorch-BigGraph writes into these when it resumes a run: a hard link to them would change too."""
 
 
 def take(folder: Path, name: str, version: int, note: Mapping[str, Any], texts: Mapping[str, Path]) -> None:
@@ -40,7 +29,7 @@ def take(folder: Path, name: str, version: int, note: Mapping[str, Any], texts: 
     folder : Path
         The checkpoint's folder.
     name : str
-        ``"best"``, or one of :func:`epoch_snapshot`.
+        ``"best"``, or one of :func:`dglkge.checkpoint.layout.epoch_snapshot`.
     version : int
         All its files are on the disk.
     note : mapping
@@ -53,22 +42,26 @@ def take(folder: Path, name: str, version: int, note: Mapping[str, Any], texts: 
     OSError
         If there is no room on the disk.
     """
-    target, new, old = (folder / (name + suffix) for suffix in ("", layout.TEMPORARY_SUFFIX, REPLACED_SUFFIX))
+    target, new = folder / name, folder / (name + layout.TEMPORARY_SUFFIX)
+    old = folder / (name + layout.REPLACED_SUFFIX)
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
     for path in sorted(folder.iterdir()):
         found = layout.parse_versioned(path.name)
         if found is not None:
-            if found.version == version and not found.staged and not _is_note(path):
+            if found.version == version and not found.staged and not layout.is_transient(path.name):
                 os.symlink(os.path.join("..", path.name), new / path.name)
-        elif path.is_file() and path.name not in (layout.VERSION_FILE, *texts) and not _is_note(path):
+        elif layout.is_transient(path.name):
+            continue
+        elif path.is_file() and path.name not in (layout.VERSION_FILE, *texts):
             if not (texts and layout.is_replaced_text(path.name)):  # else of the version before
                 _hard_link(path, new / path.name)
     for text, path in texts.items():
         _hard_link(path, new / text)
     (new / layout.VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")
-    (new / NOTE_FILE).write_text(json.dumps({"version": version, **note}) + "\n", encoding="utf-8")
-    for path in (new / layout.VERSION_FILE, new / NOTE_FILE, new):
+    note_path = new / layout.SNAPSHOT_NOTE_FILE
+    note_path.write_text(json.dumps({"version": version, **note}) + "\n", encoding="utf-8")
+    for path in (new / layout.VERSION_FILE, note_path, new):
         sync(path)
     if target.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -81,7 +74,7 @@ def take(folder: Path, name: str, version: int, note: Mapping[str, Any], texts: 
 def read_note(folder: Path, name: str) -> dict[str, Any]:
     """Return why a version was kept; empty where there is no such snapshot."""
     try:
-        note = json.loads((folder / name / NOTE_FILE).read_text(encoding="utf-8"))
+        note = json.loads((folder / name / layout.SNAPSHOT_NOTE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return note if isinstance(note, dict) else {}
@@ -95,7 +88,7 @@ def kept_versions(folder: Path) -> set[int]:
 def snapshots(folder: Path) -> Iterator[tuple[Path, set[int]]]:
     """Yield each snapshot and the versions of the files in it, read off their names."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-        if _SNAPSHOT.fullmatch(path.name) and path.is_dir():
+        if layout.is_snapshot(path.name) and path.is_dir():
             found = (layout.parse_versioned(name) for name in os.listdir(path))
             yield path, {one.version for one in found if one is not None}
 
@@ -103,15 +96,15 @@ def snapshots(folder: Path) -> Iterator[tuple[Path, set[int]]]:
 def mend(folder: Path, version: int) -> None:
     """Undo what an interrupted save left: half-made snapshots, and those of versions that never counted."""
     for path in sorted(folder.glob("*" + layout.TEMPORARY_SUFFIX)):
-        if path.is_dir() and _SNAPSHOT.fullmatch(path.stem):  # others' folders stay
+        if path.is_dir() and layout.is_snapshot(path.stem):  # others' folders stay
             shutil.rmtree(path)
     for path, versions in list(snapshots(folder)):
         target = path.with_suffix("")
-        replaced = path.suffix == REPLACED_SUFFIX and _counts(target, version)
+        replaced = path.suffix == layout.REPLACED_SUFFIX and _counts(target, version)
         if replaced or max(versions, default=0) > version:
             shutil.rmtree(path)
     for path, _ in list(snapshots(folder)):
-        if path.suffix == REPLACED_SUFFIX:
+        if path.suffix == layout.REPLACED_SUFFIX:
             os.replace(path, path.with_suffix(""))
 
 
@@ -121,11 +114,6 @@ def _counts(snapshot: Path, version: int) -> bool:
         path == snapshot and max(versions, default=0) <= version
         for path, versions in snapshots(snapshot.parent)
     )
-
-
-def _is_note(path: Path) -> bool:
-    """Tell the notes between writers of a version, which do not last, from its files."""
-    return path.name.endswith((layout.RECEIPT_SUFFIX, layout.TEMPORARY_SUFFIX))
 
 
 def _hard_link(source: Path, target: Path) -> None:

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 from dglkge.checkpoint import hdf5_format, layout, snapshots
 from dglkge.checkpoint.durable import sync
+from dglkge.checkpoint.lineage import manifest_checksum
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest, TextEntry
-from dglkge.data.lineage import manifest_checksum
 from dglkge.distributed.lease import Lease
 from dglkge.errors import CheckpointError, write_error
 
@@ -109,10 +109,6 @@ def check_crc32(folder: Path, entry: FileEntry | TextEntry, crc32: int) -> None:
         raise CheckpointError(
             f"{folder / entry.name} is damaged: its checksum is not the one in the manifest"
         )
-
-
-MOST_VERSION_DIGITS = 18
-"""More make no number that a checkpoint's version can be, and Python refuses to read thousands."""
 
 
 class CheckpointStorage:
@@ -227,10 +223,10 @@ class CheckpointStorage:
             if self.path.exists() and not self.path.is_dir():
                 raise CheckpointError(f"{self.path} is not a folder")
             return 0
-        if not (text.isascii() and text.isdigit() and len(text) <= MOST_VERSION_DIGITS):
+        version = layout.parse_version(text)
+        if version is None:
             got = f"reads {text[:40]!r}" if text else "is empty"
             raise CheckpointError(f"{path} {got}; expected one number; {self._advice()}")
-        version = int(text)
         newer = any(not found.temporary and found.version > version + 1 for _, found in self.versioned())
         if newer and (self.newest_good() or 0) > version + 1:
             raise CheckpointError(
@@ -402,13 +398,13 @@ class CheckpointStorage:
 
     def read_receipts(self, version: int) -> list[FileEntry]:
         """Return what all writers of this job wrote of a version."""
-        paths = sorted(self.path.glob(layout.receipt_file(f"*.v{version}.h5")))
+        paths = sorted(self.path.glob(layout.receipts_pattern(version)))
         notes = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         return [FileEntry.from_dict(note) for note in notes if note.pop("nonce", None) == self.nonce]
 
     def remove_receipts(self, version: int) -> None:
         """Remove the notes of a version."""
-        for path in self.path.glob(layout.receipt_file(f"*.v{version}.h5")):
+        for path in self.path.glob(layout.receipts_pattern(version)):
             path.unlink(missing_ok=True)
 
     def signs_of_life(self, version: int) -> list[tuple[str, int]]:

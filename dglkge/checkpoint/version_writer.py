@@ -16,9 +16,9 @@ from typing import Any
 from dglkge.checkpoint import layout, part_files, shared_texts, training_stats
 from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
 from dglkge.checkpoint.courier import Courier, empty_outbox
+from dglkge.checkpoint.lineage import extended
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry, check_complete
 from dglkge.checkpoint.storage import CheckpointStorage, is_there
-from dglkge.data.lineage import extended
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import CheckpointError, JobError

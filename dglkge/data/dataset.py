@@ -1,4 +1,4 @@
-"""The dataset folder as ``partition_tools/partition.py`` writes it, opened for reading."""
+"""A data set folder, which ``partition_tools/partition.py`` wrote, opened for reading."""
 
 from __future__ import annotations
 
@@ -9,28 +9,17 @@ from typing import Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.json_file import load_json
-from dglkge.data.partition_layout import PartitionLayout
-from dglkge.data.relation_vocabulary import RelationVocabulary
-from dglkge.data.vocabulary import Vocabulary
+from dglkge.data.dataset_files import Field, read_description
+from dglkge.data.partition_layout import PartitionLayout, load_array
+from dglkge.data.sizes import DatasetSize, dataset_size
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
-
-_REQUIRED: dict[str, type] = {
-    "name": str,
-    "entity_types": dict,
-    "num_relations": int,
-    "splits": dict,
-    "edge_types": list,
-    "has_weights": bool,
-    "fingerprint": str,
-    "graph_name": str,
-    "num_parts": int,
-    "part_method": str,
-}
 
 
 class Dataset:
-    """A dataset folder. Build one with :meth:`Dataset.open`.
+    """A data set folder. Build one with :meth:`Dataset.open`.
+
+    Each file is read or mapped once, when it is first needed. Share one object in a process.
 
     Attributes
     ----------
@@ -39,7 +28,7 @@ class Dataset:
     description : dict
         The content of ``dataset.json``.
     name : str
-        Name of the dataset.
+        Name of the data set.
     entity_types : list of str
         The entity types in their fixed order.
     relations : RelationVocabulary
@@ -59,22 +48,24 @@ class Dataset:
     def __init__(self, path: Path, description: dict[str, Any]) -> None:
         self.path = path
         self.description = description
-        self.name: str = description["name"]
-        self.entity_types: list[str] = list(description["entity_types"])
+        self.name: str = description[Field.NAME]
+        self.entity_types: list[str] = list(description[Field.ENTITY_TYPES])
         self.edge_types: list[tuple[str, str, int, int]] = [
-            (lhs, rhs, first, end) for lhs, rhs, first, end in description["edge_types"]
+            (lhs, rhs, first, end) for lhs, rhs, first, end in description[Field.EDGE_TYPES]
         ]
-        self.has_weights: bool = description["has_weights"]
-        self.fingerprint: str = description["fingerprint"]
-        self.graph_name: str = description["graph_name"]
-        self.num_parts: int = description["num_parts"]
-        self.part_method: str = description["part_method"]
-        self.graph_config_path = path / dataset_files.PARTITIONS / f"{self.graph_name}.json"
+        self.has_weights: bool = description[Field.HAS_WEIGHTS]
+        self.fingerprint: str = description[Field.FINGERPRINT]
+        self.graph_name: str = description[Field.GRAPH_NAME]
+        self.num_parts: int = description[Field.NUM_PARTS]
+        self.part_method: str = description[Field.PART_METHOD]
+        self.graph_config_path = dataset_files.graph_path(path, self.graph_name)
         self._vocabularies: dict[str, Vocabulary] = {}
+        self._splits: dict[str, np.ndarray] = {}
+        self._layout: PartitionLayout | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> Dataset:
-        """Open a dataset folder and check that every file is there and has the size it should have.
+        """Open a data set folder and check that every file is there and has the expected size.
 
         Raises
         ------
@@ -90,7 +81,8 @@ class Dataset:
                 "(partition_tools/partition.py makes dataset folders)"
             )
         dataset = cls(path, read_description(path))
-        dataset.relations  # noqa: B018 -- read now, so that a damaged file is an error here and not in mid-training
+        # Read now: a damaged file is an error before training starts, not in the middle of it.
+        dataset.relations  # noqa: B018
         for split in dataset_files.SPLITS:
             dataset.split(split)
         dataset.train_weights()
@@ -102,13 +94,13 @@ class Dataset:
         return dataset
 
     def num_entities(self, entity_type: str) -> int:
-        """Return how many entities a type has."""
-        counts: dict[str, int] = self.description["entity_types"]
+        """Return the number of entities of a type."""
+        counts: dict[str, int] = self.description[Field.ENTITY_TYPES]
         return counts[entity_type]
 
     @property
     def num_relations(self) -> int:
-        """How many relations there are."""
+        """Number of relations."""
         return len(self.relations)
 
     @cached_property
@@ -116,7 +108,7 @@ class Dataset:
         """The relations by original id."""
         path = self.path / dataset_files.RELATIONS
         relations = RelationVocabulary.load(path)
-        expected = self.description["num_relations"]
+        expected = self.description[Field.NUM_RELATIONS]
         if len(relations) != expected:
             raise InputError(
                 f"{path} has {len(relations)} relations, {dataset_files.DESCRIPTION} says {expected}"
@@ -155,24 +147,41 @@ class Dataset:
         """
         if name not in dataset_files.SPLITS:
             raise InputError(f"no split is called {name!r}; known: {', '.join(dataset_files.SPLITS)}")
-        num_triples: int = self.description["splits"][name]
-        return dataset_files.load_array(dataset_files.split_path(self.path, name), (num_triples, 3), np.int64)
+        if name not in self._splits:
+            shape = (self.description[Field.SPLITS][name], 3)
+            self._splits[name] = load_array(dataset_files.split_path(self.path, name), shape, np.int64)
+        return self._splits[name]
 
     def train_weights(self) -> np.ndarray | None:
         """Return the weights of the training triples, (n,) float32, or None where they have none."""
         if not self.has_weights:
             return None
-        num_triples: int = self.description["splits"]["train"]
-        return dataset_files.load_array(self.path / dataset_files.TRAIN_WEIGHTS, (num_triples,), np.float32)
+        num_triples: int = self.description[Field.SPLITS][dataset_files.TRAIN]
+        return load_array(self.path / dataset_files.TRAIN_WEIGHTS, (num_triples,), np.float32)
 
     def layout(self) -> PartitionLayout:
-        """Open the partitions.
+        """Return the partitions; opened once.
 
         Raises
         ------
         InputError
-            If they are missing, damaged or not those of this dataset.
+            If they are missing, damaged or not those of this data set.
         """
+        if self._layout is None:
+            self._layout = self._open_layout()
+        return self._layout
+
+    def size(self) -> DatasetSize:
+        """Return the sizes of the data set and of its partitions.
+
+        Raises
+        ------
+        InputError
+            If the partitions' report is missing or damaged.
+        """
+        return dataset_size(self.path, self.description, self.layout().description)
+
+    def _open_layout(self) -> PartitionLayout:
         layout = PartitionLayout.open(self.path / dataset_files.PARTITIONS, self.graph_name)
         if layout.num_parts != self.num_parts:
             raise InputError(
@@ -180,30 +189,3 @@ class Dataset:
                 f"{dataset_files.DESCRIPTION} says {self.num_parts}"
             )
         return layout
-
-
-def read_description(path: Path) -> dict[str, Any]:
-    """Read and check ``dataset.json``.
-
-    Raises
-    ------
-    InputError
-        If it is not one, or of another format version.
-    """
-    file = path / dataset_files.DESCRIPTION
-    description = load_json(file)
-    version = description.get("format_version")
-    if version is None:
-        raise InputError(f"{file} is not of a dglkge dataset: it has no format_version")
-    if version != dataset_files.FORMAT_VERSION:
-        raise InputError(
-            f"{file} has format version {version!r}, "
-            f"this dglkge reads {dataset_files.FORMAT_VERSION}: partition again"
-        )
-    for key, kind in _REQUIRED.items():
-        if not isinstance(description.get(key), kind):
-            raise InputError(f"{file}: {key} is {description.get(key)!r}, expected {kind.__name__}")
-    for split in dataset_files.SPLITS:
-        if not isinstance(description["splits"].get(split), int):
-            raise InputError(f"{file}: splits has no number of triples for {split!r}")
-    return description

@@ -1,69 +1,195 @@
-"""Names and formats of the files in a dataset folder: what the writer and the reader must agree on."""
+"""Names of the files and JSON fields of a data set folder, and their sizes: the only place that has them.
+
+The partitioner writes these names, training and the launcher read them. No numpy: the launcher imports this.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from dglkge.errors import InputError
 
 FORMAT_VERSION = 1
 DESCRIPTION = "dataset.json"
+PENDING_DESCRIPTION = f".{DESCRIPTION}"
+"""Name while the folder is being written: a folder without ``dataset.json`` never loads."""
+
 RELATIONS = "relations.tsv"
-PARTITIONS = "partitions"
-SPLITS = ("train", "valid", "test")
+ENTITIES = "entities"
 TRAIN_WEIGHTS = "train_weights.npy"
+PARTITIONS = "partitions"
+REPORT = "report.json"
+PARTITION_LOG = "partition.log"
+GRAPH_JOB = "job.json"
+TRIPLE_IDS = "triple_ids.npy"
+EDGES = "edges.npy"
+WEIGHTS = "weights.npy"
+
+TRAIN, VALID, TEST = SPLITS = ("train", "valid", "test")
+
+RELATION_ID, TRIPLE_ID, WEIGHT = "relation_id", "triple_id", "weight"
+"""Data of each edge in DGL's graph, besides its ends."""
+
+ID_BYTES = 8
+WEIGHT_BYTES = 4
+TRIPLE_BYTES = 3 * ID_BYTES
+"""A triple of a split, or of a partition's edge table: head, relation and tail."""
+NODE_MAP_BYTES = 2 * ID_BYTES
+"""A node in both id maps."""
+EDGE_ID_BYTES = 2 * ID_BYTES
+"""Relation id and triple id of an edge in DGL's graph."""
+
+_PART_FOLDER = re.compile(r"part(\d+)")
+
+
+class Field:
+    """Fields of ``dataset.json``, of ``report.json`` and of DGL's description of the partitions."""
+
+    FORMAT_VERSION = "format_version"
+    NAME = "name"
+    ENTITY_TYPES = "entity_types"
+    NUM_RELATIONS = "num_relations"
+    SPLITS = "splits"
+    EDGE_TYPES = "edge_types"
+    HAS_WEIGHTS = "has_weights"
+    FINGERPRINT = "fingerprint"
+    UNSEEN = "unseen"
+    DUPLICATES = "duplicates"
+    GRAPH_NAME = "graph_name"
+    NUM_PARTS = "num_parts"
+    PART_METHOD = "part_method"
+    SEED = "seed"
+    IDS = "ids"
+    CREATED_BY = "created_by"
+
+    PARTS = "parts"
+    CUT_EDGES = "cut_edges"
+
+    NODE_MAP = "node_map"
+    EDGE_MAP = "edge_map"
+    EDGE_TYPE_IDS = "etypes"
+
+    @staticmethod
+    def part_files(part_id: int) -> str:
+        """Return the field of DGL's description that names the files of one partition."""
+        return f"part-{part_id}"
+
+
+_REQUIRED: dict[str, type] = {
+    Field.NAME: str,
+    Field.ENTITY_TYPES: dict,
+    Field.NUM_RELATIONS: int,
+    Field.SPLITS: dict,
+    Field.EDGE_TYPES: list,
+    Field.HAS_WEIGHTS: bool,
+    Field.FINGERPRINT: str,
+    Field.GRAPH_NAME: str,
+    Field.NUM_PARTS: int,
+    Field.PART_METHOD: str,
+}
 
 
 def vocabulary_path(dataset: Path, entity_type: str) -> Path:
-    """Return where the names of an entity type lie."""
-    return dataset / "entities" / f"{entity_type}.txt"
+    """Return the path of the names of an entity type."""
+    return dataset / ENTITIES / f"{entity_type}.txt"
+
+
+def vocabulary_paths(dataset: Path) -> list[Path]:
+    """Return the paths of the names of all entity types that are there."""
+    return sorted((dataset / ENTITIES).glob("*.txt"))
 
 
 def split_path(dataset: Path, split: str) -> Path:
-    """Return where the triples of a split lie."""
+    """Return the path of the triples of a split."""
     return dataset / f"{split}.npy"
 
 
-def load_array(path: Path, shape: tuple[int | None, ...], dtype: type[np.generic]) -> np.ndarray:
-    """Map an array of a dataset into memory, read-only.
+def graph_path(dataset: Path, graph_name: str) -> Path:
+    """Return the path of DGL's description of the partitions."""
+    return graph_config_path(dataset / PARTITIONS, graph_name)
 
-    Parameters
-    ----------
-    path : Path
-        A ``.npy`` file.
-    shape : tuple of int or None
-        The shape that it must have; None stands for any length.
-    dtype : numpy type
-        The type that it must have.
+
+def graph_config_path(partitions: Path, graph_name: str) -> Path:
+    """Return the path of DGL's description in the folder of the partitions."""
+    return partitions / f"{graph_name}.json"
+
+
+def part_folder(part_id: int) -> str:
+    """Return the name of the folder of a partition, which DGL chose."""
+    return f"part{part_id}"
+
+
+def part_of_folder(name: str) -> int | None:
+    """Return the partition whose folder has this name; None for any other folder."""
+    match = _PART_FOLDER.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def original_ids_file(ntype: str) -> str:
+    """Return the name of the map from node ids to original ids."""
+    return f"original_ids_{ntype}.npy"
+
+
+def node_ids_file(ntype: str) -> str:
+    """Return the name of the map from original ids to node ids."""
+    return f"node_ids_{ntype}.npy"
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
 
     Raises
     ------
     InputError
-        If the file is missing, cut off, or holds something else.
+        If the file is missing or holds no JSON object.
     """
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
-        raise InputError(f"{path} is cut off or no array file: {error}") from error
-    fits = array.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, array.shape))
-    if not fits or array.dtype != dtype:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise InputError(f"{path} is cut off or no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds {type(content).__name__}, expected a JSON object")
+    return content
+
+
+def read_description(dataset: Path) -> dict[str, Any]:
+    """Read and check ``dataset.json``.
+
+    Raises
+    ------
+    InputError
+        If it is not one, or of another format version.
+    """
+    file = dataset / DESCRIPTION
+    description = load_json(file)
+    version = description.get(Field.FORMAT_VERSION)
+    if version is None:
+        raise InputError(f"{file} is not of a dglkge dataset: it has no {Field.FORMAT_VERSION}")
+    if version != FORMAT_VERSION:
         raise InputError(
-            f"{path} holds an array {array.shape} of {array.dtype}, "
-            f"expected {shape} of {np.dtype(dtype).name}"
+            f"{file} has format version {version!r}, this dglkge reads {FORMAT_VERSION}: partition again"
         )
-    return array
+    for key, kind in _REQUIRED.items():
+        if not isinstance(description.get(key), kind):
+            raise InputError(f"{file}: {key} is {description.get(key)!r}, expected {kind.__name__}")
+    for split in SPLITS:
+        if not isinstance(description[Field.SPLITS].get(split), int):
+            raise InputError(f"{file}: {Field.SPLITS} has no number of triples for {split!r}")
+    return description
 
 
 def fingerprint(paths: Iterable[Path]) -> str:
-    """Return the SHA-256 of files' names and contents, in the given order, in hex."""
+    """Return the SHA-256 of files' names, sizes and contents, in the given order, in hex."""
     digest = hashlib.sha256()
     for path in paths:
+        # The size goes in too: moving bytes from one file to the next must change the result.
         digest.update(f"{path.name}:{path.stat().st_size}\n".encode())
         with open(path, "rb") as file:
             while block := file.read(1 << 20):

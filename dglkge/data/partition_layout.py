@@ -1,15 +1,49 @@
-"""How a partitioned graph numbers its nodes and which triples each partition owns."""
+"""Partitions of a data set: ranges of node ids, id maps, and the triples that each partition owns."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from dglkge.data.dataset_files import load_array
-from dglkge.data.json_file import load_json
+from dglkge.data import dataset_files
+from dglkge.data.dataset_files import Field, load_json
 from dglkge.errors import InputError
+
+
+def load_array(path: Path, shape: tuple[int | None, ...], dtype: type[np.generic]) -> np.ndarray:
+    """Map an array of a data set into memory, read-only.
+
+    Parameters
+    ----------
+    path : Path
+        A ``.npy`` file.
+    shape : tuple of int or None
+        The shape that it must have; None stands for any length.
+    dtype : numpy type
+        The type that it must have.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, cut off, or holds something else.
+    """
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError) as error:
+        raise InputError(f"{path} is cut off or no array file: {error}") from error
+    fits = array.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, array.shape))
+    if not fits or array.dtype != dtype:
+        raise InputError(
+            f"{path} holds an array {array.shape} of {array.dtype}, "
+            f"expected {shape} of {np.dtype(dtype).name}"
+        )
+    return array
 
 
 @dataclass(frozen=True)
@@ -40,18 +74,25 @@ class PartitionLayout:
         The folder of the partitions.
     boundaries : dict of str to (num_parts + 1,) int64
         For each node type the first node id of each partition and, last, the number of nodes.
+    description : mapping, optional
+        Content of DGL's description of the partitions.
     """
 
-    def __init__(self, path: Path, boundaries: dict[str, np.ndarray]) -> None:
+    def __init__(
+        self, path: Path, boundaries: dict[str, np.ndarray], description: Mapping[str, Any] | None = None
+    ) -> None:
         self.path = path
+        self.description: Mapping[str, Any] = description or {}
         self._boundaries = boundaries
+        self._arrays: dict[str, np.ndarray] = {}
+        self._edge_tables: dict[int, EdgeTable] = {}
 
     @classmethod
     def open(cls, path: str | Path, graph_name: str) -> PartitionLayout:
         """Read DGL's description of the partitions and check that the id maps and edge tables fit it.
 
-        A machine needs the folder of its own partition only: partitions whose folder is not here are
-        passed over, and asking for the edges of one is an error. A folder that is here must be whole.
+        A machine needs the folder of its own partition only. Partitions without a folder here are skipped;
+        their edge tables raise an error. A folder that is here must be complete.
 
         Parameters
         ----------
@@ -75,7 +116,7 @@ class PartitionLayout:
 
     @classmethod
     def open_maps(cls, path: str | Path, graph_name: str) -> PartitionLayout:
-        """Do what :meth:`open` does, but do not look for edge tables: partitioning writes them last.
+        """Do what :meth:`open` does, but skip the edge tables: partitioning writes them last.
 
         Raises
         ------
@@ -83,20 +124,21 @@ class PartitionLayout:
             If a file is missing or damaged.
         """
         path = Path(path)
-        config_path = path / f"{graph_name}.json"
+        config_path = dataset_files.graph_config_path(path, graph_name)
         config = load_json(config_path)
         boundaries = {}
         try:
-            num_parts = int(config["num_parts"])
-            for ntype, ranges in config["node_map"].items():
-                # DGL's ranges count nodes of all types; only their lengths matter here.
+            num_parts = int(config[Field.NUM_PARTS])
+            for ntype, ranges in config[Field.NODE_MAP].items():
+                # DGL numbers the nodes of all types of partition 0, then those of partition 1, and so on. A
+                # node id within its type therefore follows from the lengths of these ranges alone.
                 lengths = [end - start for start, end in ranges]
                 if len(lengths) != num_parts:
                     raise ValueError(f"{len(lengths)} ranges of {ntype} for {num_parts} partitions")
                 boundaries[ntype] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{config_path} is no description of DGL partitions: {error!r}") from error
-        layout = cls(path, boundaries)
+        layout = cls(path, boundaries, config)
         for ntype in layout.ntypes:
             layout.original_ids(ntype)
             layout.node_ids(ntype)
@@ -126,7 +168,7 @@ class PartitionLayout:
         return self._boundaries[ntype]
 
     def part_of(self, ntype: str, node_ids: np.ndarray) -> np.ndarray:
-        """Return which partition owns each node.
+        """Return the partition that owns each node.
 
         Parameters
         ----------
@@ -143,15 +185,15 @@ class PartitionLayout:
 
     def original_ids(self, ntype: str) -> np.ndarray:
         """Return the original id of each node id of a type, (n,) int64."""
-        return load_array(self.path / f"original_ids_{ntype}.npy", (self.num_nodes(ntype),), np.int64)
+        return self._id_map(dataset_files.original_ids_file(ntype), ntype)
 
     def node_ids(self, ntype: str) -> np.ndarray:
         """Return the node id of each original id of a type, (n,) int64; inverse of :meth:`original_ids`."""
-        return load_array(self.path / f"node_ids_{ntype}.npy", (self.num_nodes(ntype),), np.int64)
+        return self._id_map(dataset_files.node_ids_file(ntype), ntype)
 
     def part_path(self, part_id: int) -> Path:
         """Return the folder of a partition, which need not be on this machine."""
-        return self.path / f"part{part_id}"
+        return self.path / dataset_files.part_folder(part_id)
 
     def edge_table(self, part_id: int) -> EdgeTable:
         """Return the triples that a partition owns: those whose tail it owns.
@@ -161,9 +203,17 @@ class PartitionLayout:
         InputError
             If the partition is not on this machine, or damaged.
         """
-        folder = self.part_path(part_id)
-        triple_ids = load_array(folder / "triple_ids.npy", (None,), np.int64)
-        edges = load_array(folder / "edges.npy", (len(triple_ids), 3), np.int64)
-        weights_path = folder / "weights.npy"
-        weights = load_array(weights_path, (len(triple_ids),), np.float32) if weights_path.exists() else None
-        return EdgeTable(triple_ids, edges, weights)
+        if part_id not in self._edge_tables:
+            folder = self.part_path(part_id)
+            triple_ids = load_array(folder / dataset_files.TRIPLE_IDS, (None,), np.int64)
+            edges = load_array(folder / dataset_files.EDGES, (len(triple_ids), 3), np.int64)
+            path = folder / dataset_files.WEIGHTS
+            weights = load_array(path, (len(triple_ids),), np.float32) if path.exists() else None
+            self._edge_tables[part_id] = EdgeTable(triple_ids, edges, weights)
+        return self._edge_tables[part_id]
+
+    def _id_map(self, name: str, ntype: str) -> np.ndarray:
+        """Return an id map; mapped into memory once."""
+        if name not in self._arrays:
+            self._arrays[name] = load_array(self.path / name, (self.num_nodes(ntype),), np.int64)
+        return self._arrays[name]

@@ -1,4 +1,4 @@
-"""How much each partition of a data set holds, read off its two descriptions: no array is opened."""
+"""Sizes of a data set and of its partitions, from its descriptions alone: no array is opened. No numpy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dglkge.data.json_file import load_json
+from dglkge.data import dataset_files
+from dglkge.data.dataset_files import Field, load_json
 from dglkge.errors import InputError
 from dglkge.typing import RELATION
 
@@ -25,7 +26,7 @@ class PartSize:
     num_halo_edges : int
         Edges of other partitions whose heads it owns; DGL stores them here too.
     most_halo_nodes : int
-        At most so many nodes of other partitions appear in all these edges.
+        Upper bound of the number of nodes of other partitions in all these edges.
     has_weights : bool
         Whether its triples have weights.
     """
@@ -77,20 +78,45 @@ def read_dataset_size(dataset: str | Path) -> DatasetSize:
         If a description is missing or damaged.
     """
     folder = Path(dataset)
-    description = load_json(folder / "dataset.json")
+    description = load_json(folder / dataset_files.DESCRIPTION)
+    graph_name = description.get(Field.GRAPH_NAME)
+    if not isinstance(graph_name, str):
+        raise _foreign(folder, KeyError(Field.GRAPH_NAME))
+    return dataset_size(folder, description, load_json(dataset_files.graph_path(folder, graph_name)))
+
+
+def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[str, Any]) -> DatasetSize:
+    """Return the sizes that the descriptions of a data set give.
+
+    Parameters
+    ----------
+    folder : Path
+        The data set; its ``report.json`` and the sizes of the files of names are read.
+    description : mapping
+        Content of ``dataset.json``.
+    graph : mapping
+        Content of DGL's description of the partitions.
+
+    Raises
+    ------
+    InputError
+        If a description is missing or damaged.
+    """
+    report = load_json(folder / dataset_files.PARTITIONS / dataset_files.REPORT)
     try:
-        partitions = load_json(folder / "partitions" / f"{description['graph_name']}.json")
-        report = load_json(folder / "partitions" / "report.json")
-        cut_edges = [int(part["cut_edges"]) for part in report["parts"]]
-        sizes = DatasetSize(
-            _part_sizes(partitions, cut_edges, bool(description["has_weights"])),
-            int(description["num_relations"]),
-            {name: int(count) for name, count in description["splits"].items()},
-            sum(path.stat().st_size for path in (folder / "entities").glob("*.txt")),
+        cut_edges = [int(part[Field.CUT_EDGES]) for part in report[Field.PARTS]]
+        return DatasetSize(
+            _part_sizes(graph, cut_edges, bool(description[Field.HAS_WEIGHTS])),
+            int(description[Field.NUM_RELATIONS]),
+            {name: int(count) for name, count in description[Field.SPLITS].items()},
+            sum(path.stat().st_size for path in dataset_files.vocabulary_paths(folder)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{folder} is no dataset folder of this dglkge: {error!r}") from error
-    return sizes
+        raise _foreign(folder, error) from error
+
+
+def _foreign(folder: Path, error: Exception) -> InputError:
+    return InputError(f"{folder} is no dataset folder of this dglkge: {error!r}")
 
 
 def _part_sizes(
@@ -98,17 +124,20 @@ def _part_sizes(
 ) -> tuple[PartSize, ...]:
     """Read DGL's description of the partitions; its ranges count nodes and edges of all types.
 
-    How many edges lead from one partition into another is known of the edges' owners only: what the others
-    own is taken to come from all partitions alike, which is exact for two.
+    The report counts cut edges at the partition of their tail, which owns them. The halo edges of a partition
+    are the cut edges of the others: these are assumed to come from all partitions alike, which is exact for
+    two partitions.
     """
-    rows = {ntype: [end - start for start, end in ranges] for ntype, ranges in partitions["node_map"].items()}
-    loops = f"{RELATION}:"  # of the relations' own edges, which stand for no triple
+    rows = {
+        ntype: [end - start for start, end in ranges] for ntype, ranges in partitions[Field.NODE_MAP].items()
+    }
+    loops = f"{RELATION}:"  # prefix of the relations' self-loops, which stand for no triple
     edges = [
         [end - start for start, end in ranges]
-        for etype, ranges in partitions["edge_map"].items()
+        for etype, ranges in partitions[Field.EDGE_MAP].items()
         if not etype.startswith(loops)
     ]
-    num_parts = int(partitions["num_parts"])
+    num_parts = int(partitions[Field.NUM_PARTS])
     sizes = []
     for part in range(num_parts):
         num_rows = {ntype: counts[part] for ntype, counts in rows.items()}

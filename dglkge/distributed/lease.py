@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
+from dglkge.checkpoint.layout import LEASE_FILE
 from dglkge.errors import CheckpointError, NotReadyError, StorageError, write_error
 
 logger = logging.getLogger(__name__)
 
-LEASE_FILE = "lease.json"
 RENEW_SECONDS = 10.0
 EXPIRY_SECONDS = 60.0
 GRACE_SECONDS = 3.0

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dglkge.data.known_triples import KnownTriples
-from dglkge.data.relation_vocabulary import RelationVocabulary
+from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.evaluation.protocol import Protocol, ranks

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.data.json_file import load_json
+from dglkge.data.dataset_files import load_json
 from dglkge.errors import InputError
 from dglkge.typing import RELATION
 

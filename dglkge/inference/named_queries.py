@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dglkge.data.relation_vocabulary import RelationVocabulary
-from dglkge.data.vocabulary import Vocabulary
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
 from dglkge.inference.link_prediction import LinkQuery
 from dglkge.typing import Side

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.config import Config, load_config
+from dglkge.data.dataset_files import DESCRIPTION, Field, graph_path
 from dglkge.errors import InputError
 from dglkge.planning.shared_memory import shared_memory_by_machine
 
@@ -23,10 +24,11 @@ def check_part_config(path: Path, num_machines: int) -> None:
         If the file cannot be read, is not DGL's, or has another number of partitions.
     """
     content = _read(path)
-    num_parts = content.get("num_parts") if isinstance(content, dict) else None
+    num_parts = content.get(Field.NUM_PARTS) if isinstance(content, dict) else None
     if not isinstance(num_parts, int):
         raise InputError(
-            f"partition file {path} has no 'num_parts'; expected the file that DGL's partitioner wrote"
+            f"partition file {path} has no {Field.NUM_PARTS!r}; "
+            "expected the file that DGL's partitioner wrote"
         )
     if num_parts != num_machines:
         raise InputError(
@@ -49,7 +51,7 @@ def check_part(path: Path, part_id: int) -> None:
     InputError
         Naming the first file that is missing.
     """
-    files = _read(path).get(f"part-{part_id}")
+    files = _read(path).get(Field.part_files(part_id))
     if not isinstance(files, dict):
         raise InputError(f"{path} names no files of partition {part_id}")
     for name in files.values():
@@ -127,10 +129,6 @@ def partition_file(config: Config | None, folder: Path) -> Path | None:
         return None
     dataset = folder / config.dataset
     try:
-        return (
-            dataset
-            / "partitions"
-            / f"{json.loads((dataset / 'dataset.json').read_bytes())['graph_name']}.json"
-        )
+        return graph_path(dataset, json.loads((dataset / DESCRIPTION).read_bytes())[Field.GRAPH_NAME])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -1,21 +1,23 @@
-"""Partitions the training triples with DGL. A process of its own: ``python build_graph.py DATASET``.
+"""Partitions the training triples with DGL. A process: ``python build_graph.py DATASET PARENT_PID``.
 
-DGL prints a great deal, cannot be interrupted while METIS runs and needs memory that should be given back, so
-``run_build.py`` starts this file as a child whose output goes to a log file.
+``run_build.py`` starts it as a child for three reasons: DGL prints a lot, METIS cannot be interrupted, and
+DGL's memory is freed only when the process ends. The output of the child goes to a log file.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from unittest import mock
+from typing import Any
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
     from dglkge.partition.run_build import end_with_parent
 
-    end_with_parent(int(sys.argv[2]))  # first of all: importing DGL takes seconds
+    end_with_parent(int(sys.argv[2]))  # before importing DGL, which takes seconds
 
 import dgl
 import dgl.distributed
@@ -23,15 +25,14 @@ import numpy as np
 import torch
 
 from dglkge.data import dataset_files
+from dglkge.data.dataset_files import Field
 from dglkge.data.partition_layout import PartitionLayout
-from dglkge.partition.assignment import fill_empty_parts, random_parts
-from dglkge.partition.dataset_writer import NO_ROOM
-from dglkge.partition.run_build import NO_ROOM_STATUS, GraphJob
+from dglkge.partition.run_build import NO_ROOM, NO_ROOM_STATUS, GraphJob
 from dglkge.partition.verify import verify_partitions
 from dglkge.typing import RELATION
 
 PADDING = -1
-"""triple_id and relation_id of an edge that stands for no triple."""
+"""Triple id and relation id of an edge that stands for no triple."""
 
 
 def build_partitions(dataset: Path, job: GraphJob) -> None:
@@ -40,33 +41,45 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
     Parameters
     ----------
     dataset : Path
-        A dataset folder with ``train.npy`` and an empty folder ``partitions``.
+        A data set folder with ``train.npy`` and an empty folder ``partitions``.
     job : GraphJob
-        What to do.
 
     Raises
     ------
     VerificationError
-        If what DGL wrote is not what was asked for.
+        If the files that DGL wrote do not match the triples.
     """
-    train = np.load(dataset / "train.npy", mmap_mode="r")
+    train = np.load(dataset_files.split_path(dataset, dataset_files.TRAIN), mmap_mode="r")
     weights = np.load(dataset / dataset_files.TRAIN_WEIGHTS, mmap_mode="r") if job.has_weights else None
     parts = assign_nodes(job, train)
     graph = build_graph(job, train, weights, parts)
     partitions = dataset / dataset_files.PARTITIONS
-    # Asked for "random", partition_graph takes the parts from random_choice. So the assignment is ours, that
-    # of METIS too, but repaired: DGL cannot store a partition that lacks a node of some type.
+    # partition_graph has no argument for a given assignment. With part_method="random" it takes the parts
+    # from its module's random_choice (dgl 1.1.3 and 2.1.0), which is replaced during the call. METIS runs
+    # above and not in partition_graph, because its result must be repaired: DGL cannot store a partition that
+    # lacks a node of some type.
     flat = torch.from_numpy(np.concatenate([parts[ntype] for ntype in graph.ntypes]))
-    with mock.patch.object(dgl.distributed.partition, "random_choice", lambda num_parts, num_nodes: flat):
+    with _replaced(dgl.distributed.partition, "random_choice", lambda num_parts, num_nodes: flat):
         original_ids, _ = dgl.distributed.partition_graph(
             graph, job.graph_name, job.num_parts, str(partitions), part_method="random", return_mapping=True
         )
     del graph
-    _write_method(partitions / f"{job.graph_name}.json", job.method)
+    _write_method(dataset_files.graph_config_path(partitions, job.graph_name), job.method)
     for ntype, ids in original_ids.items():
         _write_id_maps(partitions, ntype, ids.numpy())
     write_edge_tables(partitions, job, train, weights)
     verify_partitions(partitions, job.graph_name, train, job.edge_types)
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace a function of DGL inside the block; nothing else runs in this process meanwhile."""
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
 
 
 def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
@@ -75,7 +88,7 @@ def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
     counts = list(job.entity_types.values())
     starts = dict(zip(job.entity_types, np.cumsum([0, *counts]).tolist()))
     type_of = np.repeat(np.arange(len(counts)), counts)
-    # all entities in one row, type after type
+    # One id space for all entities, type after type: METIS cuts one graph.
     heads, tails = (np.empty(len(train), dtype=np.int64) for _ in range(2))
     for lhs, rhs, first, end in job.edge_types:
         heads[first:end] = train[first:end, 0] + starts[lhs]
@@ -89,24 +102,24 @@ def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
     else:
         flat = random_parts(type_of, in_degrees, job.num_parts, rng)
     parts = {ntype: flat[start : start + job.entity_types[ntype]] for ntype, start in starts.items()}
-    # A relation's row is updated by all who use it, so its owner is chosen by use alone, whatever the method.
+    # Trainers of all partitions update a relation's row, so no cut helps: relations are balanced by use.
     uses = np.bincount(train[:, 1], minlength=job.num_relations)
     parts[RELATION] = random_parts(np.zeros(job.num_relations, dtype=np.int64), uses, job.num_parts, rng)
     return parts
 
 
 def metis_parts(heads: np.ndarray, tails: np.ndarray, num_nodes: int, num_parts: int) -> np.ndarray:
-    """Let METIS cut the graph of the entities with two balances: all nodes, and all edges.
+    """Partition the graph of the entities with METIS under two constraints: nodes and edges balanced.
 
-    Not those of each type, as DGL would: with five types and ten balances the largest of four partitions had
-    2.8 times the edges of the smallest.
+    DGL would balance the nodes and edges of each type. With five types, that is ten constraints, the largest
+    of four partitions had 2.8 times the edges of the smallest.
 
     Parameters
     ----------
     heads, tails : (m,) int64
         The ends of each edge.
     num_nodes, num_parts : int
-        How many there are, and how many partitions to make.
+        Number of nodes, and of partitions to make.
 
     Returns
     -------
@@ -115,9 +128,9 @@ def metis_parts(heads: np.ndarray, tails: np.ndarray, num_nodes: int, num_parts:
     graph = dgl.graph((torch.from_numpy(heads), torch.from_numpy(tails)), num_nodes=num_nodes)
     simple = symmetric_graph(heads, tails, num_nodes)
     one_type = torch.zeros(num_nodes, dtype=torch.int64)
-    # DGL's own way to make a graph symmetric writes past its memory where edges are parallel, that is where
-    # two relations join the same two entities (dgl 1.1.3 and 2.1.0: "free(): invalid next size").
-    with mock.patch.object(dgl.partition, "_CAPI_DGLMakeSymmetric_Hetero", lambda _: simple._graph):
+    # DGL's C function that makes a graph symmetric writes past its memory where edges are parallel, that is
+    # where two relations join the same two entities (dgl 1.1.3 and 2.1.0: "free(): invalid next size").
+    with _replaced(dgl.partition, "_CAPI_DGLMakeSymmetric_Hetero", lambda _: simple._graph):
         parts: torch.Tensor = dgl.metis_partition_assignment(
             graph, num_parts, balance_ntypes=one_type, balance_edges=True
         )
@@ -136,13 +149,95 @@ def symmetric_graph(heads: np.ndarray, tails: np.ndarray, num_nodes: int) -> dgl
     )
 
 
+def random_parts(
+    type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Assign nodes to partitions at random, with nodes of each type and edges balanced.
+
+    The nodes are shuffled, then sorted by in-degree (an edge belongs to its tail's partition). Each goes to
+    the partition with the fewest edges so far among those with room for its type. A partition with a node of
+    very high in-degree therefore gets no other large ones.
+
+    Parameters
+    ----------
+    type_of : (n,) int64
+        Type of each node, from 0.
+    in_degrees : (n,) int64
+        Number of edges that end at each node.
+    num_parts : int
+        Number of partitions.
+    rng : numpy Generator
+        Source of randomness.
+
+    Returns
+    -------
+    (n,) int64
+    """
+    order = rng.permutation(len(in_degrees))
+    order = order[np.argsort(-in_degrees[order], kind="stable")]
+    parts_with_room, room = [], []
+    for count in np.bincount(type_of).tolist():
+        smallest, larger = divmod(count, num_parts)
+        # Drawn at random: else the same partitions would take the extra node of every type.
+        extra = rng.permutation(num_parts) < larger
+        room.append([smallest + int(one) for one in extra])
+        parts_with_room.append([part for part in range(num_parts) if room[-1][part]])
+    load = [0] * num_parts
+    parts = np.empty(len(in_degrees), dtype=np.int64)
+    for node, type_, degree in zip(order.tolist(), type_of[order].tolist(), in_degrees[order].tolist()):
+        part = min(parts_with_room[type_], key=load.__getitem__)
+        parts[node] = part
+        load[part] += degree
+        room[type_][part] -= 1
+        if room[type_][part] == 0:
+            parts_with_room[type_].remove(part)
+    return parts
+
+
+def fill_empty_parts(
+    parts: np.ndarray, type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int
+) -> np.ndarray:
+    """Give every partition at least one node of every type.
+
+    METIS may leave a partition without any node of a rare type, and DGL cannot store such a partition.
+
+    Parameters
+    ----------
+    parts : (n,) int64
+        Partition of each node.
+    type_of : (n,) int64
+        Type of each node, from 0; no type has fewer than ``num_parts`` nodes.
+    in_degrees : (n,) int64
+        Number of edges that end at each node.
+    num_parts : int
+        Number of partitions.
+
+    Returns
+    -------
+    (n,) int64
+        A copy. A partition that lacked a type got one node of it: the one with the fewest edges in the
+        partition that has most nodes of that type.
+    """
+    parts = parts.copy()
+    for type_ in range(int(type_of.max()) + 1):
+        nodes = np.flatnonzero(type_of == type_)
+        counts = np.bincount(parts[nodes], minlength=num_parts)
+        for part in np.flatnonzero(counts == 0):
+            largest = int(counts.argmax())
+            members = nodes[parts[nodes] == largest]
+            parts[members[in_degrees[members].argmin()]] = part
+            counts[largest] -= 1
+            counts[part] += 1
+    return parts
+
+
 def build_graph(
     job: GraphJob, train: np.ndarray, weights: np.ndarray | None, parts: dict[str, np.ndarray]
 ) -> dgl.DGLGraph:
-    """Build the graph: one edge type per pair of entity types, one node with a self-loop per relation.
+    """Build the graph: an edge type per pair of entity types, a node with a self-loop per relation.
 
-    DGL cannot store a partition without an edge of some type, so a partition that owns no triple of a pair
-    gets one edge of triple id and relation id -1 there.
+    DGL cannot store a partition without an edge of some type. A partition that owns no triple of a pair
+    therefore gets one edge whose triple id and relation id are -1.
     """
     loops = torch.arange(job.num_relations)
     edges = {(RELATION, f"{RELATION}_{RELATION}", RELATION): (loops, loops)}
@@ -160,12 +255,12 @@ def build_graph(
             torch.from_numpy(np.concatenate([triples[:, 2], padding])),
         )
         data[etype] = {
-            "relation_id": torch.from_numpy(np.concatenate([triples[:, 1], nothing])),
-            "triple_id": torch.from_numpy(np.concatenate([np.arange(first, end), nothing])),
+            dataset_files.RELATION_ID: torch.from_numpy(np.concatenate([triples[:, 1], nothing])),
+            dataset_files.TRIPLE_ID: torch.from_numpy(np.concatenate([np.arange(first, end), nothing])),
         }
         if weights is not None:
             padded = np.concatenate([weights[first:end], np.zeros(len(padding), dtype=np.float32)])
-            data[etype]["weight"] = torch.from_numpy(padded)
+            data[etype][dataset_files.WEIGHT] = torch.from_numpy(padded)
     graph = dgl.heterograph(edges, num_nodes_dict={**job.entity_types, RELATION: job.num_relations})
     for etype, tensors in data.items():
         graph.edges[etype].data.update(tensors)
@@ -173,7 +268,7 @@ def build_graph(
 
 
 def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weights: np.ndarray | None) -> None:
-    """Write which triples each partition owns, and their ends as node ids."""
+    """Write the triples that each partition owns: triple ids, and heads, relations and tails as node ids."""
     layout = PartitionLayout.open_maps(partitions, job.graph_name)
     node_ids = {ntype: np.array(layout.node_ids(ntype)) for ntype in layout.ntypes}
     owner = np.empty(len(train), dtype=np.int32)
@@ -187,23 +282,23 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
             triples = train[triple_ids[rows]]
             for column, ntype in enumerate((lhs, RELATION, rhs)):
                 edges[rows, column] = node_ids[ntype][triples[:, column]]
-        folder = partitions / f"part{part_id}"
-        np.save(folder / "triple_ids.npy", triple_ids)
-        np.save(folder / "edges.npy", edges)
+        folder = layout.part_path(part_id)
+        np.save(folder / dataset_files.TRIPLE_IDS, triple_ids)
+        np.save(folder / dataset_files.EDGES, edges)
         if weights is not None:
-            np.save(folder / "weights.npy", weights[triple_ids])
+            np.save(folder / dataset_files.WEIGHTS, weights[triple_ids])
 
 
 def _write_id_maps(partitions: Path, ntype: str, original_ids: np.ndarray) -> None:
     node_ids = np.empty(len(original_ids), dtype=np.int64)
     node_ids[original_ids] = np.arange(len(original_ids))
-    np.save(partitions / f"original_ids_{ntype}.npy", original_ids.astype(np.int64))
-    np.save(partitions / f"node_ids_{ntype}.npy", node_ids)
+    np.save(partitions / dataset_files.original_ids_file(ntype), original_ids.astype(np.int64))
+    np.save(partitions / dataset_files.node_ids_file(ntype), node_ids)
 
 
 def _write_method(config_path: Path, method: str) -> None:
     config = json.loads(config_path.read_text(encoding="utf-8"))
-    config["part_method"] = method
+    config[Field.PART_METHOD] = method
     config_path.write_text(json.dumps(config, indent=4), encoding="utf-8")
 
 

@@ -1,8 +1,7 @@
-"""Writes a dataset folder: it appears under its name at once and complete, or not at all."""
+"""Writes a data set folder atomically: it gets its name when it is complete, or not at all."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -16,38 +15,30 @@ from typing import Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.dataset import read_description
-from dglkge.data.dataset_files import DESCRIPTION
+from dglkge.data.dataset_files import DESCRIPTION, PENDING_DESCRIPTION, TRAIN, Field, read_description
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import DglkgeError, InputError
+from dglkge.errors import DglkgeError, InputError, StorageError
 from dglkge.partition.ingest import IdTriples, TypedIds
+from dglkge.partition.run_build import NO_ROOM
 from dglkge.partition.splits import count_duplicates, count_unseen
 
-PENDING_DESCRIPTION = f".{DESCRIPTION}"
 _LOCK = ".lock"
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers of a disk that is full, and of a user who may write no more to it."""
-
-
-class OutputError(DglkgeError):
-    """The dataset cannot be written: the disk is full, or fails. No other input would mend it."""
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """Check that a dataset may be written there, and make the parent folder.
+    """Check that a data set may be written to a folder, and make its parent folder.
 
     Parameters
     ----------
     output : Path
-        The dataset folder to be.
+        The data set folder to make.
     overwrite : bool
-        Whether a dataset that lies there may be replaced.
+        Whether an existing data set may be replaced.
 
     Raises
     ------
     InputError
-        If something lies there that must stay, or its parent folder cannot be made or takes no files.
+        If the output exists and must stay, or its parent folder cannot be made or is not writable.
     """
     try:
         _check_target(output, overwrite)
@@ -63,7 +54,7 @@ def check_output(output: Path, overwrite: bool) -> None:
 
 
 def _check_target(output: Path, overwrite: bool) -> None:
-    """Check what lies at the output."""
+    """Check the output itself."""
     try:
         mode = output.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -81,19 +72,19 @@ def _check_target(output: Path, overwrite: bool) -> None:
 
 @contextmanager
 def staged(output: Path, overwrite: bool) -> Iterator[Path]:
-    """Give a temporary folder beside the output, and rename it to the output when the block ends well.
+    """Yield a temporary folder beside the output, and rename it to the output when the block succeeds.
 
-    The block writes the description under :data:`PENDING_DESCRIPTION`; it gets its name last, so that the
-    folder of a run that was killed never loads.
+    The block writes the description as :data:`dglkge.data.dataset_files.PENDING_DESCRIPTION`. The description
+    gets its own name last, so the folder of a killed run never loads.
 
-    On an exception the folder is removed. A killed run leaves it, under a name beginning with a dot, and the
-    next run for the same output removes it; a lock on a file inside says whether its run still lives.
+    On an exception the folder is removed. A killed run leaves it under a name that begins with a dot; the
+    next run for the same output removes it. A lock on a file inside shows whether its run is still alive.
 
     Raises
     ------
     InputError
         If the output must stay (see :func:`check_output`), or another run is writing it.
-    OutputError
+    StorageError
         If a file cannot be written.
     """
     check_output(output, overwrite)
@@ -109,7 +100,7 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
             _replace(output, folder)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise OutputError(f"cannot write {output}: {error.strerror}") from error
+            raise StorageError(f"cannot write {output}: {error.strerror}") from error
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -117,7 +108,7 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
 
 @contextmanager
 def _locked(output: Path, folder: Path) -> Iterator[None]:
-    """Make the temporary folder and lock it; the lock ends with the process, however that ends."""
+    """Make the temporary folder and lock it; the kernel releases the lock when the process ends."""
     try:
         made = not folder.exists()
         folder.mkdir(exist_ok=True)
@@ -143,9 +134,9 @@ def _locked(output: Path, folder: Path) -> Iterator[None]:
 
 
 def _unusable(folder: Path, error: OSError) -> DglkgeError:
-    """Return the error of a temporary folder: of a full disk, or of a place that takes none."""
+    """Return the error for a temporary folder that cannot be used: a full disk, or a wrong place."""
     if error.errno in NO_ROOM:
-        return OutputError(f"cannot write {folder}: {error.strerror}")
+        return StorageError(f"cannot write {folder}: {error.strerror}")
     return InputError(f"the temporary folder {folder} cannot be used: {error.strerror}")
 
 
@@ -158,22 +149,24 @@ def _remove_all_but_lock(folder: Path) -> None:
 
 
 def _replaced(output: Path) -> Path:
-    """Name of a dataset that is being replaced."""
+    """Return the temporary name of a data set that is being replaced."""
     return output.with_name(f".{output.name}.replaced")
 
 
 def _restore(output: Path) -> None:
-    """Give a dataset its name back, if the run that replaced it was killed before the new one had it."""
+    """Rename a data set back if the run that was replacing it was killed between the two renames."""
     if not output.exists() and _replaced(output).is_dir():
         _replaced(output).rename(output)
 
 
 def _replace(output: Path, folder: Path) -> None:
-    """Give the folder its name; where that fails, what lay there before stays."""
+    """Rename the folder to the output; on failure the old data set stays."""
     old = _replaced(output)
     shutil.rmtree(old, ignore_errors=True)
     (folder / _LOCK).unlink()
     (folder / PENDING_DESCRIPTION).rename(folder / DESCRIPTION)
+    # No call of the operating system swaps two folders everywhere, so there are two renames. A crash between
+    # them leaves the old data set under its temporary name, and _restore renames it back.
     replaces = output.exists()
     if replaces:
         output.rename(old)
@@ -190,12 +183,12 @@ _ROWS_AT_A_TIME = 1 << 20
 
 
 def write_triples(folder: Path, triples: IdTriples, ids: TypedIds) -> dict[str, Any]:
-    """Write everything but the partitions.
+    """Write all files but the partitions and the description.
 
     Parameters
     ----------
     folder : Path
-        The empty folder of the dataset to be.
+        The empty folder of the new data set.
     triples : IdTriples
         All splits.
     ids : TypedIds
@@ -204,7 +197,7 @@ def write_triples(folder: Path, triples: IdTriples, ids: TypedIds) -> dict[str, 
     Returns
     -------
     dict
-        What ``dataset.json`` says about them.
+        Fields of ``dataset.json`` that describe them.
     """
     paths = []
     for index, type_ in enumerate(ids.types):
@@ -216,32 +209,32 @@ def write_triples(folder: Path, triples: IdTriples, ids: TypedIds) -> dict[str, 
     paths.append(folder / dataset_files.RELATIONS)
     splits = {split: triples.splits.get(split, np.zeros((0, 3), np.int32)) for split in dataset_files.SPLITS}
     relation_ids = {split: ids.relation_ids(rows) for split, rows in splits.items()}
-    train_pairs = ids.pair_ranks()[relation_ids["train"]]
+    train_pairs = ids.pair_ranks()[relation_ids[TRAIN]]
     order = None if len(ids.types) == 1 else np.argsort(train_pairs, kind="stable")
     for split, rows in splits.items():
         path = dataset_files.split_path(folder, split)
-        _write_split(path, rows, ids, order if split == "train" else None)
+        _write_split(path, rows, ids, order if split == TRAIN else None)
         paths.append(path)
-    weights = triples.weights.get("train")
+    weights = triples.weights.get(TRAIN)
     if weights is not None:
         path = folder / dataset_files.TRAIN_WEIGHTS
         np.save(path, weights if order is None else weights[order])
         paths.append(path)
     return {
-        "entity_types": ids.num_entities(),
-        "num_relations": len(ids.relations),
-        "splits": {split: len(rows) for split, rows in splits.items()},
-        "edge_types": _edge_types(ids, train_pairs),
-        "has_weights": weights is not None,
-        "fingerprint": dataset_files.fingerprint(paths),
-        "unseen": count_unseen(splits, relation_ids, len(triples.entities), len(ids.relations)),
-        "duplicates": {split: count_duplicates(rows) for split, rows in splits.items()},
+        Field.ENTITY_TYPES: ids.num_entities(),
+        Field.NUM_RELATIONS: len(ids.relations),
+        Field.SPLITS: {split: len(rows) for split, rows in splits.items()},
+        Field.EDGE_TYPES: _edge_types(ids, train_pairs),
+        Field.HAS_WEIGHTS: weights is not None,
+        Field.FINGERPRINT: dataset_files.fingerprint(paths),
+        Field.UNSEEN: count_unseen(splits, relation_ids, len(triples.entities), len(ids.relations)),
+        Field.DUPLICATES: {split: count_duplicates(rows) for split, rows in splits.items()},
     }
 
 
 def write_description(folder: Path, description: dict[str, Any]) -> None:
-    """Write what becomes ``dataset.json``, and makes the folder a dataset, when the folder gets its name."""
-    content = {"format_version": dataset_files.FORMAT_VERSION, **description}
+    """Write the description under its pending name, durably; :func:`staged` gives it its own name."""
+    content = {Field.FORMAT_VERSION: dataset_files.FORMAT_VERSION, **description}
     with open(folder / PENDING_DESCRIPTION, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1, ensure_ascii=False)
         file.write("\n")
@@ -250,8 +243,8 @@ def write_description(folder: Path, description: dict[str, Any]) -> None:
 
 
 def _write_split(path: Path, rows: np.ndarray, ids: TypedIds, order: np.ndarray | None) -> None:
-    # In pieces, so that the 64-bit ids of a large split need no memory. Written, not mapped: on a full disk
-    # a write is an error with a message, and the first page of a mapped file that has no room is a bus error.
+    # In pieces: the 64-bit ids of a large split may not fit into memory beside the 32-bit ones. Written, not
+    # mapped: on a full disk a write fails with an error, but a store to a mapped page is a SIGBUS.
     with open(path, "wb") as file:
         header = {"descr": "<i8", "fortran_order": False, "shape": (len(rows), 3)}
         np.lib.format.write_array_header_1_0(file, header)
@@ -262,7 +255,7 @@ def _write_split(path: Path, rows: np.ndarray, ids: TypedIds, order: np.ndarray 
 
 
 def _edge_types(ids: TypedIds, train_pairs: np.ndarray) -> list[list[Any]]:
-    """Return lhs, rhs, first and end triple id of each pair of types that training triples join."""
+    """Return lhs, rhs, first and end triple id of each pair of types that occurs in training triples."""
     ranks = ids.pair_ranks()
     counts = np.bincount(train_pairs, minlength=int(ranks.max()) + 1)
     ends = np.cumsum(counts)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from dglkge.data.relation_vocabulary import RelationVocabulary
 from dglkge.data.text_format import ROLES, WEIGHT
+from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
 from dglkge.typing import Relation
 

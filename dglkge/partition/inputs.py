@@ -1,4 +1,4 @@
-"""Inputs of a data set: options, files of each split, maps and entity types."""
+"""Inputs of a data set: options, files of each split, id maps and entity types."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dglkge.data.dataset_files import SPLITS
+from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.data.text_format import EXTENSIONS, Columns, extension, is_gz, text_format
 from dglkge.errors import InputError, unknown_name
 from dglkge.typing import RELATION
@@ -21,7 +21,7 @@ METHODS = ("metis", "random")
 
 @dataclass(frozen=True)
 class Options:
-    """What to make of the triples.
+    """Options of a data set and its partitions.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class Options:
     split : (float, float, float), optional
         Fractions of train, valid and test to split one set of triples into.
     overwrite : bool
-        Whether to replace a dataset that lies at the output.
+        Whether to replace an existing data set.
     name : str, optional
         Name of the dataset; by default the output folder's.
     progress : bool, optional
@@ -64,7 +64,7 @@ class Options:
 
 
 def check_options(options: Options) -> None:
-    """Check what can be checked before any triple is read.
+    """Check the options before any triple is read.
 
     Raises
     ------
@@ -101,8 +101,8 @@ def check_num_parts(num_parts: int, counts: dict[str, int]) -> None:
             )
 
 
-_WORDS = {"train": "train", "training": "train", "valid": "valid", "validation": "valid", "val": "valid"}
-_WORDS |= {"dev": "valid", "test": "test", "testing": "test"}
+_WORDS = {TRAIN: TRAIN, "training": TRAIN, VALID: VALID, "validation": VALID, "val": VALID, "dev": VALID}
+_WORDS |= {TEST: TEST, "testing": TEST}
 
 
 def find_sources(inputs: Sequence[Path]) -> dict[str, Path]:
@@ -111,8 +111,8 @@ def find_sources(inputs: Sequence[Path]) -> dict[str, Path]:
     Parameters
     ----------
     inputs : sequence of Path
-        A folder with files called train, valid and test, or up to three files. Files whose names say nothing
-        are taken as train, valid and test in their order.
+        A folder with files named train, valid and test, or up to three files. Files with other names are
+        taken as train, valid and test in their order.
 
     Returns
     -------
@@ -137,7 +137,7 @@ def find_sources(inputs: Sequence[Path]) -> dict[str, Path]:
     if len(inputs) > len(SPLITS):
         raise InputError(f"--input takes up to three files (train, valid, test), got {len(inputs)}")
     if len(inputs) == 1:
-        return {"train": inputs[0]}
+        return {TRAIN: inputs[0]}
     words = [split_of(path) for path in inputs]
     if not any(words):
         return dict(zip(SPLITS, inputs))
@@ -148,7 +148,7 @@ def find_sources(inputs: Sequence[Path]) -> dict[str, Path]:
 
 
 def split_of(path: Path) -> str | None:
-    """Return which split a file's name stands for: ``train.tsv``, ``dev.txt.gz``, ``wiki-test.txt``, ..."""
+    """Return the split in a file's name (``train.tsv``, ``dev.txt.gz``, ``wiki-test.txt``), or None."""
     stem = path.name[: -len(".gz")] if path.name.lower().endswith(".gz") else path.name
     return _WORDS.get(re.split(r"[-_.]", Path(stem).stem.lower())[-1])
 
@@ -156,7 +156,7 @@ def split_of(path: Path) -> str | None:
 def _in_folder(folder: Path) -> dict[str, Path]:
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and extension(path) in EXTENSIONS]
     sources = _one_each([path for path in files if split_of(path)], str(folder))
-    if "train" not in sources:
+    if TRAIN not in sources:
         raise InputError(
             f"{folder} has no file called train with one of the extensions {', '.join(EXTENSIONS)} "
             "(the text ones also with .gz)"
@@ -187,9 +187,9 @@ def read_pairs(
     path : Path
         The file.
     nouns : (str, str)
-        What the two fields are, for error messages.
+        Names of the two fields, for error messages.
     more_columns : bool
-        Whether a line may have more fields, which are not read.
+        Whether a line may have more fields, which are ignored.
 
     Yields
     ------
@@ -308,7 +308,7 @@ def types_of_entities(
 
 
 def type_name_fault(name: str) -> str | None:
-    """Return why a name cannot be an entity type's, or None."""
+    """Return the reason why a name is not allowed for an entity type, or None."""
     if not _TYPE_NAME.fullmatch(name) or "__" in name:
         return f"the type {name!r} is not allowed: only letters, digits, '.', '-' and single '_' are"
     if name == RELATION:

@@ -1,4 +1,4 @@
-"""Triples to a dataset folder, from files or from data frames. ``partition.py`` is a shell around this."""
+"""Makes a data set folder of triples in files or data frames. ``partition_tools/partition.py`` calls this."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pandas as pd
 
 from dglkge import __version__
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import PARTITIONS, SPLITS
+from dglkge.data.dataset_files import PARTITIONS, REPORT, SPLITS, TRAIN, Field
 from dglkge.data.text_format import RowRules, parse_columns
 from dglkge.data.triples import frame_chunks, read_chunks
 from dglkge.errors import InputError
@@ -32,8 +32,6 @@ from dglkge.partition.run_build import GraphJob, run_build
 from dglkge.partition.splits import split_by_hash
 from dglkge.typing import RELATION
 
-REPORT = "report.json"
-
 
 def partition_files(
     inputs: Sequence[Path], output: Path, options: Options | None = None, delimiter: str | None = None
@@ -45,21 +43,20 @@ def partition_files(
     inputs : sequence of Path
         One folder with train, valid and test files, or up to three files.
     output : Path
-        The dataset folder to be.
+        The data set folder to make.
     options : Options, optional
-        What to make of them.
     delimiter : str, optional
         Instead of the comma of CSV and the tab of other text files.
 
     Returns
     -------
     dict
-        The figures that ``partitions/report.json`` holds.
+        The content of ``partitions/report.json``.
 
     Raises
     ------
     InputError
-        If the user can mend it; the message names file and line.
+        If the input is wrong; the message names file and line.
     """
     options = options or Options()
     check_options(options)
@@ -90,24 +87,24 @@ def partition_dataframe(
     train : DataFrame
         One triple per row.
     output : str or Path
-        The dataset folder to be.
+        The data set folder to make.
     valid, test : DataFrame, optional
         Further splits, with the same columns.
     columns : str
         The columns' names, as for ``--columns``: ``"subject,predicate,object"``, or
         ``"head=subject,relation=predicate,tail=object,weight=score"``.
     options : Options, optional
-        What to make of them; its ``columns`` are not read.
+        Its ``columns`` are ignored.
 
     Returns
     -------
     dict
-        The figures that ``partitions/report.json`` holds.
+        The content of ``partitions/report.json``.
 
     Raises
     ------
     InputError
-        If the user can mend it; the message names split and row.
+        If the input is wrong; the message names split and row.
 
     Examples
     --------
@@ -126,7 +123,7 @@ def partition_dataframe(
 
 @dataclass(frozen=True)
 class _IdMaps:
-    """The id maps that came with integer ids."""
+    """Id maps of triples of integer ids."""
 
     integer_ids: bool
     entities: list[str] | None
@@ -154,7 +151,7 @@ class _IdMaps:
 def _make(triples: IdTriples, output: Path, options: Options) -> dict[str, Any]:
     """Split, type and number the triples, and build the dataset folder."""
     if options.split:
-        if set(triples.splits) != {"train"}:
+        if set(triples.splits) != {TRAIN}:
             raise InputError(f"--split needs one set of triples, got {', '.join(triples.splits)}")
         triples = split_by_hash(triples, options.split, options.seed)
     types, type_of = types_of_entities(options.entity_types, triples.entities, options.integer_ids)
@@ -165,7 +162,7 @@ def _make(triples: IdTriples, output: Path, options: Options) -> dict[str, Any]:
         description = write_triples(folder, triples, ids)
         del triples, ids, type_of
         graph_name = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-        keys = ("entity_types", "edge_types", "num_relations", "has_weights")
+        keys = (Field.ENTITY_TYPES, Field.EDGE_TYPES, Field.NUM_RELATIONS, Field.HAS_WEIGHTS)
         say(options.progress, f"partitioning into {options.num_parts} ({options.method})")
         run_build(
             folder,
@@ -178,13 +175,13 @@ def _make(triples: IdTriples, output: Path, options: Options) -> dict[str, Any]:
             ),
         )
         description |= {
-            "name": name,
-            "graph_name": graph_name,
-            "num_parts": options.num_parts,
-            "part_method": options.method,
-            "seed": options.seed,
-            "ids": "integers" if options.integer_ids else "names",
-            "created_by": f"dglkge {__version__}",
+            Field.NAME: name,
+            Field.GRAPH_NAME: graph_name,
+            Field.NUM_PARTS: options.num_parts,
+            Field.PART_METHOD: options.method,
+            Field.SEED: options.seed,
+            Field.IDS: "integers" if options.integer_ids else "names",
+            Field.CREATED_BY: f"dglkge {__version__}",
         }
         figures = partition_figures(Dataset(folder, description))
         (folder / PARTITIONS / REPORT).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

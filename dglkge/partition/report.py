@@ -14,10 +14,11 @@ from rich.table import Table
 from tqdm import tqdm
 
 from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import Field
 
 
 def shows(progress: bool | None) -> bool:
-    """Return whether to show progress: as asked for, else where stderr is a terminal."""
+    """Return the setting, or for None whether stderr is a terminal."""
     return sys.stderr.isatty() if progress is None else progress
 
 
@@ -36,14 +37,14 @@ def reading_progress(
     Parameters
     ----------
     files : sequence of Path
-        What will be read.
+        Files that will be read.
     progress : bool or None
         Whether to show the bar; None: where stderr is a terminal.
 
     Yields
     ------
     callable
-        Gives, for a file, the function to call with the number of its bytes read so far.
+        Returns, for a file, the function to call with the number of its bytes read so far.
     """
     total = sum(path.stat().st_size for path in files if path.is_file())
     done: dict[Path, int] = {}
@@ -60,19 +61,18 @@ def reading_progress(
 
 
 def partition_figures(dataset: Dataset) -> dict[str, Any]:
-    """Count what each partition owns.
+    """Count the nodes, edges and cut edges of each partition.
 
     Parameters
     ----------
     dataset : Dataset
-        A dataset with partitions.
 
     Returns
     -------
     dict
         ``parts``: for each partition its nodes by type, ``num_entities``, ``num_edges`` and ``cut_edges``
         (edges whose head lies elsewhere). ``balance``: the largest partition over the mean, of entities and
-        of edges. ``edge_cut``: number and fraction of cut edges. And what the splits hold.
+        of edges. ``edge_cut``: number and fraction of cut edges. Further fields describe the data set.
     """
     layout = dataset.layout()
     parts: list[dict[str, Any]] = []
@@ -90,23 +90,23 @@ def partition_figures(dataset: Dataset) -> dict[str, Any]:
                 "nodes": nodes,
                 "num_entities": sum(nodes[entity_type] for entity_type in dataset.entity_types),
                 "num_edges": len(table.triple_ids),
-                "cut_edges": cut,
+                Field.CUT_EDGES: cut,
             }
         )
-    num_cut = sum(part["cut_edges"] for part in parts)
+    num_cut = sum(part[Field.CUT_EDGES] for part in parts)
     num_edges = sum(part["num_edges"] for part in parts)
     description = dataset.description
     return {
-        "name": dataset.name,
-        "num_parts": layout.num_parts,
+        Field.NAME: dataset.name,
+        Field.NUM_PARTS: layout.num_parts,
         "method": dataset.part_method,
-        "seed": description["seed"],
-        "entity_types": description["entity_types"],
-        "num_relations": dataset.num_relations,
-        "splits": description["splits"],
-        "duplicates": description["duplicates"],
-        "unseen": description["unseen"],
-        "parts": parts,
+        Field.SEED: description[Field.SEED],
+        Field.ENTITY_TYPES: description[Field.ENTITY_TYPES],
+        Field.NUM_RELATIONS: dataset.num_relations,
+        Field.SPLITS: description[Field.SPLITS],
+        Field.DUPLICATES: description[Field.DUPLICATES],
+        Field.UNSEEN: description[Field.UNSEEN],
+        Field.PARTS: parts,
         "balance": {
             "entities": _largest_over_mean([part["num_entities"] for part in parts]),
             "edges": _largest_over_mean([part["num_edges"] for part in parts]),
@@ -121,35 +121,34 @@ def _largest_over_mean(counts: list[int]) -> float:
 
 def print_figures(figures: dict[str, Any], console: Console) -> None:
     """Print the figures as a table."""
-    counts = figures["entity_types"]
+    counts = figures[Field.ENTITY_TYPES]
     types = f" of {len(counts)} types" if len(counts) > 1 else ""
-    splits = ", ".join(f"{count:,} {split}" for split, count in figures["splits"].items())
+    splits = ", ".join(f"{count:,} {split}" for split, count in figures[Field.SPLITS].items())
     say = _plain(console)
-    say(
-        f"{figures['name']}: {sum(counts.values()):,} entities{types}, {figures['num_relations']:,} relations"
-    )
+    num_relations = figures[Field.NUM_RELATIONS]
+    say(f"{figures[Field.NAME]}: {sum(counts.values()):,} entities{types}, {num_relations:,} relations")
     say(f"triples: {splits}")
-    unseen = figures["unseen"]["valid_and_test"]
+    unseen = figures[Field.UNSEEN]["valid_and_test"]
     if unseen["triples"]:
         say(
             f"kept, but never seen in training: {unseen['entities']:,} entities and "
             f"{unseen['relations']:,} relations in {unseen['triples']:,} triples of valid and test"
         )
-    duplicates = [f"{count:,} in {split}" for split, count in figures["duplicates"].items() if count]
+    duplicates = [f"{count:,} in {split}" for split, count in figures[Field.DUPLICATES].items() if count]
     if duplicates:
         say(f"kept, but repeated: {', '.join(duplicates)}")
-    table = Table(title=f"partitions ({figures['method']}, seed {figures['seed']})", title_justify="left")
+    table = Table(title=f"partitions ({figures['method']}, seed {figures[Field.SEED]})", title_justify="left")
     for column in ("partition", "entities", "relations", "edges", "edges / mean", "cut edges"):
         table.add_column(column, justify="right")
-    mean = sum(part["num_edges"] for part in figures["parts"]) / figures["num_parts"]
-    for part in figures["parts"]:
+    mean = sum(part["num_edges"] for part in figures[Field.PARTS]) / figures[Field.NUM_PARTS]
+    for part in figures[Field.PARTS]:
         table.add_row(
             str(part["part"]),
             f"{part['num_entities']:,}",
             f"{part['nodes']['relation']:,}",
             f"{part['num_edges']:,}",
             f"{part['num_edges'] / mean:.3f}",
-            f"{part['cut_edges']:,}",
+            f"{part[Field.CUT_EDGES]:,}",
         )
     console.print(table)
     balance = figures["balance"]

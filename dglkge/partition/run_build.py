@@ -1,4 +1,4 @@
-"""Runs ``build_graph.py`` as a child whose output goes to a log file."""
+"""Runs ``build_graph.py`` as a child process whose output goes to a log file."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dglkge.data.dataset_files import PARTITIONS
-from dglkge.data.json_file import load_json
-from dglkge.errors import DglkgeError
+from dglkge.data.dataset_files import GRAPH_JOB, PARTITION_LOG, PARTITIONS, load_json
+from dglkge.errors import JobError
 
-_FILE = "job.json"
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk and of an exhausted quota."""
 
 NO_ROOM_STATUS = 28
-"""Exit status of the process where the disk is full; its log may have had no room for a message."""
+"""Exit status of the child where the disk is full; its log may have had no room for a message."""
 
 
 @dataclass(frozen=True)
 class GraphJob:
-    """A graph to be partitioned; the triples lie in the folder's ``train.npy``.
+    """Order to partition the graph of a data set folder.
 
     Attributes
     ----------
     graph_name : str
         Name of the graph in DGL.
     num_parts, method, seed
-        How to partition it: ``"metis"`` or ``"random"``.
+        Number of partitions, ``"metis"`` or ``"random"``, seed of ``random`` and of the relations' owners.
     entity_types : dict of str to int
         Number of entities of each type.
     edge_types : list of [lhs, rhs, first_triple_id, end_triple_id]
@@ -41,7 +41,7 @@ class GraphJob:
     num_relations : int
         Number of relations.
     has_weights : bool
-        Whether ``train_weights.npy`` lies there.
+        Whether the training triples have weights.
     """
 
     graph_name: str
@@ -54,56 +54,52 @@ class GraphJob:
     has_weights: bool
 
     def save(self, dataset: Path) -> None:
-        """Write the job into a dataset folder that is being built."""
+        """Write the job into a data set folder that is being built."""
         folder = dataset / PARTITIONS
         folder.mkdir()
-        (folder / _FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
+        (folder / GRAPH_JOB).write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     @classmethod
     def take(cls, dataset: Path) -> GraphJob:
         """Read the job and remove its file."""
-        path = dataset / PARTITIONS / _FILE
+        path = dataset / PARTITIONS / GRAPH_JOB
         job = cls(**load_json(path))
         path.unlink()
         return job
 
 
 def end_with_parent(parent: int) -> None:
-    """Ask Linux to end this process when its parent dies, even by ``kill -9``; end now if it has died."""
+    """Make Linux kill this process when its parent dies, even by ``kill -9``; exit if the parent has died."""
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    # The parent may have died before the call above; then this process has another parent already.
     if os.getppid() != parent:
         sys.exit("the parent has ended")
 
 
-LOG = "partition.log"
 _TAIL_LINES = 20
 _FULL_BELOW = 2**20
-"""Bytes. DGL's own errors do not say that the disk is full, and where it is full the log is cut off too."""
+"""Free bytes below which a failure counts as a full disk: DGL's errors do not name it, its log is cut off."""
 _ZEROED_MEMORY = ("MALLOC_PERTURB_=255", "GLIBC_TUNABLES=glibc.malloc.tcache_count=0")
-"""METIS as DGL builds it reads memory that it never wrote, and cut FB15k-237 in another way at every run.
-With this, glibc hands out zeroed memory, and equal input gives equal partitions (dgl 1.1.3 and 2.1.0). Its
-caches of threads would not: what comes from there begins with an address."""
-
-
-class PartitionError(DglkgeError):
-    """Partitioning failed for a reason that is not in the input."""
+"""Environment that makes METIS deterministic. METIS as DGL builds it (1.1.3 and 2.1.0) reads memory that it
+never wrote, so partitions of FB15k-237 differed between runs. MALLOC_PERTURB_=255 makes glibc return zeroed
+memory. The per-thread cache is off, because glibc writes an address into the blocks that it keeps there."""
 
 
 def run_build(dataset: Path, job: GraphJob) -> None:
-    """Partition the graph of a dataset folder that is being built.
+    """Partition the graph of a data set folder that is being built.
 
-    On any exception, an interrupt too, the child is ended before this returns.
+    On any exception, KeyboardInterrupt included, the child is killed before this returns.
 
     Raises
     ------
-    PartitionError
+    JobError
         If the child fails; the message has the end of its log.
     OSError
         If the disk is full.
     """
     job.save(dataset)
-    log_path = dataset / PARTITIONS / LOG
+    log_path = dataset / PARTITIONS / PARTITION_LOG
     command = [
         "env",
         *_ZEROED_MEMORY,
@@ -113,7 +109,7 @@ def run_build(dataset: Path, job: GraphJob) -> None:
         str(os.getpid()),
     ]
     with open(log_path, "wb") as log:
-        # A session of its own, so that Ctrl-C comes to this process alone, which then ends the child.
+        # In a session of its own: Ctrl-C signals this process only, which then kills the child.
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -126,7 +122,7 @@ def run_build(dataset: Path, job: GraphJob) -> None:
     if status == NO_ROOM_STATUS or (status and shutil.disk_usage(dataset).free < _FULL_BELOW):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if status:
-        raise PartitionError(f"partitioning failed: {_reason(status)}\n{_tail(log_path)}")
+        raise JobError(f"partitioning failed: {_reason(status)}\n{_tail(log_path)}")
 
 
 def _reason(status: int) -> str:

@@ -1,4 +1,4 @@
-"""Splits: by a hash where one file is given, and what training never sees."""
+"""Splits by a hash of each triple, and counts of duplicates and of names that training never sees."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from dglkge.data.dataset_files import SPLITS
+from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.errors import InputError
 from dglkge.kernels.hashing import GOLDEN_GAMMA, split_mix
 from dglkge.partition.ingest import IdTriples
 
 
 def count_duplicates(triples: np.ndarray) -> int:
-    """Return how many of the triples (n, 3) repeat an earlier one."""
+    """Return the number of triples, of (n, 3), that repeat an earlier one."""
     if len(triples) == 0:
         return 0
     order = np.lexsort((triples[:, 2], triples[:, 1], triples[:, 0]))
@@ -27,7 +27,7 @@ def count_duplicates(triples: np.ndarray) -> int:
 def count_unseen(
     splits: dict[str, np.ndarray], relation_ids: dict[str, np.ndarray], num_entities: int, num_relations: int
 ) -> dict[str, dict[str, int]]:
-    """Count entities and relations that occur in valid or test, but never in training.
+    """Count entities and relations that occur in valid or test but not in train.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def count_unseen(
     relation_ids : dict of str to (n,) int64
         Relation of each triple (a name between two other types is another relation).
     num_entities, num_relations : int
-        How many there are.
+        Number of entities and of relations.
 
     Returns
     -------
@@ -45,14 +45,14 @@ def count_unseen(
         (distinct ones), ``triples`` (those with at least one).
     """
     new_entity = np.ones(num_entities, dtype=bool)
-    new_entity[splits["train"][:, 0]] = False
-    new_entity[splits["train"][:, 2]] = False
+    new_entity[splits[TRAIN][:, 0]] = False
+    new_entity[splits[TRAIN][:, 2]] = False
     new_relation = np.ones(num_relations, dtype=bool)
-    new_relation[relation_ids["train"]] = False
+    new_relation[relation_ids[TRAIN]] = False
     counts = {}
     both = np.zeros(num_entities, dtype=bool), np.zeros(num_relations, dtype=bool)
     num_triples = 0
-    for split in ("valid", "test"):
+    for split in (VALID, TEST):
         heads, tails = splits[split][:, 0], splits[split][:, 2]
         entities = np.zeros(num_entities, dtype=bool)
         entities[heads] = entities[tails] = True
@@ -73,12 +73,12 @@ def _count(entities: np.ndarray, relations: np.ndarray, num_triples: int) -> dic
 
 
 def parse_fractions(text: str) -> tuple[float, float, float]:
-    """Understand the ``--split`` option: three fractions, or that of train (the rest is halved).
+    """Parse the ``--split`` option: three fractions, or the one of train (the rest is halved).
 
     Raises
     ------
     InputError
-        If they are no fractions, leave nothing to train on or do not add up to 1.
+        If they are no fractions, that of train is 0, or they do not add up to 1.
     """
     try:
         numbers = [float(part) for part in text.split(",")]
@@ -95,7 +95,7 @@ def parse_fractions(text: str) -> tuple[float, float, float]:
 
 
 def split_by_hash(triples: IdTriples, fractions: tuple[float, float, float], seed: int) -> IdTriples:
-    """Deal the triples of the train split out to three splits.
+    """Distribute the triples of the train split over three splits.
 
     Parameters
     ----------
@@ -109,10 +109,10 @@ def split_by_hash(triples: IdTriples, fractions: tuple[float, float, float], see
     Raises
     ------
     InputError
-        If nothing is left to train on.
+        If no triple falls into train.
     """
-    rows = triples.splits["train"]
-    # 53 bits, because a float64 holds those exactly
+    rows = triples.splits[TRAIN]
+    # The upper 53 bits, which float64 represents exactly: a uniform number in [0, 1).
     position = (hash_triples(rows, seed) >> np.uint64(11)).astype(np.float64) / 2.0**53
     bounds = np.cumsum(fractions)[:2]
     split_of = np.searchsorted(bounds, position, side="right")
@@ -122,7 +122,7 @@ def split_by_hash(triples: IdTriples, fractions: tuple[float, float, float], see
         for array in triples.weights.values()
         for place, split in enumerate(SPLITS)
     }
-    if len(splits["train"]) == 0:
+    if len(splits[TRAIN]) == 0:
         raise InputError(f"--split {fractions}: no triple is left to train on out of {len(rows)}")
     return IdTriples(triples.entities, triples.relations, splits, weights)
 

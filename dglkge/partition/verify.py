@@ -1,4 +1,4 @@
-"""Verifies a partitioned graph: id maps, edge tables and DGL's own files must tell the same story."""
+"""Verifies a partitioned graph: id maps, edge tables and DGL's own files must agree."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import dgl
 import dgl.distributed
 import numpy as np
 
-from dglkge.data.json_file import load_json
+from dglkge.data.dataset_files import TRIPLE_ID, Field, graph_config_path, load_json
 from dglkge.data.partition_layout import EdgeTable, PartitionLayout
 from dglkge.typing import RELATION
 
 
 class VerificationError(Exception):
-    """The partitions are not those of the triples. A defect of this program or of DGL, or a full disk."""
+    """The partitions do not match the triples: a defect of this program or of DGL, or a full disk."""
 
 
 def verify_partitions(
@@ -37,8 +37,8 @@ def verify_partitions(
     Raises
     ------
     VerificationError
-        Unless id maps are inverse to each other, every triple lies in exactly one partition, with the right
-        ends, in that of its tail, and DGL's files hold the same edges.
+        Unless the id maps are inverse to each other, every triple lies in exactly one partition, that of its
+        tail, with the right ends, and DGL's files hold the same edges.
     """
     layout = PartitionLayout.open(partitions, graph_name)
     for ntype in layout.ntypes:
@@ -48,7 +48,7 @@ def verify_partitions(
         table = layout.edge_table(part_id)
         seen[table.triple_ids] += 1
         verify_edge_table(layout, part_id, table, train, edge_types)
-        verify_dgl_partition(partitions / f"{graph_name}.json", part_id, table, edge_types)
+        verify_dgl_partition(graph_config_path(partitions, graph_name), part_id, table, edge_types)
     _check(bool((seen == 1).all()), f"{(seen != 1).sum()} triples do not lie in exactly one partition")
 
 
@@ -88,12 +88,12 @@ def verify_dgl_partition(
     graph, _, features, book, _, _, _ = dgl.distributed.load_partition(str(config_path), part_id)
     heads, tails = (graph.ndata[dgl.NID][ends] for ends in graph.edges())
     inner = graph.edata["inner_edge"].bool()
-    etype_ids = load_json(config_path)["etypes"]
+    etype_ids = load_json(config_path)[Field.EDGE_TYPE_IDS]
     for lhs, rhs, first, end in edge_types:
         etype = f"{lhs}:{lhs}_{rhs}:{rhs}"
         mine = inner & (graph.edata[dgl.ETYPE] == etype_ids[etype])
-        triple_ids = features[f"{etype}/triple_id"].numpy()
-        real = np.flatnonzero(triple_ids >= 0)
+        triple_ids = features[f"{etype}/{TRIPLE_ID}"].numpy()
+        real = np.flatnonzero(triple_ids >= 0)  # padding edges have triple id -1
         order = real[np.argsort(triple_ids[real], kind="stable")]
         rows = slice(*np.searchsorted(table.triple_ids, [first, end]))
         same = np.array_equal(triple_ids[order], table.triple_ids[rows])

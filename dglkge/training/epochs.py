@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from dglkge.checkpoint.snapshots import epoch_snapshot
+from dglkge.checkpoint.layout import epoch_snapshot
 from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from dglkge.checkpoint import CheckpointManager
 from dglkge.checkpoint import courier as courier_module
-from dglkge.checkpoint.courier import OUTBOX_FOLDER, Courier
+from dglkge.checkpoint.courier import Courier
+from dglkge.checkpoint.layout import OUTBOX_FOLDER
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.process_group import end_process_group
 from dglkge.distributed.runtime import Cluster

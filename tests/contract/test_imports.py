@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 import sys
 
 import pytest
 
-from tests.contract.imports import FLOOR, breaks, circle, imported, inside, room
+from tests.contract.imports import FLOOR, OUTSIDE, breaks, circle, imported, inside, room
 from tests.contract.source_tree import ROOT, SourceFile, sources
 
 HOUSE = sources("dglkge", "partition_tools")
@@ -124,6 +125,9 @@ def test_packages_that_few_rooms_need(package):
         ("dglkge.cli.main", "dglkge.attic.old", "no room 'attic'"),
         ("dglkge.inference.export", "dglkge", "front door"),
         ("dglkge.evaluation.protocol", "dgl.function", "never"),
+        ("dglkge.checkpoint.layout", "dglkge.errors.InputError", "standard library only"),
+        ("dglkge.checkpoint.lineage", "numpy", "standard library only"),
+        ("dglkge.config.schema", "dglkge.checkpoint.layout.CONFIG_FILE", "no component"),
     ],
 )
 def test_checker_finds_a_broken_rule(module, target, reason):
@@ -145,10 +149,22 @@ def test_checker_finds_a_broken_rule(module, target, reason):
         ("dglkge.partition.ingest", "dglkge.data.triples"),
         ("partition_tools.partition", "dglkge.__version__"),
         ("dglkge.model.losses", "dglkge.model.options"),
+        ("dglkge.distributed.lease", "dglkge.checkpoint.layout.LEASE_FILE"),
+        ("dglkge.launch.remote.sync", "dglkge.checkpoint.lineage.read_copy"),
+        ("dglkge.checkpoint.lineage", "dglkge.checkpoint.layout"),
+        ("dglkge.checkpoint.lineage", "json"),
     ],
 )
 def test_checker_lets_pass_what_the_table_allows(module, target):
     assert breaks(module, target) == ""
+
+
+def test_names_are_read_without_large_packages():
+    """The launcher and its agents import the names: torch alone would cost each of them a second."""
+    code = "import sys, dglkge.checkpoint.lineage, dglkge.data.sizes; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "dglkge" in loaded and not loaded & (OUTSIDE - {"dglkge"})
 
 
 def test_checker_reads_every_form_of_import():

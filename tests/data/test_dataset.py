@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dglkge.data.dataset import Dataset, read_description
+from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import read_description
 from dglkge.errors import InputError
 from tests.data.toy_folder import PERSONS, RELATIONS, TOWNS, TRAIN, VALID, write_toy_folder
 

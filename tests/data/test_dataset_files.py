@@ -7,8 +7,8 @@ import hashlib
 import numpy as np
 import pytest
 
-from dglkge.data.dataset_files import fingerprint, load_array, split_path, vocabulary_path
-from dglkge.data.json_file import load_json
+from dglkge.data.dataset_files import fingerprint, load_json, split_path, vocabulary_path
+from dglkge.data.partition_layout import load_array
 from dglkge.errors import InputError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dglkge.data.relation_vocabulary import RelationVocabulary
+from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
 from dglkge.typing import Relation
 

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from dglkge.data.relation_vocabulary import RelationVocabulary
-from dglkge.data.vocabulary import Vocabulary
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
 from dglkge.inference.link_prediction import LinkQuery
 from dglkge.inference.named_queries import NamedQuery, read_queries, resolve

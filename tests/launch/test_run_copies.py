@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dglkge.checkpoint import CheckpointManager
+from dglkge.checkpoint.lineage import RunCopy, copy_from_dict, copy_to_dict, manifest_crc32, read_copy
 from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.data.lineage import RunCopy, copy_from_dict, copy_to_dict, manifest_crc32, read_copy
 from dglkge.distributed.lease import LEASE_FILE, hold
 from dglkge.errors import InputError
 from dglkge.launch.remote import run_copies

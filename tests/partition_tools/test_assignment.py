@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dglkge.partition.assignment import fill_empty_parts, random_parts
+from dglkge.partition.build_graph import fill_empty_parts, random_parts
 
 
 @settings(max_examples=60, deadline=None)

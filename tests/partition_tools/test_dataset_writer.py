@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dglkge.data.relation_vocabulary import RelationVocabulary
+from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.partition import dataset_writer
 from dglkge.partition.dataset_writer import PENDING_DESCRIPTION, write_description, write_triples
 from dglkge.partition.ingest import IdTriples, assign_ids

@@ -12,8 +12,10 @@ import numpy as np
 import psutil
 import pytest
 
+from dglkge.data.dataset_files import PARTITION_LOG
+from dglkge.errors import JobError
 from dglkge.partition import run_build as run_build_module
-from dglkge.partition.run_build import LOG, GraphJob, PartitionError, run_build
+from dglkge.partition.run_build import GraphJob, run_build
 from tests.toy_kg import REPOSITORY
 
 JOB = GraphJob("g", 1, "metis", 0, {"entity": 3}, [["entity", "entity", 0, 2]], 1, False)
@@ -34,7 +36,7 @@ def replace_child(monkeypatch, tmp_path, code: str) -> None:
 
 def test_output_of_dgl_goes_to_the_log(dataset, capfd):
     run_build(dataset, JOB)
-    assert "Converting to homogeneous graph" in (dataset / "partitions" / LOG).read_text()
+    assert "Converting to homogeneous graph" in (dataset / "partitions" / PARTITION_LOG).read_text()
     assert capfd.readouterr() == ("", "")
     assert (dataset / "partitions" / "g.json").exists()
 
@@ -42,14 +44,14 @@ def test_output_of_dgl_goes_to_the_log(dataset, capfd):
 def test_failure_shows_status_and_the_end_of_the_log(dataset, monkeypatch):
     code = "for i in range(50): print('line', i)\nraise SystemExit(3)"
     replace_child(monkeypatch, dataset, code)
-    with pytest.raises(PartitionError, match="exit status 3") as caught:
+    with pytest.raises(JobError, match="exit status 3") as caught:
         run_build(dataset, JOB)
     assert "| line 49" in str(caught.value) and "line 29\n" not in str(caught.value)
 
 
 def test_child_ended_by_a_signal(dataset, monkeypatch):
     replace_child(monkeypatch, dataset, "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(PartitionError, match=r"ended by SIGKILL \(out of memory\?\)"):
+    with pytest.raises(JobError, match=r"ended by SIGKILL \(out of memory\?\)"):
         run_build(dataset, JOB)
 
 
@@ -87,7 +89,7 @@ def test_child_ends_with_its_parent(dataset):
     (dataset / "build_graph.py").write_text(CHILD.format(root=root))
     code = PARENT.format(root=root, module=str(dataset / "run_build.py"), dataset=str(dataset))
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
-        log = dataset / "partitions" / LOG
+        log = dataset / "partitions" / PARTITION_LOG
         child = None
         for _ in range(1200):
             if parent.poll() is not None or (log.exists() and "ready" in log.read_text()):
@@ -120,7 +122,7 @@ def test_child_that_still_imports_ends_with_its_parent(dataset):
     code = PARENT.format(root=root, module=run_build_module.__file__, dataset=str(dataset))
     environment = {**os.environ, "PYTHONPATH": str(dataset / "slow")}
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:
-        log = dataset / "partitions" / LOG
+        log = dataset / "partitions" / PARTITION_LOG
         for _ in range(1200):
             if parent.poll() is not None or (log.exists() and "ready" in log.read_text()):
                 break

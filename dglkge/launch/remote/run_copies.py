@@ -1,8 +1,8 @@
 """Copies of a run's folder on the machines of a job: what an agent does with its own, and which one counts.
 
 Every machine gets a copy of the checkpoint before a job starts; later only the first machine's grows. A copy
-is therefore compared by its lineage (:mod:`dglkge.data.lineage`), never by its number alone: the newest one
-is taken if it came from all others, wherever it lies, and different histories are refused.
+is therefore compared by its lineage (:mod:`dglkge.checkpoint.lineage`), never by its number alone: the newest
+one is taken if it came from all others, wherever it lies, and different histories are refused.
 """
 
 from __future__ import annotations
@@ -10,29 +10,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dglkge.data.lineage import CHECKPOINT_FOLDER, VERSION_FILE, RunCopy, copy_to_dict, read_copy
-from dglkge.distributed.lease import LEASE_FILE, Holder
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, LEASE_FILE, ORIGIN_FILE, VERSION_FILE
+from dglkge.checkpoint.lineage import RunCopy, copy_to_dict, read_copy
+from dglkge.distributed.lease import Holder
 from dglkge.errors import InputError
 from dglkge.launch.remote.host_files import STAGING_PREFIX, names_below
-
-ORIGIN_FILE = "copies.json"
-"""On a machine, beside the checkpoint: the run, and the launchers' folders that have a copy of it."""
 
 OWN_FILES = (LEASE_FILE, ORIGIN_FILE)
 """Files of a run's folder that belong to one machine and are not copied."""
 
 HOLD_FOLDER = STAGING_PREFIX + "held"
 HOLD_ATTEMPTS = 5
-
-_TEMPORARY = (".tmp", ".receipt.json")
-_VERSIONED = re.compile(r".+\.v(\d+)\.(?:h5|json)")
 
 
 @dataclass(frozen=True)
@@ -206,9 +201,10 @@ def _link_version(run: Path, hold: Path, version: int) -> None:
     folder, target = run / CHECKPOINT_FOLDER, hold / CHECKPOINT_FOLDER
     target.mkdir(parents=True)
     for name in names_below(str(folder)):
-        found = _VERSIONED.fullmatch(os.path.basename(name))
-        is_newer = found is not None and int(found[1]) > version
-        if name == VERSION_FILE or name.endswith(_TEMPORARY) or ".tmp/" in name or is_newer:
+        found = layout.parse_versioned(os.path.basename(name))
+        is_newer = found is not None and found.version > version
+        is_unfinished = any(layout.is_transient(part) for part in Path(name).parts)
+        if name == VERSION_FILE or is_unfinished or is_newer:
             continue
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         if (folder / name).is_symlink():
@@ -217,7 +213,7 @@ def _link_version(run: Path, hold: Path, version: int) -> None:
             _link(folder / name, target / name)
     (target / VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")
     for path in sorted(run.iterdir()):
-        if path.is_file() and path.name not in OWN_FILES and not path.name.endswith(".tmp"):
+        if path.is_file() and path.name not in OWN_FILES and not path.name.endswith(layout.TEMPORARY_SUFFIX):
             shutil.copy2(path, hold / path.name)
 
 

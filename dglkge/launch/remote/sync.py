@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE
+from dglkge.checkpoint.lineage import RunCopy, copy_from_dict, read_copy
 from dglkge.config import Config
-from dglkge.data.lineage import CHECKPOINT_FOLDER, VERSION_FILE, RunCopy, copy_from_dict, read_copy
+from dglkge.data.dataset_files import PARTITIONS, Field, part_of_folder
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote.file_transfer import COMPARE_SECONDS, Tree, bring, files_below, send
 from dglkge.launch.remote.run_copies import HOLD_FOLDER, OWN_FILES, Candidate, choose_copy
 from dglkge.launch.remote.session import HostSession
-
-PARTITIONS = "partitions"
 
 
 def plan_sync(
@@ -66,10 +66,8 @@ def dataset_files(folder: Path, part_id: int) -> list[str]:
     names = []
     for name in files_below(folder):
         parts = Path(name).parts
-        is_part = (
-            len(parts) > 2 and parts[0] == PARTITIONS and parts[1][:4] == "part" and parts[1][4:].isdigit()
-        )
-        if not is_part or parts[1] == f"part{part_id}":
+        of_part = part_of_folder(parts[1]) if len(parts) > 2 and parts[0] == PARTITIONS else None
+        if of_part in (None, part_id):
             names.append(name)
     return names
 
@@ -97,7 +95,7 @@ def _graph_files(part_config: Path, part_id: int) -> Iterator[Path]:
     yield part_config
     try:
         content = json.loads(part_config.read_bytes())
-        yield from (part_config.parent / name for name in content[f"part-{part_id}"].values())
+        yield from (part_config.parent / name for name in content[Field.part_files(part_id)].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return  # what is wrong with it, the check on the machine says
 

@@ -1,8 +1,9 @@
-"""Lineage of a run's checkpoint, and what a folder holds of it. Standard library only: agents read it.
+"""Lineage of a run: the jobs that wrote its versions. Compares copies of a run. Standard library only.
 
-Version numbers alone do not tell two copies of a run apart: version 7 of a job that was given up and version
-7 of the one that went on from version 6 instead are different. A version is named by the job that wrote it
-(its nonce) and its number; the lineage lists all jobs of a run with the versions that each of them added.
+A version number alone does not identify a version: version 7 of an abandoned job differs from version 7 of
+the job that resumed from version 6 instead. A version is identified by the job that wrote it (its nonce) and
+its number. The lineage lists all jobs of a run with the versions that each of them added. The launcher's
+agents import this file on machines where torch and h5py need not be loaded.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CHECKPOINT_FOLDER = "checkpoint"
-VERSION_FILE = "checkpoint_version.txt"
+from dglkge.checkpoint import layout
+
 MOST_JOBS = 1000
-"""Jobs that a lineage lists; of older ones it is no longer known whether they are ancestors."""
+"""Jobs that a lineage lists. Versions of older jobs are no longer recognized as ancestors."""
 MOST_SHOWN = 5
 
 
@@ -34,7 +35,7 @@ class JobVersions:
     first, last : int
         Versions.
     host, since : str
-        Where and when it began, for people.
+        Host and start time, for messages.
     """
 
     job: str
@@ -46,20 +47,20 @@ class JobVersions:
 
 @dataclass(frozen=True)
 class RunCopy:
-    """What a folder holds of a run.
+    """Copy of a run in one folder.
 
     Attributes
     ----------
     version : int
-        The version that counts; 0: none.
+        The published version; 0 if there is none.
     run_id : str
         Equal for all versions of a run.
     checksum : str
-        SHA-256 of the manifest, 16 hexadecimal digits: copies with the same one hold the same files.
+        SHA-256 of the manifest, 16 hexadecimal digits: copies with equal checksums hold the same files.
     lineage : tuple of JobVersions
         The last one includes the version itself.
     problem : str
-        What is damaged; empty if nothing is.
+        Description of the damage; empty for a whole copy.
     """
 
     version: int = 0
@@ -69,7 +70,7 @@ class RunCopy:
     problem: str = ""
 
     def continues(self, older: RunCopy) -> bool:
-        """Tell whether this is the same version as another one, or came from it."""
+        """Tell whether this version equals another one or descends from it."""
         if older.version == 0 or (older.version == self.version and older.checksum == self.checksum):
             return True
         if older.version >= self.version or not older.lineage:
@@ -78,7 +79,7 @@ class RunCopy:
         return any(one.job == last.job and one.first <= last.last <= one.last for one in self.lineage)
 
     def describe(self) -> str:
-        """Tell the history, for people."""
+        """Return the history as text for messages."""
         shown = [_describe_job(one) for one in self.lineage[-MOST_SHOWN:]]
         if len(self.lineage) > MOST_SHOWN:
             shown.insert(0, f"{len(self.lineage) - MOST_SHOWN} earlier jobs")
@@ -95,10 +96,10 @@ def extended(
 
 
 def read_lineage(body: Mapping[str, Any]) -> tuple[str, list[JobVersions]]:
-    """Return run id and lineage of a manifest's JSON; those of earlier versions of dglkge have none.
+    """Return run id and lineage of a manifest's JSON.
 
-    Such a manifest is named by its own text, so it is an ancestor of what goes on from it and of nothing
-    else.
+    Manifests of early dglkge versions have none. Such a manifest is identified by a hash of its own text: it
+    is the ancestor of versions that a later job adds to it, and of no others.
     """
     if "lineage" in body:
         return str(body["run_id"]), [JobVersions(**one) for one in body["lineage"]]
@@ -112,25 +113,25 @@ def manifest_crc32(body: Mapping[str, Any]) -> int:
 
 
 def manifest_checksum(content: bytes) -> str:
-    """Return what names a manifest file: SHA-256 of its bytes, 16 hexadecimal digits."""
+    """Return the identity of a manifest file: SHA-256 of its bytes, 16 hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 
 def read_copy(run: Path) -> RunCopy:
-    """Return what a run's folder holds, having looked at the sizes of the files that count."""
-    folder = run / CHECKPOINT_FOLDER
-    path = folder / VERSION_FILE
+    """Return the copy in a run's folder; checks the sizes of the published version's files."""
+    folder = run / layout.CHECKPOINT_FOLDER
+    path = folder / layout.VERSION_FILE
     try:
         text = path.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
-        left = sorted([*folder.glob("*.v*.h5"), *folder.glob("manifest.v*.json")])
+        left = sorted([*folder.glob(layout.HDF5_PATTERN), *folder.glob(layout.MANIFEST_PATTERN)])
         return RunCopy(problem=f"{path} is missing, but {left[0].name} lies beside it") if left else RunCopy()
     except OSError as error:
         return RunCopy(problem=f"cannot read {path}: {error.strerror}")
-    if not (text.isascii() and text.isdigit() and len(text) < 19):
+    version = layout.parse_version(text)
+    if version is None:
         got = f"reads {text[:40]!r}" if text else "is empty"
         return RunCopy(problem=f"{path} {got}; expected one number")
-    version = int(text)
     return _read_version(folder, version) if version else RunCopy()
 
 
@@ -140,14 +141,14 @@ def copy_to_dict(copy: RunCopy) -> dict[str, Any]:
 
 
 def copy_from_dict(fields: Mapping[str, Any]) -> RunCopy:
-    """Return what :func:`copy_to_dict` described."""
+    """Return the copy that :func:`copy_to_dict` described."""
     lineage = tuple(JobVersions(**one) for one in fields["lineage"])
     return RunCopy(**{**fields, "lineage": lineage})
 
 
 def _read_version(folder: Path, version: int) -> RunCopy:
-    """Read a version's manifest, and look at its files."""
-    path = folder / f"manifest.v{version}.json"
+    """Read a version's manifest and check the sizes of its files."""
+    path = folder / layout.manifest_file(version)
     try:
         content = path.read_bytes()
         body = json.loads(content)
@@ -172,7 +173,7 @@ def _read_version(folder: Path, version: int) -> RunCopy:
 
 
 def _describe_job(one: JobVersions) -> str:
-    """Tell which versions a job wrote, where and since when."""
+    """Return the versions, host and start of a job as text."""
     number = str(one.first) if one.first == one.last else f"{one.first} to {one.last}"
     where = f" on {one.host}" if one.host else ""
     when = f" at {one.since}" if one.since else ""
