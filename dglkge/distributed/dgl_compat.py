@@ -1,29 +1,57 @@
-"""All that differs between the supported versions of DGL, and the noise that it makes."""
+"""The only file that reaches into DGL's internals; the rest of the library uses DGL's public interface.
+
+What differs between the supported versions (1.1.3 and 2.1.0), DGL's start and shutdown, the timeout of its
+requests, and functions of DGL that are replaced for a while. Each work-around says what DGL does, and why the
+replacement is safe. Two files have reasons to stay apart: :mod:`dglkge.optim` is usable without dglkge and
+has a file like this one of its own, and ``dglkge/launch/script_runner.py`` is a program that runs scripts
+without importing anything of ours.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import faulthandler
+import functools
 import logging
+import os
 import re
 import sys
+import time
 from collections.abc import Iterator
-from typing import Any
-from unittest import mock
+from types import SimpleNamespace
+from typing import Any, Callable
 
-from dglkge.distributed.server_loop import without_sleep
-from dglkge.distributed.server_ports import PortTakenError, hold_usable_address
-from dglkge.distributed.world import choose_dgl_backend
+from dglkge.distributed.server_ports import (
+    PortTakenError,
+    hold_usable_address,
+    is_own_address,
+    wait_until_listening,
+)
 
-choose_dgl_backend()
+# DGL reads this variable when it is imported. Without it DGL writes ~/.dgl/config.json, which fails where the
+# home folder is read-only and races where several processes start at once (all versions).
+os.environ.setdefault("DGLBACKEND", "pytorch")
 
-import dgl  # noqa: E402
-import dgl.distributed  # noqa: E402
+import dgl
+import dgl.distributed
 
 logger = logging.getLogger(__name__)
 
+DGL_SLEEP_SECONDS = 3
+"""The one sleep of DGL's server that is left out; its sleeps between attempts to connect are 1 s and stay."""
+
+REMOTE_PAUSE_SECONDS = 0.5
+"""Replaces that sleep for clients on other machines, which listen milliseconds after they registered."""
+
+LISTEN_TIMEOUT_SECONDS = 10.0
+
+STANDARD_ERROR = 2
+_request_timeout_seconds = [600.0]
+
 
 def serve(ip_config: str) -> None:
-    """Be a server until all clients have left, then end the process.
+    """Run a server until all clients have left, then end the process.
 
     Parameters
     ----------
@@ -35,13 +63,13 @@ def serve(ip_config: str) -> None:
     PortTakenError
         If another program listens on the server's port.
     """
-    with without_sleep(dgl.distributed.rpc_server), _taken_ports_named():
+    with without_sleep(dgl.distributed.rpc_server), _port_errors():
         dgl.distributed.initialize(ip_config)
     sys.exit(0)
 
 
 def connect(ip_config: str) -> None:
-    """Be a client of the servers.
+    """Connect this process to the servers as a client.
 
     Parameters
     ----------
@@ -60,11 +88,13 @@ def connect(ip_config: str) -> None:
         return address
 
     with contextlib.ExitStack() as stack:
-        rpc_client = dgl.distributed.rpc_client
-        stack.enter_context(mock.patch.object(rpc_client, "get_local_usable_addr", choose_and_hold))
-        # DGL 2.1 prints a line about GraphBolt, which says nothing to the user.
+        # DGL's get_local_usable_addr (rpc_client.py, both versions) binds a free port, closes it and listens
+        # there later; in between any connection of the machine may get that port. The replacement returns the
+        # same kind of string and keeps the port bound until DGL listens on it.
+        stack.enter_context(_replaced(dgl.distributed.rpc_client, get_local_usable_addr=choose_and_hold))
+        # DGL 2.1.0 prints a line about GraphBolt. It goes to the log.
         stack.enter_context(contextlib.redirect_stdout(_LogWriter()))
-        stack.enter_context(_taken_ports_named())
+        stack.enter_context(_port_errors())
         dgl.distributed.initialize(ip_config)
 
 
@@ -82,9 +112,98 @@ def open_graph(graph_name: str, part_config: str) -> Any:
         return dgl.distributed.DistGraph(graph_name, part_config=part_config)
 
 
+def disconnect() -> None:
+    """Reset DGL's global state of the standalone mode, so that :func:`connect` starts anew.
+
+    DGL has no public function for this: its ``exit_client`` is for clients of servers. Both versions keep the
+    store, the role and the counter of unnamed tensors in module variables, which are put back to their first
+    values here. Tensors and embeddings that are still referenced keep the store that they were made in.
+    """
+    dgl.distributed.kvstore.close_kvstore()
+    role = dgl.distributed.role
+    role.PER_ROLE_RANK, role.GLOBAL_RANK, role.CUR_ROLE, role.IS_STANDALONE = {}, {}, None, False
+    dgl.distributed.dist_tensor.DIST_TENSOR_ID = 0
+
+
 @contextlib.contextmanager
-def _taken_ports_named() -> Iterator[None]:
-    """Turn DGL's error for a port that is taken, known by its text alone, into one of ours."""
+def without_sleep(rpc_server: Any, pause: Callable[[float], None] = time.sleep) -> Iterator[None]:
+    """Run DGL's server loop without its sleep of three seconds at the start of every job.
+
+    ``rpc_server.start_server`` (1.1.3 and 2.1.0) sleeps before it connects back to its clients, so that their
+    sockets listen by then. Inside this block it checks instead whether they listen: clients of this machine
+    in the kernel's table of sockets; clients of other machines get a short pause. This is safe because DGL
+    tries again every second where the connection fails.
+
+    Parameters
+    ----------
+    rpc_server : module
+        ``dgl.distributed.rpc_server``; its ``time`` and its ``rpc.connect_receiver`` are replaced.
+    pause : callable
+        Waits some seconds; for tests.
+    """
+    connect_receiver = rpc_server.rpc.connect_receiver
+    pause_once = functools.cache(pause)
+
+    def connect_when_listening(address: str, port: str, *identity: int) -> Any:
+        # A probing connection would not do: DGL counts every connection to a receiver as one of its senders.
+        if is_own_address(address):
+            wait_until_listening([int(port)], LISTEN_TIMEOUT_SECONDS)
+        else:
+            pause_once(REMOTE_PAUSE_SECONDS)
+        return connect_receiver(address, port, *identity)
+
+    def sleep(seconds: float) -> None:
+        if seconds < DGL_SLEEP_SECONDS:
+            pause(seconds)
+
+    with _replaced(rpc_server, time=SimpleNamespace(sleep=sleep)):
+        with _replaced(rpc_server.rpc, connect_receiver=connect_when_listening):
+            yield
+
+
+def set_request_timeout(seconds: float) -> None:
+    """Set how long a request of this process to DGL's servers may take."""
+    _request_timeout_seconds[0] = seconds
+
+
+def request_timeout_seconds() -> float:
+    """Return how long a request of this process to DGL's servers may take."""
+    return _request_timeout_seconds[0]
+
+
+@contextlib.contextmanager
+def request_timeout() -> Iterator[None]:
+    """End this process if the block, which sends requests to DGL's servers, takes longer than the timeout.
+
+    DGL's ``recv_response`` (both versions) waits without limit for a server that does not answer. It waits in
+    C++ and holds Python's global lock, so no thread of Python could end it. The watchdog of ``faulthandler``
+    is a thread of C: it prints where each thread waits and ends the process with status 1, and the launcher
+    then ends the job. There is one such watchdog in a process, so blocks must not nest.
+    """
+    _start_watchdog()
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def limit_shutdown() -> None:
+    """Apply the timeout to DGL's shutdown at exit too; call it after :func:`connect`.
+
+    DGL registers ``exit_client`` with ``atexit``: a barrier of all clients without a limit. Exit handlers run
+    in reverse order, so one that is registered later starts the watchdog before DGL's begins.
+    """
+    atexit.register(_start_watchdog)
+
+
+def _start_watchdog() -> None:
+    """Start the timer of the watchdog; a running one is replaced."""
+    faulthandler.dump_traceback_later(request_timeout_seconds(), exit=True, file=STANDARD_ERROR)
+
+
+@contextlib.contextmanager
+def _port_errors() -> Iterator[None]:
+    """Turn DGL's error for a port in use into :class:`PortTakenError`; DGL has no class or number for it."""
     try:
         yield
     except dgl.DGLError as error:
@@ -94,20 +213,21 @@ def _taken_ports_named() -> Iterator[None]:
         raise PortTakenError(found.group(1)) from error
 
 
-def disconnect() -> None:
-    """Forget what DGL keeps in this process for the standalone mode, so that :func:`connect` starts anew.
-
-    DGL's own ``exit_client`` is for clients of servers. Tensors and embeddings that are still referenced keep
-    the store that they were made in; nobody else can reach it.
-    """
-    dgl.distributed.kvstore.close_kvstore()
-    role = dgl.distributed.role
-    role.PER_ROLE_RANK, role.GLOBAL_RANK, role.CUR_ROLE, role.IS_STANDALONE = {}, {}, None, False
-    dgl.distributed.dist_tensor.DIST_TENSOR_ID = 0  # numbers the tensors without a name
+@contextlib.contextmanager
+def _replaced(owner: Any, **members: Any) -> Iterator[None]:
+    """Replace attributes of a module of DGL inside the block."""
+    originals = {name: getattr(owner, name) for name in members}
+    try:
+        for name, value in members.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in originals.items():
+            setattr(owner, name, value)
 
 
 class _LogWriter:
-    """A stream that passes whole lines on to the log."""
+    """A text stream that writes whole lines to the log."""
 
     def write(self, text: str) -> int:
         if text.strip():
@@ -115,4 +235,4 @@ class _LogWriter:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: nothing is buffered."""

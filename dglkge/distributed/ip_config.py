@@ -1,4 +1,4 @@
-"""The cluster's machines, one line each; nothing else knows the format of this file."""
+"""Reads and writes ip_config.txt: the machines of a job, one line each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from dglkge.errors import InputError
 
 DEFAULT_PORT = 30050
-"""Where DGL's first server of a machine listens if its line names no port."""
+"""Port of a machine's first server if its line has none; DGL's default too."""
 
 HIGHEST_PORT = 65535
 
@@ -29,7 +29,7 @@ class Machine:
     port : int
         Port of the machine's first server; server i listens on ``port + i``.
     num_servers : int or None
-        DGL-KE's third column; None where the line has none.
+        DGL-KE's third column; None if absent.
     """
 
     address: str
@@ -40,8 +40,7 @@ class Machine:
 def read_ip_config(path: str | Path) -> list[Machine]:
     """Read the machines of a cluster; machine i holds partition i.
 
-    Blank lines, comments from ``#`` on, spaces at either end, a byte order mark and CR LF line ends are
-    harmless.
+    Accepts blank lines, comments after ``#``, spaces at either end, a byte order mark and CR LF line ends.
 
     Parameters
     ----------
@@ -93,7 +92,7 @@ def read_ip_config(path: str | Path) -> list[Machine]:
 
 
 def write_ip_config(path: str | Path, machines: Sequence[Machine]) -> None:
-    """Write machines in the one form that DGL's own parser reads: ``ip port``, no third column, no blank."""
+    """Write machines as lines ``ip port``, the only form that DGL's own parser reads whole."""
     Path(path).write_text(
         "".join(f"{machine.address} {machine.port}\n" for machine in machines), encoding="utf-8"
     )
@@ -102,8 +101,8 @@ def write_ip_config(path: str | Path, machines: Sequence[Machine]) -> None:
 def is_read_by_dgl(path: str | Path) -> bool:
     """Whether DGL's own parser reads every line of a file (which :func:`read_ip_config` accepts).
 
-    DGL stops at the first line that has not one or two fields, and goes on with the machines before it;
-    blank lines at the end therefore do no harm.
+    DGL (``rpc.read_ip_config``, all versions) stops at the first line that has not one or two fields, prints
+    an error and continues with the machines before it. Blank lines at the end therefore do no harm.
     """
     lines = Path(path).read_bytes().decode("utf-8").rstrip().split("\n")
     return all(len(line.split()) in (1, 2) and "#" not in line for line in lines) and not lines[0].startswith(
@@ -112,7 +111,7 @@ def is_read_by_dgl(path: str | Path) -> bool:
 
 
 def _parse_fields(fields: Sequence[str], where: str) -> Machine:
-    """Turn the fields of one line into a machine; `where` is ``file:line``."""
+    """Convert the fields of one line; `where` is ``file:line``."""
     if len(fields) > 3:
         raise InputError(
             f"{where}: got {len(fields)} fields ({' '.join(fields)!r}); expected 'ip [port [num_servers]]'"
@@ -124,7 +123,7 @@ def _parse_fields(fields: Sequence[str], where: str) -> Machine:
 
 
 def _check_address(address: str, where: str) -> None:
-    """Accept an IPv4 address or a host name."""
+    """Raise InputError unless the text is an IPv4 address of one machine or a host name."""
     if ":" in address:
         raise InputError(
             f"{where}: {address!r} is neither an IPv4 address nor a host name "

@@ -1,15 +1,14 @@
-"""The lease on a run's folder: one job at a time writes there, whichever hosts see the folder.
+"""Lease on a run's folder: one job at a time writes there, on whichever hosts the folder is mounted.
 
-The lease is a small file in the folder. It is made by a hard link, which is atomic on shared disks too, and
-its holder renews it every RENEW_SECONDS. It has expired when its holder is dead (a process of this host, told
-by its pid and start time), or when it has not changed for EXPIRY_SECONDS while another host watched it:
-clocks of two hosts are never compared.
+The lease is a small file in the folder. It is created by a hard link, which is atomic on shared disks too,
+and its holder renews it every RENEW_SECONDS. It has expired if its holder is dead (a process of this host,
+identified by its pid and start time), or if it has not changed for EXPIRY_SECONDS while another host watched
+it. Clocks of two hosts are never compared.
 
-An expired lease is broken by one process only. That process must first create a file whose name contains the
-checksum of the expired lease, and must then find the lease unchanged; so a slow process cannot break the
-lease of the one that was faster. Every holder reads its lease again before it publishes anything
-(:meth:`Lease.check`): a job that was suspended for longer than the expiry finds the lease of another there,
-and ends.
+An expired lease is broken by one process only. That process first creates a file whose name contains the
+checksum of the expired lease, and then reads the lease again. If it has changed, a faster process has taken
+it. Every holder reads its lease again before it publishes anything (:meth:`Lease.check`): a job that was
+suspended for longer than the expiry finds the lease of another job, and ends.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ logger = logging.getLogger(__name__)
 RENEW_SECONDS = 10.0
 EXPIRY_SECONDS = 60.0
 GRACE_SECONDS = 3.0
-"""A holder on this host may be about to end (its job was killed): refused only after so long."""
+"""Time before a lease of a live process of this host is refused: its job may have been killed just now."""
 POLL_SECONDS = 0.2
 READ_ATTEMPTS = 10
 
@@ -49,28 +48,28 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, er
 
 
 def new_nonce() -> str:
-    """Return a name that no other job has: 16 hexadecimal digits."""
+    """Return a unique id of 16 hexadecimal digits."""
     return uuid.uuid4().hex[:16]
 
 
 @dataclass(frozen=True)
 class Holder:
-    """The process that holds a lease, as the file describes it.
+    """Process that holds a lease: the content of the lease file.
 
     Attributes
     ----------
     nonce : str
-        Of the job; its temporary files, receipts and manifests have it too.
+        Of the job; its temporary files, receipts and manifests contain it too.
     job : str
-        Given by the launcher, equal for all attempts of one job; empty without a launcher.
+        The launcher's id, equal for all attempts of one job; empty without a launcher.
     role : str
         ``"trainer"``, ``"launcher"`` or a command's name.
     host, boot_id, pid_namespace, pid, start_time
-        Which process it is; the start time is in the kernel's ticks since the boot.
+        Identify the process; the start time is in the kernel's ticks since the boot.
     since : str
-        When the lease was taken, for people.
+        Time at which the lease was taken, for messages.
     renewed_ns : int
-        Clock of the holder's host at the last renewal; only its changes are looked at.
+        Clock of the holder's host at the last renewal; only changes of it are used.
     """
 
     nonce: str
@@ -102,7 +101,7 @@ class Holder:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Holder | None:
-        """Read a lease file; None where it is not one, or only half-written."""
+        """Read a lease file; None if it has another content or is half-written."""
         try:
             fields = json.loads(content)
             holder = cls(**{field.name: fields[field.name] for field in dataclasses.fields(cls)})
@@ -111,12 +110,12 @@ class Holder:
         return holder if isinstance(holder.pid, int) and isinstance(holder.nonce, str) else None
 
     def to_bytes(self) -> bytes:
-        """Return the file's content; a renewal does not change its length."""
+        """Return the file's content; every renewal has the same length and overwrites it in place."""
         return json.dumps(dataclasses.asdict(self)).encode() + b"\n"
 
     @property
     def is_on_this_host(self) -> bool:
-        """Whether the pid means a process that can be looked at from here."""
+        """Whether the pid is that of a process in this process's own pid namespace."""
         here = (socket.gethostname(), _boot_id(), _pid_namespace())
         return (self.host, self.boot_id, self.pid_namespace) == here
 
@@ -126,23 +125,23 @@ class Holder:
         return _start_time(self.pid) != self.start_time
 
     def describe(self) -> str:
-        """Name the holder for people."""
+        """Return the holder's description for messages."""
         return f"{self.role} (pid {self.pid}) on {self.host} since {self.since}"
 
 
 class Lease:
-    """The right to write to a run's folder, held by this process or by another one of the same job.
+    """Permission to write to a run's folder, held by this process or by another one of the same job.
 
     Parameters
     ----------
     path : Path
         The lease file.
     nonce : str
-        The job's, for temporary names and receipts.
+        Of the job, for temporary names and receipts.
     holder : Holder
-        Who holds it; its nonce is the job's too, unless it is the launcher.
+        The process that holds it; its nonce is the job's too, unless it is the launcher.
     is_holder : bool
-        Whether it is this process, which then renews it from a thread until :meth:`release`.
+        Whether that is this process, which then renews it in a thread until :meth:`release`.
     """
 
     def __init__(self, path: Path, nonce: str, holder: Holder, is_holder: bool) -> None:
@@ -159,28 +158,28 @@ class Lease:
 
     @classmethod
     def of_job(cls, folder: Path, nonce: str, holder_nonce: str) -> Lease:
-        """Return a lease that another process of the job holds."""
+        """Build the lease that another process of the job holds."""
         holder = Holder.this_process(holder_nonce, "", TRAINER)
         return cls(folder / LEASE_FILE, nonce, holder, is_holder=False)
 
     @property
     def holder_nonce(self) -> str:
-        """The nonce that the file must have."""
+        """Nonce that the file must contain."""
         return self._holder.nonce
 
     @property
     def holder_process(self) -> str:
-        """Name of the process that holds it, different for each lease file that the job's machines found."""
+        """Identity of the holding process; it differs between lease files of different folders."""
         holder = self._holder
         return f"{holder.host} {holder.boot_id} {holder.pid_namespace} {holder.pid} {holder.start_time}"
 
     def check(self) -> None:
-        """Read the lease again, before something is published.
+        """Read the lease file again, before something is published.
 
         Raises
         ------
         CheckpointError
-            If it is no longer this job's, or cannot be read.
+            If another job holds it, or it cannot be read.
         """
         content = self._read()
         found = None if content is None else Holder.from_bytes(content)
@@ -194,22 +193,22 @@ class Lease:
         )
 
     def check_renewal(self) -> None:
-        """Check what the last renewal found; reads nothing.
+        """Check the result of the last renewal, without reading the file unless that found it lost.
 
         Raises
         ------
         CheckpointError
-            If another job has the lease.
+            If another job holds the lease.
         """
         if self._is_lost:
             self.check()
 
     def keep_while(self, is_busy: Callable[[], bool]) -> None:
-        """Do not release while something is being written: the lease then ends with this process."""
+        """Set a test for a write that still runs: while it is true, :meth:`release` does nothing."""
         self._is_busy = is_busy
 
     def release(self) -> None:
-        """Let others take the folder; what another process holds is left alone."""
+        """Remove the lease file if this process holds it."""
         if self._released.is_set() or os.getpid() != self._pid or self._is_busy():
             return
         self._released.set()
@@ -220,18 +219,18 @@ class Lease:
                     self.path.unlink()
 
     def _read(self) -> bytes | None:
-        """Read the file; a host whose cache of a shared folder is old may see it late."""
+        """Read the file, with retries: the NFS cache of this host may be older than the file."""
         for attempt in range(READ_ATTEMPTS):
             with contextlib.suppress(OSError):
                 return self.path.read_bytes()
             if attempt + 1 < READ_ATTEMPTS:
                 time.sleep(POLL_SECONDS)
                 with contextlib.suppress(OSError):
-                    os.listdir(self.path.parent)  # makes NFS ask its server again
+                    os.listdir(self.path.parent)  # makes the NFS client revalidate its cache
         return None
 
     def _renew(self) -> None:
-        """Change the file from time to time, as long as it is ours."""
+        """Renew the lease every RENEW_SECONDS until it is released or lost; the body of the thread."""
         is_warned = False
         while not self._released.wait(RENEW_SECONDS):
             try:
@@ -254,18 +253,18 @@ class Lease:
 
 
 class LeaseTaker:
-    """Takes the lease of a folder, as soon as nobody else holds it.
+    """Takes the lease of a folder once no other job holds it.
 
     Parameters
     ----------
     folder : Path
-        Made where it does not exist.
+        Created if it does not exist.
     nonce : str
-        The job's; a lease that has it already is shared (the other machine sees the same disk).
+        Of the job; a lease with this nonce is shared, as another machine of the job mounts the same disk.
     job : str
-        The launcher's name for the job: its own lease is shared, that of an earlier attempt is taken over.
+        The launcher's id of the job: the launcher's own lease is shared, that of an earlier attempt replaced.
     role : str
-        Of this process, for people.
+        Of this process, for messages.
     """
 
     def __init__(self, folder: Path, nonce: str, job: str = "", role: str = TRAINER) -> None:
@@ -274,15 +273,15 @@ class LeaseTaker:
         self._mine = Holder.this_process(nonce, job, role)
         self._seen: dict[Path, tuple[bytes, float]] = {}
         self._first_seen: float | None = None
-        self._is_told = False
+        self._has_warned = False
 
     def attempt(self, seconds: float) -> Lease | None:
-        """Try to take the lease for so long.
+        """Try to take the lease for some seconds.
 
         Returns
         -------
         Lease or None
-            None: it is not known yet whether the holder is alive; call again.
+            None if it is not known yet whether the holder is alive; call again.
 
         Raises
         ------
@@ -303,7 +302,7 @@ class LeaseTaker:
             time.sleep(POLL_SECONDS)
 
     def take(self) -> Lease:
-        """Take the lease; waits where only time can tell whether its holder is alive.
+        """Take the lease; blocks for up to EXPIRY_SECONDS if its holder is on another host and may be dead.
 
         Raises
         ------
@@ -321,7 +320,7 @@ class LeaseTaker:
                 return lease
 
     def _try(self) -> Lease | None:
-        """Take the lease if it is free or has expired, or share it with the own job."""
+        """Take the lease if it is free or has expired, or share that of this job; None if it is held."""
         content = _content(self.path)
         holder = None if content is None else Holder.from_bytes(content)
         if holder is not None and self._shares(holder):
@@ -331,19 +330,20 @@ class LeaseTaker:
         return None
 
     def _shares(self, holder: Holder) -> bool:
-        """Tell whether a lease is that of the own job: another machine's, or the launcher's."""
+        """Whether a lease belongs to this job: held by another machine of it, or by its launcher."""
         if holder.nonce == self._mine.nonce:
             return True
         is_launcher = bool(self._mine.job) and holder.job == self._mine.job and holder.role == LAUNCHER
         return is_launcher and not (holder.is_on_this_host and holder.is_dead)
 
     def _acquire(self, path: Path) -> bool:
-        """Create a lease file, or break and replace one that has expired; False where it is held."""
+        """Create a lease file, or break and replace an expired one; False if it is held."""
         if self._create(path):
             return True
         content = _content(path)
         if content is None or not self._may_break(path, content):
             return False
+        # The guard follows the same protocol: a process may have died while it broke the lease.
         guard = self.folder / f"{LEASE_FILE}.{zlib.crc32(content):08x}.broken"
         if not self._acquire(guard):  # another process breaks the same lease
             return False
@@ -356,13 +356,13 @@ class LeaseTaker:
             guard.unlink(missing_ok=True)
 
     def _create(self, path: Path) -> bool:
-        """Create the file with its whole content in one step; False where there is one."""
+        """Create the file with its whole content in one atomic step; False if it exists."""
         temporary = self._write_temporary()
         try:
             os.link(temporary, path)
             return True
         except FileExistsError:
-            # an answer that NFS lost: the link was made, and made again
+            # NFS: the link was made, its reply was lost, and the repeated call failed
             return os.stat(temporary).st_nlink > 1
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
@@ -378,22 +378,22 @@ class LeaseTaker:
         return True
 
     def _replace(self, path: Path) -> None:
-        """Put our content in the place of another's."""
+        """Replace the content of an expired lease by ours."""
         os.replace(self._write_temporary(), path)
 
     def _write_temporary(self) -> Path:
-        """Write our content to a file that nobody else knows."""
+        """Write our content to a file with a unique name."""
         temporary = self.folder / f"{LEASE_FILE}.{uuid.uuid4().hex}.tmp"
         temporary.write_bytes(self._mine.to_bytes())
         return temporary
 
     def _may_break(self, path: Path, content: bytes) -> bool:
-        """Tell whether the holder of a lease file is dead.
+        """Whether the holder of a lease file is dead, as far as it is known yet.
 
         Raises
         ------
         CheckpointError
-            If it is alive, and the file is the folder's lease.
+            If it is alive, and the file is the folder's lease rather than a guard.
         """
         now = time.monotonic()
         holder = Holder.from_bytes(content)
@@ -412,8 +412,8 @@ class LeaseTaker:
             return True  # an earlier attempt of the same launcher, which has ended it
         if path == self.path and holder is not None and before != content:
             self._refuse(holder)  # it was renewed, or another waiting job was faster
-        if path == self.path and not self._is_told:
-            self._is_told = True
+        if path == self.path and not self._has_warned:
+            self._has_warned = True
             who = "an unreadable lease" if holder is None else holder.describe()
             logger.warning(
                 "%s is held by %s; waiting up to %g s for it to be renewed, then it counts as dead",
@@ -422,7 +422,7 @@ class LeaseTaker:
         return now - since >= EXPIRY_SECONDS
 
     def _refuse(self, holder: Holder) -> None:
-        """Say who writes here."""
+        """Raise the error that names the job that writes here."""
         raise CheckpointError(
             f"{self.folder} is in use: another job writes there, {holder.describe()}; wait for it, end it, "
             f"or take another output folder (if this folder is a copy of that job's, remove {self.path})"
@@ -431,7 +431,7 @@ class LeaseTaker:
 
 @contextlib.contextmanager
 def hold(folder: Path, role: str) -> Iterator[Lease]:
-    """Hold the lease of a folder for some work of this process alone.
+    """Hold the lease of a folder inside the block, for work of a single process.
 
     Raises
     ------
@@ -446,7 +446,7 @@ def hold(folder: Path, role: str) -> Iterator[Lease]:
 
 
 def _content(path: Path) -> bytes | None:
-    """Read a small file; None where there is none."""
+    """Read a small file; None if absent."""
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -454,21 +454,21 @@ def _content(path: Path) -> bytes | None:
 
 
 def _boot_id() -> str:
-    """Return what names this boot of this host."""
+    """Return the kernel's id of this boot; empty if unknown."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return ""
 
 
 def _pid_namespace() -> str:
-    """Return what names the container in which pids of this process mean anything."""
+    """Return the id of this process's pid namespace; empty if unknown."""
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
 
 
 def _start_time(pid: int) -> int | None:
-    """Return the start time of a process in ticks since the boot; None where it does not run."""
+    """Return the start time of a process in ticks since the boot; None if it does not run."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

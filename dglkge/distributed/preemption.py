@@ -1,4 +1,9 @@
-"""Stopping on request: a signal is only noted, and all trainers of the job then leave together."""
+"""Stop requests: a signal is recorded, and all trainers leave together at the next batch boundary.
+
+A trainer that left on its own would leave the others blocked in a collective. So a signal handler only
+records the request; the trainers agree on it at a batch boundary, commit, and raise :class:`Preempted`
+together.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +19,24 @@ from types import FrameType
 logger = logging.getLogger(__name__)
 
 RESTART_STATUS = 143
-"""Exit status of a process that has committed its state and may be started again; 128 + SIGTERM."""
+"""Exit status of a process that has committed its state and can be started again; 128 + SIGTERM."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 SAME_REQUEST_SECONDS = 1.0
-"""Signals within this time are one request: a scheduler signals all, and the launcher passes its own on."""
+"""Signals within this time count as one request: a scheduler signals every process of a job, and the launcher
+forwards the one that it received."""
 
 
 class Preempted(SystemExit):
-    """Raised on every trainer once the state is committed; a script that does not catch it ends with 143."""
+    """Raised on every trainer once the state is committed; a script that does not catch it exits with 143."""
 
     def __init__(self) -> None:
         super().__init__(RESTART_STATUS)
 
 
 class StopRequest:
-    """Whether this process was asked to stop."""
+    """Signals that request a stop of this process: SIGTERM, SIGINT, SIGHUP."""
 
     def __init__(self) -> None:
         self._noted_at: float | None = None
@@ -39,15 +45,16 @@ class StopRequest:
 
     @property
     def is_noted(self) -> bool:
-        """Whether SIGTERM, SIGINT or SIGHUP has come."""
+        """Whether SIGTERM, SIGINT or SIGHUP was received."""
         return self._noted_at is not None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Note SIGTERM, SIGINT and SIGHUP instead of ending; a second one ends the process after all.
+        """Record SIGTERM, SIGINT and SIGHUP inside the block; a second request has its usual effect.
 
-        Signals that were ignored stay ignored (``nohup``, background jobs of a shell), and outside the
-        main thread, where Python takes no signals, nothing changes. The handlers before come back at the end.
+        Signals that were ignored stay ignored (``nohup``, background jobs of a shell). Outside the main
+        thread, where Python handles no signals, nothing changes. The earlier handlers are restored at the
+        end.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -62,11 +69,11 @@ class StopRequest:
             self._restore()
 
     def ignore_from_now_on(self) -> None:
-        """Ignore these signals until the process ends, where :meth:`listening` has changed their handlers.
+        """Ignore the signals that :meth:`listening` handles until the process ends.
 
-        For the shutdown of DGL, for which all trainers wait: one that a signal ends there, in a handler of
-        DGL's own, would keep the others waiting until their limit. SIG_IGN, and no handler that does nothing:
-        that would still interrupt system calls of DGL's.
+        DGL's shutdown is a barrier of all trainers: if a signal ended one of them there, the others would
+        wait until their timeout. SIG_IGN is used because an empty handler would still interrupt DGL's system
+        calls.
         """
         for number, handler in self._before.items():
             if handler != signal.SIG_IGN:
@@ -75,12 +82,12 @@ class StopRequest:
 
     @contextlib.contextmanager
     def leaving_at_once(self) -> Iterator[None]:
-        """Leave wherever a request comes: for work before the first batch, when there is nothing to commit.
+        """Raise at once on a request inside the block: before the first batch there is nothing to commit.
 
         Raises
         ------
         Preempted
-            In the main thread, also where another trainer has left and a collective has failed for that.
+            In the main thread; also if a collective fails because another trainer has left on the request.
         """
         self._at_once = True
         try:
@@ -95,7 +102,7 @@ class StopRequest:
             self._at_once = False
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        """Note the first request; pass the second one on to whoever was listening before."""
+        """Record the first request; restore the earlier handlers and raise the signal again on the second."""
         now = time.monotonic()
         if self._noted_at is None:
             self._noted_at = now
@@ -108,6 +115,6 @@ class StopRequest:
             os.kill(os.getpid(), number)
 
     def _restore(self) -> None:
-        """Put the handlers back."""
+        """Restore the earlier handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)  # type: ignore[arg-type]

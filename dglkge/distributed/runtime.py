@@ -1,4 +1,4 @@
-"""How a process joins the cluster and leaves it: DGL's servers and torch's process group."""
+"""Joins a process to its job and leaves it: DGL's servers, torch's process group, standalone mode."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,12 +22,11 @@ from dglkge.distributed import dgl_compat
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.process_group import end_process_group, start_process_group
-from dglkge.distributed.request_limit import limit_farewell, limited_requests, set_request_limit
-from dglkge.distributed.server_loop import is_own_address
 from dglkge.distributed.server_ports import (
     PORT_TAKEN_MARK,
     PORT_TAKEN_STATUS,
     PortTakenError,
+    is_own_address,
     wait_until_listening,
 )
 from dglkge.distributed.world import World
@@ -35,18 +35,21 @@ from dglkge.errors import InputError, JobError, exit_status_of
 logger = logging.getLogger(__name__)
 
 RENDEZVOUS_WAIT_SECONDS = 60
-"""How long to wait for a rank 0 on this machine to listen before torch's own attempts begin."""
+"""Time for a rank 0 on this machine to listen; after it torch's own attempts begin, almost 1 s apart."""
 
 SERVER_WAIT_SECONDS = 60
-"""How long to wait for this machine's servers to listen before DGL's own, slower attempts begin."""
+"""Time for this machine's servers to listen; after it DGL's own attempts begin, 3 s apart."""
 
-
-_MEMBERSHIP = threading.Lock()
-"""Held while this process is in a job: DGL keeps its connections and tables in global variables. In a
-launched job it is never released, because DGL's servers end when the trainers have left."""
+SAME_ERROR_SECONDS = 5.0
+"""Time that ranks above 0 wait before they report bad input, as rank 0 usually reports the same. Longer than
+the launcher's 3 s from SIGTERM to SIGKILL: SIGTERM is ignored once the training is over."""
 
 SLOWEST_DISK_BYTES_PER_SECOND = 10e6
-"""Assumed in the limit of waits for a trainer that reads: a shared disk of spinning platters is faster."""
+"""Read rate that timeouts of barriers allow for; a shared disk of spinning platters is faster."""
+
+_MEMBERSHIP = threading.Lock()
+"""Held while this process is in a job: DGL keeps its connections and tables in module variables. In a
+launched job it is never released, because DGL's servers end when the trainers have left."""
 
 
 @dataclass(frozen=True)
@@ -60,65 +63,76 @@ class Cluster:
     graph : dgl.distributed.DistGraph
         The partitioned graph, held by the servers.
     stop : StopRequest
-        Whether this trainer was asked to stop.
+        Signals that request a stop of this trainer.
     """
 
     world: World
     graph: Any
     stop: StopRequest = field(default_factory=StopRequest)
-    _farewells: list[Callable[[], None]] = field(default_factory=list)
-    _endings: list[Callable[[], None]] = field(default_factory=list)
+    _leave_callbacks: list[Callable[[], None]] = field(default_factory=list)
+    _exit_callbacks: list[Callable[[], None]] = field(default_factory=list)
 
-    def when_left(self, farewell: Callable[[], None]) -> None:
-        """Call a function when this trainer's work is done and before it leaves; not after a failure."""
-        self._farewells.append(farewell)
+    def on_leave(self, callback: Callable[[], None]) -> None:
+        """Register a function that is called once this trainer's work is done; not after a failure.
 
-    def when_ended(self, ending: Callable[[], None]) -> None:
-        """Call a function however this trainer ends, by an exception too: for work of this process alone.
-
-        The last is called first: what was taken early may be needed until the end.
+        The first registered is called first, and all ranks are still connected then.
         """
-        self._endings.append(ending)
+        self._leave_callbacks.append(callback)
+
+    def on_exit(self, callback: Callable[[], None]) -> None:
+        """Register a function that is called however this trainer ends, after an exception too.
+
+        The last registered is called first, as resources that were taken early may be needed until the end.
+        Other ranks may be gone by then, so it must not communicate.
+        """
+        self._exit_callbacks.append(callback)
 
     def end(self) -> None:
-        """Finish what was begun. What goes wrong is logged: it must not hide why the trainer ends."""
-        while self._endings:
+        """Call the functions of :meth:`on_exit`. Their errors are logged and do not hide an earlier one."""
+        while self._exit_callbacks:
             try:
-                self._endings.pop()()
+                self._exit_callbacks.pop()()
             except Exception as error:
                 logger.error("%s", error)
 
     def leave(self) -> None:
-        """Do what is still to be done before this trainer leaves."""
-        while self._farewells:  # none is kept: it may hold the cluster, and tables that must go now
-            self._farewells.pop(0)()
+        """Call the functions of :meth:`on_leave`."""
+        # Each is removed first: a reference that stays could keep tables alive through DGL's shutdown.
+        while self._leave_callbacks:
+            self._leave_callbacks.pop(0)()
 
     def barrier(self, num_bytes: int = 0) -> None:
-        """Wait until every trainer has come here.
+        """Block until every trainer has reached the barrier.
 
         Parameters
         ----------
         num_bytes : int
-            What one of them may have to read from a disk before: the limit is longer by the time that a slow
-            disk takes for it.
+            Bytes that a trainer may have to read from a disk before it arrives. The timeout is longer by the
+            time that a slow disk takes for them.
+
+        Raises
+        ------
+        RuntimeError
+            After the timeout; the message of torch names missing ranks where `num_bytes` is given.
         """
         if not dist.is_initialized():
             return
         if num_bytes:
-            limit = self.world.limit_seconds + num_bytes / SLOWEST_DISK_BYTES_PER_SECOND
-            dist.monitored_barrier(timeout=datetime.timedelta(seconds=limit))
+            # dist.barrier has the timeout of the group; only monitored_barrier takes one of its own
+            seconds = self.world.timeout_seconds + num_bytes / SLOWEST_DISK_BYTES_PER_SECOND
+            dist.monitored_barrier(timeout=datetime.timedelta(seconds=seconds))
         else:
             dist.barrier()
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Return the sum of an array over all trainers; every trainer must call it with the same shape."""
+        """Return the sum of an array over all trainers; a collective, with equal shapes and dtypes."""
         total = values.copy()
         if dist.is_initialized():
             dist.all_reduce(torch.from_numpy(total))
         return total
 
     def gather_texts(self, text: str) -> list[str]:
-        """Return the texts of all trainers by rank; every trainer must call it. It has torch's time limit."""
+        """Return the texts of all trainers in the order of ranks; a collective with the group's timeout."""
         if not dist.is_initialized():
             return [text]
         data = text.encode()
@@ -127,6 +141,7 @@ class Cluster:
         longest = max(int(length) for length in lengths)
         if longest == 0:
             return [""] * len(lengths)
+        # all_gather needs equal shapes; torch's gather_object would read pickles of other machines
         mine = torch.zeros(longest, dtype=torch.uint8)
         mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else 0
         found = [torch.zeros(longest, dtype=torch.uint8) for _ in lengths]
@@ -134,17 +149,17 @@ class Cluster:
         return [each[: int(length)].numpy().tobytes().decode() for each, length in zip(found, lengths)]
 
     def must_stop(self) -> bool:
-        """Tell whether any trainer was asked to stop: the same answer on all of them, which all call it."""
+        """Whether any trainer has a stop request; a collective that returns the same on all of them."""
         return bool(self.sum(np.array([self.stop.is_noted], dtype=np.int64))[0])
 
 
 def is_server() -> bool:
-    """Tell whether the launcher started this process as a server."""
+    """Whether the launcher started this process as a server."""
     return os.environ.get("DGL_ROLE", "client") == "server"
 
 
 def num_servers() -> int:
-    """Return how many servers each machine of a launched job has."""
+    """Return the number of servers on each machine of a launched job."""
     return int(os.environ.get("DGL_NUM_SERVER", "1"))
 
 
@@ -152,13 +167,13 @@ def num_servers() -> int:
 def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[Cluster]:
     """Join the job that the launcher started; alone, train in DGL's standalone mode.
 
-    In a server process this serves until the trainers have left and then ends the process. A trainer
-    that fails inside the block ends at once: DGL would wait for ever for the others to leave with it.
-    Inside the block SIGTERM, SIGINT and SIGHUP are only noted, see :meth:`Cluster.must_stop`; after it a
-    trainer ignores them, since the others wait for it in DGL's shutdown.
+    A server process serves until the trainers have left, and then ends here. A trainer that fails inside the
+    block ends at once: DGL's shutdown is a barrier without a timeout. Inside the block SIGTERM, SIGINT and
+    SIGHUP are recorded, see :meth:`Cluster.must_stop`. After it a trainer ignores them, since the others wait
+    for it in DGL's shutdown.
 
-    In the standalone mode all that DGL keeps in this process is forgotten when the block is left, in whatever
-    way, and the process can join again.
+    In the standalone mode DGL's state in this process is reset whenever the block is left, and the process
+    can join again.
 
     Parameters
     ----------
@@ -181,7 +196,8 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
     """
     ip_config = os.environ.get("DGL_IP_CONFIG", "ip_config.txt")
     if is_server():
-        # Servers only: what stands in a trainer's environment goes on to all that it starts.
+        # DGL's server reads the partition file's path from this variable. Set in servers only: children of a
+        # trainer would inherit it.
         os.environ.setdefault("DGL_CONF_PATH", part_config)
         try:
             dgl_compat.serve(ip_config)
@@ -196,7 +212,7 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
     try:
         _become_member("a launched process trains once: start the next training as a job of its own")
         cluster = _start(world, ip_config, graph_name, part_config)
-        with cluster.stop.listening():  # after DGL, which takes SIGINT for itself
+        with cluster.stop.listening():  # after connect: DGL installs a SIGINT handler of its own
             try:
                 yield cluster
                 cluster.leave()
@@ -210,7 +226,7 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
 
 @contextlib.contextmanager
 def _alone(world: World, ip_config: str, graph_name: str, part_config: str) -> Iterator[Cluster]:
-    """Train in the standalone mode; whatever happens inside, the process can join again."""
+    """Join in DGL's standalone mode; the process can join again afterwards."""
     _become_member("it trains already: leave the block of the first join_cluster before, or use processes")
     try:
         dgl_compat.connect(ip_config)
@@ -227,7 +243,7 @@ def _alone(world: World, ip_config: str, graph_name: str, part_config: str) -> I
 
 
 def _become_member(reason: str) -> None:
-    """Refuse to join where this process is in a job already."""
+    """Raise InputError if this process is in a job already."""
     if not _MEMBERSHIP.acquire(blocking=False):
         raise InputError(f"this process cannot join a second training: {reason}")
 
@@ -236,25 +252,26 @@ def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> C
     """Connect to the servers, then to the other trainers."""
     machine = read_ip_config(ip_config)[world.machine]
     wait_until_listening(range(machine.port, machine.port + num_servers()), SERVER_WAIT_SECONDS)
-    set_request_limit(world.limit_seconds)
-    with limited_requests():  # DGL gives up after 51 minutes, or never where a server answers no more
+    dgl_compat.set_request_timeout(world.timeout_seconds)
+    # DGL's attempts to connect end after 51 minutes (1024 times 3 s); its wait for an answer never does.
+    with dgl_compat.request_timeout():
         dgl_compat.connect(ip_config)
-    limit_farewell()  # from here on all trainers are there
+    dgl_compat.limit_shutdown()
     _wait_for_rendezvous(world)
-    start_process_group(world.rendezvous, world.rank, world.world_size, world.limit_seconds)
-    with limited_requests():
+    start_process_group(world.rendezvous, world.rank, world.world_size, world.timeout_seconds)
+    with dgl_compat.request_timeout():
         return Cluster(world, dgl_compat.open_graph(graph_name, part_config))
 
 
 def _wait_for_rendezvous(world: World) -> None:
-    """Wait until rank 0 listens; torch's own attempts lie most of a second apart."""
+    """Wait until rank 0 listens; torch's own attempts are almost a second apart."""
     address, port = world.rendezvous
     if world.rank > 0 and is_own_address(address):
         wait_until_listening([port], RENDEZVOUS_WAIT_SECONDS)
 
 
 def _check_parts(num_parts: int, world: World) -> None:
-    """Refuse a data set that was cut for another number of machines."""
+    """Raise InputError if the data set was partitioned for another number of machines."""
     if num_parts == world.num_machines:
         return
     if not world.launched:
@@ -268,28 +285,32 @@ def _check_parts(num_parts: int, world: World) -> None:
     )
 
 
-def _fail(error: BaseException, world: World) -> None:
-    """Say what went wrong and end this process without DGL's farewell, which waits for every trainer."""
-    with contextlib.suppress(OSError, ValueError):  # nobody may be left to read it
+def _fail(error: BaseException, world: World) -> NoReturn:
+    """Report an error and end this process without DGL's shutdown, which waits for every trainer.
+
+    Bad input gives one line. Usually all ranks find it, so ranks above 0 wait first: if rank 0 has found it
+    too, the launcher ends them meanwhile, and the line is not repeated for each of them.
+    """
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed
         if isinstance(error, PortTakenError):
             _end_process(_report_taken_port(error))
         if isinstance(error, (InputError, JobError)):
-            # all ranks find the same bad input; what fails while the job runs may fail on one alone
-            if world.rank == 0 or isinstance(error, JobError):
-                sys.stderr.write(f"dglkge: error: {error}\n")
+            if isinstance(error, InputError) and world.rank > 0:
+                time.sleep(SAME_ERROR_SECONDS)
+            sys.stderr.write(f"dglkge: error: {error}\n")
         elif not isinstance(error, (KeyboardInterrupt, SystemExit)):
             traceback.print_exception(type(error), error, error.__traceback__)
     _end_process(exit_status_of(error))
 
 
 def _report_taken_port(error: PortTakenError) -> int:
-    """Write the line by which the launcher knows that other ports will do; return the status."""
+    """Write the line on which the launcher starts the job again with other ports; return the status."""
     sys.stderr.write(f"{PORT_TAKEN_MARK} {error.address}\n")
     return PORT_TAKEN_STATUS
 
 
 def _end_process(status: int) -> NoReturn:
-    """End at once, without exit handlers."""
+    """Flush and exit without exit handlers, of which DGL's would block."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

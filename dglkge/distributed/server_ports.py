@@ -1,8 +1,8 @@
-"""Ports of a job's processes: how to wait for them, to hold them, and to report that one was taken.
+"""Ports of a job's processes: wait until they listen, reserve a free one, report one that is in use.
 
-DGL's clients try to connect and, where nobody listens yet, sleep for seconds before they try again; a job
-then starts several seconds later than it could. A probing connection is no way out: a server would count it
-as a client. So the kernel's table of listening sockets is looked at instead.
+DGL's clients sleep for 3 s between attempts to connect, so a job whose clients come first starts seconds
+late. A probing connection would not help: DGL counts every connection as a client. Waiting reads the kernel's
+table of listening sockets instead.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ LISTENING = "0A"
 POLL_SECONDS = 0.02
 
 PORT_TAKEN_STATUS = 75
-"""Exit status of a process that has trained nothing yet because its port was taken (``EX_TEMPFAIL`` of
+"""Exit status of a process that found its port in use before it trained anything (``EX_TEMPFAIL`` of
 ``sysexits.h``); the launcher starts the job again with other ports."""
 
 PORT_TAKEN_MARK = "dglkge: port taken:"
-"""Begins the last line of such a process, before address and port: a user's script may end with 75 too."""
+"""Start of the last line of such a process, before the address. It tells the process from a user's script
+that ends with 75 for another reason."""
 
 
 class PortTakenError(OSError):
-    """Another program listens where this process has to.
+    """A port that this process must listen on is in use by another program.
 
     Parameters
     ----------
@@ -42,11 +43,10 @@ class PortTakenError(OSError):
 
 
 def hold_usable_address(remote: str) -> tuple[str, socket.socket]:
-    """Choose a free port of the address from which a machine is reached, and hold it.
+    """Choose a free port on the address from which a machine is reached, and reserve it.
 
-    DGL's own function lets the port go before it is used, and any connection of any program may get it then.
-    As long as the socket is open the kernel gives the port to no other program; it does not listen, so that
-    DGL, which sets ``SO_REUSEADDR`` too, can.
+    While the returned socket is open, the kernel gives the port to no other program. The socket does not
+    listen and sets ``SO_REUSEADDR``, so DGL, which sets it too, can listen on the port.
 
     Parameters
     ----------
@@ -64,15 +64,16 @@ def hold_usable_address(remote: str) -> tuple[str, socket.socket]:
             route.connect((remote, 1))  # sends nothing
             own = route.getsockname()[0]
         except OSError:
-            own = "127.0.0.1"
+            own = "127.0.0.1"  # no route: a machine without a network, where the job runs alone
     holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    holder.bind((own, 0))  # a port that nobody has, not even with SO_REUSEADDR
+    # Before SO_REUSEADDR is set: with it the kernel may choose a port that another such socket has bound.
+    holder.bind((own, 0))
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return f"{own}:{holder.getsockname()[1]}", holder
 
 
 def listening_ports(tables: Collection[Path] = SOCKET_TABLES) -> set[int]:
-    """Return the TCP ports on which a process of this machine listens; empty where the tables are absent."""
+    """Return the TCP ports on which a process of this machine listens; empty if the tables are absent."""
     ports = set()
     for table in tables:
         lines = table.read_text(encoding="ascii").splitlines()[1:] if table.exists() else []
@@ -83,22 +84,32 @@ def listening_ports(tables: Collection[Path] = SOCKET_TABLES) -> set[int]:
     return ports
 
 
-def wait_until_listening(ports: Collection[int], limit_seconds: float) -> bool:
-    """Wait until somebody listens on all of the ports.
+def wait_until_listening(ports: Collection[int], timeout_seconds: float) -> bool:
+    """Wait until all of the ports have a listener.
 
     Parameters
     ----------
     ports : collection of int
-    limit_seconds : float
+    timeout_seconds : float
 
     Returns
     -------
     bool
-        False where the limit has passed; DGL's own attempts then say more.
+        False after the timeout. The caller connects all the same, and reports the error of the connection.
     """
-    end = time.monotonic() + limit_seconds
+    end = time.monotonic() + timeout_seconds
     while not set(ports) <= listening_ports():
         if time.monotonic() >= end:
             return False
         time.sleep(POLL_SECONDS)
+    return True
+
+
+def is_own_address(address: str) -> bool:
+    """Whether an IPv4 address is one of this machine's, which alone can be bound."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
     return True

@@ -1,4 +1,4 @@
-"""Who this process is among the processes of a job."""
+"""Place of this process among the processes of its job, read from the launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from dglkge.errors import InputError
 
-DEFAULT_LIMIT_SECONDS = 600.0
-LIMIT_VARIABLE = "DGLKGE_TIMEOUT_SECONDS"
+DEFAULT_TIMEOUT_SECONDS = 600.0
+TIMEOUT_VARIABLE = "DGLKGE_TIMEOUT_SECONDS"
 JOB_VARIABLE = "DGLKGE_JOB"
 
 SIZE_VARIABLES = {
@@ -19,40 +19,40 @@ SIZE_VARIABLES = {
     "PMI_SIZE": "mpirun",
     "SLURM_STEP_NUM_TASKS": "srun",
 }
-"""Number of processes that other launchers started, and the launcher that usually sets it."""
+"""Variables with the number of processes that another launcher started, and the usual launcher of each."""
 
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""SLURM's steps from here on are no srun: the batch script, the shell of salloc."""
+"""SLURM step ids from here on are not started by srun: the batch script, the shell of salloc."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The place of one trainer in its job; every other position is derived from it.
+    """Place of one trainer in its job.
 
     Attributes
     ----------
     rank : int
-        Place among all trainers; ``machine * trainers_per_machine + local_rank``.
+        Number among all trainers; ``machine * trainers_per_machine + local_rank``.
     world_size : int
         Number of trainers of the job.
     local_rank : int
-        Place among the trainers of this machine.
+        Number among the trainers of this machine.
     trainers_per_machine : int
         Number of trainers on each machine.
     launched : bool
         Whether ``dglkge-launch`` (or DGL's launcher) started this process. Without it the process
         trains alone, in DGL's standalone mode.
-    is_watched : bool
-        Whether the launcher shows the output to a person on a terminal.
+    shows_progress : bool
+        Whether the launcher's output is a terminal, so that progress bars are useful.
     has_own_disk : bool
         Whether the machines of the job share no disk.
     rendezvous : tuple of (str, int)
-        Address and port where the trainers find each other.
-    limit_seconds : float
-        No trainer waits longer than this for another one or for a server; it then fails, and the launcher
-        ends the job. The user sets it as ``DGLKGE_TIMEOUT_SECONDS``.
+        Address and port of torch's rendezvous.
+    timeout_seconds : float
+        Timeout of waits for another trainer or a server. A trainer fails after it, and the launcher then ends
+        the job. The user sets it as ``DGLKGE_TIMEOUT_SECONDS``.
     job : str
-        The launcher's name for the job, equal for all its attempts; empty where there is none.
+        The launcher's id of the job, equal for all its attempts; empty without a launcher.
     """
 
     rank: int = 0
@@ -60,15 +60,15 @@ class World:
     local_rank: int = 0
     trainers_per_machine: int = 1
     launched: bool = False
-    is_watched: bool = False
+    shows_progress: bool = False
     has_own_disk: bool = False
     rendezvous: tuple[str, int] = ("127.0.0.1", 0)
-    limit_seconds: float = DEFAULT_LIMIT_SECONDS
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     job: str = ""
 
     @property
     def machine(self) -> int:
-        """Number of this machine; also the number of the partition that it holds."""
+        """Number of this machine and of the partition that it holds."""
         return self.rank // self.trainers_per_machine
 
     @property
@@ -78,17 +78,17 @@ class World:
 
     @property
     def is_machine_leader(self) -> bool:
-        """Whether this trainer does what must be done once on each machine."""
+        """Whether this trainer does the work that is done once on each machine."""
         return self.local_rank == 0
 
     @classmethod
     def detect(cls, environment: Mapping[str, str] | None = None) -> World:
-        """Read the variables that the launcher sets.
+        """Read the place of this process from environment variables.
 
         Parameters
         ----------
         environment : mapping of str to str, optional
-            Instead of ``os.environ``, so that tests build any cluster by hand.
+            Instead of ``os.environ``; for tests.
 
         Returns
         -------
@@ -97,8 +97,8 @@ class World:
         Raises
         ------
         InputError
-            If the process was launched but a variable is missing, no number, or does not fit the others; or
-            if another launcher started it as one of several, each of which would train alone.
+            If the process was launched but a variable is missing, not a number, or does not fit the others;
+            or if another launcher started it as one of several, each of which would train alone.
         """
         env = os.environ if environment is None else environment
         if env.get("DGL_DIST_MODE", "standalone") != "distributed":
@@ -121,25 +121,29 @@ class World:
             local_rank,
             per_machine,
             launched=True,
-            is_watched=env.get("DGLKGE_PROGRESS") == "1",
+            shows_progress=env.get("DGLKGE_PROGRESS") == "1",
             has_own_disk=env.get("DGLKGE_OWN_DISKS") == "1",
             rendezvous=(env.get("MASTER_ADDR", "127.0.0.1"), _number(env, "MASTER_PORT")),
-            limit_seconds=_seconds(env.get(LIMIT_VARIABLE, str(DEFAULT_LIMIT_SECONDS))),
+            timeout_seconds=_seconds(env.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT_SECONDS))),
             job=env.get(JOB_VARIABLE, ""),
         )
 
 
 def choose_dgl_backend() -> None:
-    """Tell DGL to use torch; it asks at its import, and without an answer writes one into the user's home."""
+    """Set ``DGLBACKEND`` for DGL, which reads it when it is imported.
+
+    Without it DGL writes ``~/.dgl/config.json`` (all versions), which fails where the home folder is read-only
+    and races where several processes start at once.
+    """
     os.environ.setdefault("DGLBACKEND", "pytorch")
 
 
 def _refuse_other_launchers(environment: Mapping[str, str]) -> None:
-    """Refuse to be one of several processes that srun, torchrun or mpirun started.
+    """Raise InputError if srun, torchrun or mpirun started this process as one of several.
 
-    SLURM_NTASKS alone is no sign: sbatch sets it for the batch script too, which runs once. It counts where
-    the process is a task of a step (SLURM_STEP_ID, SLURM_STEPID) or not the first task (SLURM_PROCID); where
-    srun says how many tasks the step has (SLURM_STEP_NUM_TASKS), that number counts instead.
+    SLURM_NTASKS alone does not show it: sbatch sets it for the batch script too, which runs once. It counts
+    if the process is a task of a step (SLURM_STEP_ID, SLURM_STEPID) or not the first task (SLURM_PROCID). If
+    srun sets the number of tasks of the step (SLURM_STEP_NUM_TASKS), that number counts instead.
     """
     found = {name: environment.get(name, "") for name in SIZE_VARIABLES}
     starters = dict(SIZE_VARIABLES)
@@ -159,7 +163,7 @@ def _refuse_other_launchers(environment: Mapping[str, str]) -> None:
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
-    """Read one variable as a whole number."""
+    """Read one variable as a non-negative whole number."""
     text = environment.get(name, "")
     if not text.isdigit():
         raise InputError(f"the launcher's variable {name} is {text!r}; expected a whole number")
@@ -167,11 +171,11 @@ def _number(environment: Mapping[str, str], name: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    """Read the limit of waiting."""
+    """Read a timeout."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= 86400:
-        raise InputError(f"{LIMIT_VARIABLE} is {text!r}; expected seconds above 0 and up to 86400")
+        raise InputError(f"{TIMEOUT_VARIABLE} is {text!r}; expected seconds above 0 and up to 86400")
     return seconds

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from dglkge.data.partition_layout import PartitionLayout
-from dglkge.distributed.dgl_compat import dgl
-from dglkge.distributed.request_limit import limited_requests
+from dglkge.distributed.dgl_compat import dgl, request_timeout
 from dglkge.typing import TablePart
 
 
@@ -112,7 +111,7 @@ class EmbeddingTable:
         rows[here] = self.local_rows[node_ids[here] - self.first_node_id]
         if not bool(here.all()):
             away = node_ids[~here]
-            with limited_requests():
+            with request_timeout():
                 rows[~here] = self.embedding._tensor[away]
             self.pulled_bytes += len(away) * (away.element_size() + self.dim * rows.element_size())
         return rows

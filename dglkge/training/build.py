@@ -18,10 +18,9 @@ from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
-from dglkge.distributed.dgl_compat import dgl
+from dglkge.distributed.dgl_compat import dgl, request_timeout, request_timeout_seconds
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.preemption import StopRequest
-from dglkge.distributed.request_limit import limited_requests, request_limit_seconds
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.embeddings.table_set import TableSet
@@ -84,7 +83,7 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
             except (CheckpointError, StorageError) as error:
                 problem = (type(error).__name__, str(error))
             if lease is not None:
-                cluster.when_ended(lease.release)
+                cluster.on_exit(lease.release)
         mine = {"problem": problem, "waits": taker is not None and lease is None}
         found = [json.loads(text) for text in cluster.gather_texts(json.dumps(mine))]
         for kind, text in (one["problem"] for one in found if one["problem"]):
@@ -115,7 +114,7 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
         return
     if num_machines > 1:
         group = Alltoall(
-            request_limit_seconds(),
+            request_timeout_seconds(),
             own_group=True,
             purpose="lookup of rows",
             duty="train every batch, also with no triples of its own",
@@ -169,14 +168,14 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     config = with_products_chosen(config, cluster)
     model = configured_model(config)
     widths = (config.model.dimension, model.relation_width)
-    with limited_requests():
+    with request_timeout():
         tables = TableSet(cluster.graph, layout, dataset.entity_types, *widths, world.machine)
     _initialize(tables, model, config, cluster)
     embeddings = [table.embedding for table in tables.values()]
-    with limited_requests():
+    with request_timeout():
         optimizer = build_optimizer(config, embeddings, world.num_machines)
     choose_lookup(config, tables, world.num_machines)
-    cluster.when_left(tables.lookup.finish)
+    cluster.on_leave(tables.lookup.finish)
     pairs = [(lhs, rhs) for lhs, rhs, _, _ in dataset.edge_types]
     edge_batches = EdgeBatches(
         layout.edge_table(world.machine),
@@ -272,7 +271,7 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
         lr=config.optimizer.lr,
         synchronous=config.training.synchronous,
         wire_dtype=wire_dtype,
-        timeout_seconds=request_limit_seconds(),
+        timeout_seconds=request_timeout_seconds(),
     )
 
 

@@ -244,5 +244,5 @@ def wants_bar(setting: str, world: World) -> bool:
         ``always``, ``never``, or ``auto``: where a person watches on a terminal.
     world : World
     """
-    watched = world.is_watched or sys.stderr.isatty()
+    watched = world.shows_progress or sys.stderr.isatty()
     return world.rank == 0 and (setting == "always" or (setting == "auto" and watched))

@@ -90,8 +90,8 @@ class Trainer:
         self._bytes_sent = self._bytes_sent_so_far()
         self._committed: tuple[int, int] | None = None
         self._policy = CommitPolicy(config, cluster)
-        cluster.when_left(self._leave)
-        cluster.when_ended(self._checkpoints.finish)
+        cluster.on_leave(self._leave)
+        cluster.on_exit(self._checkpoints.finish)
         self._resume()
         if config.checkpoint.background:
             checkpoints.reserve(self._parts())

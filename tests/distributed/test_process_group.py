@@ -60,7 +60,7 @@ def wait_for_a_reader(port: int, rank: int, num_bytes: int, found: multiprocessi
     if rank == 1:
         time.sleep(3)
     try:
-        Cluster(World(limit_seconds=1.0), None).barrier(num_bytes)
+        Cluster(World(timeout_seconds=1.0), None).barrier(num_bytes)
         found.put("together")
     except RuntimeError:
         found.put("alone")
@@ -93,7 +93,7 @@ def test_a_process_that_cannot_leave_ends_and_says_where() -> None:
 import time
 import torch.distributed as dist
 from dglkge.distributed import process_group
-process_group.END_LIMIT_SECONDS = 1
+process_group.END_TIMEOUT_SECONDS = 1
 dist.destroy_process_group = lambda: time.sleep(60)
 process_group.start_process_group(("127.0.0.1", {free_ports()}), 0, 1, 20.0)
 process_group.end_process_group()

@@ -50,16 +50,16 @@ def test_refusing_a_second_one_leaves_the_first_alone() -> None:
 def test_what_runs_in_the_background_is_finished_after_a_failure() -> None:
     finished = []
     with pytest.raises(ValueError, match="asked to fail"), join() as cluster:
-        cluster.when_left(lambda: finished.append("left"))
-        cluster.when_ended(lambda: finished.append("ended"))
+        cluster.on_leave(lambda: finished.append("left"))
+        cluster.on_exit(lambda: finished.append("ended"))
         raise ValueError("asked to fail")
     assert finished == ["ended"]
 
 
 def test_one_that_cannot_be_finished_does_not_hide_the_failure(caplog: pytest.LogCaptureFixture) -> None:
     cluster, finished = Cluster(World(), None), []
-    cluster.when_ended(lambda: finished.append(1))
-    cluster.when_ended(lambda: 1 / 0)
+    cluster.on_exit(lambda: finished.append(1))
+    cluster.on_exit(lambda: 1 / 0)
     with caplog.at_level(logging.ERROR):
         cluster.end()
     assert finished == [1] and caplog.messages == ["division by zero"]

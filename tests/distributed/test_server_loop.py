@@ -9,8 +9,9 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from dglkge.distributed import server_loop
+from dglkge.distributed import dgl_compat
 from dglkge.distributed.dgl_compat import dgl
+from dglkge.distributed.server_ports import is_own_address
 
 
 def toy_server(log: list[Any]) -> SimpleNamespace:
@@ -32,7 +33,7 @@ def test_own_clients_are_called_once_they_listen() -> None:
             client.listen()
 
         later = threading.Timer(0.1, listen_late)
-        with server_loop.without_sleep(server, log.append):
+        with dgl_compat.without_sleep(server, log.append):
             server.time.sleep(3)
             later.start()
             assert server.rpc.connect_receiver("127.0.0.1", str(client.getsockname()[1]), 5, 0)
@@ -43,18 +44,18 @@ def test_own_clients_are_called_once_they_listen() -> None:
 def test_other_machines_get_one_moment() -> None:
     log: list[Any] = []
     server = toy_server(log)
-    with server_loop.without_sleep(server, log.append):
+    with dgl_compat.without_sleep(server, log.append):
         for client in (0, 1):
             server.rpc.connect_receiver("192.0.2.1", "30050", client, 0)  # RFC 5737: nobody's
     connects = [("connect", "192.0.2.1", client, 0) for client in (0, 1)]
-    assert log == [server_loop.REMOTE_PAUSE_SECONDS, *connects]
+    assert log == [dgl_compat.REMOTE_PAUSE_SECONDS, *connects]
 
 
 def test_short_sleeps_stay_and_all_is_put_back() -> None:
     log: list[Any] = []
     server = toy_server(log)
     connect = server.rpc.connect_receiver
-    with server_loop.without_sleep(server, log.append):
+    with dgl_compat.without_sleep(server, log.append):
         server.time.sleep(1)
     assert log == [1]
     assert server.time is time
@@ -62,15 +63,15 @@ def test_short_sleeps_stay_and_all_is_put_back() -> None:
 
 
 def test_own_addresses() -> None:
-    assert server_loop.is_own_address("127.0.0.1")
-    assert not server_loop.is_own_address("192.0.2.1")
+    assert is_own_address("127.0.0.1")
+    assert not is_own_address("192.0.2.1")
 
 
 def test_dgl_still_sleeps_where_it_is_replaced() -> None:
     """A version of DGL that does otherwise needs another look."""
     rpc_server = dgl.distributed.rpc_server
     source = inspect.getsource(rpc_server)
-    assert f"time.sleep({server_loop.DGL_SLEEP_SECONDS})" in source
+    assert f"time.sleep({dgl_compat.DGL_SLEEP_SECONDS})" in source
     assert "rpc.connect_receiver(" in source
     assert {"sleep"} == {word.partition("(")[0] for word in source.split("time.")[1:]}
     assert rpc_server.rpc is dgl.distributed.rpc

@@ -20,9 +20,9 @@ def test_a_listening_port_is_seen_and_a_bound_or_closed_one_is_not() -> None:
         assert port not in listening_ports()
         server.listen()
         assert port in listening_ports()
-        assert wait_until_listening([port], limit_seconds=0)
+        assert wait_until_listening([port], timeout_seconds=0)
     assert port not in listening_ports()
-    assert not wait_until_listening([port], limit_seconds=0.05)
+    assert not wait_until_listening([port], timeout_seconds=0.05)
 
 
 def test_all_ports_are_waited_for() -> None:
@@ -31,10 +31,10 @@ def test_all_ports_are_waited_for() -> None:
             server.bind(("127.0.0.1", 0))
         first.listen()
         ports = [first.getsockname()[1], second.getsockname()[1]]
-        assert not wait_until_listening(ports, limit_seconds=0.05)
+        assert not wait_until_listening(ports, timeout_seconds=0.05)
         later = threading.Timer(0.1, second.listen)
         later.start()
-        assert wait_until_listening(ports, limit_seconds=30)
+        assert wait_until_listening(ports, timeout_seconds=30)
         later.join()
 
 

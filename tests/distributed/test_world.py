@@ -48,14 +48,14 @@ def test_variables_that_do_not_fit_are_refused(changes: dict[str, str], message:
 
 
 def test_a_trainer_knows_whether_a_person_watches() -> None:
-    assert not World.detect(launched()).is_watched
-    assert World.detect(launched(DGLKGE_PROGRESS="1")).is_watched
+    assert not World.detect(launched()).shows_progress
+    assert World.detect(launched(DGLKGE_PROGRESS="1")).shows_progress
 
 
 def test_a_trainer_knows_where_the_others_are_and_how_long_to_wait() -> None:
     assert World.detect(launched()).rendezvous == ("10.0.0.1", 29500)
-    assert World.detect(launched()).limit_seconds == 600
-    assert World.detect(launched(DGLKGE_TIMEOUT_SECONDS="7.5")).limit_seconds == 7.5
+    assert World.detect(launched()).timeout_seconds == 600
+    assert World.detect(launched(DGLKGE_TIMEOUT_SECONDS="7.5")).timeout_seconds == 7.5
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,8 @@ def test_one_process_alone_reports_its_own_sums(tmp_path: Path, caplog: pytest.L
 
 
 def test_rank_0_shows_a_bar_where_a_person_watches() -> None:
-    alone, watched = World(), World(0, 2, 0, 2, launched=True, is_watched=True)
-    other = World(1, 2, 1, 2, launched=True, is_watched=True)
+    alone, watched = World(), World(0, 2, 0, 2, launched=True, shows_progress=True)
+    other = World(1, 2, 1, 2, launched=True, shows_progress=True)
     assert wants_bar("always", alone) and wants_bar("auto", watched)
     assert not wants_bar("never", watched) and not wants_bar("always", other) and not wants_bar("auto", other)
     assert not wants_bar("auto", alone)

@@ -15,7 +15,7 @@ import torch
 import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.distributed.request_limit import request_limit_seconds, set_request_limit
+from dglkge.distributed.dgl_compat import request_timeout_seconds, set_request_timeout
 from dglkge.errors import InputError
 from dglkge.sampling.negatives import UniformNegatives
 from dglkge.training import build
@@ -223,10 +223,10 @@ def test_the_limit_of_waiting_reaches_the_optimizer(monkeypatch: pytest.MonkeyPa
     """Trainers of one machine wait for each other in its exchange, and not longer than anywhere else."""
     made = SimpleNamespace(get=lambda name: lambda embeddings, **options: options)
     monkeypatch.setattr(build, "OPTIMIZERS", made)
-    before = request_limit_seconds()
-    set_request_limit(7.5)
+    before = request_timeout_seconds()
+    set_request_timeout(7.5)
     try:
         options = build_optimizer(load_config(None, ["dataset=toy"]), [], num_machines=1)
     finally:
-        set_request_limit(before)
+        set_request_timeout(before)
     assert options["timeout_seconds"] == 7.5

@@ -11,21 +11,21 @@ from tests.toy_kg import REPOSITORY
 
 SCRIPT = """
 import atexit, ctypes, sys
-from dglkge.distributed.request_limit import limit_farewell, limited_requests, set_request_limit
+from dglkge.distributed.dgl_compat import limit_shutdown, request_timeout, set_request_timeout
 wait = ctypes.PyDLL(None).pause  # PyDLL keeps the lock, as DGL's requests do
 
 def ask_server():
-    with limited_requests():
+    with request_timeout():
         wait()
 
-set_request_limit(float(sys.argv[2]))
+set_request_timeout(float(sys.argv[2]))
 if sys.argv[1] == "request":
     ask_server()
-elif sys.argv[1] == "farewell":
+elif sys.argv[1] == "shutdown":
     atexit.register(wait)
-    limit_farewell()
+    limit_shutdown()
 else:
-    with limited_requests():
+    with request_timeout():
         print("answered")
     import time
     time.sleep(1.5 * float(sys.argv[2]))
@@ -45,8 +45,8 @@ def test_a_request_without_an_answer_ends_the_process_and_says_where() -> None:
     assert "Timeout (0:00:00.200000)!" in done.stderr and "in ask_server" in done.stderr
 
 
-def test_the_farewell_is_limited_too() -> None:
-    done = run("farewell", 0.2)
+def test_the_shutdown_is_limited_too() -> None:
+    done = run("shutdown", 0.2)
     assert done.returncode == 1 and "Timeout" in done.stderr
 
 
