@@ -1,4 +1,4 @@
-"""dglkge: knowledge-graph embeddings at any scale, trained on DGL's own distributed engine.
+"""dglkge: knowledge-graph embeddings trained on DGL's own distributed engine.
 
 The names below are what a training script needs. They are imported when they are first used, so that
 ``from dglkge.optim import SparseAdagrad`` in another project loads nothing but the optimizers.
@@ -13,9 +13,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from dglkge.checkpoint.reader import open_checkpoint
-    from dglkge.cli.run_command import run_command
+    from dglkge.cli.common import run_command
     from dglkge.config import load_config
     from dglkge.evaluation.metrics import format_table
+    from dglkge.inference.run import open_run
     from dglkge.training.build import build_trainer
     from dglkge.training.epochs import current_epoch, finished_epochs, remaining_epochs_until
     from dglkge.training.join import join_cluster
@@ -28,8 +29,9 @@ _HOME = {
     "join_cluster": "dglkge.training.join",
     "load_config": "dglkge.config",
     "open_checkpoint": "dglkge.checkpoint.reader",
+    "open_run": "dglkge.inference.run",
     "remaining_epochs_until": "dglkge.training.epochs",
-    "run_command": "dglkge.cli.run_command",
+    "run_command": "dglkge.cli.common",
 }
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
     "join_cluster",
     "load_config",
     "open_checkpoint",
+    "open_run",
     "remaining_epochs_until",
     "run_command",
 ]

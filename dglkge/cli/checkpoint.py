@@ -1,4 +1,4 @@
-"""``dglkge checkpoint``: look at a checkpoint, check it, bring it to and from other programs."""
+"""``dglkge checkpoint``: inspect, verify and convert a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from pathlib import Path
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.cli import inspect_run
-from dglkge.cli.opened_run import add_run_argument
-from dglkge.cli.output import print_columns
+from dglkge.cli.common import add_run_argument, print_columns, print_text
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
-from dglkge.inference.export import FORMATS, export_tables
+from dglkge.inference.export import FORMATS
 from dglkge.inference.import_tables import FORMATS as SOURCE_FORMATS
 from dglkge.inference.import_tables import import_tables
-from dglkge.typing import RELATION
+from dglkge.inference.run import open_run
 
 HELP = "inspect, verify or convert a checkpoint"
-DESCRIPTION = """Look at a checkpoint (inspect), compare every file with its checksum (verify), or convert it.
+DESCRIPTION = """Show a checkpoint (inspect), compare every file with its checksum (verify), or convert it.
 
-convert --to FORMAT writes the rows for other programs, as dglkge export does. convert --to run makes a run
-on a data set, which can be evaluated and resumed, out of PyTorch-BigGraph's checkpoint, or with --from FORMAT
-out of files of rows. Entities, relations and types are matched by name; see --type."""
+convert --to FORMAT writes the rows for other programs, like dglkge export. convert --to run creates a run on
+a data set, which can be evaluated and resumed, from a checkpoint of PyTorch-BigGraph, or with --from FORMAT
+from files of rows. Entities, relations and types are matched by name; see --type."""
 EXAMPLES = """examples:
   dglkge checkpoint inspect runs/demo
   dglkge checkpoint verify runs/demo/checkpoint/epoch_10
@@ -72,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what was asked for."""
+    """Inspect, verify or convert."""
     if args.action == "convert":
         return _convert(args)
     args.verify = args.action == "verify"
@@ -87,9 +86,7 @@ def _convert(args: argparse.Namespace) -> int:
             raise InputError(f"--from goes with --to {TO_RUN}, got --to {args.to}")
         if args.type:
             raise InputError(f"--type goes with --to {TO_RUN}, got --to {args.to}")
-        checkpoint = open_checkpoint(args.run, verify=True)
-        tables = [*checkpoint.entity_types, RELATION]
-        written = export_tables(checkpoint, tables, args.to, output, args.overwrite)
+        written = open_run(args.run).export(args.to, output, overwrite=args.overwrite)
         print_columns(["file"], [[path] for path in written])
         return 0
     if not args.dataset:
@@ -103,5 +100,5 @@ def _convert(args: argparse.Namespace) -> int:
         import_tables(
             Path(args.run), args.source_format, dataset, args.score_function, args.reciprocal, output
         )
-    print(f"version 1 of the run is in {output}")
+    print_text(f"version 1 of the run is in {output}")
     return 0

@@ -1,4 +1,4 @@
-"""``dglkge evaluate``: rank a split on a checkpoint's files, in one process."""
+"""``dglkge evaluate``: rank a split against a checkpoint's files, in one process."""
 
 from __future__ import annotations
 
@@ -7,26 +7,24 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dglkge.checkpoint.reader import open_checkpoint
-from dglkge.cli.opened_run import (
-    SPLITS,
+from dglkge.cli.common import (
     add_dataset_argument,
     add_run_argument,
     add_verify_argument,
-    open_dataset,
-    open_model,
+    print_json,
+    print_text,
+    write_json,
 )
-from dglkge.cli.output import print_json, write_json
-from dglkge.data.known_triples import KnownTriples
+from dglkge.data.dataset_files import SPLITS
 from dglkge.errors import InputError
-from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import format_table
 from dglkge.evaluation.protocol import Protocol
+from dglkge.inference.run import open_run
 
 HELP = "rank the true answers of a split among all entities of the right type"
 DESCRIPTION = """Rank the head and the tail of every triple of a split among all entities of the right type,
-and show MR, MRR, Hits@1/3/10/50 and AUC. Works on the files of the checkpoint and of
-the dataset, with every core; no server is needed."""
+and show MR, MRR, Hits@1/3/10/50 and AUC. Reads the files of the checkpoint and of the
+data set, and uses every core; no server is needed."""
 EXAMPLES = """examples:
   dglkge evaluate runs/demo                              filtered, all candidates, test split
   dglkge evaluate runs/demo --split valid --limit 500    the first 500 triples of the valid split
@@ -42,15 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_dataset_argument(parser)
     parser.add_argument(
-        "--raw", action="store_true", help="let other known answers compete (default: filtered)"
+        "--raw", action="store_true", help="rank among other known answers too (default: filtered)"
     )
     parser.add_argument(
         "--candidates",
         metavar="N",
         default="all",
-        help="all entities of the type, or N drawn ones for each query (default: %(default)s)",
+        help="all entities of the type, or N sampled ones for each query (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the drawn candidates (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the sampled candidates (default: %(default)s)"
+    )
     parser.add_argument(
         "--ties",
         default="realistic",
@@ -82,24 +82,15 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.limit is not None and args.limit < 1:
         raise InputError(f"--limit must be at least 1, got {args.limit}")
-    checkpoint = open_checkpoint(args.run, verify=not args.no_verify)
-    dataset = open_dataset(checkpoint, args.dataset)
-    triples = dataset.split(args.split)[: args.limit]
-    known = KnownTriples([dataset.split(split) for split in SPLITS], dataset.num_relations)
-    evaluator = RankingEvaluator(open_model(checkpoint), checkpoint.meta.relations, protocol)
-    shards = {entity_type: checkpoint.shards(entity_type) for entity_type in checkpoint.entity_types}
+    model = open_run(args.run, args.dataset, verify=not args.no_verify)
+    triples = model.dataset.split(args.split)[: args.limit]
     with tqdm(total=2 * len(triples), desc="rank", unit="query", disable=True if args.json else None) as bar:
-        result = evaluator.evaluate(
-            triples,
-            known if protocol.filtered else None,
-            checkpoint,
-            shards,
-            progress=bar.update,
-        )
+        result = model.evaluate(protocol, triples, progress=bar.update)
+    checkpoint = model.checkpoint
     report = {
         "run": str(checkpoint.run_folder),
         "version": checkpoint.version,
-        "dataset": dataset.name,
+        "dataset": model.dataset.name,
         "num_triples": len(triples),
         **result.to_dict(),
     }
@@ -108,13 +99,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(report)
     else:
-        print(format_table(result, args.per_relation))
-        print(f"written to {target}")
+        print_text(format_table(result, args.per_relation))
+        print_text(f"written to {target}")
     return 0
 
 
 def _num_candidates(text: str) -> int | None:
-    """Read --candidates."""
+    """Parse the value of ``--candidates``; None for all."""
     if text == "all":
         return None
     if not text.isdigit() or int(text) < 1:

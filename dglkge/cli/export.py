@@ -1,25 +1,29 @@
-"""``dglkge export``: a checkpoint's rows in formats that other programs read."""
+"""``dglkge export``: a trained model's rows in formats that other programs read."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from dglkge.checkpoint.reader import open_checkpoint
-from dglkge.cli.opened_run import add_run_argument, add_verify_argument
-from dglkge.cli.output import human_bytes, print_columns, print_json
-from dglkge.inference.export import FORMATS, export_tables
-from dglkge.typing import RELATION
+from dglkge.cli.common import (
+    add_run_argument,
+    add_verify_argument,
+    human_bytes,
+    print_columns,
+    print_json,
+)
+from dglkge.inference.export import FORMATS
+from dglkge.inference.run import open_run
 
 HELP = "write the embeddings as npy, Parquet, safetensors, TSV, word2vec text or DGL-KE's files"
-DESCRIPTION = """Write the rows of every table, in the order of the dataset's ids.
+DESCRIPTION = """Write the rows of every table, in the order of the data set's ids.
   npy         {table}.npy (n, D) float32, and the names in {table}.names.txt
   parquet     {table}.parquet with columns name and embedding
   safetensors {table}.safetensors with one tensor, embeddings, and the names in {table}.names.txt
-  dglke       {dataset}_{model}_{table}.npy, id maps and config.json as DGL-KE has them
+  dglke       {dataset}_{model}_{table}.npy, id maps and config.json, as DGL-KE writes them
   tsv         {table}.tsv: a name and its numbers on each line, separated by tabs
   word2vec    {table}.vec: a line with n and D, then a name (white space replaced by _) and its numbers
-With reciprocal relations, the half of a relation's row that asks for tails stands first."""
+With reciprocal relations, the first half of a relation's row is the one for queries of tails."""
 EXAMPLES = """examples:
   dglkge export runs/demo --format npy --output embeddings/
   dglkge export runs/demo --format word2vec --output vectors/ --table entity"""
@@ -42,10 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files and list them."""
-    checkpoint = open_checkpoint(args.run, verify=not args.no_verify)
-    tables = args.table or [*checkpoint.entity_types, RELATION]
-    written = export_tables(checkpoint, tables, args.format, Path(args.output), args.overwrite)
+    """Write the files and print a list of them."""
+    model = open_run(args.run, verify=not args.no_verify)
+    written = model.export(args.format, Path(args.output), args.table, args.overwrite)
     if args.json:
         print_json([{"path": str(path), "size_bytes": path.stat().st_size} for path in written])
     else:

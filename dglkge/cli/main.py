@@ -1,4 +1,4 @@
-"""``dglkge``: everything that is done with a trained model, on files alone, with no server."""
+"""``dglkge``: commands on configurations, checkpoints and trained models. They read files; no server runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from dglkge import __version__
 from dglkge.cli import checkpoint, evaluate, export, inspect_run, plan, predict, similar
-from dglkge.cli.run_command import run_command
+from dglkge.cli.common import flush_output, run_command
 
 COMMANDS = {
     "evaluate": evaluate,
@@ -21,9 +21,11 @@ COMMANDS = {
     "plan": plan,
 }
 
-DESCRIPTION = "Everything that is done with a trained model, on its files alone, with no server."
-EPILOG = """Each command has its own help with examples: dglkge predict --help
-Training is done by a script of yours under dglkge-launch; see examples/train.py."""
+DESCRIPTION = "Evaluate, query, export and inspect trained models. The commands read files; no server runs."
+EPILOG = """Each command has its own help with examples:
+  dglkge predict --help
+Train with a script under dglkge-launch; examples/train.py is the one to copy:
+  dglkge-launch --num_trainers 2 examples/train.py --config examples/fb15k237/complex.yaml"""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -58,11 +60,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 if all went well, 2 for bad input.
+        0 for success, else as :func:`dglkge.cli.common.run_command` returns it.
     """
     logging.basicConfig(level=logging.WARNING, format="dglkge: %(message)s")
-    args = build_parser().parse_args(argv)
-    return run_command("dglkge", lambda: args.run_module.run(args))
+    return run_command("dglkge", lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    """Parse the arguments and run the command that they name."""
+    try:
+        args = build_parser().parse_args(argv)
+    except SystemExit:
+        flush_output()  # the text of --help, whose reader may have exited
+        raise
+    return args.run_module.run(args)
 
 
 if __name__ == "__main__":

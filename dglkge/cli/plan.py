@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dglkge.cli.output import human_bytes, print_columns, print_json
+from dglkge.cli.common import human_bytes, print_columns, print_json, print_text
 from dglkge.config import Config, load_config
 from dglkge.data.sizes import read_dataset_size
 from dglkge.distributed.ip_config import read_ip_config
@@ -143,6 +143,6 @@ def _print_plan(hosts: list[PlannedHost], there: HostMemory, seconds: float, pro
     )
     rows += [[what, *map(human_bytes, needed), human_bytes(has)] for what, needed, has in totals]
     print_columns(header, rows)
-    print(f"an epoch should take about {seconds:.3g} s on machines like this one")
+    print_text(f"an epoch should take about {seconds:.3g} s on machines like this one")
     for problem in problems:
-        print(f"does not fit: {problem}")
+        print_text(f"does not fit: {problem}")

@@ -1,3 +1,3 @@
-"""Asking a trained model: links, similar entities, and the rows themselves in other formats."""
+"""Use of a trained model on its files: predict, find similar entities, rank, import and export. No DGL."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""DGL-KE's folder of a trained model: file names, ``config.json``, id maps and RotatE's phases.
+"""DGL-KE's folder of a trained model: file names, ``config.json``, id maps, rows and RotatE's phases.
 
 DGL-KE writes ``{dataset}_{model}_entity.npy``, ``{dataset}_{model}_relation.npy`` and ``config.json``, the
-arguments of its training command. The id maps that give each row its name lie where its triples lie.
+arguments of its training command. The id maps, which name the rows, are in the folder of its triples.
 """
 
 from __future__ import annotations
@@ -9,17 +9,22 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
+import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.checkpoint.reader import Checkpoint, CheckpointTable, FileShard
 from dglkge.data.dataset_files import load_json
-from dglkge.errors import InputError
-from dglkge.typing import RELATION
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.errors import InputError, unknown_name
+from dglkge.model.kge_model import build_model
+from dglkge.typing import RELATION, Relation, RowShard
 
 logger = logging.getLogger(__name__)
 
@@ -33,36 +38,36 @@ MODELS = {
     "ComplEx": "complex",
     "RotatE": "rotate",
 }
-"""DGL-KE's models that dglkge has; its ``TransE`` is ``TransE_l2``."""
+"""DGL-KE's name of a model to dglkge's score function; its ``TransE`` is ``TransE_l2``."""
 MODEL_OF = {score_function: model for model, score_function in MODELS.items() if model != "TransE"}
-"""Our score functions to DGL-KE's models."""
+"""dglkge's score function to DGL-KE's name of the model."""
 OTHER_MODELS = ("TransR", "RESCAL", "SimplE", "ConvE", "AttH")
-"""DGL-KE's models that dglkge has not."""
+"""DGL-KE's models that dglkge does not implement."""
 
 MAP_KEYS = {ENTITY: "emp_file", RELATION: "rmap_file"}
 MAP_NAMES = {
     ENTITY: ("entities.tsv", "entities.dict", "entity2id.txt"),
     RELATION: ("relations.tsv", "relations.dict", "relation2id.txt"),
 }
-"""Names of the id maps of user-defined data sets, which come first, and of the built-in ones."""
+"""File names of id maps in order of preference: of user-defined data sets, then of built-in ones."""
 DEFAULT_GAMMA = 12.0
 INIT_EPSILON = 2.0
-"""DGL-KE starts rows in [-(gamma + 2) / hidden_dim, (gamma + 2) / hidden_dim]."""
+"""DGL-KE's initial rows are uniform in [-(gamma + 2) / hidden_dim, (gamma + 2) / hidden_dim]."""
 
 
 @dataclass(frozen=True)
 class DglkeFolder:
-    """The files of one model.
+    """Files of one model.
 
     Attributes
     ----------
     folder : Path
     stem : str
-        Beginning of the names of the two files of rows.
+        Common prefix of the names of the two files of rows.
     model : str or None
-        DGL-KE's name of the model; None where neither the files' names nor ``config.json`` tell.
+        DGL-KE's name of the model; None if neither the files' names nor ``config.json`` contain it.
     config : dict or None
-        The content of ``config.json``; None where there is none.
+        The content of ``config.json``; None without that file.
     """
 
     folder: Path
@@ -77,7 +82,7 @@ class DglkeFolder:
         Raises
         ------
         InputError
-            If there is not one model, or it is none of dglkge's.
+            If the folder does not hold exactly one model, or dglkge does not implement it.
         """
         config = load_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
         wanted = f"{config.get('dataset')}_{config.get('model_name')}_" if config else ""
@@ -87,20 +92,36 @@ class DglkeFolder:
                 raise InputError(f"expected one file {folder / f'*_{ENTITY}.npy'}, found {len(found)}")
             wanted = found[0].name[: -len(f"{ENTITY}.npy")]
         model = next((one for one in (*MODELS, *OTHER_MODELS) if wanted.endswith(f"_{one}_")), None)
-        said = config.get("model_name") if config else None
-        if model is not None and said is not None and said != model:
+        configured = config.get("model_name") if config else None
+        if model is not None and configured is not None and configured != model:
             raise InputError(
-                f"{folder / CONFIG} says {said}, the file {wanted}{ENTITY}.npy says {model}: "
+                f"{folder / CONFIG} says {configured}, the file {wanted}{ENTITY}.npy says {model}: "
                 "they belong to two models"
             )
-        model = model or said
+        model = model or configured
         if model is not None and model not in MODELS:
             raise InputError(f"dglkge has no DGL-KE model {model!r}; known: {', '.join(MODELS)}")
         return cls(folder, wanted, model, config)
 
-    def rows_file(self, table: str) -> Path:
-        """Return the file of a table's rows."""
-        return self.folder / f"{self.stem}{table}.npy"
+    def rows(self, table: str, score_function: str) -> np.ndarray:
+        """Map the rows (n, D) of a table, RotatE's relations as phases in radians.
+
+        Parameters
+        ----------
+        table : str
+            ``"entity"`` or ``"relation"``.
+        score_function : str
+            dglkge's name of it.
+
+        Raises
+        ------
+        InputError
+            If the file is missing or damaged, or RotatE's scale is unknown.
+        """
+        rows = load_npy(self.folder / f"{self.stem}{table}.npy")
+        if score_function == "rotate" and table == RELATION and rows.ndim == 2:
+            return self._phases(rows)
+        return rows
 
     def names(self, table: str, num_rows: int) -> list[str]:
         """Return the names of a table's rows from its id map.
@@ -110,17 +131,17 @@ class DglkeFolder:
         table : str
             ``"entity"`` or ``"relation"``.
         num_rows : int
-            Of the table.
+            Rows of the table.
 
         Returns
         -------
         list of str
-            Empty where there is no id map.
+            Empty without an id map.
 
         Raises
         ------
         InputError
-            If ``config.json`` names a map that is not there, or the map does not fit the rows.
+            If the map that ``config.json`` names is missing, or the map does not fit the rows.
         """
         path = self._map_file(table)
         if path is None:
@@ -129,13 +150,13 @@ class DglkeFolder:
         return read_id_map(path, str(delimiter), num_rows)
 
     def _map_file(self, table: str) -> Path | None:
-        """Find a table's id map: beside the rows, or where ``config.json`` says that the triples lie."""
+        """Find a table's id map: in the folder of the rows, or in that of the triples by ``config.json``."""
         config = self.config or {}
         named = config.get(MAP_KEYS[table])
         data = Path(str(config.get("data_path") or "."))
         places = [self.folder, data, data / str(config.get("dataset") or ".")]
         for name in [str(named)] if named else MAP_NAMES[table]:
-            # Without a name only the folder itself is searched: any other map may be another model's.
+            # A map under a default name in another folder may be that of another model.
             for path in [place / name for place in places] if named else [self.folder / name]:
                 if path.is_file():
                     return path
@@ -146,14 +167,8 @@ class DglkeFolder:
             )
         return None
 
-    def phases(self, rows: np.ndarray) -> np.ndarray:
-        """Return RotatE's relation rows as phases in radians.
-
-        Raises
-        ------
-        InputError
-            If ``config.json`` is missing or does not fit the rows: it has gamma, and so the scale.
-        """
+    def _phases(self, rows: np.ndarray) -> np.ndarray:
+        """Return RotatE's relation rows as phases in radians; gamma in ``config.json`` gives the scale."""
         where = self.folder / CONFIG
         if self.config is None:
             raise InputError(f"{where} is missing: RotatE's phases are scaled by its gamma")
@@ -172,16 +187,174 @@ class DglkeFolder:
 
 
 def phase_scale(gamma: float, hidden_dim: int) -> float:
-    """Return what DGL-KE's RotatE multiplies phases by: rows start in the range of the entities' rows."""
+    """Return DGL-KE's rows of RotatE's relations divided by the phases in radians.
+
+    DGL-KE initializes these rows in the range of the entities' rows and maps that range to [-pi, pi].
+    """
     return (gamma + INIT_EPSILON) / hidden_dim / math.pi
+
+
+class DglkeTables:
+    """Tables of DGL-KE's folder, with the interface of :class:`dglkge.checkpoint.reader.Checkpoint`.
+
+    Ids are DGL-KE's row numbers. Without an id map they are also the names.
+
+    Parameters
+    ----------
+    files : DglkeFolder
+
+    Attributes
+    ----------
+    meta : CheckpointMeta
+        The model, one entity type ``entity``, and relations between entities of that type.
+
+    Raises
+    ------
+    InputError
+        If the model is unknown, a file is missing or damaged, or the rows do not fit the model.
+    """
+
+    def __init__(self, files: DglkeFolder) -> None:
+        if files.model is None:
+            raise InputError(
+                f"neither {CONFIG} nor the names of the files in {files.folder} say what model the rows "
+                "belong to; dglkge checkpoint convert --from dglke --score-function does"
+            )
+        self.path = files.folder
+        score_function = MODELS[files.model]
+        rows, names = {}, {}
+        for table in (ENTITY, RELATION):
+            found = files.rows(table, score_function)
+            if found.ndim != 2:
+                raise InputError(f"{files.folder}: the rows of table {table!r} have shape {found.shape}")
+            rows[table] = torch.from_numpy(np.asarray(found, dtype=np.float32))
+            names[table] = files.names(table, len(found)) or [str(id_) for id_ in range(len(found))]
+        dim, relation_width = rows[ENTITY].shape[1], rows[RELATION].shape[1]
+        check_relation_width(score_function, dim, relation_width, False, files.folder)
+        self.relations = RelationVocabulary([Relation(name, ENTITY, ENTITY) for name in names[RELATION]])
+        self._names = Vocabulary(names[ENTITY], ENTITY)
+        lookup: dict[str, Callable[[str], int]] = {ENTITY: self._names.id, RELATION: self.relations.id}
+        self._tables = {
+            table: CheckpointTable(table, [FileShard(torch.arange(len(rows[table])), rows[table])], by_name)
+            for table, by_name in lookup.items()
+        }
+        self._dataset_name = str((files.config or {}).get("dataset") or files.folder.name)
+        self._score_function, self._dim = score_function, dim
+
+    @cached_property
+    def meta(self) -> CheckpointMeta:
+        """Description of the model; no data set is known."""
+        return CheckpointMeta(
+            config={},
+            dataset_name=self._dataset_name,
+            dataset_path="",
+            dataset_fingerprint="",
+            entity_types={ENTITY: len(self._names)},
+            relations=self.relations.relations,
+            progress={},
+            seed=0,
+            score_function=self._score_function,
+            dim=self._dim,
+            reciprocal=False,
+        )
+
+    @property
+    def entity_types(self) -> list[str]:
+        """The one entity type."""
+        return [ENTITY]
+
+    def vocabulary(self, entity_type: str) -> Vocabulary:
+        """Return the names of the entities.
+
+        Raises
+        ------
+        InputError
+            If the type is unknown.
+        """
+        self[entity_type]
+        return self._names
+
+    def __getitem__(self, table: str) -> CheckpointTable:
+        """Return a table: ``"entity"`` or ``"relation"``.
+
+        Raises
+        ------
+        InputError
+            If there is no such table.
+        """
+        if table not in self._tables:
+            raise unknown_name("table", table, self._tables)
+        return self._tables[table]
+
+    def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows (n, D) of ids (n,) of a table."""
+        return self[table].gather(ids)
+
+    def shards(self, table: str) -> Sequence[RowShard]:
+        """Return all rows of a table, as one shard."""
+        return self[table].shards
+
+
+Tables = Union[Checkpoint, DglkeTables]
+"""Tables of a trained model on files: rows and names by table."""
+
+
+def is_dglke(folder: Path) -> bool:
+    """Return whether a folder holds DGL-KE's files of rows."""
+    return folder.is_dir() and any(folder.glob(f"*_{ENTITY}.npy")) and any(folder.glob(f"*_{RELATION}.npy"))
+
+
+def load_npy(path: Path) -> np.ndarray:
+    """Map an npy file copy-on-write.
+
+    Raises
+    ------
+    InputError
+        If it is missing or damaged.
+    """
+    try:
+        return np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged or not an npy file of numbers: {error}") from None
+
+
+def check_relation_width(
+    score_function: str, dim: int, relation_width: int, reciprocal: bool, folder: Path
+) -> None:
+    """Refuse rows that cannot be those of a score function.
+
+    Parameters
+    ----------
+    score_function : str
+    dim : int
+        Width of the entities' rows.
+    relation_width : int
+        Width of the relations' rows.
+    reciprocal : bool
+        Whether a relation's row has a half for each side.
+    folder : Path
+        The files, for the message.
+
+    Raises
+    ------
+    InputError
+        If the score function needs another width.
+    """
+    wanted = build_model(score_function, dim, reciprocal).relation_width
+    if relation_width != wanted:
+        halves = ", two halves," if reciprocal else ""
+        raise InputError(
+            f"{folder}: the rows of relations have {relation_width} numbers, {score_function} with entities "
+            f"of {dim}{halves} needs {wanted}"
+        )
 
 
 def read_id_map(path: Path, delimiter: str, num_rows: int) -> list[str]:
     """Read lines of id and name, and return the names by id.
 
-    DGL-KE reads and writes the id first; its documentation, and files made by it, have the name first. The
-    column that holds every id once is that of the ids. A first line with the number of lines, as Freebase's
-    files have, is left out.
+    DGL-KE reads and writes the id first; files made after its documentation have the name first. The column
+    that holds every id once is taken as that of the ids. A first line with the number of lines, as in
+    Freebase's files, is skipped.
 
     Raises
     ------
@@ -214,7 +387,7 @@ def _is_id(text: str) -> bool:
 
 
 def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
-    """Return the ``config.json`` that DGL-KE's commands need to read a model of ours.
+    """Return the ``config.json`` with which DGL-KE's commands read a model of dglkge.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A checkpoint's rows in formats that other programs read."""
+"""Export of a trained model's rows to formats that other programs read."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ import pyarrow.parquet as pq
 import torch
 from tqdm import tqdm
 
-from dglkge.checkpoint.reader import Checkpoint
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, StorageError, unknown_name, write_error
 from dglkge.inference import dglke_files
 from dglkge.typing import RELATION
 
 ROWS_AT_A_TIME = 8192
+"""Rows read and written at a time: the memory of an export does not grow with the table."""
+
 PROGRESS_FROM_ROWS = 200_000
 
 SAFETENSORS_NAME = "embeddings"
@@ -33,13 +34,13 @@ Writer = Callable[[BinaryIO, Shape, Blocks], None]
 
 
 def export_tables(
-    checkpoint: Checkpoint, tables: Sequence[str], file_format: str, folder: Path, overwrite: bool
+    source: dglke_files.Tables, tables: Sequence[str], file_format: str, folder: Path, overwrite: bool
 ) -> list[Path]:
     """Write tables to a folder, rows in the order of original ids.
 
     Parameters
     ----------
-    checkpoint : Checkpoint
+    source : Checkpoint or DglkeTables
     tables : sequence of str
         Entity types, or ``"relation"``.
     file_format : str
@@ -50,28 +51,30 @@ def export_tables(
         ``"parquet"``: columns ``name`` and ``embedding`` (a list of D float32).
         ``"safetensors"``: one tensor ``embeddings`` (n, D), and names as for npy.
         ``"dglke"``: ``{dataset}_{model}_entity.npy`` and ``..._relation.npy``, the id maps ``entities.tsv``
-        and ``relations.tsv``, and ``config.json``; RotatE's phases are scaled as DGL-KE has them.
-        The numbers have nine digits, which brings back the same float32.
+        and ``relations.tsv``, and ``config.json``; RotatE's phases are scaled as in DGL-KE.
+        Numbers in text have nine digits, which restore the same float32.
     folder : Path
-        Made where it does not exist.
+        Created if absent.
     overwrite : bool
-        Whether files that exist may be replaced.
+        Whether existing files may be replaced.
 
     Returns
     -------
     list of Path
-        The files, each of which appears under its name only when it is whole.
+        The files. Each appears under its name only when it is complete.
 
     Raises
     ------
     InputError
         If the format or a table is unknown, a file exists, the folder cannot be written to, or DGL-KE has
         no such model.
+    StorageError
+        If the disk is full or fails.
     """
     if file_format not in FORMATS:
         raise unknown_name("format", file_format, FORMATS)
     suffix, write = FORMATS[file_format]
-    dglke = dglke_files.dglke_config(checkpoint.meta) if file_format == "dglke" else None
+    dglke = dglke_files.dglke_config(source.meta) if file_format == "dglke" else None
     targets = {table: folder / f"{_stem(table, dglke)}{suffix}" for table in tables}
     beside = {table: folder / _names_file(table, dglke) for table in tables if file_format in WITHOUT_NAMES}
     config_file = folder / dglke_files.CONFIG
@@ -80,15 +83,15 @@ def export_tables(
     if existing and not overwrite:
         raise InputError(f"{existing[0]} exists; allow it to be replaced, or take another folder")
     for table in tables:
-        checkpoint[table]  # a damaged or unknown table is an error before anything is written
+        source[table]  # a damaged or unknown table is an error before anything is written
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for table, target in targets.items():
-            names = checkpoint.relations.labels if table == RELATION else checkpoint.vocabulary(table)
+            names = source.relations.labels if table == RELATION else source.vocabulary(table)
             scale = _phase_scale(dglke) if table == RELATION else 1.0
             with _whole_file(target) as file:
-                write(file, checkpoint[table].shape, _blocks(checkpoint, table, names, scale))
+                write(file, source[table].shape, _blocks(source, table, names, scale))
             written.append(target)
             if table in beside:
                 lines = dglke_files.id_map_lines(names.names) if dglke else _name_lines(names)
@@ -96,7 +99,8 @@ def export_tables(
         if dglke:
             written.append(_write_lines_file([dglke_files.config_bytes(dglke)], config_file))
     except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror}") from error
+        problem = write_error(f"cannot write to {folder}", error)
+        raise (problem if isinstance(problem, StorageError) else InputError(str(problem))) from error
     return written
 
 
@@ -115,26 +119,26 @@ def _names_file(table: str, dglke: dict[str, Any] | None) -> str:
 
 
 def _dglke_table(table: str) -> str:
-    """Return DGL-KE's name of a table; it has one entity type."""
+    """Return DGL-KE's name of a table; all its entities have one type."""
     return RELATION if table == RELATION else dglke_files.ENTITY
 
 
 def _phase_scale(dglke: dict[str, Any] | None) -> float:
-    """Return what relation rows are multiplied by: RotatE's phases are scaled in DGL-KE."""
+    """Return the factor of relation rows: DGL-KE scales RotatE's phases."""
     if dglke is None or dglke["model_name"] != "RotatE":
         return 1.0
     return dglke_files.phase_scale(dglke["gamma"], dglke["hidden_dim"])
 
 
 def _blocks(
-    checkpoint: Checkpoint, table: str, names: Vocabulary, scale: float
+    source: dglke_files.Tables, table: str, names: Vocabulary, scale: float
 ) -> Iterator[tuple[Sequence[str], np.ndarray]]:
-    """Yield (names, rows) in the order of ids; with a progress bar where it takes a while."""
-    count = len(checkpoint[table])
+    """Yield (names, rows) in the order of ids, with a progress bar for large tables."""
+    count = len(source[table])
     with tqdm(total=count, desc=table, unit="row", disable=count < PROGRESS_FROM_ROWS or None) as bar:
         for start in range(0, count, ROWS_AT_A_TIME):
             ids = torch.arange(start, min(count, start + ROWS_AT_A_TIME))
-            rows = checkpoint.gather(table, ids).numpy()
+            rows = source.gather(table, ids).numpy()
             if scale != 1.0:
                 rows = (rows.astype(np.float64) * scale).astype(np.float32)
             yield names.names[start : start + len(ids)], rows
@@ -143,7 +147,7 @@ def _blocks(
 
 @contextlib.contextmanager
 def _whole_file(target: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes its name only when it was written to its end."""
+    """Open a temporary file that is renamed to the target once it is complete."""
     temporary = target.with_name(target.name + ".tmp")
     try:
         with open(temporary, "wb") as file:
@@ -171,10 +175,10 @@ def _write_npy(file: BinaryIO, shape: Shape, blocks: Blocks) -> None:
 
 
 def _write_safetensors(file: BinaryIO, shape: Shape, blocks: Blocks) -> None:
-    """Write one tensor; https://huggingface.co/docs/safetensors has the format."""
+    """Write one tensor; the format: https://huggingface.co/docs/safetensors."""
     tensor = {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 4 * shape[0] * shape[1]]}
     header = json.dumps({SAFETENSORS_NAME: tensor}).encode()
-    header += b" " * (-len(header) % 8)
+    header += b" " * (-len(header) % 8)  # the tensor begins at a multiple of 8 bytes
     file.write(struct.pack("<Q", len(header)) + header)
     _write_raw(file, blocks)
 
@@ -206,7 +210,7 @@ def _write_word2vec(file: BinaryIO, shape: Shape, blocks: Blocks) -> None:
 
 
 def word2vec_name(name: str) -> str:
-    """Return a name as word2vec's text format can have it: without white space."""
+    """Return a name without white space, which separates the fields of word2vec's text format."""
     return "_".join(name.split())
 
 
@@ -225,7 +229,7 @@ FORMATS: dict[str, tuple[str, Writer]] = {
     "tsv": (".tsv", _write_tsv),
     "word2vec": (".vec", _write_word2vec),
 }
-"""Format to suffix of its files and what writes one."""
+"""Format to the suffix of its files and the function that writes one."""
 
 WITHOUT_NAMES = ("npy", "safetensors", "dglke")
-"""Formats that have the names in a file beside the rows."""
+"""Formats whose files of rows have no names; they go to a file of their own."""

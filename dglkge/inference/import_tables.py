@@ -1,4 +1,4 @@
-"""Rows from other programs' files as a checkpoint of a run on a dataset, matched by name."""
+"""Import of rows from other programs' files, matched by name, as the checkpoint of a run on a data set."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary, read_lines
 from dglkge.errors import InputError, unknown_name
-from dglkge.inference.dglke_files import ENTITY, MODELS, DglkeFolder
+from dglkge.inference.dglke_files import ENTITY, MODELS, DglkeFolder, check_relation_width, load_npy
 from dglkge.inference.export import SAFETENSORS_NAME, word2vec_name
-from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -43,13 +42,13 @@ def import_tables(
     Parameters
     ----------
     folder : Path
-        Holds the files that :func:`dglkge.inference.export.export_tables` writes. Where neither
-        ``{table}.names.txt`` nor DGL-KE's id map gives the names, rows are in the order of the dataset.
+        The files that :func:`dglkge.inference.export.export_tables` writes. Without ``{table}.names.txt``
+        and DGL-KE's id map, rows are taken in the order of the data set.
     file_format : str
         One of ``FORMATS``.
     dataset : Dataset
     score_function : str or None
-        Of the model that the rows belong to. DGL-KE's files say it themselves.
+        Score function of the model. None for DGL-KE's files, which name it.
     reciprocal : bool
         Whether a relation's row has a half for each side.
     output : Path
@@ -63,8 +62,8 @@ def import_tables(
     Raises
     ------
     InputError
-        If a file is missing or damaged, a name of the dataset has no row, the model is unknown, or widths
-        do not fit it.
+        If a file is missing or damaged, a name of the data set has no row, the model is unknown, or the
+        widths do not fit it.
     """
     if file_format not in FORMATS:
         raise unknown_name("format", file_format, FORMATS)
@@ -83,30 +82,18 @@ def import_tables(
     widths = {name: parts[name].rows.shape[1] for name in dataset.entity_types}
     if len(set(widths.values())) != 1:
         raise InputError(f"{folder}: the entity tables must be equally wide, got {widths}")
-    _check_widths(
-        score_function, next(iter(widths.values())), parts[RELATION].rows.shape[1], reciprocal, folder
-    )
+    dim = next(iter(widths.values()))
+    check_relation_width(score_function, dim, parts[RELATION].rows.shape[1], reciprocal, folder)
     meta = CheckpointMeta(
         config={},
         **dataset_fields(dataset),
         progress={"finished_epochs": 0, "batches_done": 0, "global_batch_size": 1},
         seed=0,
         score_function=score_function,
-        dim=next(iter(widths.values())),
+        dim=dim,
         reciprocal=reciprocal,
     )
     return save_converted(output, meta, parts, names)
-
-
-def _check_widths(score_function: str, dim: int, relation_width: int, reciprocal: bool, folder: Path) -> None:
-    """Refuse rows that cannot be those of the score function."""
-    wanted = build_model(score_function, dim, reciprocal).relation_width
-    if relation_width != wanted:
-        halves = ", two halves," if reciprocal else ""
-        raise InputError(
-            f"{folder}: the rows of relations have {relation_width} numbers, {score_function} with entities "
-            f"of {dim}{halves} needs {wanted}"
-        )
 
 
 def _in_order(found: Named, wanted: Vocabulary, table: str, file_format: str) -> np.ndarray:
@@ -115,6 +102,7 @@ def _in_order(found: Named, wanted: Vocabulary, table: str, file_format: str) ->
     if rows.ndim != 2 or (len(names) and len(names) != len(rows)):
         raise InputError(f"table {table!r}: got rows of shape {rows.shape} and {len(names)} names")
     if len(names):
+        # word2vec's text has no white space in names, so the data set's names are changed as at export
         keys = [word2vec_name(name) if file_format == "word2vec" else name for name in wanted.names]
         index = pd.Index(list(names), dtype=object)
         if not index.is_unique:
@@ -129,7 +117,7 @@ def _in_order(found: Named, wanted: Vocabulary, table: str, file_format: str) ->
 
 
 def _file(folder: Path, pattern: str) -> Path:
-    """Return the one file of a folder that fits a pattern."""
+    """Return the one file of a folder that matches a pattern."""
     found = sorted(folder.glob(pattern))
     if len(found) != 1:
         raise InputError(f"expected one file {folder / pattern}, found {len(found)}")
@@ -141,21 +129,14 @@ def _names(folder: Path, table: str) -> list[str]:
     return read_lines(path) if path.is_file() else []
 
 
-def _load_npy(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged or not an npy file of numbers: {error}") from None
-
-
 def _read_npy(folder: Path, table: str) -> Named:
-    return _names(folder, table), _load_npy(_file(folder, f"{table}.npy"))
+    return _names(folder, table), load_npy(_file(folder, f"{table}.npy"))
 
 
 def _dglke_reader(
     folder: Path, dataset: Dataset, score_function: str | None, reciprocal: bool
 ) -> tuple[str, Reader]:
-    """Return the model of DGL-KE's files, and what reads one table of them."""
+    """Return the score function of DGL-KE's files, and the function that reads a table of them."""
     if reciprocal:
         raise InputError("DGL-KE has no reciprocal relations; leave --reciprocal out")
     if len(dataset.entity_types) != 1:
@@ -173,7 +154,7 @@ def _dglke_reader(
 
     def read(folder: Path, table: str) -> Named:
         name = RELATION if table == RELATION else ENTITY
-        rows = _load_npy(files.rows_file(name))
+        rows = files.rows(name, str(theirs))
         names = files.names(name, len(rows)) or _names(folder, table)
         if not names:
             logger.warning(
@@ -181,8 +162,6 @@ def _dglke_reader(
                 name,
                 folder,
             )
-        if theirs == "rotate" and name == RELATION and rows.ndim == 2:
-            rows = files.phases(rows)
         return names, rows
 
     return str(theirs), read
@@ -237,6 +216,6 @@ READERS: dict[str, Reader] = {
     "safetensors": _read_safetensors,
     "word2vec": _read_word2vec,
 }
-"""Format to what reads one table of it."""
+"""Format to the function that reads one table of it."""
 FORMATS = (DGLKE, *READERS)
-"""All formats that can be read; DGL-KE's folder is read as a whole."""
+"""All formats that can be read. DGL-KE's has no reader of its own here: its folder is read as a whole."""

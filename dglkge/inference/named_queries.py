@@ -1,4 +1,4 @@
-"""Queries as people write them: by names, on the command line or in a file."""
+"""Queries by name, as written on the command line or in a file, and their ids."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
-from dglkge.inference.link_prediction import LinkQuery
+from dglkge.inference.search import LinkQuery
 from dglkge.typing import Side
 
 MISSING = "?"
@@ -21,9 +21,9 @@ class NamedQuery:
     Attributes
     ----------
     side : Side
-        What is asked for.
+        The missing side.
     entity : str
-        The entity given.
+        The given entity.
     relation : str
         A relation's name or label.
     """
@@ -42,7 +42,8 @@ def resolve(
 ) -> LinkQuery:
     """Look up the ids of a query's names.
 
-    A relation's name that joins several pairs of entity types is settled by the types that know the entity.
+    A relation's name may join several pairs of entity types. It then stands for the one pair whose type on
+    the given side has the entity.
 
     Parameters
     ----------
@@ -54,7 +55,7 @@ def resolve(
     Raises
     ------
     InputError
-        If a name is unknown, with the nearest known ones, or the relation remains ambiguous.
+        If a name is unknown (the message lists the nearest ones), or the relation is ambiguous.
     """
     fitting = [
         id_
@@ -67,12 +68,12 @@ def resolve(
 
 
 def read_queries(path: Path) -> list[NamedQuery]:
-    """Read queries from a file: head, relation and tail separated by tabs, ``?`` for what is missing.
+    """Read a file of queries: head, relation and tail separated by tabs, ``?`` for the missing entity.
 
     Raises
     ------
     InputError
-        If the file cannot be read, or a line (with its number) is not a query.
+        If the file cannot be read, or a line (given by its number) is not a query.
     """
     try:
         lines = path.read_bytes().decode("utf-8").splitlines()

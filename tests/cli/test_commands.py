@@ -71,3 +71,44 @@ def test_a_reader_that_leaves(run):
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--help"], ["similar", "RUN", "--entity", "person4"]])
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_stdout_on_a_full_disk_is_one_line_and_status_1(run, words, unbuffered):
+    if words == ["--help"] and unbuffered:
+        pytest.skip("argparse itself ignores the error")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "dglkge.cli.main",
+                *(str(run) if word == "RUN" else word for word in words),
+            ],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT_SECONDS,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert (done.returncode, done.stderr) == (
+        1,
+        "dglkge: error: cannot write the output: No space left on device\n",
+    )
+
+
+def test_a_reader_of_the_help_that_leaves():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "dglkge.cli.main", "predict", "--help"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": ""},
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")

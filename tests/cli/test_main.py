@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dglkge import __version__
 from dglkge.checkpoint import open_checkpoint
+from dglkge.cli.common import human_bytes, print_columns, run_command, write_json
 from dglkge.cli.main import COMMANDS, main
-from dglkge.cli.output import human_bytes, print_columns, write_json
-from dglkge.cli.run_command import run_command
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation.evaluator import RankingEvaluator
@@ -351,3 +352,23 @@ def test_evaluate_compares_what_it_reads_with_its_checksums(call, run):
     assert "embeddings_town_1.v1.h5 is damaged: its checksum is not the one in the manifest" in err
     assert not list(run.glob("metrics*"))
     assert call("evaluate", run, "--json", "--no-verify")[0] == 0
+
+
+def test_a_metrics_file_on_a_full_disk_is_one_line_and_status_1(call, run, monkeypatch):
+    def full(path, *arguments, **options):
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    status, out, err = call("evaluate", run, "--json", "--limit", "1")
+    assert (status, out) == (1, "")
+    assert err == f"dglkge: error: cannot write {run}/metrics-test.json: No space left on device\n"
+    assert not list(run.glob("metrics*"))
+
+
+def test_a_failed_write_elsewhere_keeps_its_traceback(capsys):
+    def body():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        run_command("cmd", body)

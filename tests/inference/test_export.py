@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dglkge.checkpoint import open_checkpoint
-from dglkge.errors import InputError
+from dglkge.errors import InputError, StorageError
 from dglkge.inference import export
 from dglkge.inference.export import export_tables
 from dglkge.typing import RELATION
@@ -94,7 +94,7 @@ def test_a_failure_leaves_no_file(run, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export, "_write_lines", full)
-    with pytest.raises(InputError, match="cannot write to .*out: No space left on device"):
+    with pytest.raises(StorageError, match="cannot write to .*out: No space left on device"):
         export_tables(checkpoint, ["film"], "tsv", tmp_path / "out", overwrite=False)
     assert list((tmp_path / "out").iterdir()) == []
 

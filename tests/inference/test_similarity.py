@@ -8,8 +8,8 @@ import torch
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.errors import InputError
-from dglkge.inference import link_prediction
-from dglkge.inference.similarity import most_similar
+from dglkge.inference import search
+from dglkge.inference.search import most_similar
 from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
 
 
@@ -20,7 +20,7 @@ def test_against_brute_force(tmp_path, monkeypatch, num_parts, block_bytes):
     tables = toy_tables(meta)
     tables["person"].rows.nan_to_num_(posinf=1.0)
     save_toy(tmp_path, meta, tables, num_parts)
-    monkeypatch.setattr(link_prediction, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(search, "BLOCK_BYTES", block_bytes)
     checkpoint = open_checkpoint(tmp_path)
     ids = torch.tensor([3, 22, 3])
     got = most_similar(checkpoint, checkpoint.shards("person"), "person", ids, topk=5)

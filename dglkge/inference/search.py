@@ -1,4 +1,4 @@
-"""Completes triples: the best tails of (h, r, ?) and the best heads of (?, r, t)."""
+"""Search for the best-scored candidates: answers to queries (h, r, ?) and (?, r, t), and similar entities."""
 
 from __future__ import annotations
 
@@ -8,15 +8,25 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn.functional import normalize
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RELATION, Relation, RowShard, RowSource, Side
 
+BLOCK_BYTES = 64 << 20
+"""Most bytes of candidate rows, and of their scores, at a time."""
+
+QUERIES_AT_A_TIME = 256
+"""Queries of one matmul: with :data:`BLOCK_BYTES` this bounds the memory of a search, whatever was asked."""
+
+KnownAnswers = dict[str, tuple[np.ndarray, np.ndarray]]
+"""By split: query index (M,) and id (M,) of each known answer to a batch of queries."""
+
 
 class TopAnswers:
-    """Keeps the k best-scored candidates of each query.
+    """The k best-scored candidates of each query, collected over blocks of candidates.
 
     Parameters
     ----------
@@ -32,18 +42,18 @@ class TopAnswers:
         self._ids = torch.empty((num_queries, 0), dtype=torch.int64)
 
     def add(self, scores: torch.Tensor, ids: torch.Tensor) -> None:
-        """Let a block of candidates compete.
+        """Add a block of candidates.
 
         Parameters
         ----------
         scores : (Q, n) tensor
-            -inf for a candidate that is out of the question.
+            -inf for an excluded candidate.
         ids : (n,) int64 tensor
         """
         best, places = scores.topk(min(self._topk, scores.shape[1]), dim=1)
         all_scores = torch.cat([self._scores, best], dim=1)
         all_ids = torch.cat([self._ids, ids[places]], dim=1)
-        # Two stable sorts: by score, and by id among equal scores, whatever the blocks were.
+        # Two stable sorts order by score, and by id among equal scores, whatever the blocks were.
         by_id = all_ids.argsort(dim=1, stable=True)
         by_score = all_scores.gather(1, by_id).argsort(dim=1, descending=True, stable=True)
         order = by_id.gather(1, by_score)[:, : self._topk]
@@ -52,21 +62,14 @@ class TopAnswers:
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the scores (Q, k) in descending order and the ids (Q, k).
 
-        Where fewer than k candidates were in question, the last scores are -inf or k is smaller. Which of
-        several candidates with exactly equal scores makes it to place k is not defined.
+        With fewer than k candidates the last scores are -inf, or k is smaller. If several candidates have
+        exactly the score of place k, which of them is returned is undefined.
         """
         return self._scores, self._ids
 
 
-BLOCK_BYTES = 64 << 20
-QUERIES_AT_A_TIME = 256
-
-KnownAnswers = dict[str, tuple[np.ndarray, np.ndarray]]
-"""By split: query index (M,) and id (M,) of each known answer to a batch of queries."""
-
-
 class Known(enum.Enum):
-    """What to do with answers that stand in the dataset already."""
+    """Treatment of answers that the data set already contains."""
 
     MARK = "mark"
     DROP = "drop"
@@ -80,9 +83,9 @@ class LinkQuery:
     Attributes
     ----------
     side : Side
-        What is asked for.
+        The missing side.
     entity_id : int
-        The entity given: the head for ``Side.TAIL``, the tail for ``Side.HEAD``.
+        The given entity: the head for ``Side.TAIL``, the tail for ``Side.HEAD``.
     relation_id : int
     """
 
@@ -93,17 +96,17 @@ class LinkQuery:
 
 @dataclass(frozen=True)
 class Answer:
-    """One proposed entity.
+    """One candidate found.
 
     Attributes
     ----------
     entity_id : int
-        Its original id; its type is the relation's on the side that was asked for.
+        Original id; the type is the relation's on the missing side.
     score : float
-        The model's score; higher is better, and only scores of one query compare.
+        Higher is better. Only scores of the same query are comparable.
     known : str or None
-        The split of the dataset in which the triple stands, the first of several; None where it stands in
-        none, or nobody looked.
+        First split of the data set that contains the triple; None if no split does, or if known answers
+        were not marked.
     """
 
     entity_id: int
@@ -124,7 +127,7 @@ class LinkPredictor:
     shards : mapping of str to sequence of RowShard
         All rows of each entity type.
     known_triples : mapping of str to KnownTriples, optional
-        What is known, by split; needed to mark it or leave it out.
+        Known triples by split; required to mark or drop known answers.
     """
 
     def __init__(
@@ -150,21 +153,20 @@ class LinkPredictor:
         ----------
         queries : sequence of LinkQuery
         topk : int
-            Answers wanted for each; fewer where there are not so many candidates.
+            Answers to each query; fewer if there are fewer candidates.
         known : Known
 
         Returns
         -------
         list of list of Answer
-            One list for each query. Equal scores stand in the order of ids.
+            One list for each query. Equal scores are in the order of ids.
 
         Raises
         ------
         InputError
-            If ``topk`` is less than 1, or known triples are needed and there are none.
+            If ``topk`` is less than 1, or known triples are needed and absent.
         """
-        if topk < 1:
-            raise InputError(f"the number of answers must be at least 1, got {topk}")
+        _check_topk(topk)
         if known is not Known.KEEP and not self._known_triples:
             raise InputError("to mark or drop known answers, the known triples are needed")
         answers: list[list[Answer]] = [[] for _ in queries]
@@ -198,7 +200,7 @@ class LinkPredictor:
     def _known_answers(
         self, side: Side, entity_ids: torch.Tensor, relation_ids: torch.Tensor
     ) -> KnownAnswers:
-        """Look up what is known of each query of a batch."""
+        """Look up the known answers to a batch of queries."""
         return {
             split: triples.answers(side, entity_ids.numpy(), relation_ids.numpy())
             for split, triples in self._known_triples.items()
@@ -225,20 +227,66 @@ class LinkPredictor:
         return best.result()
 
 
+def most_similar(
+    rows: RowSource, shards: Sequence[RowShard], table: str, ids: torch.Tensor, topk: int = 10
+) -> list[list[Answer]]:
+    """Return the entities of a type with the greatest cosine to given ones.
+
+    Parameters
+    ----------
+    rows : RowSource
+        Looks up the given entities.
+    shards : sequence of RowShard
+        All rows of the type.
+    table : str
+        The entity type.
+    ids : (Q,) int64 tensor
+        The given entities.
+    topk : int
+
+    Returns
+    -------
+    list of list of Answer
+        One list for each given entity, without the entity itself, the most similar first. The score is the
+        cosine; 0 if either row is all zeros.
+
+    Raises
+    ------
+    InputError
+        If ``topk`` is less than 1.
+    """
+    _check_topk(topk)
+    best = TopAnswers(len(ids), topk)
+    with torch.no_grad():
+        given = normalize(rows.gather(table, ids))
+        for shard in shards:
+            for start, stop in candidate_blocks(len(ids), shard):
+                cosines = given @ normalize(shard.rows[start:stop]).T
+                candidate_ids = shard.original_ids[start:stop]
+                cosines[ids[:, None] == candidate_ids] = -torch.inf
+                best.add(cosines, candidate_ids)
+    return list(_to_answers(*best.result(), {}))
+
+
 def candidate_blocks(num_queries: int, shard: RowShard) -> Iterator[tuple[int, int]]:
-    """Cut a shard's rows into (start, stop) so that neither rows nor scores of a block exceed some memory."""
+    """Yield (start, stop) of blocks of a shard whose rows and scores take :data:`BLOCK_BYTES` at most."""
     num_rows, width = shard.rows.shape
     step = max(1, BLOCK_BYTES // (4 * max(num_queries, width)))
     for start in range(0, num_rows, step):
         yield start, min(num_rows, start + step)
 
 
+def _check_topk(topk: int) -> None:
+    if topk < 1:
+        raise InputError(f"the number of answers must be at least 1, got {topk}")
+
+
 def _to_answers(scores: torch.Tensor, ids: torch.Tensor, known: KnownAnswers) -> Iterator[list[Answer]]:
-    """Turn scores and ids (Q, k) into answers, leaving out what was out of the question."""
+    """Turn scores and ids (Q, k) into answers, excluded candidates left out."""
     split_of: dict[tuple[int, int], str] = {}
     for split, (index, known_ids) in known.items():
         for key in zip(index.tolist(), known_ids.tolist()):
-            split_of.setdefault(key, split)
+            split_of.setdefault(key, split)  # the first of several splits
     for row, (row_scores, row_ids) in enumerate(zip(scores.tolist(), ids.tolist())):
         yield [
             Answer(id_, score, split_of.get((row, id_)))

@@ -9,8 +9,8 @@ import torch
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
-from dglkge.inference import link_prediction
-from dglkge.inference.link_prediction import Known, LinkPredictor, LinkQuery, TopAnswers
+from dglkge.inference import search
+from dglkge.inference.search import Known, LinkPredictor, LinkQuery, TopAnswers
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, toy_meta, toy_tables
@@ -101,8 +101,8 @@ def test_against_brute_force(tmp_path, score_function, reciprocal, known):
 @pytest.mark.parametrize("block_bytes", [1, 200, 1 << 20])
 def test_shards_and_blocks_change_nothing(tmp_path, monkeypatch, num_parts, block_bytes):
     predictor, model, meta, tables = make(tmp_path, num_parts=num_parts)
-    monkeypatch.setattr(link_prediction, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(link_prediction, "QUERIES_AT_A_TIME", 2)
+    monkeypatch.setattr(search, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(search, "QUERIES_AT_A_TIME", 2)
     for query, got in zip(QUERIES, predictor.predict(QUERIES, topk=6, known=Known.DROP)):
         expected = brute_force(model, meta, tables, query, 6, Known.DROP)
         assert [answer.entity_id for answer in got] == [id_ for _, id_, _ in expected]

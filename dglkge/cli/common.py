@@ -1,0 +1,191 @@
+"""Shared by all commands: common arguments, tables and JSON on stdout, exit status."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Callable
+
+from dglkge.errors import (
+    USERS_TO_MEND,
+    InputError,
+    JobError,
+    StorageError,
+    exit_status_of,
+)
+
+BROKEN_PIPE_STATUS = 141
+"""128 + SIGPIPE, the status of a program that the signal ends."""
+
+
+def add_run_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the positional argument of every command that reads a model."""
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE",
+    )
+
+
+def add_verify_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--no-verify``."""
+    parser.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="do not compare files with their checksums; saves one pass over the rows",
+    )
+
+
+def add_dataset_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--dataset``."""
+    parser.add_argument("--dataset", metavar="DIR", help="the run's data set, if it has moved since training")
+
+
+def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]], indent: str = "") -> None:
+    """Print a table: numbers aligned right, text left."""
+    cells = [[str(cell) for cell in row] for row in [header, *rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    right = [
+        bool(rows) and all(_is_number(row[column]) for row in cells[1:]) for column in range(len(header))
+    ]
+    for row in cells:
+        aligned = [
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(row, widths, right)
+        ]
+        print_text((indent + "  ".join(aligned)).rstrip())
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    print_text(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON to a file that appears only when it is complete.
+
+    Raises
+    ------
+    InputError
+        If the path is wrong or the user has no right to write there.
+    StorageError
+        If the disk is full or fails.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        kind = InputError if error.errno in (errno.ENOENT, *USERS_TO_MEND) else StorageError
+        raise kind(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def human_bytes(size_bytes: int) -> str:
+    """Return a size in binary units with one decimal.
+
+    Examples
+    --------
+    >>> human_bytes(1536)
+    '1.5 KiB'
+    """
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def run_command(name: str, body: Callable[[], int]) -> int:
+    """Run the body of a command and return its exit status.
+
+    Parameters
+    ----------
+    name : str
+        The command, for messages.
+    body : callable
+        Does the work and returns the exit status.
+
+    Returns
+    -------
+    int
+        The body's status. With one line on stderr: 2 for bad input, 1 for a failure of the job or for output
+        that cannot be written (a full disk), 130 after Ctrl-C. Without a line: 141 if the reader of stdout
+        has exited (as with ``| head``). Any other exception keeps its traceback.
+    """
+    try:
+        status = body()
+        flush_output()
+        return status
+    except (InputError, JobError) as error:
+        _print_error(f"{name}: error: {' '.join(str(error).split())}")
+        return exit_status_of(error)
+    except KeyboardInterrupt as error:
+        _print_error(f"{name}: interrupted")
+        return exit_status_of(error)
+    except BrokenPipeError:
+        _discard_output()
+        return BROKEN_PIPE_STATUS
+
+
+def print_text(text: str = "") -> None:
+    """Print a text and a line end on stdout.
+
+    Raises
+    ------
+    StorageError
+        If stdout is a file that cannot be written. Python would print a traceback for its OSError.
+    """
+    with _output_errors():
+        print(text)
+
+
+def flush_output() -> None:
+    """Write out stdout's buffer.
+
+    Raises
+    ------
+    StorageError
+        As :func:`print_text`.
+    """
+    if sys.stdout is not None:  # None in a process that was started without one
+        with _output_errors():
+            sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _output_errors() -> Iterator[None]:
+    """Raise StorageError for a failed write to stdout, but for a closed pipe."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard_output()
+        raise StorageError(f"cannot write the output: {error.strerror or error}") from None
+
+
+def _discard_output() -> None:
+    """Redirect stdout to /dev/null: Python flushes it again at exit, which would fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_error(line: str) -> None:
+    with contextlib.suppress(OSError):  # stderr may be on the same full disk; the status still says it
+        print(line, file=sys.stderr)

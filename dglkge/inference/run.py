@@ -1,0 +1,442 @@
+"""A trained model opened on its files: prediction, similar entities, ranking, export. No server, no DGL."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import numpy as np
+import torch
+
+from dglkge.checkpoint.bigraph_reader import is_bigraph
+from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE
+from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, TextEntry
+from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
+from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import SPLITS
+from dglkge.data.known_triples import KnownTriples
+from dglkge.errors import InputError
+from dglkge.evaluation.evaluator import RankingEvaluator
+from dglkge.evaluation.metrics import RankingResult
+from dglkge.evaluation.protocol import Protocol
+from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, Tables, is_dglke
+from dglkge.inference.export import export_tables
+from dglkge.inference.named_queries import NamedQuery, resolve
+from dglkge.inference.search import Answer, Known, LinkPredictor, most_similar
+from dglkge.model.kge_model import KgeModel, build_model
+from dglkge.typing import RELATION, RowShard
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NamedAnswer:
+    """One candidate found, by name.
+
+    Attributes
+    ----------
+    name : str
+    score : float
+        Higher is better; a cosine for similar entities.
+    known : str or None
+        First split of the data set that contains the triple; None if no split does, or if known answers
+        were not marked.
+    """
+
+    name: str
+    score: float
+    known: str | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The best answers to one query.
+
+    Attributes
+    ----------
+    query : NamedQuery
+    relation : str
+        The relation's label, which names its entity types if several relations share the name.
+    answer_type : str
+        Entity type of the answers.
+    is_marked : bool
+        Whether known answers are marked.
+    answers : list of NamedAnswer
+        The best first.
+    """
+
+    query: NamedQuery
+    relation: str
+    answer_type: str
+    is_marked: bool
+    answers: list[NamedAnswer]
+
+
+def open_run(path: str | os.PathLike[str], dataset: str | None = None, verify: bool = True) -> Run:
+    """Open a trained model for reading.
+
+    Parameters
+    ----------
+    path : path
+        A run's folder, a checkpoint in it (``checkpoint/``, ``checkpoint/epoch_10``, ``checkpoint/best``), a
+        folder that PyTorch-BigGraph wrote, or one that DGL-KE wrote.
+    dataset : str, optional
+        Folder of the run's data set, if it has moved since training.
+    verify : bool
+        Compare files with their checksums when they are read.
+
+    Returns
+    -------
+    Run
+
+    Raises
+    ------
+    InputError
+        If there is no model, or a file of it is missing or damaged.
+
+    Examples
+    --------
+    ::
+
+        run = open_run("runs/demo")
+        (prediction,) = run.predict([NamedQuery(Side.TAIL, "Alice", "likes")], topk=5)
+        [answer.name for answer in prediction.answers]
+        run.evaluate(Protocol(split="valid")).both.mrr
+    """
+    folder = Path(path)
+    is_checkpoint = (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir()
+    if not is_checkpoint and is_dglke(folder):
+        return Run(DglkeTables(DglkeFolder.open(folder)), dataset)
+    return Run(open_checkpoint(path, verify=verify), dataset)
+
+
+class Run:
+    """A trained model on files. Get one from :func:`open_run`.
+
+    Rows are mapped, not loaded: memory grows with what is asked for.
+
+    Parameters
+    ----------
+    tables : Checkpoint or DglkeTables
+        Rows and names.
+    dataset : str, optional
+        Folder of the data set; by default the path that the checkpoint has recorded.
+
+    Attributes
+    ----------
+    tables : Checkpoint or DglkeTables
+    """
+
+    def __init__(self, tables: Tables, dataset: str | None = None) -> None:
+        self.tables = tables
+        self._dataset_path = dataset
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint.
+
+        Raises
+        ------
+        InputError
+            If the model is a DGL-KE folder, which is none.
+        """
+        if isinstance(self.tables, Checkpoint):
+            return self.tables
+        raise InputError(
+            f"{self.tables.path} was written by DGL-KE and is no checkpoint; {self._conversion()}"
+        )
+
+    @property
+    def tables_in_order(self) -> list[str]:
+        """Names of all tables: the entity types and the relations."""
+        return [*self.tables.entity_types, RELATION]
+
+    @cached_property
+    def model(self) -> KgeModel:
+        """The score function at its dimension."""
+        meta = self.tables.meta
+        return build_model(meta.score_function, meta.dim, meta.reciprocal)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The data set that the model was trained on.
+
+        Raises
+        ------
+        InputError
+            If it is missing or another one, or the model's ids are not those of a data set.
+        """
+        tables = self.tables
+        if not isinstance(tables, Checkpoint) or is_bigraph(tables.path, tables.version):
+            writer = "PyTorch-BigGraph" if isinstance(tables, Checkpoint) else "DGL-KE"
+            raise InputError(
+                f"{tables.path} was written by {writer}, with ids of its own; {self._conversion()}"
+            )
+        folder = Path(self._dataset_path or tables.meta.dataset_path)
+        if self._dataset_path is None and not folder.is_dir():
+            raise InputError(
+                f"the run's dataset {folder} is not there any more; say with --dataset where it is"
+            )
+        dataset = Dataset.open(folder)
+        if dataset.fingerprint != tables.meta.dataset_fingerprint:
+            raise InputError(
+                f"{folder} is not the dataset of this run ({tables.meta.dataset_name}): its fingerprint is "
+                f"{dataset.fingerprint[:12]}, expected {tables.meta.dataset_fingerprint[:12]}"
+            )
+        return dataset
+
+    def _conversion(self) -> str:
+        """Return the command that gives the rows the ids of a data set."""
+        path, target = self.tables.path, self._dataset_path or "DIR"
+        if isinstance(self.tables, Checkpoint):
+            folder, source = self.tables.run_folder, ""
+        else:
+            folder, source = path, " --from dglke"
+        output = folder.with_name(folder.name + "_converted")
+        return (
+            f"to use it with a data set: dglkge checkpoint convert {path}{source} --to run "
+            f"--dataset {target} --output {output}"
+        )
+
+    @cached_property
+    def _known_by_split(self) -> dict[str, KnownTriples]:
+        dataset = self.dataset
+        return {split: KnownTriples([dataset.split(split)], dataset.num_relations) for split in SPLITS}
+
+    def shards(self, tables: Sequence[str]) -> dict[str, Sequence[RowShard]]:
+        """Return all rows of some tables."""
+        return {table: self.tables.shards(table) for table in tables}
+
+    def predict(
+        self, queries: Sequence[NamedQuery], topk: int = 10, known: Optional[Known] = None
+    ) -> list[Prediction]:
+        """Return the best answers to queries with one entity missing.
+
+        Parameters
+        ----------
+        queries : sequence of NamedQuery
+        topk : int
+            Answers to each query; fewer if there are fewer candidates.
+        known : Known, optional
+            Treatment of answers that the data set contains. None marks them if the data set can be opened,
+            and otherwise logs a warning and marks none.
+
+        Returns
+        -------
+        list of Prediction
+            One for each query.
+
+        Raises
+        ------
+        InputError
+            If a name is unknown or ambiguous, or ``known`` needs a data set that cannot be opened.
+        """
+        tables = self.tables
+        resolved = [resolve(query, tables.relations, tables.vocabulary) for query in queries]
+        known, known_triples = self._known(known)
+        relations = [tables.relations[query.relation_id] for query in resolved]
+        types = [relation.candidate_type(query.side) for relation, query in zip(relations, resolved)]
+        shards = self.shards(sorted(set(types)))
+        predictor = LinkPredictor(self.model, tables.meta.relations, tables, shards, known_triples)
+        found = predictor.predict(resolved, topk, known)
+        labels = tables.relations.labels
+        return [
+            Prediction(
+                named, labels[query.relation_id], type_, known is Known.MARK, self._named(type_, answers)
+            )
+            for named, query, type_, answers in zip(queries, resolved, types, found)
+        ]
+
+    def _known(self, known: Optional[Known]) -> tuple[Known, dict[str, KnownTriples]]:
+        """Return the treatment of known answers, and the known triples that it needs."""
+        if known is Known.KEEP:
+            return known, {}
+        try:
+            return known or Known.MARK, self._known_by_split
+        except InputError as error:
+            # The data set of a run may be on another machine; one that was named must be usable.
+            if known is not None or self._dataset_path is not None:
+                raise
+            logger.warning("known answers are not marked: %s", error)
+            return Known.KEEP, {}
+
+    def _named(self, entity_type: str, answers: Sequence[Answer]) -> list[NamedAnswer]:
+        names = self.tables.vocabulary(entity_type)
+        return [NamedAnswer(names[answer.entity_id], answer.score, answer.known) for answer in answers]
+
+    def similar(self, entity: str, entity_type: str, topk: int = 10) -> list[NamedAnswer]:
+        """Return the entities of a type whose rows have the greatest cosine with an entity's row.
+
+        Parameters
+        ----------
+        entity : str
+        entity_type : str
+            As :meth:`type_of` returns it.
+        topk : int
+
+        Returns
+        -------
+        list of NamedAnswer
+            The most similar first, without the entity itself.
+
+        Raises
+        ------
+        InputError
+            If a name is unknown, or ``topk`` is less than 1.
+        """
+        ids = torch.tensor([self.tables.vocabulary(entity_type).id(entity)])
+        (answers,) = most_similar(self.tables, self.tables.shards(entity_type), entity_type, ids, topk)
+        return self._named(entity_type, answers)
+
+    def type_of(self, entity: str, entity_type: str | None = None) -> str:
+        """Return the type of an entity.
+
+        Parameters
+        ----------
+        entity : str
+        entity_type : str, optional
+            The type that the user gave, which is only checked.
+
+        Raises
+        ------
+        InputError
+            If the given type is unknown, several types have the name, or none of several types has it. With
+            one type an unknown name passes: the vocabulary's own error lists the nearest names.
+        """
+        types = self.tables.entity_types
+        if entity_type is not None:
+            if entity_type not in types:
+                known = ", ".join(map(repr, types))
+                raise InputError(f"unknown entity type {entity_type!r}; known: {known}")
+            return entity_type
+        found = [known for known in types if entity in self.tables.vocabulary(known)]
+        if len(found) > 1:
+            raise InputError(
+                f"{entity!r} is the name of entities of several types: {', '.join(found)}; say --type"
+            )
+        if not found and len(types) > 1:
+            raise InputError(
+                f"no entity of any type is called {entity!r}; say --type to see the nearest names of one of "
+                + ", ".join(types)
+            )
+        return (found or types)[0]
+
+    def evaluate(
+        self,
+        protocol: Protocol,
+        triples: Optional[np.ndarray] = None,
+        progress: Optional[Callable[[int], object]] = None,
+    ) -> RankingResult:
+        """Rank the head and the tail of every triple among all entities of the right type.
+
+        Parameters
+        ----------
+        protocol : Protocol
+        triples : (n, 3) int64 array, optional
+            Head, relation and tail, original ids; by default the protocol's split.
+        progress : callable, optional
+            Called with the number of queries just ranked; there are 2 n of them.
+
+        Returns
+        -------
+        RankingResult
+
+        Raises
+        ------
+        InputError
+            If the data set cannot be opened, there is nothing to rank, or rows are not finite.
+        """
+        dataset = self.dataset
+        if triples is None:
+            triples = dataset.split(protocol.split)
+        known = None
+        if protocol.filtered:
+            known = KnownTriples([dataset.split(split) for split in SPLITS], dataset.num_relations)
+        evaluator = RankingEvaluator(self.model, self.tables.meta.relations, protocol)
+        shards = self.shards(self.tables.entity_types)
+        return evaluator.evaluate(triples, known, self.tables, shards, progress=progress)
+
+    def export(
+        self,
+        file_format: str,
+        folder: Path,
+        tables: Optional[Sequence[str]] = None,
+        overwrite: bool = False,
+    ) -> list[Path]:
+        """Write tables, by default all of them; see :func:`dglkge.inference.export.export_tables`."""
+        return export_tables(self.tables, tables or self.tables_in_order, file_format, folder, overwrite)
+
+    def inspect(self, verify: bool = False) -> dict[str, Any]:
+        """Describe the checkpoint: version, progress, model, tables and files, ready for JSON.
+
+        Parameters
+        ----------
+        verify : bool
+            Read every file and compare its checksum.
+
+        Raises
+        ------
+        CheckpointError
+            If a checksum differs.
+        InputError
+            If there is no checkpoint.
+        """
+        checkpoint = self.checkpoint
+        if verify:
+            checkpoint.verify()
+        meta = checkpoint.meta
+        files: list[FileEntry | TextEntry] = [*checkpoint.manifest.files]
+        files += checkpoint.manifest.all_texts.values()
+        # PyTorch-BigGraph writes no checksums, so nothing of its checkpoints can be verified.
+        with_checksum = [entry for entry in files if entry.crc32 != UNKNOWN_CRC32]
+        return {
+            "path": str(checkpoint.path),
+            "version": checkpoint.version,
+            "verified": verify and len(with_checksum) == len(files),
+            "progress": dict(meta.progress),
+            "model": {
+                "score_function": meta.score_function,
+                "dimension": meta.dim,
+                "reciprocal_relations": meta.reciprocal,
+            },
+            "optimizer": dict(meta.optimizer),
+            "dataset": {
+                "name": meta.dataset_name,
+                "path": meta.dataset_path,
+                "fingerprint": meta.dataset_fingerprint,
+            },
+            "seed": meta.seed,
+            "versions": dict(meta.versions),
+            "tables": [_describe_table(checkpoint, table) for table in self.tables_in_order],
+            "files": [
+                {
+                    "name": entry.name,
+                    "size_bytes": entry.size_bytes,
+                    "crc32": f"{entry.crc32:08x}" if entry in with_checksum else None,
+                }
+                for entry in files
+            ],
+            "size_bytes": sum(entry.size_bytes for entry in checkpoint.manifest.files),
+        }
+
+
+def _describe_table(checkpoint: Checkpoint, table: str) -> dict[str, Any]:
+    """Describe one table of a checkpoint."""
+    entries = checkpoint.manifest.of_table(table)
+    num_rows, width = checkpoint[table].shape
+    state = {path for entry in entries for path in entry.shapes if path.startswith(OPTIMIZER_GROUP + "/")}
+    names = {path.split("/", 1)[1] for path in state} - {STATE_BLOB}
+    return {
+        "name": table,
+        "num_rows": num_rows,
+        "width": width,
+        "num_parts": len(entries),
+        "optimizer_state": sorted(names),
+        "size_bytes": sum(entry.size_bytes for entry in entries),
+    }
