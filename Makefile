@@ -1,4 +1,4 @@
-# make help says what there is. Each lane has a virtual environment of its own, made on first use.
+# make help lists the targets. Each lane has a virtual environment of its own, created on first use.
 #   make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"    torch without CUDA
 
 # The first interpreter that runs, in the order of preference.
@@ -8,8 +8,12 @@ PYTHON ?= $(shell for name in python3.11 python3.10 python3.12 python3.9 python3
 LANE ?= $(shell $(PYTHON) -c 'import sys; print("dgl2" if sys.version_info[:2] in ((3, 9), (3, 12)) else "dgl1")')
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
-# tests/conftest.py says which tests must share a worker.
+# tests/conftest.py decides which tests share a worker.
 PARALLEL := -n 2
+# What calls DGL or torch: the part of the tests whose result may differ between the lanes.
+DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
+    functional/test_training_job.py functional/test_two_partitions.py functional/test_repeated_training.py \
+    launch/test_launch_dgl_job.py partition_tools/test_partition_command.py partition_tools/test_build_graph.py)
 VENV := .venv
 VENV2 := .venv-dgl2
 VENV_DEMO := $(if $(filter dgl2,$(LANE)),$(VENV2),$(VENV))
@@ -17,19 +21,22 @@ VENV_PBG := .venv-pbg
 VENV_DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-dgl2 test-cluster test-pbg lint docs clean
+.PHONY: help demo test test-dgl2 test-dgl2-part test-cluster test-pbg lint docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1 \t/' | expand -t 20
 
-demo: $(VENV_DEMO)/installed  ## build, train, evaluate and ask a small knowledge graph: 3 minutes
+demo: $(VENV_DEMO)/installed  ## a small knowledge graph: build, train, evaluate, predict: 3 minutes
 	PATH="$(CURDIR)/$(VENV_DEMO)/bin:$$PATH" bash examples/stdlib/run.sh
 
-test: lint  ## all that CI runs: lint, then every test
+test: lint  ## lint, then every test with dgl 1.1.3 and torch 2.13.0: 15 minutes
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 test-dgl2: $(VENV2)/installed  ## every test with dgl 2.1.0 and torch 2.2.1
 	$(VENV2)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+
+test-dgl2-part: $(VENV2)/installed  ## the tests that call DGL or torch, with dgl 2.1.0 and torch 2.2.1
+	$(VENV2)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS) $(DGL_TESTS)
 
 test-cluster: $(VENV)/installed  ## every fault of a job on two hosts, with a table: 2 minutes; root only
 	$(VENV)/bin/python examples/benchmarks/cluster_faults.py
@@ -44,18 +51,18 @@ lint: $(VENV)/installed  ## ruff and mypy
 docs: $(VENV_DOCS)/installed  ## the documentation as a web site, in site/
 	$(VENV_DOCS)/bin/mkdocs build --strict --quiet
 
-clean:  ## remove what the targets above made, the environments included
+clean:  ## remove everything that the other targets create, environments included
 	rm -rf $(VENV) $(VENV2) $(VENV_PBG) $(VENV_DOCS) site demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
-# $(call allow_python,VERSIONS): ends make with one line where no wheels exist for the interpreter.
+# $(call allow_python,VERSIONS): ends make with one line if no wheels exist for the interpreter.
 define allow_python
 	@$(PYTHON) -c 'import sys; found = "%d.%d" % sys.version_info[:2]; found in "$(1)".split() or sys.exit( \
 	    f"$(PYTHON) is Python {found}: dgl 1.1.3 with torch 2.13.0 has wheels for 3.10 and 3.11, dgl 2.1.0 with " \
 	    "torch 2.2.1 (make test-dgl2, make demo LANE=dgl2) for 3.9 to 3.12; give PYTHON=python3.11, for example")'
 endef
 
-# The stamp is newer than setup.py once all is installed: a second call installs nothing and needs no network.
+# Each environment has a stamp, newer than setup.py once all is installed: later calls need no network.
 $(VENV)/installed: setup.py
 	$(call allow_python,3.10 3.11)
 	$(PYTHON) -m venv $(VENV)
@@ -68,7 +75,7 @@ $(VENV2)/installed: setup.py
 	$(VENV2)/bin/python -m pip install -q $(PIP_FLAGS) -e '.[dgl2,test]'
 	touch $@
 
-# Its setup.py needs the pkg_resources of an older setuptools and imports torch: no build isolation.
+# PyTorch-BigGraph's setup.py needs the pkg_resources of an older setuptools and imports torch: no build isolation.
 $(VENV_PBG)/installed: setup.py
 	$(call allow_python,3.10 3.11)
 	$(PYTHON) -m venv $(VENV_PBG)

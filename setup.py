@@ -1,4 +1,4 @@
-"""Packaging of dglkge: what it needs, its two lanes and its commands."""
+"""Packaging of dglkge: requirements, the two lanes, commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read(name: str) -> str:
 
 
 def version() -> str:
-    """Return the version that stands in the package, without importing it and so torch with it."""
+    """Return the version from the package's source; importing it would need DGL and torch."""
     found = re.search(r'^__version__ = "([^"]+)"$', read("dglkge/__init__.py"), re.MULTILINE)
     if found is None:
         raise RuntimeError('dglkge/__init__.py has no line __version__ = "..."')
@@ -26,17 +26,17 @@ def version() -> str:
 setup(
     name="dglkge",
     version=version(),
-    description="Knowledge-graph embeddings at any scale, trained on DGL's own distributed engine",
+    description="Knowledge-graph embeddings trained on DGL's own distributed engine",
     long_description=read("README.md") if (HERE / "README.md").exists() else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["dglkge", "dglkge.*"]),
-    # Spelled out, so that an editable installation puts this folder on the path, partition_tools included.
+    # Explicit, so that an editable installation puts this folder on the path, partition_tools included.
     package_dir={"": "."},
     package_data={"dglkge": ["py.typed"]},
     python_requires=">=3.9",
     # No torch here: unpinned, it would bring several GB of CUDA packages of a release that no DGL loads.
-    # Whoever has DGL has a torch that fits it; the lanes below pin pairs that are known to work.
+    # An environment with DGL has a torch that fits it; the lanes below pin pairs that are tested.
     install_requires=[
         "dgl>=1.1.3",
         "h5py",
@@ -51,9 +51,9 @@ setup(
         "tqdm",
     ],
     extras_require={
-        # Both DGLs import packages that they do not require: packaging, pydantic, pyyaml.
+        # Both versions of DGL import packages that they do not require: packaging, pydantic, pyyaml.
         "dgl1": ["dgl==1.1.3", "torch==2.13.0", "packaging"],
-        # torch 2.2.1 wants numpy 1, which newer pyarrows refuse at import, though they do not declare it.
+        # torch 2.2.1 needs numpy 1, which newer releases of pyarrow refuse at import without declaring it.
         "dgl2": [
             "dgl==2.1.0",
             "torch==2.2.1",
