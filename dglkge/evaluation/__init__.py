@@ -1,3 +1,3 @@
-"""Ranking: how high do true triples score among corrupted ones. Torch and numpy; no DGL."""
+"""Ranking of true triples among corrupted ones: queries, counts, metrics. Torch and numpy; no DGL."""
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Exact ranking of true triples against rows that are spread over processes.
+"""Exact ranking of true triples against rows that are distributed over processes.
 
-Every process scores queries against the rows it can read and counts; one sum over all processes makes the
-ranks. Processes that read the same rows, those of one machine, take turns with the batches of queries; those
-of different machines ask the same ones.
+Every process scores queries against the rows that it can read and counts greater and equal scores. One sum
+of the counts over all processes gives the ranks. Processes that read the same rows (those of one machine)
+share the batches of queries; every machine ranks all batches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dglkge.evaluation.protocol import Protocol, ranks
 from dglkge.evaluation.queries import (
     QueryBatch,
     ScoredQueries,
-    full_float32_products,
+    full_float32_matmuls,
     plan_queries,
     score_queries,
 )
@@ -37,8 +37,7 @@ SIDES = tuple(Side)
 class RankingEvaluator:
     """Ranks the true answers of triples among entities of the right type.
 
-    A rank is what float64 arithmetic on the float32 rows gives, whatever the shards, the batches and the
-    number of processes.
+    Ranks are those of float64 arithmetic on the float32 rows, for any shards, batches and processes.
 
     Parameters
     ----------
@@ -70,19 +69,19 @@ class RankingEvaluator:
         triples : (n, 3) int64 array
             Head, relation and tail, original ids; the same on every process.
         known : KnownTriples, optional
-            Known answers to leave out. Needed for filtered ranking, not looked at for raw.
+            Known answers to exclude; required for filtered ranking, ignored for raw.
         rows : RowSource
             Looks up the rows of heads, relations and tails.
         shards : mapping of str to sequence of RowShard
-            By entity type, the rows that this process scores against; over all groups of processes that take
-            turns, each row once.
+            By entity type, the rows that this process scores against. Processes with the same shards form a
+            group; over all groups each row occurs once.
         reduce : callable
             Sums an int64 array over all processes. Called twice, with equal shapes on all of them.
         progress : callable, optional
-            Called with the number of queries just ranked; there are 2 n of them. As often on every process.
+            Called with the number of queries just ranked; there are 2 n of them. Called equally often on
+            every process, so it may contain a collective.
         turn : (int, int)
-            This process is number i of the k that have the same shards and share the batches out; k is the
-            same everywhere.
+            (i, k): this process is number i of the k in its group; k is the same in all groups.
 
         Returns
         -------
@@ -92,7 +91,7 @@ class RankingEvaluator:
         Raises
         ------
         InputError
-            If there is nothing to rank, known answers are missing, the shards do not hold each entity
+            If there is nothing to rank, the known answers are missing, the shards do not contain each entity
             once, or rows are not finite.
         """
         if not len(triples):
@@ -104,7 +103,9 @@ class RankingEvaluator:
         num_entities, num_groups = _count_entities(types, shards, reduce, turn)
         counts = np.zeros((3, len(SIDES), len(triples)), np.int64)
         batches = list(plan_queries(triples, self._relations, self._protocol.batch_size))
-        with torch.no_grad(), full_float32_products():
+        with torch.no_grad(), full_float32_matmuls():
+            # Batches go to the k processes of a group in turn. A process leaves zeros for the batches of the
+            # others, so one sum over all processes adds up both the shards and the turns.
             for first in range(0, len(batches), turn[1]):
                 together = batches[first : first + turn[1]]
                 for batch in together[turn[0] : turn[0] + 1]:
@@ -116,6 +117,7 @@ class RankingEvaluator:
                     counts[:, SIDES.index(batch.side), batch.places] = found
                 if progress is not None:
                     progress(sum(len(batch.places) for batch in together))
+        # Every group has counted all negatives of a query, but only its own rows among greater and equal.
         negatives, greater, equal = reduce(counts)
         return self._result(triples, greater, equal, negatives // num_groups)
 
@@ -127,11 +129,12 @@ class RankingEvaluator:
         shards: Iterable[RowShard],
         num_entities: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return numbers of negatives, of greater and of equal rows of these shards, (K,) each."""
+        """Return the numbers of negatives, and of greater and equal rows of these shards, (K,) each."""
         shards = list(shards)
         device = shards[0].rows.device if shards else torch.device("cpu")
         queries = score_queries(self._model, batch, rows, known if self._protocol.filtered else None, device)
         num_candidates = self._protocol.num_candidates
+        # Sampling with replacement from fewer entities than samples would be a worse full ranking.
         if num_candidates is None or num_candidates >= num_entities:
             negatives = _count_negatives(queries, num_entities)
             counted = [rank_against_shard(self._model, queries, shard) for shard in shards]
@@ -165,7 +168,9 @@ class RankingEvaluator:
 def _count_entities(
     types: Sequence[str], shards: Shards, reduce: Reduce, turn: tuple[int, int]
 ) -> tuple[dict[str, int], int]:
-    """Count the rows of each type over all processes, and check that they are ids 0, 1, 2, ... once each.
+    """Count the rows of each type over all processes, and check that their ids are 0, 1, 2, ... once each.
+
+    The check compares number and sum of the ids, two integers for each type in one reduction.
 
     Returns
     -------
@@ -179,7 +184,7 @@ def _count_entities(
         If rows are missing or occur twice.
     """
     found = np.zeros((len(types) + 1, 2), np.int64)
-    if turn[0] == 0:  # those that take turns have the same rows
+    if turn[0] == 0:  # one process of each group counts: the others have the same rows
         found[-1] = 1
         for place, entity_type in enumerate(types):
             for shard in shards.get(entity_type, ()):
@@ -195,7 +200,7 @@ def _count_entities(
 
 
 def _count_negatives(queries: ScoredQueries, num_entities: int) -> torch.Tensor:
-    """Return how many entities compete with each true answer when all do, (K,) int64."""
+    """Return the number of entities that each true answer is ranked among in a full ranking, (K,) int64."""
     num_known = torch.bincount(queries.known_query, minlength=len(queries.query))[queries.query_of]
     true_is_known = queries.known_among(queries.query_of, queries.true_ids)
     return num_entities - num_known - (~true_is_known).long()

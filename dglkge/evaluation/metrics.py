@@ -1,4 +1,4 @@
-"""Ranks of a split, the figures drawn from them, and a table of these for people."""
+"""Metrics of ranks: MR, MRR, Hits@k and AUC by side and relation, as numbers, JSON and a table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HITS_AT = (1, 3, 10, 50)
 
 @dataclass(frozen=True)
 class RankingMetrics:
-    """Mean rank, mean reciprocal rank, Hits@k and AUC of some queries.
+    """Mean rank, mean reciprocal rank, Hits@k and AUC of a set of queries.
 
     Attributes
     ----------
@@ -28,8 +28,8 @@ class RankingMetrics:
     hits : dict of int to float
         For each k of :data:`HITS_AT`, the share of queries whose rank is at most k.
     auc : float
-        Mean share of a query's negatives that the true answer beats, 1 - (rank - 1) / num_negatives: the area
-        under the ROC curve. A query without negatives counts 1.
+        Area under the ROC curve: mean over the queries of 1 - (rank - 1) / num_negatives, the share of the
+        negatives that score below the true answer. A query without negatives counts 1.
     """
 
     num_queries: int
@@ -40,13 +40,13 @@ class RankingMetrics:
 
     @classmethod
     def of(cls, ranks: np.ndarray, num_negatives: np.ndarray) -> RankingMetrics:
-        """Compute the figures of at least one rank.
+        """Compute the metrics of at least one rank.
 
         Parameters
         ----------
         ranks : (n,) float64 array
         num_negatives : (n,) int64 array
-            Candidates that each true answer was ranked among, itself not counted.
+            Candidates that each true answer was ranked among, without itself.
         """
         beaten_by = (ranks - 1.0) / np.maximum(num_negatives, 1)
         return cls(
@@ -58,7 +58,7 @@ class RankingMetrics:
         )
 
     def to_dict(self) -> dict[str, float]:
-        """Return the figures by name: mr, mrr, hits@1 ..., auc, num_queries."""
+        """Return the metrics by name: mr, mrr, hits@1 ..., auc, num_queries."""
         hits = {f"hits@{k}": share for k, share in self.hits.items()}
         return {"mr": self.mr, "mrr": self.mrr, **hits, "auc": self.auc, "num_queries": self.num_queries}
 
@@ -74,13 +74,13 @@ class RankingResult:
     ----------
     protocol : Protocol
     relation_labels : sequence of str
-        What people call each relation, by relation id.
+        Label of each relation, by relation id.
     relation_ids : (n,) int64 array
         Relation of each triple.
     ranks : mapping of Side to (n,) float64 array
         Rank of each triple's true head and of its true tail.
     num_negatives : mapping of Side to (n,) int64 array
-        How many other candidates each was ranked among.
+        Number of other candidates that each was ranked among.
     """
 
     protocol: Protocol
@@ -91,28 +91,28 @@ class RankingResult:
 
     @property
     def both(self) -> RankingMetrics:
-        """Figures over the queries of both sides."""
+        """Metrics over the queries of both sides."""
         return self.metrics("both")
 
     @property
     def head(self) -> RankingMetrics:
-        """Figures over the queries (?, r, t)."""
+        """Metrics over the queries (?, r, t)."""
         return self.metrics("head")
 
     @property
     def tail(self) -> RankingMetrics:
-        """Figures over the queries (h, r, ?)."""
+        """Metrics over the queries (h, r, ?)."""
         return self.metrics("tail")
 
     def metrics(self, sides: str, places: slice | np.ndarray = slice(None)) -> RankingMetrics:
-        """Compute the figures of ``"both"`` sides or one, over the triples at some places."""
+        """Compute the metrics of ``"both"`` sides, ``"head"`` or ``"tail"`` over some of the triples."""
         chosen = list(Side) if sides == "both" else [Side(sides)]
         ranks = np.concatenate([self.ranks[side][places] for side in chosen])
         num_negatives = np.concatenate([self.num_negatives[side][places] for side in chosen])
         return RankingMetrics.of(ranks, num_negatives)
 
     def per_relation(self) -> dict[str, dict[str, RankingMetrics]]:
-        """Compute the figures of each relation that occurs: label -> both, head, tail -> figures."""
+        """Compute the metrics of each relation that occurs: label -> both, head, tail -> metrics."""
         order = np.argsort(self.relation_ids, kind="stable")
         ids, first = np.unique(self.relation_ids[order], return_index=True)
         groups = np.split(order, first[1:])
@@ -122,7 +122,7 @@ class RankingResult:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return protocol and figures, ready for JSON."""
+        """Return protocol and metrics, ready for JSON."""
         return {
             "protocol": self.protocol.to_dict(),
             **{sides: self.metrics(sides).to_dict() for sides in SIDES},
@@ -138,7 +138,7 @@ DEFAULT_DECIMALS = 4
 
 
 def format_table(result: RankingResult, per_relation: bool = False) -> str:
-    """Lay the figures out in aligned columns under a line that names the protocol.
+    """Format the metrics as aligned columns under a line with the protocol.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ def format_table(result: RankingResult, per_relation: bool = False) -> str:
     Returns
     -------
     str
-        Several lines, the last one not ended.
+        Several lines without a final line end.
     """
     lines = [(f"{sides} sides" if sides == "both" else sides, result.metrics(sides)) for sides in SIDES]
     if per_relation:
@@ -159,7 +159,7 @@ def format_table(result: RankingResult, per_relation: bool = False) -> str:
 
 
 def _aligned(lines: list[tuple[str, RankingMetrics]]) -> list[str]:
-    """Return a header and one text line for each labelled set of figures."""
+    """Return a header and one text line for each labelled set of metrics."""
     names = list(lines[0][1].to_dict())
     cells = [["", *names]]
     for label, metrics in lines:

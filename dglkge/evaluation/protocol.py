@@ -1,4 +1,4 @@
-"""Protocol of a ranking, ties included: two results compare only if their protocols are equal."""
+"""Protocol of a ranking and its rule for ties. Results are comparable only under equal protocols."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from dglkge.errors import InputError, unknown_name
 
 SHARE_OF_EQUALS_ABOVE = {"optimistic": 0.0, "realistic": 0.5, "pessimistic": 1.0}
-"""Share of the candidates equal to the true answer that each rule puts above it (Berrendorf et al. 2020)."""
+"""Share of the candidates of equal score that a rule ranks above the true answer (Berrendorf et al. 2020)."""
 
 
 def check_ties(ties: str) -> None:
-    """Refuse a rule for ties that nobody knows.
+    """Check the name of a rule for ties.
 
     Raises
     ------
@@ -33,10 +33,10 @@ def ranks(num_greater: np.ndarray, num_equal: np.ndarray, ties: str = "realistic
     num_greater : (n,) int64 array
         Candidates that score higher than the true answer.
     num_equal : (n,) int64 array
-        Candidates, other than the true answer, that score the same.
+        Candidates, other than the true answer, with the same score.
     ties : str
-        ``"optimistic"`` puts the true answer before its equals, ``"pessimistic"`` behind them,
-        ``"realistic"`` in the middle: the mean over all orders of the equals.
+        ``"optimistic"`` ranks the true answer before equal scores, ``"pessimistic"`` behind them,
+        ``"realistic"`` in the middle, which is the mean over all orders of the equal ones.
 
     Returns
     -------
@@ -58,23 +58,25 @@ def ranks(num_greater: np.ndarray, num_equal: np.ndarray, ties: str = "realistic
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a split is ranked.
+    """Settings of a ranking.
 
     Attributes
     ----------
     split : str
-        Which triples, e.g. ``"test"``.
+        The triples to rank, e.g. ``"test"``.
     filtered : bool
-        Whether other known answers of a query are left out (Bordes et al. 2013), or compete: raw.
+        True excludes the other known answers of a query from the candidates (Bordes et al. 2013), False
+        includes them (raw).
     num_candidates : int, optional
-        Corrupted entities drawn for each query, with replacement; None for all entities of the right type.
-        Types with no more entities than that are ranked in full. Full and sampled figures do not compare.
+        Corrupted entities sampled for each query, with replacement; None for all entities of the right type.
+        Types with no more entities than that are ranked in full. Full and sampled metrics are not
+        comparable.
     ties : str
         ``"realistic"``, ``"optimistic"`` or ``"pessimistic"``; see :func:`dglkge.evaluation.protocol.ranks`.
     batch_size : int
-        True answers ranked at once; changes memory and speed, never a result.
+        True answers ranked at once; affects memory and speed, not the result.
     seed : int
-        Seed of the drawn candidates.
+        Seed of the sampled candidates.
 
     Raises
     ------
@@ -109,7 +111,7 @@ class Protocol:
         return f"{self.split} split, {filtering}, {self.candidates} candidates, {self.ties} ties"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what a reader of the figures has to know, ready for JSON."""
+        """Return the settings that affect the result, ready for JSON."""
         known: dict[str, Any] = {
             "split": self.split,
             "filtering": "filtered" if self.filtered else "raw",

@@ -1,4 +1,4 @@
-"""Queries that a set of triples asks, grouped by entity types, with exact scores of their true answers."""
+"""Queries of a set of triples, batched by entity types, with exact scores of their true answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RELATION, Relation, RowSource, Side
 
 BLOCK_ELEMENTS = 30_000
-"""Numbers of a block: just too few for torch to wake its threads, which costs more than the work itself."""
+"""Elements of a block: just below torch's threshold for multithreading, which costs more than this work."""
 
 
 def exact_scores(
@@ -27,9 +27,8 @@ def exact_scores(
 ) -> torch.Tensor:
     """Score pairs of a query and a row in float64.
 
-    The score of a pair depends on nothing but the two rows. On an accelerator the order in which torch adds
-    up a row may depend on the number of rows, so pairs are always scored in blocks of one shape, the last
-    one filled up. Equal rows therefore get equal scores wherever they lie, and ties stay ties.
+    The score of a pair depends only on its two rows: equal rows have equal scores at any position, so ties
+    are preserved.
 
     Parameters
     ----------
@@ -43,6 +42,8 @@ def exact_scores(
     -------
     (M,) float64 tensor
     """
+    # All blocks have one shape, the last one padded: on an accelerator torch's order of summation, and with
+    # it the rounding, may depend on the number of rows.
     num_pairs, block_pairs = len(query_index), pairs_per_block(query.shape[1])
     scores = torch.empty(num_pairs, dtype=torch.float64, device=query.device)
     for first in range(0, num_pairs, block_pairs):
@@ -56,7 +57,7 @@ def exact_scores(
 
 
 def pairs_per_block(dim: int) -> int:
-    """Return how many pairs of rows of that width are scored at a time."""
+    """Return the number of pairs of rows of a width that are scored at a time."""
     return min(512, max(8, BLOCK_ELEMENTS // dim))
 
 
@@ -67,25 +68,25 @@ def _filled_up(index: torch.Tensor, size: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class QueryBatch:
-    """Distinct queries of one side whose answers have one type, with the triples that ask them.
+    """Distinct queries of one side with answers of one type, and the triples that they come from.
 
-    Many triples ask the same query, (h, r, ?) or (?, r, t), and differ in the true answer only: the query
-    is scored once in a batch and every true answer is ranked against the same scores.
+    Many triples have the same query, (h, r, ?) or (?, r, t), and differ only in the true answer. A query is
+    scored once in a batch, and all its true answers are ranked against the same scores.
 
     Attributes
     ----------
     side : Side
-        The side asked for.
+        The missing side.
     anchor_type, candidate_type : str
-        Entity types of the entities given and of the answers.
+        Entity types of the given entities and of the answers.
     anchor_ids, relation_ids : (U,) int64 array
         The queries.
     places : (K,) int64 array
-        Rows of the triples that ask them.
+        Rows of the triples.
     query_of : (K,) int64 array
-        Which query each of those triples asks, ascending.
+        Index of each triple's query, ascending.
     true_ids : (K,) int64 array
-        Their true answers.
+        The true answers.
     """
 
     side: Side
@@ -99,7 +100,7 @@ class QueryBatch:
 
 
 def plan_queries(triples: np.ndarray, relations: Sequence[Relation], batch_size: int) -> Iterator[QueryBatch]:
-    """Yield batches of queries that together rank both sides of every triple.
+    """Yield batches of queries that cover both sides of every triple.
 
     Parameters
     ----------
@@ -108,7 +109,7 @@ def plan_queries(triples: np.ndarray, relations: Sequence[Relation], batch_size:
     relations : sequence of Relation
         By relation id.
     batch_size : int
-        Greatest number of true answers in a batch.
+        Maximal number of true answers in a batch.
     """
     pairs = sorted({(relation.lhs, relation.rhs) for relation in relations})
     pair_of_relation = np.array([pairs.index((relation.lhs, relation.rhs)) for relation in relations])
@@ -128,6 +129,7 @@ def _batches(
     asked = triples[places][:, [side.anchor_column, 1]]
     queries, query_of = np.unique(asked, axis=0, return_inverse=True)
     query_of = query_of.reshape(-1)  # numpy 2.0 gave it the shape of its argument
+    # In the order of queries a batch needs few distinct ones: a query is scored in two batches at most twice.
     order = np.argsort(query_of, kind="stable")
     places, query_of = places[order], query_of[order]
     for start in range(0, len(places), batch_size):
@@ -148,17 +150,17 @@ def _batches(
 
 @dataclass(frozen=True)
 class ScoredQueries:
-    """Queries and true scores as tensors on the device of the rows they meet.
+    """Queries and true scores as tensors on the device of the candidates' rows.
 
     Attributes
     ----------
     query : (U, D) float64 tensor
     query_of : (K,) int64 tensor
-        The query of each true answer, ascending.
+        Index of each true answer's query, ascending.
     true_ids : (K,) int64 tensor
     true_scores : (K,) float64 tensor
     known_query, known_ids : (M,) int64 tensor
-        Known answers of the queries that do not compete: pairs in ascending order. None in raw ranking.
+        Known answers to exclude, as pairs in ascending order; empty in raw ranking.
     """
 
     query: torch.Tensor
@@ -169,9 +171,10 @@ class ScoredQueries:
     known_ids: torch.Tensor
 
     def known_among(self, queries: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Say of pairs of a query and an entity whether the entity is one of its known answers: bool."""
+        """Return for pairs of a query and an entity whether the entity is one of its known answers: bool."""
         if not len(self.known_ids):
             return torch.zeros_like(ids, dtype=torch.bool)
+        # A pair becomes one integer, and a sorted search replaces a hash table.
         base = int(max(self.known_ids.max(), ids.max())) + 1 if len(ids) else 1
         known, asked = self.known_query * base + self.known_ids, queries * base + ids
         place = torch.searchsorted(known, asked).clamp_max(len(known) - 1)
@@ -191,7 +194,7 @@ def score_queries(
     known : KnownTriples, optional
         None for raw ranking.
     device : torch.device
-        Where the candidates' rows are: scores compare exactly only where one device computed them.
+        Device of the candidates' rows. Scores are exactly comparable only if one device computed them.
     """
     anchors = _gather(rows, batch.anchor_type, batch.anchor_ids, device)
     relations = _gather(rows, RELATION, batch.relation_ids, device)
@@ -220,8 +223,8 @@ def _gather(rows: RowSource, table: str, ids: np.ndarray, device: torch.device) 
 
 
 @contextmanager
-def full_float32_products() -> Iterator[None]:
-    """Forbid products in bfloat16 or TF32, which training may have allowed: the bounds are float32's."""
+def full_float32_matmuls() -> Iterator[None]:
+    """Disable matmuls in bfloat16 and TF32, which training may have enabled: the bounds assume float32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:

@@ -1,4 +1,8 @@
-"""Ranks true answers against every row of a shard, or against sampled candidates."""
+"""Counts of candidates above and equal to each true answer: all rows of a shard, or sampled candidates.
+
+A full ranking is exact at the speed of float32: matmuls in float32 give scores with a known rounding bound. A
+score farther from the true one than the bound is decided; the few others are computed again in float64.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +22,26 @@ from dglkge.typing import RowShard
 def count_greater(
     scores: torch.Tensor, row_of: torch.Tensor, low: torch.Tensor, high: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Compare each row of scores with the limits of the true answers that belong to it.
+    """Compare each row of scores with the limits of its true answers.
 
     Parameters
     ----------
     scores : (b, n) float32 tensor
     row_of : (K,) int64 tensor
-        The row of scores that each true answer is ranked in.
+        Row of scores of each true answer.
     low, high : (K,) float32 tensor
-        Below ``low`` a score is less than the true one for certain, above ``high`` greater.
+        A score below ``low`` is less than the true one, a score above ``high`` is greater.
 
     Returns
     -------
     num_greater : (K,) int64 tensor
         Scores above ``high``.
     close, column : (m,) int64 tensor
-        The scores in [low, high]: which true answer, and which column.
+        The scores in [low, high]: index of the true answer, and column.
     """
     if scores.device.type != "cpu":
         return _count_greater_torch(scores, row_of, low, high)
+    # Two passes, so that the list of close scores is allocated once at its exact size.
     arrays = (scores.contiguous().numpy(), row_of.numpy(), low.numpy(), high.numpy())
     num_greater, num_close = np.empty((2, len(row_of)), np.int64)
     count_scores(*arrays, num_greater, num_close)
@@ -49,7 +54,7 @@ def count_greater(
 def _count_greater_torch(
     scores: torch.Tensor, row_of: torch.Tensor, low: torch.Tensor, high: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Do the same with torch's operations, for accelerators."""
+    """Return the same as :func:`count_greater` by torch's operations, for accelerators."""
     of_answers = scores[row_of]
     greater = of_answers > high.unsqueeze(1)
     close, column = ((of_answers >= low.unsqueeze(1)) & ~greater).nonzero(as_tuple=True)
@@ -58,7 +63,7 @@ def _count_greater_torch(
 
 QUERY_TILE = 1024
 CANDIDATE_TILE = 1024
-"""Queries and candidates multiplied at a time: 4 MiB of scores, counted while they are still in cache."""
+"""Queries and candidates of one matmul: 4 MiB of scores, counted while they are in the cache."""
 
 
 def rank_against_shard(
@@ -66,7 +71,7 @@ def rank_against_shard(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Count the rows of a shard that score higher than, and the same as, each true answer.
 
-    Known answers and the true answer itself are left out.
+    Known answers and the true answer itself are excluded.
 
     Returns
     -------
@@ -87,6 +92,7 @@ def rank_against_shard(
     for first in range(0, len(rows), CANDIDATE_TILE):
         block = rows[first : first + CANDIDATE_TILE].float()
         greater, close, place = _count_block(model, query, queries.query_of, limits, block, first, known)
+        # The true answer is always among the close ones, so it is excluded here and not from the tiles.
         others = original_ids[place] != queries.true_ids[close]
         close, place = close[others], place[others]
         exact = exact_scores(model, queries.query, queries.query_of[close], rows, place)
@@ -110,9 +116,9 @@ def _count_block(
     Returns
     -------
     num_greater : (K,) int64 tensor
-        Candidates that are greater for certain.
+        Candidates above the upper limit.
     close, place : (m,) int64 tensor
-        Candidates too close to tell: for which true answer, and where in the shard.
+        Candidates between the limits: index of the true answer, and position in the shard.
     """
     low, high = limits
     starts = range(0, len(query), QUERY_TILE)
@@ -131,7 +137,7 @@ def _count_block(
 
 
 def _limits(model: KgeModel, queries: ScoredQueries, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the float32 limits, (K,) each, outside which a float32 score decides."""
+    """Return the float32 limits (K,) below and above which a float32 score is decided."""
     norms = [
         rows[i : i + CANDIDATE_TILE].float().norm(dim=1).max() for i in range(0, len(rows), CANDIDATE_TILE)
     ]
@@ -143,13 +149,14 @@ def _limits(model: KgeModel, queries: ScoredQueries, rows: torch.Tensor) -> tupl
             "the embeddings cannot be ranked: a score is not finite or overflows float32 (the longest "
             f"candidate row has norm {max_norm:g}); the training diverged, or the rows are not this model's"
         )
+    # Rounding the limits to float32 must not narrow the interval, hence one more step outwards.
     low = torch.nextafter((queries.true_scores - bound).float(), torch.tensor(-math.inf, device=bound.device))
     high = torch.nextafter((queries.true_scores + bound).float(), torch.tensor(math.inf, device=bound.device))
     return low, high
 
 
 class _KnownPlaces:
-    """Where in a shard the known answers of a batch of queries lie, sorted by tile of candidates."""
+    """Positions in a shard of the known answers to a batch of queries, sorted by tile of candidates."""
 
     def __init__(self, queries: ScoredQueries, shard: RowShard) -> None:
         place = shard.locate(queries.known_ids.cpu()).to(queries.known_ids.device)
@@ -162,7 +169,7 @@ class _KnownPlaces:
         self._starts = torch.searchsorted(self._place // CANDIDATE_TILE, tiles)
 
     def leave_out(self, scores: torch.Tensor, first_query: int, first_place: int) -> None:
-        """Give minus infinity to the known answers in a tile of scores."""
+        """Set the scores of known answers in a tile to minus infinity."""
         tile = first_place // CANDIDATE_TILE
         start, end = int(self._starts[tile]), int(self._starts[tile + 1])
         limits = torch.tensor([first_query, first_query + len(scores)], device=scores.device)
@@ -171,15 +178,15 @@ class _KnownPlaces:
 
 
 def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, seed: int) -> torch.Tensor:
-    """Draw the candidates of each true answer of a batch.
+    """Sample the candidates of each true answer of a batch.
 
-    They depend on seed, side and the triple's row alone, so every process draws the same.
+    They depend only on seed, side and the triple's row, so all processes have the same ones.
 
     Parameters
     ----------
     batch : QueryBatch
     num_candidates : int
-        Draws for each true answer, with replacement.
+        Samples for each true answer, with replacement.
     num_entities : int
         Entities of the candidates' type.
     seed : int
@@ -193,7 +200,7 @@ def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, s
 
 
 def competing(queries: ScoredQueries, candidates: torch.Tensor) -> torch.Tensor:
-    """Say which candidates (K, N) compete: neither the true answer nor a known one; (K, N) bool."""
+    """Return which candidates (K, N) are neither the true answer nor a known one; (K, N) bool."""
     of_queries = queries.query_of.unsqueeze(1).expand_as(candidates).reshape(-1)
     known = queries.known_among(of_queries, candidates.reshape(-1)).reshape(candidates.shape)
     return ~known & (candidates != queries.true_ids.unsqueeze(1))

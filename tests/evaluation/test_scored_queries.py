@@ -8,7 +8,7 @@ import torch
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.evaluation.protocol import Protocol
-from dglkge.evaluation.queries import full_float32_products, plan_queries, score_queries
+from dglkge.evaluation.queries import full_float32_matmuls, plan_queries, score_queries
 from dglkge.typing import RELATION, Side
 from tests.evaluation.memory_rows import MemoryRows
 from tests.evaluation.toy_world import RELATIONS, toy_world
@@ -70,7 +70,7 @@ def test_rows_are_looked_up_once_each_and_only_those_asked_for():
 def test_precision_is_given_back_after_an_error():
     torch.set_float32_matmul_precision("high")
     try:
-        with pytest.raises(RuntimeError), full_float32_products():
+        with pytest.raises(RuntimeError), full_float32_matmuls():
             assert torch.get_float32_matmul_precision() == "highest"
             raise RuntimeError
         assert torch.get_float32_matmul_precision() == "high"
