@@ -1,7 +1,6 @@
-"""Collectives of a step over torch.distributed, gloo or nccl; without a process group every call is the
-identity.
+"""Collectives over torch.distributed with a timeout and an error that names the missing ranks.
 
-Every wait has a limit, and the error names the trainers that did not come.
+Without a process group every call is the identity.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-#: A wait longer than this is announced in the group's store, so that others can tell who is there.
+#: A rank that waits longer than this writes it to torch's store, from which the others read who is missing.
 _ANNOUNCE_AFTER_SECONDS = 2.0
-#: Time for the others to notice a broken connection.
+#: Time for the other ranks to see a broken connection and write to the store too.
 _GRACE_SECONDS = 1.0
 
 
@@ -41,7 +40,7 @@ class Alltoall:
         Open a new process group instead of using the default one (a collective call): needed where a
         background thread communicates while the caller does.
     purpose, duty : str
-        What the collectives serve and what every trainer must do, for the messages of errors.
+        Parts of error messages: "<purpose>: trainers [1] did not come ...: every trainer must <duty>".
     """
 
     _num_groups = 0
@@ -69,9 +68,9 @@ class Alltoall:
                 self.device = torch.device("cuda", torch.cuda.current_device())
 
     def gather(self, value: Any) -> list:
-        """The value of every rank, in the order of ranks; numbers, texts, lists and dictionaries, as JSON.
+        """Gather a value of every rank, in the order of ranks: numbers, texts, lists, dictionaries, as JSON.
 
-        torch's own ``all_gather_object`` takes no limit, and a pickle is a program.
+        torch's ``all_gather_object`` has no timeout of its own, and unpickling runs code.
         """
         if self.size == 1:
             return [value]
@@ -111,8 +110,7 @@ class Alltoall:
             incoming.copy_(landing)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum of "(k,) int64" over all ranks; as no rank has it before all have come, this is a barrier
-        too.
+        """Sum "(k,) int64" over all ranks; also a barrier, as the result needs the numbers of every rank.
 
         Every rank sends its numbers to every other: a few bytes, and one round of messages where gloo's
         all_reduce takes 2 (size - 1), one after the other.
@@ -139,25 +137,27 @@ class Alltoall:
                 ended_early = time.monotonic() - started < 0.9 * patience
                 patience = deadline - time.monotonic()
                 if ended_early:
-                    time.sleep(_GRACE_SECONDS)  # all others hear of it too, and announce themselves
+                    # A closed connection reaches the ranks one after the other: let them write to the store.
+                    time.sleep(_GRACE_SECONDS)
                 if ended_early or patience <= 0:
                     raise self._failure(error) from error
 
     def _num_announced(self, rank: int, add: int = 0) -> int:
-        """How often a rank has left word that it came to the current collective."""
+        """Number of times that a rank has announced the current collective in the store."""
+        # torch has no public access to the store of the default group; both lanes have this function.
+        # add() with 0 reads a counter at once, where get() would block until the key exists.
         store = dist.distributed_c10d._get_default_store()
         return store.add(f"{self._name}/{self._sequence}/{rank}", add)
 
     def _announce(self) -> None:
-        """Leave word that this rank has come to the current collective."""
+        """Write to the store that this rank waits in the current collective."""
         try:
             self._num_announced(self.rank, add=1)
-        except RuntimeError:  # the store went away with rank 0
+        except RuntimeError:  # rank 0, which holds the store, has exited
             pass
 
     def _failure(self, error: RuntimeError) -> Exception:
-        """The exception for a collective that did not end, naming the ranks that are not known to wait in
-        it."""
+        """Exception for a collective that did not complete; names the ranks that have not announced it."""
         try:
             missing = [rank for rank in range(self.size) if self._num_announced(rank) == 0]
         except RuntimeError:

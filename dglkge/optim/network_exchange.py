@@ -1,11 +1,11 @@
 """Exchange of gradients between machines: merge equal ids, route each row to its owner, merge what arrives.
 
-It holds, table after table, the ids, the numbers of gradients (only where the mean is wanted) and the rows,
-each section padded to eight bytes.
+A message holds, table after table, the ids, the numbers of gradients (only for ``duplicates="mean"``) and the
+rows, each section padded to eight bytes. One all-to-all carries the sizes, a second one the messages.
 
 A machine is a partition id. DGL gives partition k one contiguous range of the ids of every node or edge type,
-so a table is described by the boundaries of those ranges; which trainer runs on which machine is learnt from
-the trainers themselves, never derived from their ranks.
+so a table is described by the boundaries of those ranges. The trainers report on which machine they run:
+ranks need not be in the order of machines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.row_chains import Buffer, RowChains, padded
+from dglkge.optim.row_chains import Buffer, GradientRows, padded
 
 
 class Section(NamedTuple):
@@ -33,18 +33,18 @@ class Section(NamedTuple):
 
 @dataclass(frozen=True)
 class WireFormat:
-    """What a row of each table takes in a message.
+    """Layout of the messages: types and widths of ids, counts and rows of each table.
 
     Attributes
     ----------
     row_dtypes : tuple of torch.dtype
-        Float type in which the rows of each table travel.
+        Float type in which the rows of each table are sent.
     dims : tuple of int
         Width of the rows of each table.
     id_dtype : np.dtype
         int32 where all ids fit, else int64.
     with_counts : bool
-        Whether numbers of gradients travel too.
+        Whether numbers of gradients are sent too.
 
     Examples
     --------
@@ -86,30 +86,6 @@ class WireFormat:
         return torch.from_numpy(message[section.rows : section.rows + num_bytes]).view(dtype).view(-1, dim)
 
 
-def range_starts(policy: Any) -> np.ndarray:
-    """First id of each partition, then the number of ids: "(num_parts + 1,) int64".
-
-    Found by bisection on ``policy.to_partid``, the only public way that does not list all ids.
-
-    Parameters
-    ----------
-    policy : dgl.distributed.PartitionPolicy
-        Policy of a distributed tensor.
-    """
-    num_parts = policy.partition_book.num_partitions()
-    num_ids = policy.get_size()
-    parts = torch.arange(1, num_parts)
-    low = torch.zeros(num_parts - 1, dtype=torch.int64)
-    high = torch.full((num_parts - 1,), num_ids, dtype=torch.int64)
-    while bool((low < high).any()):
-        middle = (low + high) // 2
-        reached = torch.as_tensor(policy.to_partid(middle.clamp(max=num_ids - 1))) >= parts
-        open_ = low < high
-        high = torch.where(open_ & reached, middle, high)
-        low = torch.where(open_ & ~reached, middle + 1, low)
-    return np.concatenate([[0], low.numpy(), [num_ids]]).astype(np.int64)
-
-
 def ranks_by_machine(part_ids: Sequence[int], num_parts: int) -> list[np.ndarray]:
     """Ranks of the trainers on each machine, from the partition id that each rank reported.
 
@@ -132,7 +108,7 @@ def ranks_by_machine(part_ids: Sequence[int], num_parts: int) -> list[np.ndarray
 
 
 def owner_ranks(ids: np.ndarray, starts: np.ndarray, machines: Sequence[np.ndarray]) -> np.ndarray:
-    """Rank of the trainer that updates each row when rows travel over the network.
+    """Rank of the trainer that updates each row when rows are sent over the network.
 
     It is a trainer of the row's machine, chosen by the row's place in that machine's range.
 
@@ -166,14 +142,14 @@ def owner_ranks(ids: np.ndarray, starts: np.ndarray, machines: Sequence[np.ndarr
 
 
 class Route(NamedTuple):
-    """Where the rows of a table live: boundaries of the machines' ranges, ranks on each machine."""
+    """Owners of the rows of a table: boundaries of the machines' ranges, ranks on each machine."""
 
     starts: np.ndarray
     machines: Sequence[np.ndarray]
 
 
 class GradientExchange:
-    """Brings the gradient rows of all trainers to the trainers that own the rows.
+    """Sends the gradient rows of all trainers to the trainers that own the rows.
 
     Parameters
     ----------
@@ -181,7 +157,7 @@ class GradientExchange:
         The trainers.
     routes : sequence of Route
         One for each table.
-    chains : sequence of RowChains
+    chains : sequence of GradientRows
         One for each table, holding this trainer's own gradients when :meth:`run` is called.
     wire : WireFormat
         Layout of messages.
@@ -193,7 +169,7 @@ class GradientExchange:
     """
 
     def __init__(
-        self, group: Alltoall, routes: Sequence[Route], chains: Sequence[RowChains], wire: WireFormat
+        self, group: Alltoall, routes: Sequence[Route], chains: Sequence[GradientRows], wire: WireFormat
     ) -> None:
         self._group = group
         self._routes = routes
@@ -205,7 +181,7 @@ class GradientExchange:
         self.sent_bytes = 0
 
     def run(self) -> tuple[list[np.ndarray], np.ndarray]:
-        """Exchange; the chains then also hold the rows that other trainers sent.
+        """Exchange; a collective. The chains then also hold the rows that other trainers sent.
 
         Returns
         -------
@@ -217,6 +193,8 @@ class GradientExchange:
         num_tables, size = len(self._chains), self._group.size
         totals = np.array([chains.num_sources for chains in self._chains], np.int64)
         by_rank = [self._by_rank(table) for table in range(num_tables)]
+        # To each rank: its number of rows of each table, and whether this trainer has any gradient at all.
+        # Every trainer then knows which tables are active, which the global bias correction of Adam counts.
         counts = np.empty((size, 2 * num_tables), np.int64)
         counts[:, num_tables:] = totals
         for table, parts in enumerate(by_rank):
@@ -230,6 +208,7 @@ class GradientExchange:
         received = self._incoming.take(sum(received_bytes))
         self._group.messages(sent, sent_bytes, received, received_bytes)
         self.sent_bytes += sum(sent_bytes) + counts.nbytes
+        # Received ids that are new here become keys after the own ones; all received rows are this trainer's.
         num_own = [chains.num_keys for chains in self._chains]
         self._unpack(received, plans)
         owned = [
@@ -278,8 +257,7 @@ class GradientExchange:
                     self._unpack_section(rank, table, section, message)
 
     def _unpack_section(self, rank: int, table: int, section: Section, message: np.ndarray) -> None:
-        """Add the rows of one section to the table's chains, widened where they travelled in a narrower
-        type."""
+        """Add the rows of one section to the table's chains, widened if they were sent in a narrower type."""
         chains, wire = self._chains[table], self._wire
         rows = wire.rows(message, table, section)
         if rows.element_size() < chains.dtype.itemsize:

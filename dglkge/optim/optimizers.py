@@ -1,16 +1,58 @@
-"""SparseAdagrad, RowAdagrad and SparseAdam: the state of each, and the loop that updates its rows."""
+"""SparseAdagrad, RowAdagrad and SparseAdam: each an update rule and the optimizer class that users call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from dglkge.kernels.updates import update_adagrad, update_adam, update_row_adagrad
-from dglkge.optim import table as row_storage
+from dglkge.optim.dgl_tables import state_array
+from dglkge.optim.rules import UpdateRule, check_not_negative
 from dglkge.optim.sparse_optimizer import SparseOptimizer
+
+
+@dataclass(frozen=True)
+class AdagradRule(UpdateRule):
+    """Adagrad: the sum of squared gradients of each number of a row."""
+
+    def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        return {"sum": (dim,)}
+
+    def check(self, hyper: Mapping[str, Any]) -> None:
+        check_not_negative(hyper, "lr", "eps")
+        super().check(hyper)
+
+    def update_compiled(
+        self,
+        arrays: Sequence[np.ndarray],
+        targets: np.ndarray,
+        selected: np.ndarray,
+        chain: tuple,
+        options: tuple,
+        hyper: Mapping[str, Any],
+        num_steps: int,
+    ) -> int:
+        rows, total = arrays
+        kind = rows.dtype.type
+        return update_adagrad(
+            rows, total, targets, selected, chain, options, kind(hyper["lr"]), kind(hyper["eps"])
+        )
+
+    def update_rows(
+        self,
+        rows: torch.Tensor,
+        state: Sequence[torch.Tensor],
+        gradient: torch.Tensor,
+        hyper: Mapping[str, Any],
+        num_steps: int,
+    ) -> None:
+        (total,) = state
+        total += gradient**2
+        rows -= hyper["lr"] * gradient / (total.sqrt() + hyper["eps"])
 
 
 class SparseAdagrad(SparseOptimizer):
@@ -30,10 +72,10 @@ class SparseAdagrad(SparseOptimizer):
     eps : float
         Added to the root.
     weight_decay : float
-        Multiple of the row that is added to its gradient, for touched rows only.
+        Multiple of the row that is added to its gradient; touched rows only.
     max_row_norm : float, optional
-        Gradients of rows that are longer (in the 2-norm, after merging) are scaled to this length.
-    duplicates, wire_dtype, overlap, nonfinite, timeout_seconds, synchronous
+        Limit of the 2-norm of a row's merged gradient; longer ones are scaled to it.
+    duplicates, wire_dtype, overlap, nonfinite, timeout_seconds, synchronous, kernels
         See :class:`SparseOptimizer`.
 
     Examples
@@ -70,10 +112,12 @@ class SparseAdagrad(SparseOptimizer):
         nonfinite: str = "raise",
         timeout_seconds: float = 1800.0,
         synchronous: bool = True,
+        kernels: str = "auto",
     ) -> None:
         defaults = {"lr": lr, "eps": eps, "weight_decay": weight_decay, "max_row_norm": max_row_norm}
         super().__init__(
             params,
+            AdagradRule(),
             defaults,
             duplicates=duplicates,
             wire_dtype=wire_dtype,
@@ -81,12 +125,22 @@ class SparseAdagrad(SparseOptimizer):
             nonfinite=nonfinite,
             timeout_seconds=timeout_seconds,
             synchronous=synchronous,
+            kernels=kernels,
         )
 
-    def _state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
-        return {"sum": (dim,)}
 
-    def _apply_rule(
+@dataclass(frozen=True)
+class RowAdagradRule(UpdateRule):
+    """Adagrad with one number of state a row: the sum of the mean squared gradients."""
+
+    def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        return {"sum": ()}
+
+    def check(self, hyper: Mapping[str, Any]) -> None:
+        check_not_negative(hyper, "lr", "eps")
+        super().check(hyper)
+
+    def update_compiled(
         self,
         arrays: Sequence[np.ndarray],
         targets: np.ndarray,
@@ -98,9 +152,28 @@ class SparseAdagrad(SparseOptimizer):
     ) -> int:
         rows, total = arrays
         kind = rows.dtype.type
-        return update_adagrad(
-            rows, total, targets, selected, chain, options, kind(hyper["lr"]), kind(hyper["eps"])
+        return update_row_adagrad(
+            rows,
+            total.reshape(-1, 1),
+            targets,
+            selected,
+            chain,
+            options,
+            kind(hyper["lr"]),
+            kind(hyper["eps"]),
         )
+
+    def update_rows(
+        self,
+        rows: torch.Tensor,
+        state: Sequence[torch.Tensor],
+        gradient: torch.Tensor,
+        hyper: Mapping[str, Any],
+        num_steps: int,
+    ) -> None:
+        (total,) = state
+        total += (gradient**2).mean(dim=1)
+        rows -= hyper["lr"] * gradient / (total.sqrt() + hyper["eps"])[:, None]
 
 
 class RowAdagrad(SparseOptimizer):
@@ -121,10 +194,10 @@ class RowAdagrad(SparseOptimizer):
     eps : float
         Added to the root.
     weight_decay : float
-        Multiple of the row that is added to its gradient, for touched rows only.
+        Multiple of the row that is added to its gradient; touched rows only.
     max_row_norm : float, optional
-        Gradients of rows that are longer (in the 2-norm, after merging) are scaled to this length.
-    duplicates, wire_dtype, overlap, nonfinite, timeout_seconds, synchronous
+        Limit of the 2-norm of a row's merged gradient; longer ones are scaled to it.
+    duplicates, wire_dtype, overlap, nonfinite, timeout_seconds, synchronous, kernels
         See :class:`SparseOptimizer`.
 
     Examples
@@ -161,10 +234,12 @@ class RowAdagrad(SparseOptimizer):
         nonfinite: str = "raise",
         timeout_seconds: float = 1800.0,
         synchronous: bool = True,
+        kernels: str = "auto",
     ) -> None:
         defaults = {"lr": lr, "eps": eps, "weight_decay": weight_decay, "max_row_norm": max_row_norm}
         super().__init__(
             params,
+            RowAdagradRule(),
             defaults,
             duplicates=duplicates,
             wire_dtype=wire_dtype,
@@ -172,12 +247,36 @@ class RowAdagrad(SparseOptimizer):
             nonfinite=nonfinite,
             timeout_seconds=timeout_seconds,
             synchronous=synchronous,
+            kernels=kernels,
         )
 
-    def _state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
-        return {"sum": ()}
 
-    def _apply_rule(
+@dataclass(frozen=True)
+class AdamRule(UpdateRule):
+    """Adam on touched rows only: first and second moment, and the step of the row's last update.
+
+    Attributes
+    ----------
+    global_steps : bool
+        Correct bias by the number of steps of the table instead of the updates of the row.
+    row_wise : bool
+        One second moment a row, fed by the mean of the squares.
+    """
+
+    global_steps: bool = False
+    row_wise: bool = False
+
+    def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        return {"step": (), "mem": (dim,), "power": () if self.row_wise else (dim,)}
+
+    def check(self, hyper: Mapping[str, Any]) -> None:
+        check_not_negative(hyper, "lr", "eps")
+        super().check(hyper)
+        betas = hyper["betas"]
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
+
+    def update_compiled(
         self,
         arrays: Sequence[np.ndarray],
         targets: np.ndarray,
@@ -187,23 +286,54 @@ class RowAdagrad(SparseOptimizer):
         hyper: Mapping[str, Any],
         num_steps: int,
     ) -> int:
-        rows, total = arrays
-        kind = rows.dtype.type
-        return update_row_adagrad(
+        rows, step, mem, power = arrays
+        beta1, beta2 = hyper["betas"]
+        return update_adam(
             rows,
-            total.reshape(-1, 1),
+            step,
+            mem,
+            power.reshape(len(power), -1),
             targets,
             selected,
             chain,
             options,
-            kind(hyper["lr"]),
-            kind(hyper["eps"]),
+            float(hyper["lr"]),
+            float(hyper["eps"]),
+            (float(beta1), float(beta2)),
+            num_steps if self.global_steps else 0,
         )
+
+    def update_rows(
+        self,
+        rows: torch.Tensor,
+        state: Sequence[torch.Tensor],
+        gradient: torch.Tensor,
+        hyper: Mapping[str, Any],
+        num_steps: int,
+    ) -> None:
+        step, mem, power = state
+        beta1, beta2 = hyper["betas"]
+        if self.global_steps:
+            step.fill_(num_steps)
+        else:
+            step += 1
+        # Powers of the betas are close to 1 for the first steps: differences from 1 need double precision.
+        time = step.double()
+        step_size = (hyper["lr"] / (1 - beta1**time)).to(rows.dtype)
+        root_scale = (1 / (1 - beta2**time).sqrt()).to(rows.dtype)
+        eps = hyper["eps"] * root_scale if self.global_steps else torch.full_like(root_scale, hyper["eps"])
+        square = (gradient**2).mean(dim=1) if self.row_wise else gradient**2
+        # As in the compiled loop, 1 - beta is taken in the rows' type: float32 changes it by 1e-5 of its value.
+        narrow1, narrow2 = torch.tensor((beta1, beta2), dtype=rows.dtype)
+        mem.mul_(narrow1).add_((1 - narrow1) * gradient)
+        power.mul_(narrow2).add_((1 - narrow2) * square)
+        root = power.sqrt()[:, None] if self.row_wise else power.sqrt()
+        rows -= step_size[:, None] * mem / (root * root_scale[:, None] + eps[:, None])
 
 
 class SparseAdam(SparseOptimizer):
-    r"""Adam on the rows of :class:`dgl.distributed.DistEmbedding` tables; only touched rows and their state
-    move.
+    r"""Adam on the rows of :class:`dgl.distributed.DistEmbedding` tables; updates touched rows and their
+    state only.
 
     .. math::
         m \leftarrow \beta_1 m + (1-\beta_1) g, \qquad v \leftarrow \beta_2 v + (1-\beta_2) g^2, \qquad
@@ -222,16 +352,16 @@ class SparseAdam(SparseOptimizer):
     eps : float
         Added to the root.
     bias_correction : {"row", "global"}
-        What t counts: the updates of the row (DGL's rule), or the steps in which any trainer had a gradient
-        for the table; the latter gives the results of ``torch.optim.SparseAdam``, whose epsilon is not
-        corrected for bias.
+        Meaning of t: "row" counts the updates of the row (DGL's rule); "global" counts the steps in which any
+        trainer had a gradient for the table, and gives the results of ``torch.optim.SparseAdam``, which does
+        not correct epsilon for bias.
     row_wise : bool
         Keep one second moment a row, fed by the mean of the squares.
     weight_decay : float
-        Multiple of the row that is added to its gradient, for touched rows only.
+        Multiple of the row that is added to its gradient; touched rows only.
     max_row_norm : float, optional
-        Gradients of rows that are longer (in the 2-norm, after merging) are scaled to this length.
-    duplicates, wire_dtype, overlap, nonfinite, timeout_seconds, synchronous
+        Limit of the 2-norm of a row's merged gradient; longer ones are scaled to it.
+    duplicates, wire_dtype, overlap, nonfinite, timeout_seconds, synchronous, kernels
         See :class:`SparseOptimizer`.
 
     Examples
@@ -271,11 +401,10 @@ class SparseAdam(SparseOptimizer):
         nonfinite: str = "raise",
         timeout_seconds: float = 1800.0,
         synchronous: bool = True,
+        kernels: str = "auto",
     ) -> None:
         if bias_correction not in ("row", "global"):
             raise ValueError(f"bias_correction must be 'row' or 'global', got {bias_correction!r}")
-        self._global_steps = bias_correction == "global"
-        self._row_wise = row_wise
         defaults = {
             "lr": lr,
             "eps": eps,
@@ -285,6 +414,7 @@ class SparseAdam(SparseOptimizer):
         }
         super().__init__(
             params,
+            AdamRule(bias_correction == "global", row_wise),
             defaults,
             duplicates=duplicates,
             wire_dtype=wire_dtype,
@@ -292,44 +422,15 @@ class SparseAdam(SparseOptimizer):
             nonfinite=nonfinite,
             timeout_seconds=timeout_seconds,
             synchronous=synchronous,
-        )
-
-    def _state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
-        return {"step": (), "mem": (dim,), "power": () if self._row_wise else (dim,)}
-
-    def _apply_rule(
-        self,
-        arrays: Sequence[np.ndarray],
-        targets: np.ndarray,
-        selected: np.ndarray,
-        chain: tuple,
-        options: tuple,
-        hyper: Mapping[str, Any],
-        num_steps: int,
-    ) -> int:
-        rows, step, mem, power = arrays
-        beta1, beta2 = hyper["betas"]
-        return update_adam(
-            rows,
-            step,
-            mem,
-            power.reshape(len(power), -1),
-            targets,
-            selected,
-            chain,
-            options,
-            float(hyper["lr"]),
-            float(hyper["eps"]),
-            (float(beta1), float(beta2)),
-            num_steps if self._global_steps else 0,
+            kernels=kernels,
         )
 
     def recover_num_steps(self) -> None:
-        """After the state tensors were written directly: take the steps so far from them (a collective call).
+        """Recover the number of steps from state tensors that were written directly; a collective call.
 
         Only ``bias_correction="global"`` needs it; ``step`` then holds the step of each row's last update.
         """
         self.finish()
         for table in self._tables:
-            steps = row_storage.state_array(table.state["step"])
+            steps = state_array(table.state["step"])
             table.num_steps = int(max(self._group.gather(float(steps.max(initial=0.0)))))

@@ -1,11 +1,10 @@
-"""Parameter groups as torch.amp.GradScaler reads them.
+"""Entries of ``param_groups`` for embeddings, and support of torch.amp.GradScaler.
 
-A scaler goes through the tensors in ``param_groups``, and hands their gradients to one function of torch that
-divides them by the scale and says whether one is not finite. The gradients of an embedding are those of the
-rows that were read, as many tensors as there were reads. So each embedding is represented by a tensor, the
-first of which has a gradient that stands for all of them: it replaces that function by one that treats the
-gradients of all reads, and agrees with the other trainers on whether one is not finite. All of them then
-leave out the step, and all of them lower the scale.
+A scaler passes the gradients of all tensors in ``param_groups`` to one function of torch, which divides them
+by the scale and sets a flag if one is not finite. The gradients of an embedding are as many tensors as there
+were reads. So an embedding is represented by an empty tensor; the first one of an optimizer has a gradient,
+empty too, which overrides that function through ``__torch_function__``: it unscales the gradients of all
+reads, and sums the flag over the trainers. All of them then skip the step and lower the scale.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from weakref import WeakMethod
 
 import torch
 
-#: A method that takes the inverse of the scale, and says whether a gradient of any trainer is not finite.
+#: Method that multiplies the gradients by a number; returns whether one of any trainer is not finite.
 Unscale = Callable[[torch.Tensor], bool]
 
 _UNSCALE_OF_TORCH = "_amp_foreach_non_finite_check_and_unscale_"
 
 
 class EmbeddingParameter(torch.Tensor):
-    """Entry of ``param_groups`` for an embedding: an empty tensor that knows it.
+    """Entry of ``param_groups`` for an embedding: an empty tensor with a reference to it.
 
     Attributes
     ----------
@@ -37,15 +36,15 @@ class EmbeddingParameter(torch.Tensor):
 
     @classmethod
     def of(cls, embedding: Any, unscale: WeakMethod[Unscale] | None) -> EmbeddingParameter:
-        """Represent an embedding.
+        """Make the entry of an embedding.
 
         Parameters
         ----------
         embedding : dgl.distributed.DistEmbedding
             The embedding.
         unscale : weakref.WeakMethod, optional
-            Treats the gradients of all embeddings of the optimizer: for the first of them only. Held weakly,
-            so that an optimizer that nobody uses any more goes at once.
+            Unscales the gradients of all embeddings of the optimizer: for its first embedding only. Weak, so
+            that the optimizer is not part of a reference cycle.
         """
         parameter = torch.empty(0).as_subclass(cls)
         parameter.embedding = embedding
@@ -54,7 +53,7 @@ class EmbeddingParameter(torch.Tensor):
 
     @property
     def grad(self) -> torch.Tensor | None:  # type: ignore[override]
-        """What a scaler takes for the gradient."""
+        """Gradient as the scaler reads it."""
         return self._scaled
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -62,13 +61,13 @@ class EmbeddingParameter(torch.Tensor):
 
 
 class ScaledGradients(torch.Tensor):
-    """A gradient without numbers that stands for those of all reads."""
+    """Empty gradient that represents those of all reads."""
 
     _unscale: WeakMethod[Unscale]
 
     @classmethod
     def of(cls, unscale: WeakMethod[Unscale]) -> ScaledGradients:
-        """Stand for the gradients that a function treats."""
+        """Make the gradient that calls a method when it is unscaled."""
         gradients = torch.empty(0).as_subclass(cls)
         gradients._unscale = unscale
         return gradients

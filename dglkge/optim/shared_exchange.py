@@ -1,19 +1,23 @@
 """Exchange between the trainers of one machine through shared memory instead of the loopback network.
 
-It is an anonymous file in memory (``memfd_create``) that the others open through ``/proc``: it has no name
-that could clash or be left behind, and it goes when the last process that maps it goes. A header of 64-bit
-integers says which step its contents belong to; the processors for which :func:`usable` answers yes make
-writes visible in the order in which they were made, so a reader that sees the number of a step also sees what
-was written before it.
+Each trainer writes to an outbox of its own: an anonymous file in memory (``memfd_create``), which the others
+open through ``/proc`` and map read-only. The file has no name that could clash or be left behind, and the
+kernel frees it with the last process that maps it.
 
 1. Every trainer publishes the ids of the rows that it has gradients for.
-2. A row that only one trainer has is updated by that trainer: its gradient goes nowhere. For a row that
-several
-   have, one of them, chosen by the id, becomes the owner; the others write their merged gradients to their
+2. A row that only one trainer has is updated by that trainer: its gradient is not copied. For a row that
+   several have, one of them, chosen by the id, is the owner; the others write their merged gradients to their
    outboxes.
-3. Once these are there, each owner adds them to its own and updates the rows.
+3. Once these are delivered, each owner adds them to its own and updates the rows.
 
-While a trainer waits for the others' rows it updates those that nobody else has.
+While a trainer waits for the others' rows it updates those that no other trainer has.
+
+Memory ordering: the header has 64-bit counters that hold the number of the last step that reached a point of
+the protocol (published, delivered, finished). A trainer writes the contents first and the counter last; a
+reader polls the counter first and reads the contents after. x86-64 makes stores visible in program order and
+does not reorder loads with loads, and an aligned 64-bit store is atomic: a reader that sees the counter of a
+step also sees its contents. Other processors need barriers that numpy does not have: :func:`usable` is False
+there, and the rows are sent over the network instead.
 """
 
 from __future__ import annotations
@@ -29,16 +33,14 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import torch
 
-from dglkge.kernels import chains as kernels
 from dglkge.optim.network_exchange import WireFormat
-from dglkge.optim.row_chains import Buffer, RowChains, padded
+from dglkge.optim.row_chains import Buffer, GradientRows, padded
 
 _TOKEN, _CAPACITY, _FAILED, _FIRST_FIELD = range(4)
 
 
 class Address(NamedTuple):
-    """How others find an outbox: process, file descriptor in it, and a number that proves that it is the
-    right one."""
+    """Address of an outbox: process, file descriptor in it, and a random token that its header repeats."""
 
     pid: int
     descriptor: int
@@ -47,7 +49,7 @@ class Address(NamedTuple):
 
 
 def usable() -> bool:
-    """Whether this system has anonymous shared files and orders writes as described above."""
+    """Whether this system has anonymous shared files and a processor with the memory ordering above."""
     return hasattr(os, "memfd_create") and platform.machine() in ("x86_64", "AMD64")
 
 
@@ -96,12 +98,12 @@ class Outbox:
         self._header[_CAPACITY] = num_bytes
 
     def reserve(self, num_bytes: int) -> None:
-        """Make the body at least so large. Memory is only taken where it is written."""
+        """Make the body at least so large; pages are allocated when they are first written."""
         if num_bytes > len(self.body):
             self._map(self._header_bytes + -(-num_bytes * 3 // 2 // mmap.PAGESIZE) * mmap.PAGESIZE)
 
     def fail(self) -> None:
-        """Tell the others that this trainer gave up."""
+        """Mark this trainer as failed, so that the others raise at once instead of timing out."""
         self._header[_FAILED] = 1
 
 
@@ -113,12 +115,12 @@ class NeighbourOutbox:
     rank : int
         Rank of that trainer.
     address : Address
-        Where it is.
+        Its address.
 
     Raises
     ------
     OSError
-        It cannot be opened, or something else is there.
+        It cannot be opened, or the token differs: the process id was reused.
     """
 
     def __init__(self, rank: int, address: Address) -> None:
@@ -148,24 +150,26 @@ class NeighbourOutbox:
 
     @property
     def body(self) -> np.ndarray:
-        """Body "(capacity,) uint8", mapped anew when its owner made it larger."""
+        """Body "(capacity,) uint8", mapped again after its trainer enlarged it."""
         if self._header[_CAPACITY] > self._header_bytes + len(self._body):
             self._map(int(self._header[_CAPACITY]))
         return self._body
 
     @property
     def has_failed(self) -> bool:
-        """Whether that trainer gave up."""
+        """Whether a step of that trainer failed."""
         return bool(self._header[_FAILED])
 
 
-_PUBLISHED, _DELIVERED, _FINISHED, _VOTE, _FIRST_COUNT = range(5)
+_PUBLISHED, _DELIVERED, _FINISHED, _EXTRA, _FIRST_COUNT = range(5)
+# Waits are mostly shorter than a millisecond: poll that long, then sleep in growing intervals.
 _SPIN_SECONDS = 0.001
-_SHORTEST_NAP_SECONDS, _LONGEST_NAP_SECONDS = 2e-5, 1e-3
+_SHORTEST_SLEEP_SECONDS, _LONGEST_SLEEP_SECONDS = 2e-5, 1e-3
 _LIVENESS_SECONDS = 0.5
 
 
-#: Header fields of each table: keys, gradients, offsets of ids, slots, counts and rows in the body, bad rows.
+#: Header fields of each table: number of keys and gradients; offsets in the body of ids, slots, counts and
+#: rows; number of rows that were not finite.
 _FIELDS_A_TABLE = 7
 
 
@@ -180,20 +184,20 @@ def _fields_of(table: int) -> slice:
 
 
 class SharedExchange:
-    """The trainers of this machine.
+    """Exchange of gradients between the trainers of this machine.
 
     Parameters
     ----------
     outbox : Outbox
-        This trainer's memory.
+        Outbox of this trainer.
     neighbours : sequence of NeighbourOutbox
-        Those of the others.
+        Outboxes of the others.
     place, places : int, sequence of int
         Number of this trainer and of each neighbour among the machine's trainers.
-    chains : sequence of RowChains
+    chains : sequence of GradientRows
         The gradients of each table.
     wire : WireFormat
-        Types in which ids and rows travel.
+        Types in which ids and rows are written.
     timeout_seconds : float
         Limit of every wait.
 
@@ -201,8 +205,8 @@ class SharedExchange:
     ----------
     sent_bytes : int
         Bytes written for the others since the start.
-    num_votes : int
-        How many trainers of the machine voted yes at the end of the last step.
+    step_sum : int
+        Sum of ``extra`` over the trainers of the machine, of the last finished step.
     """
 
     def __init__(
@@ -211,7 +215,7 @@ class SharedExchange:
         neighbours: Sequence[NeighbourOutbox],
         place: int,
         places: Sequence[int],
-        chains: Sequence[RowChains],
+        chains: Sequence[GradientRows],
         wire: WireFormat,
         timeout_seconds: float,
     ) -> None:
@@ -220,7 +224,7 @@ class SharedExchange:
         self._chains, self._wire = chains, wire
         self._timeout_seconds = timeout_seconds
         self._step = 0
-        self.sent_bytes = self.num_votes = 0
+        self.sent_bytes = self.step_sum = 0
         self._merged = Buffer()
         self._decoded = [[Buffer() for _ in neighbours] for _ in chains]
         self._fields = [_fields_of(table) for table in range(len(chains))]
@@ -229,14 +233,14 @@ class SharedExchange:
         """Exchange, yielding twice: the keys that only this trainer has, then those that it owns among
         several.
 
-        The caller updates the rows of the yielded keys before it asks for more.
+        The caller updates the rows of the yielded keys before it resumes the generator.
 
         Parameters
         ----------
         owned : sequence of np.ndarray
             For each table "(n,) int64": positions of the keys whose rows this machine holds.
         enter : callable
-            Told when waiting begins and ends.
+            Called with the name of each phase that begins.
         """
         self._step += 1
         self._publish(owned)
@@ -262,20 +266,29 @@ class SharedExchange:
         boxes: list[Any] = [self._outbox, *self._neighbours]
         return np.array([any(box.fields[fields][1] for box in boxes) for fields in self._fields])
 
-    def finish(self, num_bad: np.ndarray, vote: bool) -> np.ndarray:
-        """Wait until every trainer of the machine has ended its step; returns the sum of "(num_tables,)
-        int64"."""
-        self._outbox.fields[_VOTE] = vote
+    def finish(self, num_bad: np.ndarray, extra: int) -> np.ndarray:
+        """Wait until every trainer of the machine has finished the step; returns the sum of ``num_bad``.
+
+        Parameters
+        ----------
+        num_bad : np.ndarray
+            "(num_tables,) int64".
+        extra : int
+            Summed into :attr:`step_sum`.
+        """
+        # No trainer reads these fields before FINISHED has this step's number, and none writes them again
+        # before all have published the next step, that is, after all have read them.
+        self._outbox.fields[_EXTRA] = extra
         for fields, bad in zip(self._fields, num_bad):
             self._outbox.fields[fields][6] = bad
         self._outbox.fields[_FINISHED] = self._step
         self._wait(_FINISHED)
-        self.num_votes = int(vote) + sum(int(box.fields[_VOTE]) for box in self._neighbours)
+        self.step_sum = int(extra) + sum(int(box.fields[_EXTRA]) for box in self._neighbours)
         others = [[box.fields[fields][6] for fields in self._fields] for box in self._neighbours]
         return num_bad + np.sum(others, axis=0, dtype=np.int64)
 
     def fail(self) -> None:
-        """Tell the others not to wait for this trainer."""
+        """Mark this trainer as failed: the others stop waiting for it."""
         self._outbox.fail()
 
     def _publish(self, owned: Sequence[np.ndarray]) -> None:
@@ -292,7 +305,8 @@ class SharedExchange:
         self._outbox.reserve(end)
         body = self._outbox.body
         for chains, keys, fields, numbers in zip(self._chains, owned, self._fields, plan):
-            self._outbox.fields[fields][:6] = numbers  # a neighbour may still read the last number
+            # Field 6, the number of bad rows, is left: a neighbour may still read that of the last step.
+            self._outbox.fields[fields][:6] = numbers
             _view(body, numbers[2], len(keys), self._wire.id_dtype)[:] = chains.keys[keys]
             self.sent_bytes += len(keys) * id_bytes
         self._outbox.fields[_PUBLISHED] = self._step
@@ -301,8 +315,8 @@ class SharedExchange:
         """Owner (place on the machine) of each key, and for each table and neighbour the keys that it has
         too.
 
-        Every holder of a row sees the same holders and makes the same choice: the first at or after the place
-        that the id points at, in turn.
+        All trainers that have a gradient for a row read the same published ids and make the same choice: see
+        :meth:`GradientRows.choose_owners`.
         """
         owners, found = [], []
         num_places = len(self._neighbours) + 1
@@ -312,14 +326,14 @@ class SharedExchange:
             for place, box in zip(self._places, self._neighbours):
                 ids = self._ids(box, table)
                 at = chains.find(ids)
-                kernels.choose_owners(at, ids, place, num_places, chosen)
+                chains.choose_owners(at, ids, place, num_places, chosen)
                 positions.append(at)
             owners.append(chosen)
             found.append(positions)
         return owners, found
 
     @staticmethod
-    def _shared(chains: RowChains, found: Sequence[np.ndarray]) -> np.ndarray:
+    def _shared(chains: GradientRows, found: Sequence[np.ndarray]) -> np.ndarray:
         """Whether some neighbour has a gradient for each key too, "(num_keys,) bool"."""
         shared = np.zeros(chains.num_keys + 1, bool)
         for positions in found:
@@ -332,7 +346,10 @@ class SharedExchange:
         return _view(box.body, offset, num_keys, self._wire.id_dtype).astype(np.int64)
 
     def _deliver(self, owned: Sequence[np.ndarray], mine: Sequence[np.ndarray]) -> None:
-        """Write the merged rows of the keys that others own."""
+        """Write the merged rows of the keys that others own.
+
+        A key's slot is the number of its row among the delivered ones; keys without a row have none.
+        """
         body = self._outbox.body
         for table, (keys, ours) in enumerate(zip(owned, mine)):
             chains, dtype = self._chains[table], self._wire.row_dtypes[table]
@@ -363,7 +380,7 @@ class SharedExchange:
                 slot_of = _view(box.body, slots, num_keys, np.dtype(np.int32))[taken].astype(np.int64)
                 num_rows = int(slot_of.max()) + 1
                 count_of = _view(box.body, counts, num_rows, np.dtype(np.int32))[slot_of]
-                plain = np.dtype(f"i{dtype.itemsize}")
+                plain = np.dtype(f"i{dtype.itemsize}")  # numpy has no bfloat16: rows are moved as integers
                 delivered = _view(box.body, rows, num_rows * chains.dim, plain).reshape(num_rows, chains.dim)
                 keys = chains.keys[positions[taken]]
                 if dtype.itemsize < chains.dtype.itemsize:
@@ -377,21 +394,21 @@ class SharedExchange:
         """Wait until every neighbour has reached this point of the current step."""
         started = next_look = time.monotonic()
         for box in self._neighbours:
-            nap = _SHORTEST_NAP_SECONDS
+            pause = _SHORTEST_SLEEP_SECONDS
             while box.fields[field] < self._step:
                 now = time.monotonic()
                 if now - started < _SPIN_SECONDS:
-                    os.sched_yield()  # a sleep of 0 would cost 50 microseconds
+                    os.sched_yield()  # a sleep of 0 takes 50 microseconds; with one core the others must run
                     continue
-                time.sleep(nap)
-                nap = min(_LONGEST_NAP_SECONDS, 1.2 * nap)
+                time.sleep(pause)
+                pause = min(_LONGEST_SLEEP_SECONDS, 1.2 * pause)
                 is_late = now - started > self._timeout_seconds
                 if is_late or now > next_look:
-                    self._look(field, is_late)
+                    self._check_neighbours(field, is_late)
                     next_look = now + _LIVENESS_SECONDS
 
-    def _look(self, field: int, is_late: bool) -> None:
-        """Raise if a neighbour that is waited for has ended or given up, or if it is too late."""
+    def _check_neighbours(self, field: int, is_late: bool) -> None:
+        """Raise if a neighbour that is waited for has exited or failed, or if the time is over."""
         missing = [box for box in self._neighbours if box.fields[field] < self._step]
         for box in missing:
             if box.has_failed or not is_alive(box.pid):
@@ -408,5 +425,5 @@ class SharedExchange:
 
 
 def _view(body: np.ndarray, offset: int, num_elements: int, dtype: np.dtype) -> np.ndarray:
-    """Some elements of a body as an array of another type."""
+    """Elements of a body as an array of another type, a view."""
     return body[offset : offset + int(num_elements) * dtype.itemsize].view(dtype)

@@ -1,13 +1,12 @@
-"""Base of the distributed sparse optimizers: the step, its options and its votes."""
+"""The optimizer that runs any update rule: parameter groups, options, and the course of a step."""
 
 from __future__ import annotations
 
-import abc
 import gc
 import logging
-import math
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable
 
 import numpy as np
@@ -15,25 +14,28 @@ import torch
 from dgl.distributed import DistEmbedding, DistTensor
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.hyper_parameters import check_group, check_options
+from dglkge.optim.dgl_tables import identity_of, key_of
 from dglkge.optim.network_exchange import WireFormat
+from dglkge.optim.rules import RuleStep, UpdateRule, check_options
 from dglkge.optim.scaled_gradients import EmbeddingParameter
 from dglkge.optim.state_file import SavedState
 from dglkge.optim.step_exchange import StepExchange, ignore_phase
-from dglkge.optim.table import Background, Rule, Table, key_of
+from dglkge.optim.table import Table
 
-#: The optimizer of each embedding of this process, by its kvstore and the name of its tensor there. A process
-#: that trains twice has two kvstores; an optimizer of the first one may still be referenced.
+logger = logging.getLogger(__name__)
+
+#: The optimizer of each embedding of this process, by :func:`identity_of`. Weak: an optimizer that is no
+#: longer referenced frees its embeddings.
 _OWNERS: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
-def claim(embeddings: Sequence[Any], optimizer: Any) -> None:
-    """Make an optimizer that of some embeddings, for as long as it lives; all of them or none.
+def register_owner(embeddings: Sequence[Any], optimizer: Any) -> None:
+    """Register the optimizer of some embeddings, for as long as it lives; all of them or none.
 
     Raises
     ------
     TypeError
-        Something is no ``dgl.distributed.DistEmbedding``.
+        An object is not a ``dgl.distributed.DistEmbedding``.
     ValueError
         An embedding has an optimizer already.
     """
@@ -42,9 +44,9 @@ def claim(embeddings: Sequence[Any], optimizer: Any) -> None:
         if not isinstance(embedding, DistEmbedding):
             got = type(embedding).__name__
             raise TypeError(f"{kind} updates dgl.distributed.DistEmbedding only, got {got}")
-    keys = [(id(embedding.kvstore), embedding.data_name) for embedding in embeddings]
+    keys = [identity_of(embedding) for embedding in embeddings]
     if any(key in _OWNERS for key in keys):
-        gc.collect()  # an optimizer that nobody holds any more may still hang in a reference cycle
+        gc.collect()  # an unreferenced optimizer may still be part of a reference cycle
     for embedding, key in zip(embeddings, keys):
         if key in _OWNERS or keys.count(key) > 1:
             other = type(_OWNERS.get(key, optimizer)).__name__
@@ -56,101 +58,101 @@ def claim(embeddings: Sequence[Any], optimizer: Any) -> None:
         _OWNERS[key] = optimizer
 
 
-logger = logging.getLogger(__name__)
+class Background:
+    """One piece of work at a time in a thread of its own."""
 
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-optim")
+        self._work: Future | None = None
 
-class StepSignals:
-    """The part of an optimizer that talks.
+    def start(self, work: Callable[[], None]) -> None:
+        """Start some work; the work before it must have been finished."""
+        self._work = self._thread.submit(work)
 
-    Attributes
-    ----------
-    num_skipped_rows : int
-        Rows that were left alone, by any trainer, because their gradient was not finite.
-    num_votes : int
-        How many trainers gave their vote to the last finished step: the same number on each.
-    """
-
-    _tables: Sequence[Any]
-    _raise_nonfinite: bool
-    _enter: Callable[[str], None] = staticmethod(ignore_phase)
-    num_votes = 0
-    num_skipped_rows = 0
-
-    def when_phase(self, enter: Callable[[str], None]) -> None:
-        """Tell a function when merge, exchange, update and waiting begin."""
-        self._enter = enter
-
-    def _report(self, num_bad: np.ndarray) -> None:
-        """Count or raise rows whose gradient was not finite, from the numbers of all trainers."""
-        if not num_bad.any():
-            return
-        self.num_skipped_rows += int(num_bad.sum())
-        text = ", ".join(
-            f"{count} rows of {table.label!r}" for table, count in zip(self._tables, num_bad) if count
-        )
-        if self._raise_nonfinite:
-            raise FloatingPointError(f"the gradient is not finite for {text}; these rows were not updated")
-        logger.warning("the gradient is not finite for %s; these rows were not updated", text)
+    def finish(self) -> None:
+        """Wait for the work, if any, and raise its exception."""
+        work, self._work = self._work, None
+        if work is not None:
+            work.result()
 
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
-class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
-    """Optimizer of :class:`dgl.distributed.DistEmbedding` tables.
+class SparseOptimizer(SavedState, torch.optim.Optimizer):
+    """Optimizer of :class:`dgl.distributed.DistEmbedding` tables, for any update rule.
 
     Every trainer constructs it, and calls :meth:`step` or :meth:`step_rows` equally often. It is a
     ``torch.optim.Optimizer``, so the schedulers of ``torch.optim.lr_scheduler`` and ``torch.amp.GradScaler``
-    work on it; if a gradient of one trainer overflows, all trainers leave out the step. In ``param_groups``
-    an embedding is represented by an empty tensor with the attribute ``embedding``.
+    work on it; if a gradient of one trainer overflows, all trainers skip the step. In ``param_groups`` an
+    embedding is represented by an empty tensor with the attribute ``embedding``.
 
     Parameters
     ----------
     params : DistEmbedding, sequence of DistEmbedding, or sequence of dict
         The embeddings, or parameter groups ``{"params": [...], "lr": ...}``.
+    rule : UpdateRule
+        Update rule of the touched rows.
     defaults : dict
-        Hyper-parameters of a group: lr, eps, weight_decay, max_row_norm and those of the rule.
+        Hyper-parameters of a group: lr, weight_decay, max_row_norm and those of the rule.
     duplicates : {"sum", "mean"}
-        What becomes of several gradients for one row in a step, those of other trainers included. "sum" is
-        torch's rule: a hub that is read often moves as far as its gradients say. Divide the loss by the size
-        of the global batch, and the result depends on that batch alone, not on how it was split between
-        trainers. If instead each trainer takes the mean over its own share, which
-        ``DistributedDataParallel`` would average, the sum over n trainers is n times the gradient of one
-        process, and a triple of a small share weighs more. "mean" is DGL's rule: every touched row gets one
-        average gradient, so hubs learn more slowly, and adding trainers (a larger global batch) does not make
-        a step longer.
+        Merging of several gradients for one row in a step, those of other trainers included. "sum" is torch's
+        rule: a hub that is read often moves as far as its gradients say. Divide the loss by the size of the
+        global batch, and the result depends on that batch alone, not on how it was split between trainers. If
+        instead each trainer takes the mean over its own share, which ``DistributedDataParallel`` would
+        average, the sum over n trainers is n times the gradient of one process, and a triple of a small share
+        weighs more. "mean" is DGL's rule: every touched row gets one average gradient, so hubs learn more
+        slowly, and adding trainers (a larger global batch) does not make a step longer.
     wire_dtype : torch.dtype, optional
-        Type in which rows travel between trainers: ``torch.bfloat16`` or ``torch.float16`` (which overflows
-        beyond 65504). Default: the type in which they are computed. Rows and state keep their type.
+        Type in which gradient rows are sent between trainers: ``torch.bfloat16`` or ``torch.float16`` (which
+        overflows beyond 65504). Default: the type in which they are computed. Rows and state keep their type.
     overlap : bool
-        Let exchange and update run in the background; they are finished before rows are read or written
-        through the embedding, or by :meth:`finish`. Whoever reads the kvstore's memory directly calls
+        Run exchange and update in the background; they are finished before rows are read or written through
+        the embedding, or by :meth:`finish`. Code that reads the kvstore's memory directly must call
         :meth:`finish` first.
     nonfinite : {"raise", "skip"}
         A row whose gradient has a NaN or an infinity is never updated. "raise": every trainer then raises
         ``FloatingPointError`` at the end of the step; "skip": it is counted in ``num_skipped_rows``.
     timeout_seconds : float
-        How long a step waits for the other trainers.
+        Limit of each wait for the other trainers in a step.
     synchronous : bool
-        Otherwise steps are Hogwild's (Niu et al. 2011): a trainer applies its own gradients to shared rows
-        at once, and waits for nobody. Trainers of one machine only; updates that meet in a row may be lost,
-        no two runs are alike, and votes are counted for each trainer alone.
+        False: asynchronous updates as in Hogwild (Niu et al. 2011): a trainer applies its own gradients to
+        the shared rows at once and waits for no other trainer. Trainers of one machine only; simultaneous
+        updates of a row may be lost, runs are not reproducible, and ``step_sum`` is the trainer's own number.
+    kernels : {"auto", "reference"}
+        "auto": merge and update rows with compiled loops; "reference": with their plain numpy and torch
+        twins, slower and easier to read: the same results but for rounding.
+
+    Attributes
+    ----------
+    num_skipped_rows : int
+        Updates that were skipped, by any trainer, because the row's gradient was not finite.
+    step_sum : int
+        Sum over all trainers of the numbers ``extra`` given to the last finished step: equal on each.
     """
+
+    num_skipped_rows = 0
+    step_sum = 0
+    _enter: Callable[[str], None] = staticmethod(ignore_phase)
 
     def __init__(
         self,
         params: Any,
+        rule: UpdateRule,
         defaults: dict[str, Any],
         *,
-        duplicates: str,
-        wire_dtype: torch.dtype | None,
-        overlap: bool,
-        nonfinite: str,
-        timeout_seconds: float,
-        synchronous: bool,
+        duplicates: str = "sum",
+        wire_dtype: torch.dtype | None = None,
+        overlap: bool = False,
+        nonfinite: str = "raise",
+        timeout_seconds: float = 1800.0,
+        synchronous: bool = True,
+        kernels: str = "auto",
     ) -> None:
         self._synchronous = synchronous
-        check_options(duplicates, wire_dtype, nonfinite, timeout_seconds)
+        check_options(duplicates, wire_dtype, nonfinite, timeout_seconds, kernels)
+        self._rule = rule
+        self._kernels = kernels
         self._mean = duplicates == "mean"
         self._wire_dtype = wire_dtype
         self._raise_nonfinite = nonfinite == "raise"
@@ -161,29 +163,20 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
         self._earlier_bytes = np.zeros(2, np.int64)
         self._is_built = False
         self._background = Background() if overlap else None
+        # The thread of a background step and the user's own collectives would interleave in one group.
         self._group = Alltoall(timeout_seconds, own_group=overlap)
         self._rank, self._world_size = self._group.rank, self._group.size
         super().__init__([params] if isinstance(params, DistEmbedding) else params, defaults)
         self._connect()
         self._is_built = True
 
-    @abc.abstractmethod
-    def _state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
-        """Name of each state tensor of a table and the shape of one of its rows."""
+    def when_phase(self, enter: Callable[[str], None]) -> None:
+        """Set the function that is called with the name of each phase of a step as it begins.
 
-    @abc.abstractmethod
-    def _apply_rule(
-        self,
-        arrays: Sequence[np.ndarray],
-        targets: np.ndarray,
-        selected: np.ndarray,
-        chain: tuple,
-        options: tuple,
-        hyper: Mapping[str, Any],
-        num_steps: int,
-    ) -> int:
-        """Update the target rows of ``arrays`` = [rows, *state]; returns how many were left alone as not
-        finite."""
+        Phases are "merge", "exchange", "update" and "waiting"; with ``overlap`` the calls come from the
+        background thread.
+        """
+        self._enter = enter
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add embeddings, with hyper-parameters of their own where given (a collective call).
@@ -196,20 +189,20 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
         Raises
         ------
         TypeError
-            Something is no DistEmbedding.
+            An object is not a DistEmbedding.
         ValueError
             An embedding has an optimizer already, or a hyper-parameter is out of range.
         """
         group = {**self.defaults, **param_group}
         params = group["params"]
         embeddings = [params] if isinstance(params, DistEmbedding) else list(params)
-        check_group(group)
+        self._rule.check(group)
         self.finish()
-        claim(embeddings, self)
+        register_owner(embeddings, self)
         group["params"] = []
         for embedding in embeddings:
-            table = Table(embedding, self._state_shapes(embedding.embedding_dim))
-            table.warm_up(self._rule(table, group))
+            table = Table(embedding, self._rule, self._kernels)
+            table.warm_up(self._rule_step(table, group))
             if self._background is not None:
                 table.fence(weakref.WeakMethod(self.finish))
             self._tables.append(table)
@@ -225,31 +218,20 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
             self._connect()
 
     def _name_tables(self) -> None:
-        """Tell tables of the same name apart by their keys, and list their state under these names."""
+        """Label each table by its name, or by its key where names repeat; list the state by label."""
         names = [table.name for table in self._tables]
         for table in self._tables:
             table.label = table.name if names.count(table.name) == 1 else table.key
-        self._states = {
-            table.label: tuple(table.state.values()) if len(table.state) > 1 else table.state["sum"]
-            for table in self._tables
-        }
+        # As DGL's optimizers have it: the tensor itself if there is only one, else a tuple.
+        states = {table.label: tuple(table.state.values()) for table in self._tables}
+        self._states = {label: state[0] if len(state) == 1 else state for label, state in states.items()}
 
-    def _rule(self, table: Table, hyper: Mapping[str, Any]) -> Rule:
-        """The update rule with everything but the rows filled in."""
-        kind = table.chains.dtype.type
-        max_norm = math.inf if hyper["max_row_norm"] is None else hyper["max_row_norm"]
-        options = (self._mean, kind(max_norm), kind(hyper["weight_decay"]))
-
-        def rule(
-            arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray, chain: tuple
-        ) -> int:
-            return self._apply_rule(arrays, targets, selected, chain, options, hyper, max(1, table.num_steps))
-
-        return rule
+    def _rule_step(self, table: Table, hyper: Mapping[str, Any]) -> RuleStep:
+        """Update of a table, with its hyper-parameters as they are now and its steps so far."""
+        return RuleStep(self._rule, dict(hyper), self._mean, max(1, table.num_steps))
 
     def _connect(self) -> None:
-        """Set up the ways to the other trainers, all of whom do so now: no later call is a hidden
-        collective."""
+        """Connect to the other trainers; a collective, done here so that no later call is a hidden one."""
         narrow = max(table.num_rows for table in self._tables) < 2**31
         wire = WireFormat(
             tuple(table.wire_dtype(self._wire_dtype) for table in self._tables),
@@ -267,8 +249,9 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
         )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Apply the gradients of all rows read since the last step, on all trainers; then all may read the
-        rows.
+        """Apply the gradients of all rows read since the last step; a collective.
+
+        When it returns (with ``overlap``: after :meth:`finish`), every trainer may read the updated rows.
 
         Parameters
         ----------
@@ -280,9 +263,9 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
         FloatingPointError
             A gradient was not finite (with ``nonfinite="raise"``); raised on every trainer.
         TimeoutError
-            A trainer did not come to this step.
+            A trainer did not call this step in time.
         ConnectionError
-            A trainer ended, or gave up in this step.
+            A trainer's process ended, or its step failed.
         """
         loss = None
         if closure is not None:
@@ -291,20 +274,18 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
         self._start([table.trace.take() for table in self._tables])
         return loss
 
-    def step_rows(
-        self, gradients: Sequence[tuple[Any, torch.Tensor, torch.Tensor]], vote: bool = False
-    ) -> None:
+    def step_rows(self, gradients: Sequence[tuple[Any, torch.Tensor, torch.Tensor]], extra: int = 0) -> None:
         """Apply gradient rows that the caller computed; like :meth:`step`, every trainer calls it.
 
         Parameters
         ----------
         gradients : sequence of (DistEmbedding, Tensor, Tensor)
-            Embedding, ids "(n,) int64" and gradient rows "(n, D)"; ids may repeat, an embedding may come
-            several times, or not at all. The rows are not copied: leave them alone until the step is
+            Embedding, ids "(n,) int64" and gradient rows "(n, D)"; ids may repeat, an embedding may appear
+            several times, or not at all. The rows are not copied: do not change them before the step is
             finished.
-        vote : bool
-            Counted over all trainers: ``num_votes``, once the step is finished, is the same on each. It tells
-            them all what one of them knows, without another round of messages.
+        extra : int
+            An integer that is summed over all trainers with the step, without another round of messages: the
+            sum is ``step_sum`` once the step is finished.
         """
         pairs: dict[str, list] = {table.key: [] for table in self._tables}
         for embedding, ids, rows in gradients:
@@ -312,30 +293,32 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
             if key not in pairs:
                 raise self._unknown(embedding)
             pairs[key].append((ids, rows))
-        self._start(list(pairs.values()), vote)
+        self._start(list(pairs.values()), extra)
 
     def finish(self) -> None:
-        """Wait for the step that runs in the background, if any, and raise what it raised."""
+        """Wait for the step that runs in the background, if any, and raise its exception."""
         if self._background is not None:
             self._background.finish()
 
-    def _start(self, pairs_by_table: Sequence[Pairs], vote: bool = False) -> None:
+    def _start(self, pairs_by_table: Sequence[Pairs], extra: int = 0) -> None:
         """Apply the gradients, given as (ids, rows) pairs for each table, now or in the background."""
         self.finish()
-        hyper_of = {key: group for keys, group in self._keyed_groups() for key in keys}
-        rules = [self._rule(table, dict(hyper_of[table.key])) for table in self._tables]
+        # Copies: a scheduler may change the groups while the step runs in the background.
+        hyper_of = {key: dict(group) for keys, group in self._keyed_groups() for key in keys}
         if self._background is None:
-            self._run(pairs_by_table, rules, vote)
+            self._run(pairs_by_table, hyper_of, extra)
         else:
-            self._background.start(lambda: self._run(pairs_by_table, rules, vote))
+            self._background.start(lambda: self._run(pairs_by_table, hyper_of, extra))
 
     def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
         """Each parameter group with the keys of its tables."""
         return [([key_of(each.embedding) for each in group["params"]], group) for group in self.param_groups]
 
     @torch.no_grad()
-    def _run(self, pairs_by_table: Sequence[Pairs], rules: Sequence[Rule], vote: bool) -> None:
-        """Exchange the gradients and update the rows that fall to this trainer."""
+    def _run(
+        self, pairs_by_table: Sequence[Pairs], hyper_of: Mapping[str, Mapping[str, Any]], extra: int
+    ) -> None:
+        """Merge the gradients, send rows to their owners, and update the rows that this trainer owns."""
         exchange = self._exchange
         limit = self._timeout_seconds if self._synchronous else None
         num_bad = np.zeros(len(self._tables), np.int64)
@@ -348,24 +331,38 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
                 self._enter("update")
                 for number, table in enumerate(self._tables):
                     table.num_steps += int(turn == 0 and active[number])
-                    num_bad[number] += table.update(selected[number], rules[number], limit)
+                    step = self._rule_step(table, hyper_of[table.key])
+                    num_bad[number] += table.update(step, selected[number], limit)
                 self._enter("exchange")
         except BaseException:
+            # The other trainers of the machine wait in shared memory: without a mark they would time out.
             exchange.fail()
             raise
         finally:
             for table in self._tables:
                 table.chains.clear()
         self._enter("waiting")
-        num_bad = exchange.finish(num_bad, vote)
-        self.num_votes = exchange.num_votes
-        self._report(num_bad)
+        num_bad = exchange.finish(num_bad, extra)
+        self.step_sum = exchange.step_sum
+        self._report_nonfinite(num_bad)
+
+    def _report_nonfinite(self, num_bad: np.ndarray) -> None:
+        """Count and log, or raise, rows whose gradient was not finite: "(num_tables,)" sums over trainers."""
+        if not num_bad.any():
+            return
+        self.num_skipped_rows += int(num_bad.sum())
+        text = ", ".join(
+            f"{count} rows of {table.label!r}" for table, count in zip(self._tables, num_bad) if count
+        )
+        if self._raise_nonfinite:
+            raise FloatingPointError(f"the gradient is not finite for {text}; these rows were not updated")
+        logger.warning("the gradient is not finite for %s; these rows were not updated", text)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients that have arrived; reads whose backward is still to come are kept.
+        """Remove the gradients that have arrived; reads whose backward is still to come are kept.
 
-        So it may stand before the forward, as with ``torch.optim``, or between forward and backward, as in
-        DGL's examples.
+        So it may be called before the forward, as with ``torch.optim``, or between forward and backward, as
+        in DGL's examples.
         """
         for table in self._tables:
             table.trace.drop_gradients()
@@ -377,8 +374,8 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
         Returns
         -------
         bool
-            Whether one of them, on any trainer, is not finite: then no trainer may make the step. Trainers
-            that are not synchronous decide each for itself.
+            Whether one of them, on any trainer, is not finite: then no trainer may make the step. With
+            ``synchronous=False``: on this trainer.
         """
         self.finish()
         is_bad = False
@@ -391,8 +388,7 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
         return is_bad
 
     def state_tensors(self, embedding: Any) -> dict[str, DistTensor]:
-        """The state of an embedding by name, as distributed tensors with a row for each row of the
-        embedding."""
+        """State tensors of an embedding by name, with an entry for each of its rows."""
         self.finish()
         for table in self._tables:
             if table.key == key_of(embedding):
@@ -411,5 +407,5 @@ class SparseOptimizer(StepSignals, SavedState, torch.optim.Optimizer, abc.ABC):
 
     @property
     def network_bytes(self) -> int:
-        """Those of them that went over the network: to trainers of other machines, normally."""
+        """Part of :attr:`sent_bytes` that was sent over the network; normally to other machines."""
         return int(self._earlier_bytes[1]) + self._exchange.network_bytes

@@ -1,6 +1,6 @@
-"""Saving and loading optimizer state: one file for each trainer, readable at any number of trainers.
+"""Saving and loading optimizer state: one file for each trainer, readable with any number of trainers.
 
-DGL's own files and torch's form of a state are read too.
+Files of DGL's optimizers and state dictionaries of torch's are read too.
 
 A file is a dictionary as ``dgl.distributed.optim`` writes it, ``{"params": {...}, "emb_states": {name:
 {"ids": ids, "states": {tensor name: rows}}}}``, with these additions in ``params``: ``param_groups``,
@@ -10,11 +10,7 @@ boundaries of the partitions. It is read with ``weights_only=True``.
 A file without these additions was written by DGL. DGL's Adagrad, where it updates on the CPU, keeps the root
 of the sum of squares (see ``tests/optim/test_dgl_defects.py``); with gradients on a GPU it keeps the sum.
 Nothing in the file tells which, and DGL's distributed training updates on the CPU unless rows were read to a
-GPU; so the numbers are squared unless the caller says that they are sums.
-
-Embeddings are numbered through all groups. The state of an embedding holds ``ids`` "(n,)" and the rows of
-each state tensor for them; without ``ids`` these are all rows, in the order of their ids, as
-``torch.optim.Adagrad`` and ``torch.optim.SparseAdam`` save them.
+GPU; so the numbers are squared unless ``dgl_keeps_roots=False``.
 """
 
 from __future__ import annotations
@@ -31,9 +27,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dglkge.optim import table as row_storage
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.hyper_parameters import check_group
+from dglkge.optim.dgl_tables import state_array, write_back
+from dglkge.optim.rules import UpdateRule
 from dglkge.optim.step_exchange import StepExchange
 from dglkge.optim.table import Table
 
@@ -51,7 +47,7 @@ def file_of(path: str | bytes | os.PathLike, rank: int) -> Path:
     return Path(f"{os.fsdecode(path)}_{rank}")
 
 
-def content(
+def file_content(
     tables: Sequence[Table],
     groups: Sequence[tuple[Sequence[str], Mapping[str, Any]]],
     params: dict[str, Any],
@@ -59,7 +55,7 @@ def content(
     place: int,
     num_places: int,
 ) -> dict[str, Any]:
-    """What one trainer saves.
+    """Content of one trainer's file.
 
     Parameters
     ----------
@@ -70,9 +66,9 @@ def content(
     params : dict
         Hyper-parameters and the number of trainers under DGL's names.
     maps : mapping
-        Original ids by the label of the table, where state is to be saved by them.
+        Original ids by the label of the table, for tables that are to be saved by original ids.
     place, num_places : int
-        The trainer saves the machine's rows number place, place + num_places, ...
+        The trainer saves rows place, place + num_places, ... of the machine.
     """
     label_of = {table.key: table.label for table in tables}
     named = [{**group, "params": [label_of[key] for key in keys]} for keys, group in groups]
@@ -93,7 +89,7 @@ def _table_state(table: Table, place: int, num_places: int, original_ids: Any) -
     num_rows = int(table.starts[table.part_id + 1]) - start
     ids = torch.arange(start + place, start + num_rows, num_places)
     states = {
-        tensor.name: torch.from_numpy(row_storage.state_array(tensor)[place::num_places].copy())
+        tensor.name: torch.from_numpy(state_array(tensor)[place::num_places].copy())
         for tensor in table.state.values()
     }
     if original_ids is not None:
@@ -107,8 +103,19 @@ def is_of_dgl(params: Mapping[str, Any]) -> bool:
 
 
 class SavedRows(NamedTuple):
-    """State rows of a table out of one file, checked: ids "(n,) int64" and rows of each state tensor, which
-    may be mapped from the file; ``are_roots`` says that the state is their square."""
+    """Checked state rows of a table from one file.
+
+    Attributes
+    ----------
+    table : Table
+        The table.
+    ids : np.ndarray
+        "(n,) int64" node ids.
+    states : mapping of str to Tensor
+        Rows "(n, ...)" of each state tensor by its name; may be mapped from the file.
+    are_roots : bool
+        The state is the square of the saved rows.
+    """
 
     table: Table
     ids: np.ndarray
@@ -116,7 +123,7 @@ class SavedRows(NamedTuple):
     are_roots: bool
 
     def rows(self, tensor: Any, chosen: np.ndarray) -> np.ndarray:
-        """Some rows of a state tensor, in its type."""
+        """Chosen rows of a state tensor, in its type."""
         rows = self.states[tensor.name][torch.from_numpy(chosen)].to(tensor.dtype)
         return (rows.square() if self.are_roots else rows).numpy()
 
@@ -127,9 +134,9 @@ def saved_rows(
     maps: Mapping[str, Any],
     dgl_keeps_roots: bool = True,
 ) -> list[SavedRows]:
-    """Rows of some files that belong to these tables; nothing is written yet.
+    """Read the rows of these tables from some files; nothing is written yet.
 
-    Tables of the files that this optimizer does not have are ignored, and logged.
+    Tables in the files that this optimizer does not have are ignored with a warning.
 
     Raises
     ------
@@ -158,8 +165,10 @@ def saved_rows(
 
 
 def _table_of(label: str, params: Mapping[str, Any], tables: Sequence[Table]) -> Table | None:
-    """The table that a name in a file means: by the name in the kvstore if the file has it, or else by the
-    embedding's, if only one table has that."""
+    """Table of a name in a file: by the kvstore's name if the file has it, else by a unique embedding name.
+
+    Returns None if there is no such table.
+    """
     key = params.get("keys", {}).get(label, label)
     by_key = [table for table in tables if table.key == key]
     by_name = [table for table in tables if table.name == label]
@@ -167,12 +176,12 @@ def _table_of(label: str, params: Mapping[str, Any], tables: Sequence[Table]) ->
 
 
 def _check_states(table: Table, num_ids: int, states: Mapping[str, torch.Tensor]) -> None:
-    """Refuse rows of state tensors that do not fit.
+    """Check names and shapes of saved state tensors.
 
     Raises
     ------
     ValueError
-        They are those of another optimizer or another table.
+        They belong to another optimizer or another table.
     """
     shapes = {tensor.name: (num_ids, *tensor.shape[1:]) for tensor in table.state.values()}
     if set(states) != set(shapes):
@@ -188,7 +197,7 @@ def _check_states(table: Table, num_ids: int, states: Mapping[str, torch.Tensor]
 
 
 def write_share(found: Sequence[SavedRows], place: int, num_places: int) -> None:
-    """Write the machine's rows number place, place + num_places, ... to its state tensors."""
+    """Write rows place, place + num_places, ... of the machine to its state tensors."""
     for saved in found:
         start, end = _own_range(saved.table)
         places = saved.ids - start
@@ -206,25 +215,25 @@ def write_all(found: Sequence[SavedRows], timeout_seconds: float) -> None:
         if len(away):
             tensors = list(saved.table.state.values())
             rows = [saved.rows(tensor, away) for tensor in tensors]
-            row_storage.write_back(tensors, saved.ids[away], rows, timeout_seconds)
+            write_back(tensors, saved.ids[away], rows, timeout_seconds)
 
 
 def _own_range(table: Table) -> tuple[int, int]:
-    """First id of this machine's rows, and the id behind the last."""
+    """First id of this machine's rows, and the id after the last."""
     return int(table.starts[table.part_id]), int(table.starts[table.part_id + 1])
 
 
 def _write_local(saved: SavedRows, chosen: np.ndarray) -> None:
-    """Write the chosen ones of some rows to this machine's state tensors."""
+    """Write chosen saved rows to this machine's state tensors."""
     for tensor in saved.table.state.values():
-        array = row_storage.state_array(tensor)
+        array = state_array(tensor)
         array[saved.ids[chosen] - _own_range(saved.table)[0]] = saved.rows(tensor, chosen)
 
 
 def count_missing(
     found: Sequence[SavedRows], tables: Sequence[Table], place: int, num_places: int
 ) -> np.ndarray:
-    """How many of the machine's rows number place, place + num_places, ... of each table are in no file."""
+    """Number of rows place, place + num_places, ... of the machine that are in no file, for each table."""
     numbers = []
     for table in tables:
         start, end = _own_range(table)
@@ -244,8 +253,8 @@ def _node_ids(
     Raises
     ------
     ValueError
-        The table has no such rows, or the file was written under another partitioning and there is no map of
-        ids.
+        The table has no such rows, or the file was written under another partitioning and there are no
+        original ids.
     """
     array = ids.numpy().astype(np.int64)
     if len(array) and not 0 <= array.min() <= array.max() < table.num_rows:
@@ -276,13 +285,14 @@ def take_over(
     params: Mapping[str, Any],
     tables: Sequence[Table],
     groups: Sequence[tuple[Sequence[str], dict[str, Any]]],
+    rule: UpdateRule,
 ) -> None:
-    """Take over saved hyper-parameters and numbers of steps; what changes is logged.
+    """Take over saved hyper-parameters and numbers of steps; log changes.
 
     Raises
     ------
     ValueError
-        A hyper-parameter is out of range; nothing has changed then.
+        A hyper-parameter is out of range; nothing is changed then.
     """
     saved_of = {}
     for saved in params.get(GROUPS, []):
@@ -300,7 +310,7 @@ def take_over(
     for (_, group), saved in zip(groups, taken):
         if "betas" in saved:
             saved["betas"] = tuple(saved["betas"])
-        check_group({**group, **saved})
+        rule.check({**group, **saved})
     for (_, group), saved in zip(groups, taken):
         for key, value in saved.items():
             if key in group and group[key] != value:
@@ -312,8 +322,8 @@ def take_over(
             table.num_steps = num_steps
 
 
-def saved_files(path: str | bytes | os.PathLike) -> list[dict[str, Any]]:
-    """Contents of all files of one save that this machine can see, in the order of ranks."""
+def read_files(path: str | bytes | os.PathLike) -> list[dict[str, Any]]:
+    """Read all files of one save that this machine can see, in the order of ranks."""
     prefix = file_of(path, 0).with_name(file_of(path, 0).name[:-1])
     ranks = sorted(
         int(file.name[len(prefix.name) :])
@@ -334,12 +344,12 @@ def saved_files(path: str | bytes | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """Contents of one file.
+    """Read one file.
 
     Raises
     ------
     ValueError
-        It cannot be read, or holds something else.
+        It cannot be read, or is not a file of optimizer state.
     """
     try:
         found = torch.load(str(path), weights_only=True, mmap=True)
@@ -352,7 +362,7 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 
 def write_file(content: Mapping[str, Any], path: Path) -> None:
-    """Write a file so that it appears only when it is complete."""
+    """Write a file under another name and rename it: an incomplete file never has the name."""
     unfinished = path.with_name(path.name + ".unfinished")
     torch.save(content, unfinished)
     os.replace(unfinished, path)
@@ -363,12 +373,16 @@ _NAME_IN_TORCH = {"mem": "exp_avg", "power": "exp_avg_sq"}
 
 
 def is_of_torch(state_dict: Mapping[str, Any]) -> bool:
-    """Whether a saved state is in the form of torch only."""
+    """Whether a saved state has the form of ``torch.optim`` only."""
     return EMB_STATES not in state_dict and {"state", "param_groups"} <= set(state_dict)
 
 
 def to_torch(content: Mapping[str, Any], tables: Sequence[Table]) -> dict[str, Any]:
-    """One trainer's saved state in the form of torch."""
+    """Convert one trainer's saved state to the form of ``torch.optim``.
+
+    Embeddings are numbered through all groups. The state of an embedding holds ``ids`` "(n,)" and the rows of
+    each state tensor for them.
+    """
     by_label = {table.label: table for table in tables}
     state: dict[int, dict[str, torch.Tensor]] = {}
     groups = []
@@ -392,12 +406,15 @@ def from_torch(
     tables: Sequence[Table],
     groups: Sequence[tuple[Sequence[str], Mapping[str, Any]]],
 ) -> dict[str, Any]:
-    """A state in the form of torch as the optimizer's files have it.
+    """Convert a state in the form of ``torch.optim`` to that of the optimizer's files.
+
+    Without ``ids`` the rows of an embedding are all of its rows in the order of their ids, as
+    ``torch.optim.Adagrad`` and ``torch.optim.SparseAdam`` save them.
 
     Parameters
     ----------
     state_dict : mapping
-        In the form of torch.
+        In the form of ``torch.optim``.
     tables : sequence of Table
         The optimizer's tables.
     groups : sequence of (sequence of str, mapping)
@@ -406,7 +423,7 @@ def from_torch(
     Raises
     ------
     ValueError
-        Groups, or tables of a group, are not as many as here, or a state tensor is missing.
+        The numbers of groups or of tables in a group differ, or a state tensor is missing.
     """
     saved_groups = state_dict["param_groups"]
     sizes, own_sizes = [len(group["params"]) for group in saved_groups], [len(keys) for keys, _ in groups]
@@ -441,7 +458,7 @@ def _torch_table_state(table: Table, saved: Mapping[str, Any]) -> dict[str, Any]
 
 
 class DglAttributes:
-    """Names of DGL's optimizers for what is kept in parameter groups here."""
+    """Attributes of DGL's optimizers, read from and written to the parameter groups."""
 
     param_groups: list[dict[str, Any]]
     _states: dict[str, Any]
@@ -460,14 +477,14 @@ class DglAttributes:
     def _defaults(self) -> dict[str, float]:
         """Hyper-parameters of the first group under DGL's names."""
         first = self.param_groups[0]
-        named = {"_lr": float(first["lr"]), "_eps": float(first["eps"])}
+        named = {f"_{name}": float(first[name]) for name in ("lr", "eps") if name in first}
         if "betas" in first:
             named["_beta1"], named["_beta2"] = first["betas"]
         return named
 
     @property
     def _lr(self) -> float:
-        """Learning rate of the first group; set, of all groups."""
+        """Learning rate of the first group; setting it sets that of all groups."""
         return self._defaults["_lr"]
 
     @_lr.setter
@@ -477,7 +494,7 @@ class DglAttributes:
 
     @property
     def _eps(self) -> float:
-        """Epsilon of the first group; set, of all groups."""
+        """Epsilon of the first group; setting it sets that of all groups."""
         return self._defaults["_eps"]
 
     @_eps.setter
@@ -497,8 +514,9 @@ class DglAttributes:
 
 
 class SavedState(DglAttributes, abc.ABC):
-    """Methods of :class:`SparseOptimizer` that write its state to files and read it again."""
+    """Methods of :class:`SparseOptimizer` that save and load its state."""
 
+    _rule: UpdateRule
     _tables: list[Table]
     _group: Alltoall
     _rank: int
@@ -511,17 +529,18 @@ class SavedState(DglAttributes, abc.ABC):
         """Each parameter group with the keys of its tables."""
 
     def local_state_dict(self, original_ids: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """This trainer's share of the state: every n-th of its machine's rows, n trainers being on the
-        machine. No collective.
+        """Return this trainer's share of the state; no collective.
+
+        The trainers of a machine share its rows: the i-th of n saves rows i, i + n, ...
 
         Parameters
         ----------
         original_ids : mapping, optional
-            For each embedding "(N,)" original id of each node id; the state is then saved by original ids and
-            can be loaded under another partitioning.
+            For each embedding "(N,)" original id of each node id: the state is saved by original ids and can
+            be loaded under another partitioning.
         """
         self.finish()
-        return content(
+        return file_content(
             self._tables,
             self._keyed_groups(),
             {"world_size": self._world_size, **self._defaults},
@@ -546,30 +565,32 @@ class SavedState(DglAttributes, abc.ABC):
         local_state_dict : mapping
             From :meth:`local_state_dict`, of this optimizer or of DGL's.
         original_ids : mapping, optional
-            Needed where the state was saved by original ids.
+            As in :meth:`local_state_dict`; needed if the state was saved by original ids.
         dgl_keeps_roots : bool
-            Square the state of DGL's SparseAdagrad, which keeps roots where it updates on the CPU. False for
-            a state that DGL kept with gradients on a GPU.
+            Square the state of DGL's SparseAdagrad, which keeps roots if it updates on the CPU. False: the
+            state was kept with gradients on a GPU.
 
         Raises
         ------
         ValueError
-            The rows do not fit; nothing is written then.
+            The rows do not fit this optimizer; nothing is written then.
         """
         self.finish()
         found = saved_rows([local_state_dict], self._tables, original_ids or {}, dgl_keeps_roots)
-        take_over(local_state_dict[PARAMS], self._tables, self._keyed_groups())
+        take_over(local_state_dict[PARAMS], self._tables, self._keyed_groups(), self._rule)
         write_all(found, self._timeout_seconds)
 
     def save(self, f: str | bytes | os.PathLike, original_ids: Mapping[str, Any] | None = None) -> None:
-        """Write this trainer's state to ``<f>_<rank>``; every trainer calls it. Arguments:
-        :meth:`local_state_dict`. What one trainer raises, all of them raise."""
+        """Write this trainer's state to ``<f>_<rank>``; a collective.
+
+        Arguments as in :meth:`local_state_dict`. If one trainer fails, all of them raise.
+        """
         self.finish()
-        self._barrier()  # no trainer changes rows any more, also where steps are not synchronous
+        self._barrier()  # with synchronous=False another trainer may still be in a step
         problem: Exception | None = None
         try:
             write_file(self.local_state_dict(original_ids), file_of(f, self._rank))
-        except Exception as error:  # a full disk, no such folder: the others wait for word of it
+        except Exception as error:  # a full disk, no such folder: raised after the others have been informed
             problem = error
         self._agree(problem, "save", OSError)
 
@@ -579,18 +600,18 @@ class SavedState(DglAttributes, abc.ABC):
         original_ids: Mapping[str, Any] | None = None,
         dgl_keeps_roots: bool = True,
     ) -> None:
-        """Read the state from the files that :meth:`save` wrote with any number of trainers; every trainer
-        calls it. Files of DGL's optimizers are read too. Other arguments: :meth:`load_local_state_dict`.
+        """Read the state from the files that :meth:`save` wrote with any number of trainers; a collective.
 
-        Every machine must see the files that hold its rows: all of them, where the partitioning changed.
+        Files of DGL's optimizers are read too. Other arguments as in :meth:`load_local_state_dict`. Every
+        machine must see the files that hold its rows; all files if the partitioning changed.
 
         Raises
         ------
         FileNotFoundError
             No trainer finds a file.
         ValueError
-            The files are of another optimizer, or of another partitioning without ``original_ids``; nothing
-            is written then, by any trainer.
+            The files belong to another optimizer, or to another partitioning without ``original_ids``; no
+            trainer writes anything then.
         """
         self.finish()
         self._barrier()
@@ -598,22 +619,22 @@ class SavedState(DglAttributes, abc.ABC):
         params: Any = None
         problem: Exception | None = None
         try:
-            contents = saved_files(f)
+            contents = read_files(f)
             params = contents[0][PARAMS] if contents else None
             found = saved_rows(contents, self._tables, original_ids or {}, dgl_keeps_roots)
-        except Exception as error:  # whatever it is, the others wait for word of it
+        except Exception as error:  # raised after the others have been informed
             problem = error
         self._agree(problem, "load", ValueError)
-        # Where machines share no disk, some may see no file: all take the same hyper-parameters.
+        # Without a shared disk a machine may see no file: all trainers take the same hyper-parameters.
         seen = [each for each in self._group.gather(params) if each is not None]
         if not seen:
             raise FileNotFoundError(f"no file {os.fsdecode(f)}_<rank> to load optimizer state from")
-        take_over(seen[0], self._tables, self._keyed_groups())
+        take_over(seen[0], self._tables, self._keyed_groups(), self._rule)
         write_share(found, self._exchange.place, self._exchange.num_places)
         self._warn_of_missing_rows(found)
 
     def _warn_of_missing_rows(self, found: Sequence[SavedRows]) -> None:
-        """Log how many rows no file had, for each table; a collective."""
+        """Log for each table how many rows are in no file; a collective."""
         num_missing = self._group.sum(
             count_missing(found, self._tables, self._exchange.place, self._exchange.num_places)
         )
@@ -627,7 +648,7 @@ class SavedState(DglAttributes, abc.ABC):
                 )
 
     def _agree(self, problem: Exception | None, task: str, kind: type[Exception]) -> None:
-        """Wait for all trainers; raise this one's problem, or say which other trainer has one."""
+        """Exchange problems between all trainers; raise the own one, or an error that names the rank."""
         problems = self._group.gather(None if problem is None else _describe(problem))
         if problem is not None:
             raise problem
@@ -640,19 +661,24 @@ class SavedState(DglAttributes, abc.ABC):
         self._group.sum(np.zeros(1, np.int64))
 
     def state_dict(self) -> dict[str, Any]:
-        """This trainer's share of the state under torch's keys ``state`` and ``param_groups`` and under those
-        of :meth:`local_state_dict`; both name the same tensors. No collective."""
+        """Return this trainer's share of the state; no collective.
+
+        It has torch's keys ``state`` and ``param_groups`` and those of :meth:`local_state_dict`; both refer
+        to the same tensors.
+        """
         content = self.local_state_dict()
         return {**content, **to_torch(content, self._tables)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As :meth:`load_local_state_dict`; also for states in the form of ``torch.optim``, such as that of a
-        ``torch.optim.Adagrad`` or ``SparseAdam`` over whole tables."""
+        """Load a state of :meth:`local_state_dict`, or one in the form of ``torch.optim``.
+
+        The latter may be that of a ``torch.optim.Adagrad`` or ``SparseAdam`` over whole tables.
+        """
         if is_of_torch(state_dict):
             state_dict = from_torch(state_dict, self._tables, self._keyed_groups())
         self.load_local_state_dict(state_dict)
 
 
 def _describe(error: Exception) -> str:
-    """Say what an error is: by its text alone where that is written for people."""
+    """Text of an error; with its type where the text alone would not be clear."""
     return str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"

@@ -10,18 +10,22 @@ import numpy as np
 
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.network_exchange import GradientExchange, Route, WireFormat, ranks_by_machine
-from dglkge.optim.row_chains import RowChains
+from dglkge.optim.row_chains import GradientRows
 from dglkge.optim.shared_exchange import Address, NeighbourOutbox, Outbox, SharedExchange, num_fields, usable
 
 logger = logging.getLogger(__name__)
 
 
 def ignore_phase(phase: str) -> None:
-    """Take no note of phases."""
+    """Ignore a phase."""
 
 
 class StepExchange:
-    """Who is where, and the two ways to reach them. Constructed by all trainers together.
+    """Exchange of a step between all trainers. Constructing it is a collective.
+
+    With several machines the two exchanges follow one another: rows are first sent over the network to a
+    trainer of the machine that stores them; then the trainers of each machine exchange all rows that they
+    have by then through shared memory.
 
     Parameters
     ----------
@@ -31,24 +35,24 @@ class StepExchange:
         Partition that this trainer's machine holds.
     starts : sequence of np.ndarray
         For each table, the boundaries of the partitions' ranges of ids.
-    chains : sequence of RowChains
+    chains : sequence of GradientRows
         For each table, the gradients of the current step.
     wire : WireFormat
-        What travels.
+        Layout of the messages.
     synchronous : bool
-        Otherwise nothing travels, and every trainer updates the rows that it has gradients for.
+        False: nothing is exchanged, and every trainer updates the rows that it has gradients for.
 
     Raises
     ------
     ValueError
-        If the trainers of several machines are not to be synchronous: rows would never meet.
+        ``synchronous=False`` with several machines: gradients for rows of other machines would be lost.
 
     Attributes
     ----------
     place, num_places : int
         Number of this trainer among those of its machine, and how many these are.
-    num_votes : int
-        How many trainers voted yes at the end of the last step.
+    step_sum : int
+        Sum of ``extra`` over all trainers, of the last finished step.
     """
 
     def __init__(
@@ -56,14 +60,14 @@ class StepExchange:
         group: Alltoall,
         part_id: int,
         starts: Sequence[np.ndarray],
-        chains: Sequence[RowChains],
+        chains: Sequence[GradientRows],
         wire: WireFormat,
         synchronous: bool = True,
     ) -> None:
         self._group, self._chains = group, chains
         self._network: GradientExchange | None = None
         self._neighbours: SharedExchange | None = None
-        self.place, self.num_places, self.num_votes = 0, 1, 0
+        self.place, self.num_places, self.step_sum = 0, 1, 0
         num_machines = len(starts[0]) - 1
         if not synchronous and num_machines > 1:
             raise ValueError(f"synchronous=False is for trainers of one machine, got {num_machines}")
@@ -77,12 +81,14 @@ class StepExchange:
         if not synchronous:
             return
         neighbours = _open_neighbours([(int(rank), everyone[rank][1]) for rank in here if rank != group.rank])
+        # All trainers must take the same path: if one cannot share memory, none does.
         if all(group.gather(neighbours is not None)):
             if neighbours and outbox is not None:
                 places = [place for place, rank in enumerate(here) if rank != group.rank]
                 self._neighbours = SharedExchange(
                     outbox, neighbours, self.place, places, chains, wire, group.timeout_seconds
                 )
+            # The network exchange leaves rows of this machine where they are: shared memory does the rest.
             machines[part_id] = np.array([group.rank])
         else:
             logger.warning(
@@ -111,7 +117,7 @@ class StepExchange:
         Parameters
         ----------
         enter : callable
-            Told when waiting for a trainer of this machine begins and ends.
+            Called with the name of each phase that begins.
 
         Yields
         ------
@@ -130,31 +136,37 @@ class StepExchange:
         for selected in self._neighbours.run(owned, enter):
             yield selected, active if self._network is not None else self._neighbours.active()
 
-    def finish(self, num_bad: np.ndarray, vote: bool = False) -> np.ndarray:
-        """Wait for the end of all trainers' steps; returns the sum of their "(num_tables,) int64".
+    def finish(self, num_bad: np.ndarray, extra: int = 0) -> np.ndarray:
+        """Wait until all trainers have finished the step; returns the sum of ``num_bad`` over them.
 
-        The vote is counted in ``num_votes``, the same number on every trainer.
+        Parameters
+        ----------
+        num_bad : np.ndarray
+            "(num_tables,) int64".
+        extra : int
+            Summed over all trainers into :attr:`step_sum`; alone with ``synchronous=False``.
         """
+        # The barrier at the end of a step carries both numbers: no message more than the step needs anyway.
         if self._network is not None:
-            *total, self.num_votes = self._group.sum(np.append(num_bad, int(vote))).tolist()
+            *total, self.step_sum = self._group.sum(np.append(num_bad, int(extra))).tolist()
             return np.array(total, np.int64)
         if self._neighbours is None:
-            self.num_votes = int(vote)
+            self.step_sum = int(extra)
             return num_bad
-        total_bad = self._neighbours.finish(num_bad, vote)
-        self.num_votes = self._neighbours.num_votes
+        total_bad = self._neighbours.finish(num_bad, int(extra))
+        self.step_sum = self._neighbours.step_sum
         return total_bad
 
     def fail(self) -> None:
-        """Tell the trainers of this machine not to wait for this one any more."""
+        """Mark this trainer as failed: the trainers of this machine stop waiting for it."""
         if self._neighbours is not None:
             self._neighbours.fail()
 
 
 def _open_neighbours(addresses: Sequence[tuple[int, Any]]) -> list[NeighbourOutbox] | None:
-    """The outboxes of the other trainers of this machine, or None where one cannot be opened."""
+    """Outboxes of the other trainers of this machine, or None if one cannot be opened."""
     try:
         return [NeighbourOutbox(rank, Address(*address)) for rank, address in addresses]
-    except (OSError, TypeError) as error:  # it cannot be opened, or there is none
+    except (OSError, TypeError) as error:  # another container or user, or no outbox
         logger.info("a neighbour's memory cannot be opened: %s", error)
         return None

@@ -88,9 +88,9 @@ class TrainStep:
         self._clock.enter("merge")
         self._optimizer.step_rows(
             [(request.table.embedding, request.ids, request.gradients) for request in plan.requests.values()],
-            vote=self._stop.is_noted,
+            extra=int(self._stop.is_noted),
         )
-        self.someone_must_stop = self._optimizer.num_votes > 0
+        self.someone_must_stop = self._optimizer.step_sum > 0
         return loss
 
     @property

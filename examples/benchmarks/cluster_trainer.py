@@ -79,7 +79,7 @@ class StockRows:
     looks_ahead = False
     sent_bytes = 0
     network_bytes = 0
-    num_votes = 0
+    step_sum = 0
 
     def __init__(self, tables: TableSet, lr: float, merges: bool) -> None:
         self._merges = merges
@@ -112,7 +112,7 @@ class StockRows:
             found[name] = FoundRows.in_array(rows.detach().numpy(), source.numpy())
         return found
 
-    def step_rows(self, updates: Sequence[tuple[Any, torch.Tensor, torch.Tensor]], vote: bool) -> None:
+    def step_rows(self, updates: Sequence[tuple[Any, torch.Tensor, torch.Tensor]], extra: int) -> None:
         """Give each table's rows their gradients and let DGL update them."""
         for embedding, _, gradients in updates:
             rows, source = self._pulled[id(embedding)]

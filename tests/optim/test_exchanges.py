@@ -93,8 +93,8 @@ def trainer(threads: Threads, layout: list[int], rank: int, wire: WireFormat) ->
                     assert (table, key) not in updated
                     updated[table, key] = row, count
             updated["active"] = active.tolist()
-        updated["sum"] = exchange.finish(np.array([rank, 1]), vote=rank == step).tolist()
-        updated["votes"] = exchange.num_votes
+        updated["sum"] = exchange.finish(np.array([rank, 1]), extra=rank == step).tolist()
+        updated["extra"] = exchange.step_sum
         steps.append(updated)
     return steps, exchange.sent_bytes
 
@@ -124,7 +124,7 @@ def test_every_row_reaches_one_trainer_of_its_machine(layout, wire_dtype, shares
         for rank, (steps, _) in enumerate(results):
             mine = dict(steps[step])
             assert mine.pop("sum") == [size * (size - 1) // 2, size]
-            assert mine.pop("votes") == int(step < size)
+            assert mine.pop("extra") == int(step < size)
             assert mine.pop("active") == [any(key[0] == table for key in sums) for table in range(2)]
             for (table, key), value in mine.items():
                 part = int(np.searchsorted(starts[table], key, side="right")) - 1
@@ -175,8 +175,8 @@ def test_trainers_that_are_not_synchronous_wait_for_nobody() -> None:
         chains[0].add(np.array([4, 5, 4]), np.ones((3, 3), np.float32))
         turns = [(selected[0].tolist(), active.tolist()) for selected, active in exchange.run()]
         assert turns == [([0, 1], [True])]
-        assert exchange.finish(np.array([rank]), vote=True).tolist() == [rank]
-        assert (exchange.num_votes, exchange.sent_bytes) == (1, 0)
+        assert exchange.finish(np.array([rank]), extra=True).tolist() == [rank]
+        assert (exchange.step_sum, exchange.sent_bytes) == (1, 0)
     with pytest.raises(ValueError, match="synchronous=False is for trainers of one machine, got 2"):
         StepExchange(groups[0], 0, [np.array([0, 5, 9])], chains_of[0], wire, synchronous=False)
 

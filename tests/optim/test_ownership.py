@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.optim.network_exchange import owner_ranks, range_starts, ranks_by_machine
+from dglkge.optim.dgl_tables import range_starts
+from dglkge.optim.network_exchange import owner_ranks, ranks_by_machine
 
 
 class Policy:

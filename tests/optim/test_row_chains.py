@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.kernels import chains as kernels
-from dglkge.optim.row_chains import Buffer, RowChains
+from dglkge.optim.row_chains import Buffer, GradientRows, PlainRows, RowChains
+
+pytestmark = pytest.mark.parametrize("kind", [RowChains, PlainRows])
 
 
-def merged(chains: RowChains, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
+def merged(chains: GradientRows, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Sums and numbers of gradients of all keys."""
     rows = torch.empty(chains.num_keys, chains.dim, dtype=dtype)
     counts = np.empty(chains.num_keys, np.int64)
@@ -19,10 +20,10 @@ def merged(chains: RowChains, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarra
 
 
 @pytest.mark.parametrize(("num_ids", "num_rows"), [(0, 5), (1, 5), (700, 40), (5000, 3000), (9000, 2**40)])
-def test_sums_of_equal_ids(num_ids: int, num_rows: int) -> None:
+def test_sums_of_equal_ids(kind: type[GradientRows], num_ids: int, num_rows: int) -> None:
     """Several sources of strided rows, far more than the first capacity, ids beyond 32 bits."""
     rng = np.random.default_rng(num_ids)
-    chains = RowChains(3, np.dtype(np.float32))
+    chains = kind(3, np.dtype(np.float32))
     for _ in range(2):  # the second time in the same arrays
         chains.clear()
         sums: dict[int, np.ndarray] = {}
@@ -45,9 +46,9 @@ def test_sums_of_equal_ids(num_ids: int, num_rows: int) -> None:
         ]
 
 
-def test_order_picks_rows_and_narrow_types_are_rounded() -> None:
+def test_order_picks_rows_and_narrow_types_are_rounded(kind: type[GradientRows]) -> None:
     """Rows may be given by number; sums may be written as bfloat16."""
-    chains = RowChains(2, np.dtype(np.float32))
+    chains = kind(2, np.dtype(np.float32))
     rows = np.array([[1, 2], [3, 4], [1.001, 100.3]], np.float32)
     chains.add(np.array([8, 9]), rows, None, np.array([2, 0]))
     assert merged(chains, torch.float32)[0].tolist() == rows[[2, 0]].astype(np.float64).tolist()
@@ -55,18 +56,18 @@ def test_order_picks_rows_and_narrow_types_are_rounded() -> None:
 
 
 @pytest.mark.parametrize("num_places", [2, 3, 5])
-def test_holders_agree_on_owners_and_share_hubs(num_places: int) -> None:
+def test_holders_agree_on_owners_and_share_hubs(kind: type[GradientRows], num_places: int) -> None:
     """Whoever evaluates the rule finds the same owner, a holder; ids that all hold are dealt out evenly."""
     rng = np.random.default_rng(num_places)
     held = [np.unique(np.concatenate([np.arange(60), rng.integers(60, 200, 30)])) for _ in range(num_places)]
     owner_by_place = []
     for place, ids in enumerate(held):
-        chains = RowChains(1, np.dtype(np.float32))
+        chains = kind(1, np.dtype(np.float32))
         chains.add(ids, np.zeros((len(ids), 1), np.float32))
         owners = np.full(len(ids), place)
         for other, others_ids in enumerate(held):
             if other != place:
-                kernels.choose_owners(chains.find(others_ids), others_ids, other, num_places, owners)
+                chains.choose_owners(chains.find(others_ids), others_ids, other, num_places, owners)
         owner_by_place.append(dict(zip(ids.tolist(), owners.tolist())))
     for key in set(np.concatenate(held).tolist()):
         holders = [place for place in range(num_places) if key in owner_by_place[place]]

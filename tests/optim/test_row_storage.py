@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.optim.table import fetch, local_array, state_array, write_back
+from dglkge.optim.dgl_tables import fetch, local_array, state_array, write_back
 
 
 class LateTensor:

@@ -185,8 +185,8 @@ def test_grad_scaler(make_table, unscales: bool) -> None:
     assert optimizer.num_skipped_rows == 0
 
 
-def test_votes_of_overlapping_steps_are_not_lost(make_table) -> None:
-    """The vote of a step counts in that step, although the next one is started before it ends."""
+def test_numbers_of_overlapping_steps_are_not_lost(make_table) -> None:
+    """The number given to a step is summed in that step, although the next one is started before it ends."""
     table = make_table()
     optimizer = SparseAdagrad([table], lr=0.1, overlap=True)
     asked, seen = threading.Event(), []
@@ -195,12 +195,12 @@ def test_votes_of_overlapping_steps_are_not_lost(make_table) -> None:
     def let_it_end() -> None:
         asked.set()
         finish()
-        seen.append(optimizer.num_votes)
+        seen.append(optimizer.step_sum)
 
     optimizer.when_phase(lambda phase: phase != "waiting" or asked.wait(60))
     optimizer.finish = let_it_end
-    for vote in (True, False, False, True):
-        optimizer.step_rows([(table, IDS, torch.ones(2, 4))], vote=vote)
+    for extra in (1, 0, 0, 1):
+        optimizer.step_rows([(table, IDS, torch.ones(2, 4))], extra=extra)
         asked.clear()
     optimizer.step()
     optimizer.finish()

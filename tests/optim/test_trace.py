@@ -6,7 +6,7 @@ import gc
 
 import torch
 
-from dglkge.optim.table import Trace
+from dglkge.optim.dgl_tables import Trace
 
 
 class Embedding:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.kernels import updates as row_updates
 from dglkge.kernels.rules import adagrad, adam, row_adagrad
+from dglkge.kernels.updates import update_adagrad
 from dglkge.optim.row_chains import RowChains
 
 DIMS = [1, 2, 7, 8, 64, 401]
@@ -108,7 +108,7 @@ class Batch:
         """One Adagrad step with learning rate 1 and epsilon 0; returns the number of bad rows."""
         kind = table.dtype.type
         options = (mean, kind(max_norm), kind(weight_decay))
-        return row_updates.update_adagrad(
+        return update_adagrad(
             table, total, self.chains.keys, self.positions, self.chains.chain, options, kind(1), kind(0)
         )
 

@@ -88,6 +88,8 @@ def train_by_rows(optimizer: Any, tables: list[Any], step: int) -> None:
 def all_cases(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Run every case; the first and last rows are read in every step, so that a stale read would be seen."""
     results = {}
+    rank, _ = rank_and_size()
+    kernels = arguments.get("kernels", ["auto"])
     if not arguments.get("shared_memory", True):
         step_exchange.usable = lambda: False
     for case in CASES[: arguments.get("num_cases")]:
@@ -95,7 +97,12 @@ def all_cases(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
             make_table(graph, ntype, dim, f"{case.label}_{ntype}") for ntype, dim in arguments["tables"]
         ]
         optimizer = getattr(optim, case.optimizer)(
-            tables, lr=case.lr, timeout_seconds=60, **case.options, **case.transport
+            tables,
+            lr=case.lr,
+            timeout_seconds=60,
+            kernels=kernels[rank % len(kernels)],
+            **case.options,
+            **case.transport,
         )
         for step in range(arguments["num_steps"]):
             if step % 3 == 0:

@@ -1,0 +1,282 @@
+"""Everything of this package that depends on DGL's internals; the other files use DGL's public names only.
+
+Checked against dgl 1.1.3 and 2.1.0, which agree in these places where no version is named:
+
+=============================== ===================================================================
+internal                        use
+=============================== ===================================================================
+``DistEmbedding._trace``        list of (ids, rows) of each read with gradients: :class:`Trace`
+``DistEmbedding._tensor``       replaced while steps run in the background: :func:`fence_rows`
+``DistTensor.__dict__, _owner`` a second view of a tensor that does not delete it: :class:`FencedTensor`
+``DistTensor.kvstore_key``      key of the rows in ``KVClient.data_store``: :func:`local_array`
+``KVClient.data_store``         this machine's rows in shared memory: :func:`local_array`
+``standalone_kvstore.KVClient`` 1.1.3: fails to delete what is not graph data: :func:`make_state`
+=============================== ===================================================================
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakMethod
+
+import numpy as np
+import torch
+from dgl.distributed import DistTensor
+from dgl.distributed.standalone_kvstore import KVClient as StandaloneClient
+from torch.utils.weak import TensorWeakRef
+
+
+def key_of(embedding: Any) -> str:
+    """Name of an embedding's rows in the kvstore, such as "node~user~name"."""
+    return str(embedding.weight.name)
+
+
+def identity_of(embedding: Any) -> tuple[int, str]:
+    """Key that no two live embeddings of this process share: kvstore and name of the rows there.
+
+    A process that trains twice has two kvstores, whose tensors may have the same names.
+    """
+    return id(embedding.kvstore), embedding.data_name
+
+
+def range_starts(policy: Any) -> np.ndarray:
+    """First id of each partition, then the number of ids: "(num_parts + 1,) int64".
+
+    Found by bisection on ``policy.to_partid``: the only public way that does not list all ids. Every
+    partition book that DGL 1.x and 2.x make is a range book, so ids of a partition are consecutive.
+
+    Parameters
+    ----------
+    policy : dgl.distributed.PartitionPolicy
+        Policy of a distributed tensor.
+    """
+    num_parts = policy.partition_book.num_partitions()
+    num_ids = policy.get_size()
+    parts = torch.arange(1, num_parts)
+    low = torch.zeros(num_parts - 1, dtype=torch.int64)
+    high = torch.full((num_parts - 1,), num_ids, dtype=torch.int64)
+    while bool((low < high).any()):
+        middle = (low + high) // 2
+        reached = torch.as_tensor(policy.to_partid(middle.clamp(max=num_ids - 1))) >= parts
+        open_ = low < high
+        high = torch.where(open_ & reached, middle, high)
+        low = torch.where(open_ & ~reached, middle + 1, low)
+    return np.concatenate([[0], low.numpy(), [num_ids]]).astype(np.int64)
+
+
+def make_state(
+    embedding: Any, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+) -> dict[str, DistTensor]:
+    """Create the state tensors of an embedding, filled with zeros; a collective.
+
+    They are named ``<name>_<key>`` and partitioned as the embedding is.
+
+    Parameters
+    ----------
+    embedding : dgl.distributed.DistEmbedding
+        The embedding.
+    shapes : mapping of str to tuple of int
+        Name of each state tensor and shape of its entry for one row.
+    dtype : torch.dtype
+        Type of all of them.
+    """
+    weight = embedding.weight
+    # State is not data of the graph (is_gdata=False). But the standalone client of dgl 1.1.3 removes every
+    # deleted tensor from its list of graph data without checking that it is there: a KeyError in
+    # DistTensor.__del__ (2.1.0 checks). There it is declared as graph data, which only lists its name.
+    is_gdata = isinstance(weight.kvstore, StandaloneClient)
+    return {
+        key: DistTensor(
+            (weight.shape[0], *shape),
+            dtype,
+            f"{embedding.name}_{key}",
+            part_policy=policy_of(embedding),
+            is_gdata=is_gdata,
+        )
+        for key, shape in shapes.items()
+    }
+
+
+def policy_of(embedding: Any) -> Any:
+    """Partition policy of an embedding's rows.
+
+    ``DistEmbedding.part_policy`` is the constructor's argument, None where DGL found the policy itself; the
+    tensor has the one that was found.
+    """
+    return embedding.part_policy or embedding.weight.part_policy
+
+
+class Trace:
+    """Recorded reads of one embedding, and the gradients that they received.
+
+    Rows that are read while torch records gradients are leaves of the graph; DGL appends (ids, rows) to
+    ``embedding._trace`` and empties the list in ``reset_trace``, which its own optimizers call in the step
+    after ``zero_grad``. Here :meth:`take` returns each gradient once. A pair without a gradient yet is kept,
+    by a weak reference to its rows: rows that were read ahead of a step still count in the step after their
+    backward, and rows that were dropped without a backward do not stay in memory.
+
+    Parameters
+    ----------
+    embedding : dgl.distributed.DistEmbedding
+        The embedding.
+    """
+
+    def __init__(self, embedding: Any) -> None:
+        self._embedding = embedding
+        self._waiting: list[tuple[torch.Tensor, TensorWeakRef]] = []
+
+    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """All pairs (ids, rows) that have a gradient or may still receive one."""
+        alive = [(ids, reference()) for ids, reference in self._waiting]
+        return [(ids, rows) for ids, rows in alive if rows is not None] + list(self._embedding._trace)
+
+    def take(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Remove and return the pairs (ids "(n,)", gradients "(n, D)") that arrived since the last call."""
+        pairs = self._pairs()
+        self._waiting = [(ids, TensorWeakRef(rows)) for ids, rows in pairs if rows.grad is None]
+        self._embedding.reset_trace()
+        return [(ids, rows.grad) for ids, rows in pairs if rows.grad is not None]
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Gradients "(n, D)" that have arrived and that no step has taken yet."""
+        return [rows.grad for _, rows in self._pairs() if rows.grad is not None]
+
+    def drop_gradients(self) -> None:
+        """Remove the gradients that have arrived; reads without a backward so far are kept."""
+        pairs = [(ids, rows) for ids, rows in self._pairs() if rows.grad is None]
+        self._waiting = []
+        self._embedding.reset_trace()
+        self._embedding._trace.extend(pairs)
+
+
+class FencedTensor(DistTensor):
+    """View of a distributed tensor that waits for the background step before each read or write.
+
+    Parameters
+    ----------
+    tensor : dgl.distributed.DistTensor
+        The tensor; it stays the owner of the data.
+    finish : weakref.WeakMethod
+        Waits for the step, as long as the optimizer lives.
+    """
+
+    def __init__(self, tensor: DistTensor, finish: WeakMethod) -> None:
+        # DistTensor.__init__ would create a tensor in the kvstore, and DistTensor.__del__ deletes it where
+        # _owner is set: a copy of the attributes with _owner=False does neither.
+        self.__dict__.update(tensor.__dict__)
+        self._owner = False
+        self._fenced = tensor
+        self._fence = finish
+
+    def _finish(self) -> None:
+        finish = self._fence()
+        if finish is not None:
+            finish()
+
+    def __getitem__(self, ids: Any) -> Any:
+        self._finish()
+        return self._fenced[ids]
+
+    def __setitem__(self, ids: Any, rows: Any) -> None:
+        self._finish()
+        self._fenced[ids] = rows
+
+
+def fence_rows(embedding: Any, finish: WeakMethod) -> None:
+    """Let each read and write through an embedding wait for the background step.
+
+    ``DistEmbedding`` reads ``self._tensor[ids]`` and has no hook before it.
+    """
+    embedding._tensor = FencedTensor(embedding.weight, finish)
+
+
+#: Types that are updated in place; rows of others are fetched, updated in float32 and written back.
+IN_PLACE_DTYPES = (torch.float32, torch.float64)
+
+
+def local_array(tensor: Any) -> np.ndarray | None:
+    """This machine's rows of a ``DistTensor`` as an array that can be written in place.
+
+    The servers of a machine keep their partition in POSIX shared memory, which every client of the machine
+    maps when the tensor is created: ``data_store[key]`` is that memory, row i has node id "start of the
+    partition + i". Servers read it when they answer other machines, without locks; so a row may be read while
+    it is written, as with DGL's own optimizers.
+
+    Parameters
+    ----------
+    tensor : dgl.distributed.DistTensor
+        A distributed tensor.
+
+    Returns
+    -------
+    np.ndarray or None
+        "(n, ...)", or None where the servers share no memory with this process or the type is not float32 or
+        float64.
+    """
+    rows = tensor.kvstore.data_store.get(tensor.kvstore_key)
+    if rows is None or rows.dtype not in IN_PLACE_DTYPES:
+        return None
+    return rows.numpy()
+
+
+def state_array(tensor: Any) -> np.ndarray:
+    """This machine's rows of a state tensor, which DGL always keeps in shared memory.
+
+    Raises
+    ------
+    RuntimeError
+        They are not there.
+    """
+    array = local_array(tensor)
+    if array is None:
+        raise RuntimeError(f"the rows of {tensor.name!r} are not in this machine's shared memory")
+    return array
+
+
+def fetch(tensors: Sequence[Any], ids: np.ndarray) -> list[np.ndarray]:
+    """Copies of the given rows of some distributed tensors, float32 where their type is narrower."""
+    wanted = torch.from_numpy(ids)
+    fetched = [tensor[wanted] for tensor in tensors]
+    return [(rows if rows.dtype in IN_PLACE_DTYPES else rows.float()).numpy().copy() for rows in fetched]
+
+
+def write_back(
+    tensors: Sequence[Any], ids: np.ndarray, rows: Sequence[np.ndarray], timeout_seconds: float | None
+) -> None:
+    """Write rows through the kvstore and wait until they can be read again.
+
+    ``KVClient.push`` sends and returns: servers acknowledge nothing, and any server of the machine may answer
+    the next pull. As each row has one owner, reading back the written values shows that the servers have
+    stored them. With several writers of a row (Hogwild) the value may be another trainer's: no waiting there.
+
+    Parameters
+    ----------
+    tensors : sequence of DistTensor
+        Tensors to write to.
+    ids : np.ndarray
+        "(n,) int64" ids of the rows.
+    rows : sequence of np.ndarray
+        "(n, ...)" for each tensor.
+    timeout_seconds : float, optional
+        Limit of waiting; None: do not wait.
+
+    Raises
+    ------
+    TimeoutError
+        The rows cannot be read back in time.
+    """
+    wanted = torch.from_numpy(ids)
+    deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    for tensor, new_rows in zip(tensors, rows):
+        value = torch.from_numpy(new_rows).to(tensor.dtype)
+        tensor[wanted] = value
+        while deadline is not None and not torch.allclose(
+            tensor[wanted], value, rtol=0, atol=0, equal_nan=True
+        ):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"optimizer step: the servers did not take {len(ids)} rows of {tensor.name!r} "
+                    f"within {timeout_seconds:g} s"
+                )
