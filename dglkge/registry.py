@@ -1,13 +1,34 @@
-"""A registry of named classes whose error lists what is known."""
+"""Registries of components, and the user's modules that register more of them.
+
+A component (a score function, a loss, an optimizer, ...) states its own facts: the line of help, and whatever
+planning, checkpoints and training have to know about it. They read the facts through :func:`registry_of`, so
+that no list of component names stands anywhere else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Callable, Generic, TypeVar
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Callable, Generic, TypeVar
 
-from dglkge.errors import unknown_name
+from dglkge.errors import InputError, unknown_name
 
 T = TypeVar("T")
+
+HOMES = {
+    "score function": "dglkge.model.score_functions:SCORE_FUNCTIONS",
+    "loss": "dglkge.model.losses:LOSSES",
+    "regularizer": "dglkge.model.regularizers:REGULARIZERS",
+    "optimizer": "dglkge.model.choices:OPTIMIZERS",
+    "negative sampler": "dglkge.model.choices:NEGATIVE_SAMPLERS",
+}
+"""Noun to the module and name of its registry. Texts and no imports: the configuration and the launcher read
+this file and import no component. These modules import neither torch nor numba before they compute."""
 
 
 class Registry(Generic[T]):
@@ -16,7 +37,7 @@ class Registry(Generic[T]):
     Parameters
     ----------
     noun : str
-        What the registered things are, for error messages, e.g. ``"score function"``.
+        Kind of the registered objects, for error messages, e.g. ``"score function"``.
 
     Examples
     --------
@@ -32,7 +53,7 @@ class Registry(Generic[T]):
         self._members: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that files its argument under a name.
+        """Return a decorator that registers its argument under a name.
 
         Raises
         ------
@@ -40,13 +61,13 @@ class Registry(Generic[T]):
             If the name is taken; two members under one name are a mistake in the code, not in the input.
         """
 
-        def file(member: T) -> T:
+        def add(member: T) -> T:
             if name in self._members:
                 raise ValueError(f"the {self.noun} {name!r} is registered already")
             self._members[name] = member
             return member
 
-        return file
+        return add
 
     def get(self, name: str) -> T:
         """Return the member of that name.
@@ -54,14 +75,126 @@ class Registry(Generic[T]):
         Raises
         ------
         InputError
-            If nobody registered the name; the message lists the known ones.
+            If the name is not registered; the message lists the known ones.
         """
         if name not in self._members:
             raise unknown_name(self.noun, name, self._members)
         return self._members[name]
+
+    def items(self) -> list[tuple[str, T]]:
+        """Return (name, member) of all members, in the order of registration."""
+        return list(self._members.items())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._members
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._members))
 
     def __len__(self) -> int:
         return len(self._members)
+
+
+def registry_of(noun: str) -> Registry[Any]:
+    """Return the registry of a kind of components.
+
+    Parameters
+    ----------
+    noun : str
+        A key of :data:`HOMES`.
+    """
+    module, _, name = HOMES[noun].partition(":")
+    found: Registry[Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def help_lines(noun: str) -> list[tuple[str, str]]:
+    """Return (name, line of help) of every registered component of a kind, sorted by name."""
+    registry = registry_of(noun)
+    return [(name, registry.get(name).help) for name in registry]
+
+
+def recorded_imports(config: Mapping[str, Any]) -> list[str]:
+    """Return the modules that a saved configuration names; none where it is of another program."""
+    found = config.get("imports", [])
+    return [one for one in found if isinstance(one, str)] if isinstance(found, (list, tuple)) else []
+
+
+def import_modules(modules: Iterable[str]) -> None:
+    """Import modules of the user, which register components of their own.
+
+    Parameters
+    ----------
+    modules : iterable of str
+        Each is the name of a module, sought in the current folder too, or a path that ends in ``.py``. A
+        module that is imported already is not run again.
+
+    Raises
+    ------
+    InputError
+        If a module is not there or fails; in one line, with the module and the reason.
+    """
+    for module in modules:
+        try:
+            if module.endswith(".py"):
+                _import_file(module)
+            else:
+                _import_name(module)
+        except InputError:
+            raise
+        except Exception as error:  # the module is the user's code: anything can be raised
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(
+                f"cannot import {module!r} ({reason}); --import takes the name of a module, sought in "
+                f"{os.getcwd()} too, or the path of a .py file"
+            ) from error
+
+
+def _import_file(path: str) -> None:
+    """Import a file under a name of its path, unless a module of that file is there."""
+    real = os.path.realpath(path)
+    for known in list(sys.modules.values()):
+        if os.path.realpath(getattr(known, "__file__", None) or os.devnull) == real:
+            return  # e.g. the training script itself, or the same module imported by its name
+    # The name is that of the file and its place: two files named layers.py are two modules.
+    name = f"{os.path.splitext(os.path.basename(real))[0]}_{hashlib.sha256(real.encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, real)
+    if spec is None or spec.loader is None or not os.path.isfile(real):
+        raise FileNotFoundError(f"no file {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs, as dataclasses of the module look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+def _import_name(name: str) -> None:
+    """Import a module by name, also from the current folder, which installed commands do not search."""
+    folder = os.getcwd()
+    sys.path.append(folder)
+    try:
+        importlib.import_module(name)
+    finally:
+        sys.path.remove(folder)
+
+
+class _Deferred(types.ModuleType):
+    """A module that is imported when an attribute of it is used first."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # doctest, inspect and others look for these in every module
+            raise AttributeError(name)
+        module = importlib.import_module(self.__name__)
+        self.__dict__.update(module.__dict__)  # from now on attributes are found without this method
+        return getattr(module, name)
+
+
+def deferred(module: str) -> Any:
+    """Return a module that is imported when it is used first.
+
+    The files that declare components take torch so. The launcher, ``dglkge plan`` and the documentation
+    read the facts of components, and would pay 200 MB and seconds for torch.
+    """
+    return _Deferred(module)

@@ -23,10 +23,12 @@ def main() -> int:
     )
     parser.add_argument("--config", help="YAML file; what it leaves out has a default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
+    parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE",
+                        help="a module or .py file of yours that registers components")  # fmt: skip
     arguments = parser.parse_args()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("dglkge").setLevel(logging.INFO)
-    config = dglkge.load_config(arguments.config, arguments.set)
+    config = dglkge.load_config(arguments.config, arguments.set, arguments.imports)
 
     # Server processes stay inside this line until all trainers have left.
     with dglkge.join_cluster(config) as cluster:

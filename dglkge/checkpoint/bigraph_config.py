@@ -7,14 +7,13 @@ from typing import Any
 
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.relation_layout import is_dynamic, operator_of
-
-LOSSES = {"softmax": "softmax", "logistic": "logistic", "margin_ranking": "ranking"}
-"""Our losses that PyTorch-BigGraph has, and its names."""
+from dglkge.model.losses import LOSSES
 
 DEFAULTS: dict[str, Any] = {
     "init_scale": 1e-3,
     "max_norm": None,
     "bias": False,
+    "loss_fn": "softmax",
     "margin": 0.1,
     "init_path": None,
     "checkpoint_preservation_interval": None,
@@ -58,14 +57,15 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         here, or that a run without a configuration leaves open, have its defaults. Names of operators,
         comparators and losses that it lacks are ours; it refuses them when it trains.
     """
-    operator = operator_of(meta.score_function)
+    operator = operator_of(meta)
     if is_dynamic(meta):
         lhs, rhs = meta.relation_pairs[0]
         relations = [_relation("all", lhs, rhs, operator.name)]
     else:
         relations = [_relation(one.name, one.lhs, one.rhs, operator.name) for one in meta.relations]
     chosen = {name: meta.config.get(name, {}) for name in ("model", "loss", "negatives", "training")}
-    loss = chosen["loss"].get("name", "softmax")
+    loss = chosen["loss"].get("name", DEFAULTS["loss_fn"])
+    loss_fn = LOSSES.get(loss).bigraph_name if loss in LOSSES else ""
     described = {
         "entities": {name: {"num_partitions": num_parts, "featurized": False} for name in meta.entity_types},
         "relations": relations,
@@ -73,7 +73,7 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         "init_scale": float(chosen["model"].get("init_scale", DEFAULTS["init_scale"])),
         "global_emb": False,
         "comparator": operator.comparator,
-        "loss_fn": LOSSES.get(loss, loss),
+        "loss_fn": loss_fn or loss,
         "margin": float(chosen["loss"].get("margin", DEFAULTS["margin"])),
         "entity_path": path,
         "edge_paths": [],

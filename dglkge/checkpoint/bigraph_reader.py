@@ -11,9 +11,10 @@ import h5py
 
 from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry, Manifest
-from dglkge.checkpoint.relation_layout import OPERATORS
+from dglkge.checkpoint.relation_layout import operator_names, score_function_of
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
+from dglkge.model.choices import BIGRAPH_OPTIMIZER
 from dglkge.typing import RELATION, Relation
 
 
@@ -78,7 +79,7 @@ def read_manifest(folder: Path, version: int) -> Manifest:
         score_function=score_function,
         dim=int(config["dimension"]),
         reciprocal=bool(config.get("dynamic_relations", False)),
-        optimizer={"name": "row_adagrad", "lr": config.get("lr", 0.01)},
+        optimizer={"name": BIGRAPH_OPTIMIZER, "lr": config.get("lr", 0.01)},
         versions={"torchbiggraph": "unknown"},
     )
     return Manifest(version, meta, files)
@@ -113,10 +114,10 @@ def _score_function(config: Mapping[str, Any], model: h5py.File, folder: Path) -
         )
     if config.get("bias") or any(entity.get("featurized") for entity in config["entities"].values()):
         raise CheckpointError(f"{where}: bias and featurized entities are not dglkge's; allowed is False")
-    for name, operator in OPERATORS.items():
-        if operators == {operator.name} and comparator == operator.comparator:
-            return name
-    known = ", ".join(f"{one.name} with {one.comparator}" for one in OPERATORS.values())
+    name = score_function_of(operators, comparator)
+    if name is not None:
+        return name
+    known = ", ".join(operator_names())
     raise CheckpointError(
         f"{where}: operators {', '.join(sorted(operators))} with comparator {comparator}; "
         f"allowed is one of {known}"

@@ -23,6 +23,7 @@ from dglkge.checkpoint.relation_layout import MODEL_GROUP, to_bigraph_sums, to_p
 from dglkge.checkpoint.storage import CheckpointStorage, describe_text
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
+from dglkge.model.choices import OPTIMIZERS
 from dglkge.typing import RELATION, TablePart
 
 NUM_BLOCKS_IN_MEMORY = 4
@@ -315,7 +316,8 @@ def _bigraph_sums(part: TablePart, meta: CheckpointMeta) -> torch.Tensor:
     with which Adagrad starts, stand for them.
     """
     kept = list(part.state.values())
-    if meta.optimizer.get("name") in ("row_adagrad", "sparse_adagrad") and len(kept) == 1:
+    name = meta.optimizer.get("name")
+    if name in OPTIMIZERS and OPTIMIZERS.get(str(name)).bigraph_state and len(kept) == 1:
         sums = kept[0].detach()
         return sums.reshape(-1) if sums.numel() == len(sums) else sums
     return torch.zeros(len(part.original_ids))

@@ -3,60 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.errors import CheckpointError, InputError, unknown_name
+from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator
+from dglkge.registry import import_modules, recorded_imports
 
 MODEL_GROUP = "model"
 RECIPROCAL_GROUP = "reciprocal"
 """Holds the tail side's operators of static relations, where PyTorch-BigGraph does not look."""
 
 
-@dataclass(frozen=True)
-class Operator:
-    """How one score function's relation row is cut into parameters.
+def operator_of(meta: CheckpointMeta) -> Operator:
+    """Return the operator of a checkpoint's score function.
 
-    Attributes
-    ----------
-    name : str
-        PyTorch-BigGraph's operator, or our name where it has none.
-    comparator : str
-        PyTorch-BigGraph's comparator, or our name where it has none (it then refuses the config).
-    static, dynamic : tuple of str
-        Names of the equal pieces of a row, for one relation and for all relations stacked.
-    adjoint_signs : tuple of int
-        Sign of each piece in the operator that acts on the tail instead of the head:
-        <h r, t> = <h, conj(r) t> and ||h + r - t|| = ||h - (t - r)||.
+    Where the score function is not registered, the modules that the run was trained with are imported first.
+
+    Raises
+    ------
+    CheckpointError
+        If it is not registered then either, or such a module cannot be imported.
     """
-
-    name: str
-    comparator: str
-    static: tuple[str, ...]
-    dynamic: tuple[str, ...]
-    adjoint_signs: tuple[int, ...]
-
-
-OPERATORS = {
-    "distmult": Operator("diagonal", "dot", ("diagonal",), ("diagonals",), (1,)),
-    "complex": Operator("complex_diagonal", "dot", ("real", "imag"), ("real", "imag"), (1, -1)),
-    "transe_l1": Operator("translation", "l1", ("translation",), ("translations",), (-1,)),
-    "transe_l2": Operator("translation", "l2", ("translation",), ("translations",), (-1,)),
-    "rotate": Operator("rotation", "complex_modulus", ("phases",), ("phases",), (-1,)),
-}
-"""The known score functions. l1, rotation and complex_modulus are not PyTorch-BigGraph's."""
+    name = meta.score_function
+    if name not in SCORE_FUNCTIONS:
+        try:
+            import_modules(recorded_imports(meta.config))
+        except InputError as error:
+            raise CheckpointError(f"the checkpoint has the score function {name!r}: {error}") from error
+    if name not in SCORE_FUNCTIONS:
+        raise CheckpointError(
+            f"the checkpoint has the {unknown_name('score function', name, SCORE_FUNCTIONS)}; if a module of "
+            "yours registers it, give that with --import MODULE"
+        )
+    declared = SCORE_FUNCTIONS.get(name).operator
+    return declared or Operator(name, name, ("row",), ("rows",), (1,))
 
 
-def operator_of(score_function: str) -> Operator:
-    """Return the operator of a score function; an unknown one keeps its rows whole and unsigned."""
-    whole = Operator(score_function, score_function, ("row",), ("rows",), (1,))
-    return OPERATORS.get(score_function, whole)
+def score_function_of(operators: set[str], comparator: str) -> str | None:
+    """Return the score function of PyTorch-BigGraph's operators and comparator; None where none has them."""
+    for name in SCORE_FUNCTIONS:
+        operator = SCORE_FUNCTIONS.get(name).operator
+        if operator and operators == {operator.name} and comparator == operator.comparator:
+            return name
+    return None
+
+
+def operator_names() -> list[str]:
+    """Return ``"operator with comparator"`` of every score function that declares an operator."""
+    declared = (SCORE_FUNCTIONS.get(name).operator for name in SCORE_FUNCTIONS)
+    return [f"{one.name} with {one.comparator}" for one in declared if one]
 
 
 def is_dynamic(meta: CheckpointMeta) -> bool:
-    """Whether the relations are stored stacked, which PyTorch-BigGraph calls dynamic relations.
+    """Return whether the relations are stored stacked, which PyTorch-BigGraph calls dynamic relations.
 
     It needs an operator for each side (reciprocal rows) and one pair of entity types for all.
     """
@@ -81,7 +83,7 @@ def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str,
     values : float32 array
         (R, w) for dynamic relations, (w,) for static ones.
     """
-    operator = operator_of(meta.score_function)
+    operator = operator_of(meta)
     for piece, name, sign, side in _pieces(rows, meta, operator):
         values = np.negative(piece) if sign < 0 else piece
         if is_dynamic(meta):
@@ -116,7 +118,7 @@ def from_parameters(datasets: Mapping[str, Any], meta: CheckpointMeta, width: in
         If a dataset is missing.
     """
     rows = np.empty((len(meta.relations), width), dtype=np.float32)
-    for piece, name, sign, side in _pieces(rows, meta, operator_of(meta.score_function)):
+    for piece, name, sign, side in _pieces(rows, meta, operator_of(meta)):
         if is_dynamic(meta):
             piece[:] = datasets[f"{MODEL_GROUP}/{_parameter_path(0, side, name)}"]
         else:
@@ -149,7 +151,7 @@ def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMet
     KeyError, ValueError
         If the state is not that of the operators.
     """
-    count, operator = len(meta.relations), operator_of(meta.score_function)
+    count, operator = len(meta.relations), operator_of(meta)
     if is_dynamic(meta):
         pieces = [np.asarray(state[index]["sum"]) for index in range(2 * len(operator.dynamic))]
         return np.concatenate(pieces, axis=1).mean(axis=1).reshape(count)
@@ -179,7 +181,7 @@ def to_bigraph_sums(sums: np.ndarray, width: int, meta: CheckpointMeta) -> list[
     rows = sums.astype(np.float32)
     if rows.ndim == 1:
         rows = np.repeat(rows[:, None], width, axis=1)
-    pieces = [(piece, side) for piece, _, _, side in _pieces(rows, meta, operator_of(meta.score_function))]
+    pieces = [(piece, side) for piece, _, _, side in _pieces(rows, meta, operator_of(meta))]
     if is_dynamic(meta):
         return [piece for piece, _ in pieces]
     of_rhs = [piece for piece, side in pieces if side == "rhs"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.cli import inspect_run
-from dglkge.cli.common import add_run_argument, print_columns, print_text
+from dglkge.cli.common import add_import_argument, add_run_argument, print_columns, print_text
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.inference.export import FORMATS
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         action = actions.add_parser(name, help=help_text)
         add_run_argument(action)
+        add_import_argument(action)
         action.add_argument("--json", action="store_true", help="print JSON instead of tables")
     convert = actions.add_parser("convert", help="to and from other programs' formats")
     convert.add_argument("run", metavar="SOURCE", help="a run, a checkpoint, or a folder of files for --from")
@@ -67,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="for --to run: an entity type of the checkpoint and that of the data set, e.g. all=entity; not "
         "needed where the names are equal or each side has one; may be repeated",
     )
+    add_import_argument(convert)
     convert.add_argument("--overwrite", action="store_true", help="replace files that exist")
 
 

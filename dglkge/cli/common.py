@@ -112,6 +112,19 @@ def human_bytes(size_bytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
+def add_import_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--import``, which may be repeated."""
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=argparse.SUPPRESS,  # the parser of an action must not undo that of its command
+        metavar="MODULE",
+        help="module or .py file of yours that registers components; may be repeated. The modules that a run "
+        "was trained with are recorded and imported where they are needed",
+    )
+
+
 def run_command(name: str, body: Callable[[], int]) -> int:
     """Run the body of a command and return its exit status.
 

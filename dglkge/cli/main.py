@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from dglkge import __version__
 from dglkge.cli import checkpoint, evaluate, export, inspect_run, plan, predict, similar
-from dglkge.cli.common import flush_output, run_command
+from dglkge.cli.common import add_import_argument, flush_output, run_command
+from dglkge.registry import import_modules
 
 COMMANDS = {
     "evaluate": evaluate,
@@ -45,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
             formatter_class=raw,
         )
         module.add_arguments(command)
+        add_import_argument(command)
         command.set_defaults(run_module=module)
     return parser
 
@@ -73,6 +75,8 @@ def _run(argv: Sequence[str] | None) -> int:
     except SystemExit:
         flush_output()  # the text of --help, whose reader may have exited
         raise
+    args.imports = getattr(args, "imports", [])
+    import_modules(args.imports)
     return args.run_module.run(args)
 
 

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, look at this machine, print."""
-    config = load_config(args.config, args.set)
+    config = load_config(args.config, args.set, args.imports)
     check_config(config)
     size = read_dataset_size(config.dataset)
     if args.ip_config is not None and len(read_ip_config(args.ip_config)) != len(size.parts):
@@ -74,7 +74,7 @@ def measure_rates(config: Config) -> Rates:
     """Measure this machine for a moment: products of matrices in the run's type, and a copy."""
     import torch  # here: the other commands of this file's package should not pay for it twice
 
-    chosen = config.training.products
+    chosen = config.training.matmul_dtype
     names = ("float32", "bfloat16") if chosen == "auto" and is_compiled(config) else (chosen,)
     dim = config.model.dimension
     product = min(_product_seconds(getattr(torch, name, torch.float32), dim) for name in names)

@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import yaml
 
-from dglkge.config.schema import Config
+from dglkge.config.schema import RENAMED, Config
 from dglkge.errors import InputError, unknown_name
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9][0-9_]*")
@@ -69,7 +69,9 @@ class _Given:
         return cls(value, "" if is_null else text, False, where)
 
 
-def load_config(path: str | os.PathLike[str] | None, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), imports: Sequence[str] = ()
+) -> Config:
     """Read a YAML (or JSON) file, apply overrides and check every field.
 
     Parameters
@@ -78,6 +80,9 @@ def load_config(path: str | os.PathLike[str] | None, overrides: Sequence[str] = 
         None takes the defaults.
     overrides : sequence of str
         ``"model.dimension=200"`` and the like; each wins over the file and over those before it.
+    imports : sequence of str
+        Added to the field ``imports``: modules or .py files that register components. Nothing is imported
+        here.
 
     Returns
     -------
@@ -86,18 +91,25 @@ def load_config(path: str | os.PathLike[str] | None, overrides: Sequence[str] = 
     Raises
     ------
     InputError
-        For a file that cannot be read, an unknown key (the nearest known one is named), a value of
-        the wrong type or out of range; with file and line where the value stands in the file.
+        For a file that cannot be read, an unknown key (the nearest known one is named), a key that stands
+        there twice or was renamed, a value of the wrong type or out of range; with file and line where the
+        value stands in the file. A .json file, as runs save it, may have former names of fields.
     """
     values: dict[str, _Given] = {}
     if path is not None:
-        values.update(_flatten(_compose(Path(path)), str(path)))
+        found = _flatten(_compose(Path(path)), str(path))
+        if Path(path).suffix == ".json":
+            # A run saved it, maybe of an older version; in a file that a person wrote an old name is refused.
+            found = {RENAMED.get(key, key): given for key, given in found.items()}
+        values.update(found)
     for text in overrides:
         key, separator, value = text.partition("=")
         if not separator or not key:
             raise InputError(f"override {text!r} is not of the form key=value, e.g. model.dimension=200")
         values[key.strip()] = _Given.of_override(value, f"override {text!r}")
-    return _build(Config, "", values)
+    config: Config = _build(Config, "", values)
+    added = [one for one in dict.fromkeys(imports) if one not in config.imports]
+    return dataclasses.replace(config, imports=(*config.imports, *added))
 
 
 def save_config(config: Config, path: str | os.PathLike[str]) -> None:
@@ -127,9 +139,16 @@ def _flatten(node: yaml.Node | None, path: str, prefix: str = "") -> dict[str, _
     if not isinstance(node, yaml.MappingNode):
         raise InputError(f"{path}:{node.start_mark.line + 1}: expected 'key: value' lines")
     flat: dict[str, _Given] = {}
+    first_line: dict[str, int] = {}
     for key, value in node.value:
         where = f"{path}:{key.start_mark.line + 1}"
         name = f"{prefix}{key.value}"
+        # YAML's own loader takes the last of two equal keys without a word.
+        if name in first_line:
+            raise InputError(
+                f"{where}: the key {name} stands in line {first_line[name]} already; allowed is once"
+            )
+        first_line[name] = key.start_mark.line + 1
         if isinstance(value, yaml.MappingNode):
             flat.update(_flatten(value, path, name + "."))
         else:
@@ -149,6 +168,8 @@ def _build(of: Any, prefix: str, values: Mapping[str, _Given]) -> Any:
     known = _known_keys(Config, "")
     if not prefix:
         for key, given in values.items():
+            if key in RENAMED:
+                raise InputError(f"{given.where}: {key} is now called {RENAMED[key]}")
             if key not in known:
                 raise InputError(f"{given.where}: {unknown_name('key', key, known)}")
     hints = get_type_hints(of)
@@ -177,6 +198,11 @@ def _convert(given: _Given, kind: type, key: str) -> Any:
     """
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     text, value = given.text, given.value
+    if get_origin(kind) is tuple:
+        texts = value if isinstance(value, list) else [text] if text else []
+        if not given.is_yaml or not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
+            raise InputError(f"{given.where}: {key} is {value!r}; allowed: a text or a list of texts")
+        return tuple(texts)
     if kind is str and text is not None:
         return text
     if not given.is_yaml:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, get_type_hints
+from typing import Any, Callable, Optional, get_origin, get_type_hints
+
+from dglkge.registry import registry_of
 
 Check = Callable[[Any], Optional[str]]
-"""Takes a value and says what is allowed where the value is not; None where it is."""
+"""Takes a value; returns None if it is allowed, else a text of what is."""
 
 
 def at_least(low: float) -> Check:
@@ -32,14 +34,16 @@ def not_empty(value: str) -> str | None:
 
 
 FIXED = "fixed"
-"""In a resume the field has to be what it was when the run was started: another value makes another model."""
+"""The field must have the same value in a resume: another value makes another model."""
 UNTIL_FINISHED = "until finished"
-"""The field may change while there are epochs left to train; the run's later versions say so."""
+"""The field may change while there are epochs left to train; the run's later versions record it."""
 FREE = "free"
 """The field may change in every resume: it changes no number of the model."""
 
 
-def setting(default: Any, help: str, check: Check | None = None, resume: str = FIXED) -> Any:
+def setting(
+    default: Any, help: str, check: Check | None = None, resume: str = FIXED, component: str = ""
+) -> Any:
     """Declare a field of the configuration.
 
     Parameters
@@ -50,8 +54,11 @@ def setting(default: Any, help: str, check: Check | None = None, resume: str = F
     resume : str
         Whether the field may change when a run is resumed: :data:`FIXED`, :data:`UNTIL_FINISHED` or
         :data:`FREE`.
+    component : str
+        For a field that names a component: the noun of its registry (:data:`dglkge.registry.HOMES`). The
+        help of the field then lists the registered names.
     """
-    metadata = {"help": help, "check": check, "resume": resume}
+    metadata = {"help": help, "check": check, "resume": resume, "component": component}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -64,7 +71,7 @@ def section(of: type, help: str) -> Any:
 class ModelConfig:
     """The score function and the shape of its parameters."""
 
-    score_function: str = setting("complex", "transe_l1, transe_l2, distmult, complex or rotate")
+    score_function: str = setting("complex", "how a triple is scored", component="score function")
     dimension: int = setting(400, "numbers in an entity's row (complex numbers count as two)", at_least(1))
     reciprocal_relations: bool = setting(
         True, "a relation row of its own for each side that is predicted (Lacroix et al. 2018)"
@@ -76,28 +83,31 @@ class ModelConfig:
 class LossConfig:
     """The loss of one positive against its negatives."""
 
-    name: str = setting("softmax", "softmax, logistic, margin_ranking or self_adversarial")
+    name: str = setting("softmax", "loss of a query", component="loss")
     margin: float = setting(
         1.0,
-        "margin of margin_ranking and self_adversarial (gamma in DGL-KE; there 6 to 24 is usual)",
+        "margin of the losses that have one (gamma in DGL-KE; there 6 to 24 is usual)",
         at_least(0),
     )
-    adversarial_temperature: float = setting(1.0, "sharpness of self_adversarial's weights", at_least(0))
+    adversarial_temperature: float = setting(
+        1.0, "factor on the scores in the softmax of a self-adversarial loss's weights", at_least(0)
+    )
 
 
 @dataclass(frozen=True)
 class RegularizerConfig:
     """The regularizer of the rows of the positives."""
 
-    name: str = setting("none", "none, n3 or lp")
-    weight: float = setting(0.0, "factor before the regularizer", at_least(0))
-    p: float = setting(3.0, "the power of lp", above(0))
+    name: str = setting("none", "penalty on the rows of the positives", component="regularizer")
+    weight: float = setting(0.0, "factor before the regularizer; 0: none is computed", at_least(0))
+    p: float = setting(3.0, "the power of a regularizer that has one", above(0))
 
 
 @dataclass(frozen=True)
 class NegativesConfig:
     """The negatives that each positive is scored against."""
 
+    sampler: str = setting("mixed", "how negatives are drawn", component="negative sampler")
     num_uniform: int = setting(
         1000, "negatives of the right entity type, shared by the positives of a chunk", at_least(1)
     )
@@ -120,7 +130,7 @@ class NegativesConfig:
 class OptimizerConfig:
     """The optimizer and its learning rate."""
 
-    name: str = setting("sparse_adagrad", "sparse_adagrad, row_adagrad or sparse_adam")
+    name: str = setting("sparse_adagrad", "update rule of the rows", component="optimizer")
     lr: float = setting(0.1, "learning rate", above(0))
 
 
@@ -132,18 +142,25 @@ class TrainingConfig:
     batch_size: int = setting(
         1000, "triples in a global batch, over all trainers", at_least(1), resume=UNTIL_FINISHED
     )
-    products: str = setting(
+    kernels: str = setting(
         "auto",
-        "type of the matrix products of softmax with complex and distmult: float32, bfloat16, or auto: the "
-        "first start of a run measures if bfloat16 is at least 1.5 times as fast, and its later starts keep "
-        "that; with float32 and global negatives the number of trainers changes only the order of sums",
+        "auto: compiled loops and gradients written by hand where there are some; reference: autograd and "
+        "plain torch and numpy for the loss, the update and the ranking, slower, to compare with",
+        one_of("auto", "reference"),
+        resume=UNTIL_FINISHED,
+    )
+    matmul_dtype: str = setting(
+        "auto",
+        "type of the matmuls of the compiled training step: float32, bfloat16, or auto: the first start of a "
+        "run measures if bfloat16 is at least 1.5 times as fast, and its later starts keep that; with "
+        "float32 and global negatives the number of trainers changes only the order of sums",
         one_of("auto", "float32", "bfloat16"),
         resume=UNTIL_FINISHED,
     )
     synchronous: bool = setting(
         True,
         "trainers wait for one another after each batch; false, on one machine only: they do not (Hogwild), "
-        "and no two runs of several trainers are quite alike",
+        "and runs of several trainers differ from one another",
         resume=UNTIL_FINISHED,
     )
     profile: bool = setting(
@@ -153,7 +170,7 @@ class TrainingConfig:
     )
     lookup: str = setting(
         "exchange",
-        "rows of other machines come by the trainers' own exchange, or by DGL's kvstore",
+        "selects how remote rows are fetched: by the trainers' own exchange, or by DGL's kvstore",
         one_of("exchange", "kvstore"),
         resume=FREE,
     )
@@ -171,7 +188,7 @@ class TrainingConfig:
     )
     check_memory: bool = setting(
         True,
-        "refuse, before anything is made, what does not fit into memory or /dev/shm (see dglkge plan)",
+        "refuse, before anything is created, a run that does not fit into memory or /dev/shm (dglkge plan)",
         resume=FREE,
     )
     progress: str = setting(
@@ -251,6 +268,9 @@ class Config:
         "runs/default", "folder of the run: checkpoint, statistics, metrics", not_empty, resume=FREE
     )
     seed: int = setting(0, "seed of the order, the negatives and the initial rows", at_least(0))
+    imports: tuple[str, ...] = setting(
+        (), "modules or .py files of yours that register components, as with --import", resume=FREE
+    )
     model: ModelConfig = section(ModelConfig, "score function and dimensions")
     loss: LossConfig = section(LossConfig, "loss")
     regularizer: RegularizerConfig = section(RegularizerConfig, "regularizer")
@@ -261,28 +281,65 @@ class Config:
     evaluation: EvaluationConfig = section(EvaluationConfig, "evaluation")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as nested dicts, ready for JSON."""
-        return dataclasses.asdict(self)
+        """Return the configuration as nested dicts and lists, as JSON gives them back."""
+        return {**dataclasses.asdict(self), "imports": list(self.imports)}
 
 
 def field_table(of: type = Config, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:
-    """Yield (dotted key, type, default, help) of every field, in the order of the file."""
+    """Yield (dotted key, type, default, help) of every field, in the order of the file.
+
+    The help of a field that names a component ends with the registered names.
+    """
     hints = get_type_hints(of)
     for item in dataclasses.fields(of):
         kind = hints[item.name]
         if dataclasses.is_dataclass(kind):
             yield from field_table(kind, f"{prefix}{item.name}.")  # type: ignore[arg-type]
         else:
-            yield prefix + item.name, kind.__name__, item.default, item.metadata["help"]
+            text, component = item.metadata["help"], item.metadata["component"]
+            if component:
+                text += ": " + ", ".join(registry_of(component))
+            yield prefix + item.name, _type_name(kind), item.default, text
+
+
+def component_fields(of: type = Config, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted key, noun of the registry) of every field that names a component."""
+    hints = get_type_hints(of)
+    for item in dataclasses.fields(of):
+        kind = hints[item.name]
+        if dataclasses.is_dataclass(kind):
+            yield from component_fields(kind, f"{prefix}{item.name}.")  # type: ignore[arg-type]
+        elif item.metadata["component"]:
+            yield prefix + item.name, item.metadata["component"]
+
+
+def _type_name(kind: Any) -> str:
+    """Return the name of a field's type, as a YAML file has it."""
+    return "list" if get_origin(kind) is tuple else str(kind.__name__)
+
+
+RENAMED = {"training.products": "training.matmul_dtype"}
+"""Former names of fields: files of older runs have them."""
+
+
+def current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved configuration, as nested dicts, with the present names of its fields."""
+    renamed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in saved.items()}
+    for old, new in RENAMED.items():
+        (section_name, old_name), (_, new_name) = old.split("."), new.split(".")
+        fields = renamed.get(section_name)
+        if isinstance(fields, dict) and old_name in fields:
+            fields.setdefault(new_name, fields.pop(old_name))
+    return renamed
 
 
 def refused_changes(saved: Mapping[str, Any], wanted: Mapping[str, Any], is_finished: bool) -> list[str]:
-    """Compare two configurations of one run, as nested dicts; fields that one of them lacks are passed over.
+    """Compare two configurations of one run, as nested dicts; fields that only one of them has are ignored.
 
     Parameters
     ----------
     saved, wanted : mapping
-        What a version of the run was trained with, and what it is to go on with.
+        The configuration that a version of the run was trained with, and the one to resume with.
     is_finished : bool
         Whether no epoch is left to train.
 
@@ -292,6 +349,7 @@ def refused_changes(saved: Mapping[str, Any], wanted: Mapping[str, Any], is_fini
         ``"optimizer.lr was 0.1, is 0.2"`` for each field that may not change.
     """
     changes = []
+    saved = current_names(saved)
     for key, resume in _resume_rules(Config, ""):
         old, new = _value(saved, key), _value(wanted, key)
         may_change = resume == FREE or (resume == UNTIL_FINISHED and not is_finished)

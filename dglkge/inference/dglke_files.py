@@ -24,23 +24,14 @@ from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError, unknown_name
 from dglkge.model.kge_model import build_model
+from dglkge.model.losses import LOSSES
+from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Relation, RowShard
 
 logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 ENTITY = "entity"
-MODELS = {
-    "TransE": "transe_l2",
-    "TransE_l1": "transe_l1",
-    "TransE_l2": "transe_l2",
-    "DistMult": "distmult",
-    "ComplEx": "complex",
-    "RotatE": "rotate",
-}
-"""DGL-KE's name of a model to dglkge's score function; its ``TransE`` is ``TransE_l2``."""
-MODEL_OF = {score_function: model for model, score_function in MODELS.items() if model != "TransE"}
-"""dglkge's score function to DGL-KE's name of the model."""
 OTHER_MODELS = ("TransR", "RESCAL", "SimplE", "ConvE", "AttH")
 """DGL-KE's models that dglkge does not implement."""
 
@@ -53,6 +44,13 @@ MAP_NAMES = {
 DEFAULT_GAMMA = 12.0
 INIT_EPSILON = 2.0
 """DGL-KE's initial rows are uniform in [-(gamma + 2) / hidden_dim, (gamma + 2) / hidden_dim]."""
+
+
+def models() -> dict[str, str]:
+    """Return DGL-KE's names of the models that dglkge has, to its score functions; other spellings first."""
+    names = [(name, one.dglke_names) for name, one in SCORE_FUNCTIONS.items()]
+    others = {other: name for name, of_name in names for other in of_name[1:]}
+    return {**others, **{of_name[0]: name for name, of_name in names if of_name}}
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class DglkeFolder:
             if len(found) != 1:
                 raise InputError(f"expected one file {folder / f'*_{ENTITY}.npy'}, found {len(found)}")
             wanted = found[0].name[: -len(f"{ENTITY}.npy")]
-        model = next((one for one in (*MODELS, *OTHER_MODELS) if wanted.endswith(f"_{one}_")), None)
+        model = next((one for one in (*models(), *OTHER_MODELS) if wanted.endswith(f"_{one}_")), None)
         configured = config.get("model_name") if config else None
         if model is not None and configured is not None and configured != model:
             raise InputError(
@@ -99,8 +97,8 @@ class DglkeFolder:
                 "they belong to two models"
             )
         model = model or configured
-        if model is not None and model not in MODELS:
-            raise InputError(f"dglkge has no DGL-KE model {model!r}; known: {', '.join(MODELS)}")
+        if model is not None and model not in models():
+            raise InputError(f"dglkge has no DGL-KE model {model!r}; known: {', '.join(models())}")
         return cls(folder, wanted, model, config)
 
     def rows(self, table: str, score_function: str) -> np.ndarray:
@@ -119,7 +117,8 @@ class DglkeFolder:
             If the file is missing or damaged, or RotatE's scale is unknown.
         """
         rows = load_npy(self.folder / f"{self.stem}{table}.npy")
-        if score_function == "rotate" and table == RELATION and rows.ndim == 2:
+        has_phases = SCORE_FUNCTIONS.get(score_function).relation_init == PHASE
+        if has_phases and table == RELATION and rows.ndim == 2:
             return self._phases(rows)
         return rows
 
@@ -221,7 +220,7 @@ class DglkeTables:
                 "belong to; dglkge checkpoint convert --from dglke --score-function does"
             )
         self.path = files.folder
-        score_function = MODELS[files.model]
+        score_function = models()[files.model]
         rows, names = {}, {}
         for table in (ENTITY, RELATION):
             found = files.rows(table, score_function)
@@ -394,16 +393,17 @@ def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
     InputError
         If DGL-KE has no such model.
     """
-    if meta.score_function not in MODEL_OF or meta.reciprocal or len(meta.entity_types) != 1:
+    names = {name: one.dglke_names for name, one in SCORE_FUNCTIONS.items() if one.dglke_names}
+    if meta.score_function not in names or meta.reciprocal or len(meta.entity_types) != 1:
         raise InputError(
-            f"DGL-KE has {', '.join(MODEL_OF)} of one entity type, no reciprocal relations; "
+            f"DGL-KE has {', '.join(names)} of one entity type, no reciprocal relations; "
             f"got {meta.score_function}, {', '.join(meta.entity_types)}, reciprocal {meta.reciprocal}"
         )
     loss = meta.config.get("loss", {})
-    has_gamma = loss.get("name") in ("margin_ranking", "self_adversarial")
-    doubled = meta.score_function == "rotate"
+    has_gamma = loss.get("name") in LOSSES and "margin" in LOSSES.get(loss["name"]).options()
+    doubled = SCORE_FUNCTIONS.get(meta.score_function).relation_init == PHASE
     return {
-        "model_name": MODEL_OF[meta.score_function],
+        "model_name": names[meta.score_function][0],
         "dataset": meta.dataset_name,
         "hidden_dim": meta.dim // 2 if doubled else meta.dim,
         "gamma": float(loss["margin"]) if has_gamma else DEFAULT_GAMMA,

@@ -19,7 +19,7 @@ from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary, read_lines
 from dglkge.errors import InputError, unknown_name
-from dglkge.inference.dglke_files import ENTITY, MODELS, DglkeFolder, check_relation_width, load_npy
+from dglkge.inference.dglke_files import ENTITY, DglkeFolder, check_relation_width, load_npy, models
 from dglkge.inference.export import SAFETENSORS_NAME, word2vec_name
 from dglkge.typing import RELATION, TablePart
 
@@ -148,7 +148,7 @@ def _dglke_reader(
             f"neither config.json nor the names of the files in {folder} say what model the rows belong to; "
             "--score-function does"
         )
-    theirs = MODELS[files.model] if files.model else score_function
+    theirs = models()[files.model] if files.model else score_function
     if score_function not in (None, theirs):
         raise InputError(f"the files are DGL-KE's {files.model}, --score-function says {score_function}")
 

@@ -30,6 +30,7 @@ from dglkge.inference.export import export_tables
 from dglkge.inference.named_queries import NamedQuery, resolve
 from dglkge.inference.search import Answer, Known, LinkPredictor, most_similar
 from dglkge.model.kge_model import KgeModel, build_model
+from dglkge.registry import recorded_imports
 from dglkge.typing import RELATION, RowShard
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,8 @@ class Run:
     def model(self) -> KgeModel:
         """The score function at its dimension."""
         meta = self.tables.meta
-        return build_model(meta.score_function, meta.dim, meta.reciprocal)
+        imports = recorded_imports(meta.config)
+        return build_model(meta.score_function, meta.dim, meta.reciprocal, imports)
 
     @cached_property
     def dataset(self) -> Dataset:

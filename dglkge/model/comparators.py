@@ -1,8 +1,5 @@
 """How a query is compared with candidate rows: the second half of every score function.
 
-Autograd through ``sqrt`` divides by the distance. Near 0 that is a division by rounding noise, so both
-functions here write their backward pass by hand and give 0 where float32 cannot tell two rows apart.
-
 Higher is better everywhere. Each comparator also bounds its own float32 rounding, from the standard
 model of floating-point arithmetic (Higham, Accuracy and Stability of Numerical Algorithms, 2002,
 section 3.1): a sum of D products in any order is off by at most ``D u / (1 - D u)`` of the sum of their
@@ -13,123 +10,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-import torch
-from torch.autograd.function import once_differentiable
+from dglkge.registry import deferred
 
-from dglkge.kernels.modulus import add_query_gradient, fill_distances
+if TYPE_CHECKING:
+    import torch
 
-MODULUS_BLOCK_ELEMENTS = 1 << 17
-"""Complex numbers handled at a time by :class:`ModulusDistance`: half a MiB, which stays in cache."""
-
-NEGLIGIBLE_GRADIENT = 1e-30
-
-
-class EuclideanDistance(torch.autograd.Function):
-    """Euclidean distances by one matrix product: |q - c|^2 = |q|^2 + |c|^2 - 2 q.c.
-
-    The product loses about ``eps (|q|^2 + |c|^2)`` of the square. Distances below that are noise, and
-    their gradient is 0; above it the gradient (q - c) / |q - c| is bounded as it should be.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-        """Return the distances, (B, N), of query (B, D) and candidates (N, D)."""
-        query_squares = query.square().sum(1)
-        candidate_squares = candidates.square().sum(1)
-        squares = torch.addmm(candidate_squares.unsqueeze(0), query, candidates.T, alpha=-2)
-        distances = squares.add_(query_squares.unsqueeze(1)).clamp_min_(0).sqrt_()
-        ctx.save_for_backward(query, candidates, query_squares, candidate_squares, distances)
-        return distances
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradients of query and candidates, two matrix products."""
-        query, candidates, query_squares, candidate_squares, distances = ctx.saved_tensors
-        noise = 8 * torch.finfo(distances.dtype).eps
-        floor = (query_squares.unsqueeze(1) + candidate_squares.unsqueeze(0)).mul_(noise).sqrt_()
-        weights = (grad / distances).masked_fill_(distances <= floor, 0)
-        grad_query = query * weights.sum(1, keepdim=True) - weights @ candidates
-        grad_candidates = candidates * weights.sum(0).unsqueeze(1) - weights.T @ query
-        return grad_query, grad_candidates
-
-
-class ModulusDistance(torch.autograd.Function):
-    """Sum of complex moduli |q_k - c_k| for rows whose first half is real and second half imaginary.
-
-    No matrix product gives this, so it is elementwise: by compiled loops on a CPU, elsewhere by torch, block
-    by block. The backward pass computes the moduli again instead of keeping (B, N, D / 2) numbers.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-        """Return the distances, (B, N), of query (B, D) and candidates (N, D)."""
-        ctx.save_for_backward(query, candidates)
-        distances = query.new_empty(len(query), len(candidates))
-        if _compiled(query):
-            fill_distances(_array(query), _array(candidates), distances.numpy())
-            return distances
-        for rows, columns in _blocks(query, candidates):
-            real, imaginary = _differences(query[rows], candidates[columns])
-            moduli = real.square_().add_(imaginary.square_()).sqrt_()
-            distances[rows, columns] = moduli.sum(2)
-        return distances
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the gradients of query and candidates; 0 where two complex numbers coincide."""
-        query, candidates = ctx.saved_tensors
-        # A softmax leaves gradients of 1e-40 here, and arithmetic on denormal numbers is 100 times slower.
-        grad = grad.masked_fill(grad.abs() < NEGLIGIBLE_GRADIENT, 0)
-        grad_query = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
-        grad_candidates = torch.zeros(candidates.shape, dtype=query.dtype, device=query.device)
-        if _compiled(query):
-            add_query_gradient(_array(query), _array(candidates), _array(grad), grad_query.numpy())
-            add_query_gradient(_array(candidates), _array(query), _array(grad.T), grad_candidates.numpy())
-            return grad_query, grad_candidates
-        half = query.shape[1] // 2
-        for rows, columns in _blocks(query, candidates):
-            real, imaginary = _differences(query[rows], candidates[columns])
-            moduli = real.square().add_(imaginary.square()).sqrt_()
-            weights = (grad[rows, columns].unsqueeze(2) / moduli).masked_fill_(moduli == 0, 0)
-            for part, columns_of_part in ((real, slice(0, half)), (imaginary, slice(half, None))):
-                part.mul_(weights)
-                grad_query[rows, columns_of_part] += part.sum(1)
-                grad_candidates[columns, columns_of_part] -= part.sum(0)
-        return grad_query, grad_candidates
-
-
-def _compiled(rows: torch.Tensor) -> bool:
-    """Say whether the compiled loops can work on these rows."""
-    return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
-
-
-def _array(rows: torch.Tensor) -> np.ndarray:
-    return rows.detach().contiguous().numpy()
-
-
-def _blocks(query: torch.Tensor, candidates: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of the queries and of the candidates that together fit in cache."""
-    half = max(1, query.shape[1] // 2)
-    num_columns = max(1, min(len(candidates), MODULUS_BLOCK_ELEMENTS // half))
-    num_rows = max(1, MODULUS_BLOCK_ELEMENTS // (half * num_columns))
-    for first_row in range(0, len(query), num_rows):
-        for first_column in range(0, len(candidates), num_columns):
-            yield slice(first_row, first_row + num_rows), slice(first_column, first_column + num_columns)
-
-
-def _differences(query: torch.Tensor, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return real and imaginary parts of all differences, (b, n, D / 2) each."""
-    half = query.shape[1] // 2
-    real = query[:, None, :half] - candidates[None, :, :half]
-    imaginary = query[:, None, half:] - candidates[None, :, half:]
-    return real, imaginary
-
+    from dglkge.model import autograd_functions
+else:
+    torch = deferred("torch")
+    autograd_functions = deferred("dglkge.model.autograd_functions")
 
 FLOAT32_UNIT = 2.0**-24
 FLOAT32_SAFE_MAX = 1e37
@@ -143,7 +34,20 @@ TINY_MODULUS_PER_DIM = 1e-18
 
 
 class Comparator(ABC):
-    """Compares queries with candidates; stateless."""
+    """Compares queries with candidates; stateless.
+
+    Attributes
+    ----------
+    matmul_operations : int
+        Floating-point operations of a matmul for each number of a score, forward: 2, a product and a sum,
+        or 0 where no matmul gives the score.
+    memory_passes : int
+        How often the numbers that are compared go through memory in a training step, as float32, both
+        sides, forward and backward: 0 where a matmul gives the score.
+    """
+
+    matmul_operations: ClassVar[int] = 0
+    memory_passes: ClassVar[int] = 12
 
     @abstractmethod
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
@@ -159,9 +63,16 @@ class Comparator(ABC):
         (B, N) tensor
         """
 
+    def compare_plainly(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every query against every candidate by :meth:`compare_pairs`, differentiated by autograd.
+
+        The reference for :meth:`compare`; it takes B N D numbers of memory for each operation.
+        """
+        return self.compare_pairs(query.unsqueeze(1), candidates.unsqueeze(0))
+
     @abstractmethod
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-        """Score query i against candidate i: (B, D), (B, D) -> (B,).
+        """Score query i against candidate i: (B, D), (B, D) -> (B,); leading dimensions broadcast.
 
         In float64 this is the definition that ranking holds to.
         """
@@ -170,7 +81,7 @@ class Comparator(ABC):
     def rounding_bound(
         self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
     ) -> torch.Tensor:
-        """Say how far from the true score a float32 score decides which of the two is greater.
+        """Bound the distance from the true score at which a float32 score may be on the wrong side of it.
 
         Parameters
         ----------
@@ -191,6 +102,9 @@ class Comparator(ABC):
 
 class Dot(Comparator):
     """Inner product, q.c (PyTorch-BigGraph's comparator ``dot``)."""
+
+    matmul_operations = 2
+    memory_passes = 0
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair by one matrix product."""
@@ -213,9 +127,12 @@ class Dot(Comparator):
 class NegativeL2(Comparator):
     """Minus the Euclidean distance, -|q - c| (PyTorch-BigGraph's comparator ``l2``)."""
 
+    matmul_operations = 2
+    memory_passes = 0
+
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair by one matrix product; distances below float32's resolution are noise."""
-        return -EuclideanDistance.apply(query, candidates)
+        return -autograd_functions.EuclideanDistance.apply(query, candidates)
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i; the gradient at distance 0 is 0."""
@@ -265,7 +182,7 @@ class NegativeModulus(Comparator):
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair, elementwise in blocks."""
-        return -ModulusDistance.apply(query, candidates)
+        return -autograd_functions.ModulusDistance.apply(query, candidates)
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i; the gradient of a modulus of 0 is 0."""

@@ -12,11 +12,19 @@ from typing import Callable
 import numpy as np
 
 from dglkge.kernels.hashing import column_bits, row_keys, stream_key
+from dglkge.registry import Registry
 
 BLOCK_PAIRS = 1 << 15
 """Pairs of columns drawn at a time: the working arrays stay in cache."""
 
 
+Initializer = Callable[[np.ndarray, int, int, str, float], np.ndarray]
+"""Takes ids, dim, seed, table and scale; returns rows. See :func:`normal_rows`."""
+
+INITIALIZERS: Registry[Initializer] = Registry("distribution")
+
+
+@INITIALIZERS.register("normal")
 def normal_rows(ids: np.ndarray, dim: int, seed: int, table: str, scale: float) -> np.ndarray:
     """Draw rows from a normal distribution of mean 0.
 
@@ -47,6 +55,7 @@ def normal_rows(ids: np.ndarray, dim: int, seed: int, table: str, scale: float) 
     return _rows(ids, dim, seed, table, fill)
 
 
+@INITIALIZERS.register("uniform")
 def uniform_rows(ids: np.ndarray, dim: int, seed: int, table: str, scale: float) -> np.ndarray:
     """Draw rows from the uniform distribution on [-scale, scale].
 

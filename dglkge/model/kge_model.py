@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 
-from dglkge.errors import unknown_name
-from dglkge.model.initializers import normal_rows, uniform_rows
+from dglkge.model.initializers import INITIALIZERS
 from dglkge.model.regularizers import Regularizer
-from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction
+from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
+from dglkge.registry import import_modules
 from dglkge.typing import RELATION, Side
-
-DISTRIBUTIONS = {"normal": normal_rows, "uniform": uniform_rows}
-"""How a table's rows may start."""
 
 
 class KgeModel:
-    """What is trained and evaluated, without its rows: those live in tables that the caller looks up.
+    """A score function without its rows: those live in tables that the caller looks up.
 
     Parameters
     ----------
@@ -65,7 +63,7 @@ class KgeModel:
         return forward if side is Side.TAIL else backward
 
     def query(self, entity: torch.Tensor, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
-        """Return what candidates for a side are compared with.
+        """Return the query that candidates for a side are compared with.
 
         Parameters
         ----------
@@ -73,7 +71,7 @@ class KgeModel:
             The entity given: the head for ``Side.TAIL``, the tail for ``Side.HEAD``.
         relation_row : (..., relation_width) tensor
         side : Side
-            The side asked for.
+            The side of the missing entity.
 
         Returns
         -------
@@ -85,6 +83,10 @@ class KgeModel:
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every query against every candidate: (B, D), (N, D) -> (B, N)."""
         return self.score_function.compare(query, candidates)
+
+    def compare_plainly(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every query against every candidate by the definition, without compiled loops."""
+        return self.score_function.compare_plainly(query, candidates)
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i: (B, D), (B, D) -> (B,)."""
@@ -124,7 +126,7 @@ class KgeModel:
         (B,) tensor
         """
         total = regularizer(entity) + regularizer(answer)
-        if self.score_function.relation_init == "phase":
+        if self.score_function.relation_init == PHASE:
             return total
         return total + regularizer(self.direction(relation_row, side))
 
@@ -141,9 +143,9 @@ class KgeModel:
             Original ids; an id's row is the same however the table is partitioned.
         seed : int
         scale : float
-            Standard deviation (normal) or half width (uniform). Phases do not heed it.
+            Standard deviation (normal) or half width (uniform); ignored for phases.
         distribution : str
-            ``"normal"`` or ``"uniform"``.
+            A member of :data:`dglkge.model.initializers.INITIALIZERS`.
 
         Returns
         -------
@@ -152,22 +154,33 @@ class KgeModel:
         Raises
         ------
         InputError
-            If nobody knows the distribution.
+            If the distribution is not registered.
         """
-        if table == RELATION and self.score_function.relation_init == "phase":
+        if table == RELATION and self.score_function.relation_init == PHASE:
             distribution, scale = "uniform", math.pi
-        if distribution not in DISTRIBUTIONS:
-            raise unknown_name("distribution", distribution, DISTRIBUTIONS)
-        draw = DISTRIBUTIONS[distribution]
+        draw = INITIALIZERS.get(distribution)
         return torch.from_numpy(draw(ids.numpy(), self.table_width(table), seed, table, scale))
 
 
-def build_model(score_function: str, dim: int, reciprocal: bool) -> KgeModel:
+def build_model(score_function: str, dim: int, reciprocal: bool, imports: Iterable[str] = ()) -> KgeModel:
     """Build a model from a score function's name.
+
+    Parameters
+    ----------
+    score_function : str
+        A member of :data:`dglkge.model.score_functions.SCORE_FUNCTIONS`.
+    dim : int
+        Width of an entity's row.
+    reciprocal : bool
+        See :class:`KgeModel`.
+    imports : iterable of str
+        Modules that are imported first where the name is not registered.
 
     Raises
     ------
     InputError
-        If nobody knows the name, or it has no rows of that dimension.
+        If the name is not registered, or it has no rows of that dimension.
     """
+    if score_function not in SCORE_FUNCTIONS:
+        import_modules(imports)
     return KgeModel(SCORE_FUNCTIONS.get(score_function)(), dim, reciprocal)

@@ -6,13 +6,17 @@ Nothing is reduced here: the trainer sums over a global batch and divides by its
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
-import torch
-from torch.nn import functional
+from dglkge.model.options import build_with_options, checked_number, option_names
+from dglkge.registry import Registry, deferred
 
-from dglkge.model.options import build_with_options, checked_number
-from dglkge.registry import Registry
+if TYPE_CHECKING:
+    import torch
+    from torch.nn import functional
+else:
+    torch = deferred("torch")
+    functional = deferred("torch.nn.functional")
 
 IGNORED_SCORE = -1e30
 """Score of an ignored negative: it adds nothing to any loss and gets no gradient. Finite, so that a query
@@ -20,7 +24,34 @@ whose negatives are all ignored has a loss and not NaN."""
 
 
 class Loss(ABC):
-    """Loss of each query."""
+    """Loss of each query.
+
+    The options of a loss are the parameters of its constructor; those that the configuration has a field
+    for (``loss.margin``, ``loss.adversarial_temperature``) are set by it.
+
+    Attributes
+    ----------
+    help : str
+        One line for the configuration's help.
+    bigraph_name : str
+        PyTorch-BigGraph's name of the loss; empty where it has no equal.
+    compiled : bool
+        Whether the compiled training step (``training/dot_softmax.py``) computes exactly this loss and its
+        gradient. A subclass may compute another one, so it does not inherit the fact.
+    """
+
+    help: ClassVar[str] = ""
+    bigraph_name: ClassVar[str] = ""
+    compiled: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.compiled = cls.__dict__.get("compiled", False)
+
+    @classmethod
+    def options(cls) -> list[str]:
+        """Return the names of the loss's options."""
+        return option_names(cls)
 
     @abstractmethod
     def __call__(
@@ -72,6 +103,10 @@ class Softmax(Loss):
     Lacroix et al. 2018 use it with all entities as negatives.
     """
 
+    help = "cross entropy of the true answer among its negatives"
+    bigraph_name = "softmax"
+    compiled = True
+
     def __call__(
         self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
@@ -87,6 +122,9 @@ class Logistic(Loss):
 
     Trouillon et al. 2016; the mean over negatives is PyTorch-BigGraph's ``logistic``.
     """
+
+    help = "binary cross entropy, mean over the negatives (Trouillon et al. 2016)"
+    bigraph_name = "logistic"
 
     def __call__(
         self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
@@ -106,6 +144,9 @@ class MarginRanking(Loss):
         By how much the true answer should outscore a negative; greater than 0.
     """
 
+    help = "max(0, margin - positive + negative), mean over the negatives (Bordes et al. 2013)"
+    bigraph_name = "ranking"
+
     def __init__(self, margin: float = 1.0) -> None:
         self.margin = checked_number("the margin", margin, 0, exclusive=True)
 
@@ -119,7 +160,7 @@ class MarginRanking(Loss):
 
 @LOSSES.register("self_adversarial")
 class SelfAdversarial(Loss):
-    """Log-sigmoid loss whose negatives weigh as much as the model believes them (Sun et al. 2019, eq. 6).
+    """Log-sigmoid loss with negatives weighted by a softmax of their scores (Sun et al. 2019, eq. 6).
 
     -log sigmoid(margin + p) - sum_j w_j log sigmoid(-margin - n_j), w = softmax_j(temperature n), through
     which no gradient flows. For scores that are minus a distance.
@@ -132,6 +173,8 @@ class SelfAdversarial(Loss):
         0 weighs all negatives the same.
     """
 
+    help = "log-sigmoid with a margin, negatives weighted by their scores (Sun et al. 2019)"
+
     def __init__(self, margin: float = 9.0, adversarial_temperature: float = 1.0) -> None:
         self.margin = checked_number("the margin", margin, 0)
         self.adversarial_temperature = checked_number(
@@ -142,9 +185,9 @@ class SelfAdversarial(Loss):
         self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
         """Return the loss of each query."""
-        beliefs = _without(negative.detach() * self.adversarial_temperature, ignored)
+        weights = _without(negative.detach() * self.adversarial_temperature, ignored)
         terms = functional.softplus(_without(negative, ignored) + self.margin)
-        return functional.softplus(-positive - self.margin) + (beliefs.softmax(1) * terms).sum(1)
+        return functional.softplus(-positive - self.margin) + (weights.softmax(1) * terms).sum(1)
 
 
 def _without(scores: torch.Tensor, ignored: Optional[torch.Tensor]) -> torch.Tensor:

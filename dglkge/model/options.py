@@ -1,4 +1,4 @@
-"""Building a registered class from options that a user wrote."""
+"""Options of components: the parameters of their constructors, checked."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ def build_with_options(registry: Registry[type[T]], name: str, options: dict[str
     Raises
     ------
     InputError
-        If nobody knows the name, or the member knows no such option; the message names what is known.
+        If the name is not registered, or the member has no such option; the message lists the known ones.
     """
     member = registry.get(name)
-    known = [] if member.__init__ is object.__init__ else list(inspect.signature(member).parameters)
+    known = option_names(member)
     for option in options:
         if option not in known:
             allowed = ", ".join(repr(one) for one in known) if known else "none"
             raise InputError(f"the {registry.noun} {name!r} has no option {option!r}; its options: {allowed}")
     return member(**options)
+
+
+def option_names(member: type) -> list[str]:
+    """Return the names of the parameters of a class's constructor."""
+    has_none = "__init__" not in {name for base in member.__mro__[:-1] for name in vars(base)}
+    return [] if has_none else list(inspect.signature(member).parameters)
 
 
 def checked_number(what: str, value: float, minimum: float, exclusive: bool = False) -> float:

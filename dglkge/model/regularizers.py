@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dglkge.model.options import checked_number
-from dglkge.registry import Registry
+from dglkge.registry import Registry, deferred
+
+if TYPE_CHECKING:
+    import torch
+
+    from dglkge.model import autograd_functions
+else:
+    autograd_functions = deferred("dglkge.model.autograd_functions")
 
 
 class Regularizer(ABC):
@@ -19,10 +24,28 @@ class Regularizer(ABC):
     weight : float
         Factor on the penalty; at least 0.
     p : float
-        The power, at least 1; N3 knows only 3.
+        The power, at least 1; N3's is always 3.
     complex_valued : bool
         Whether rows are complex: first half real parts, second half imaginary parts.
+
+    Attributes
+    ----------
+    help : str
+        One line for the configuration's help.
+    compiled : bool
+        Whether the compiled training step (``training/dot_softmax.py``) computes exactly this penalty and
+        its gradient. A subclass may compute another one, so it does not inherit the fact.
+    takes_weight : bool
+        Whether a weight makes a difference.
     """
+
+    help: ClassVar[str] = ""
+    compiled: ClassVar[bool] = False
+    takes_weight: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.compiled = cls.__dict__.get("compiled", False)
 
     def __init__(self, weight: float, p: float = 3.0, complex_valued: bool = False) -> None:
         self.weight = checked_number("the regularizer's weight", weight, 0)
@@ -47,43 +70,42 @@ def build_regularizer(name: str, weight: float, p: float = 3.0, complex_valued: 
     Raises
     ------
     InputError
-        If nobody knows the name, the weight is negative or p is below 1.
+        If the name is not registered, the weight is negative or p is below 1.
     """
     return REGULARIZERS.get(name)(weight, p, complex_valued)
+
+
+@REGULARIZERS.register("none")
+class NoRegularizer(Regularizer):
+    """No penalty; a weight is refused by the check of the configuration."""
+
+    help = "no regularizer"
+    takes_weight = False
+
+    def penalty(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return 0 for each row."""
+        return 0 * rows.sum(-1)
 
 
 @REGULARIZERS.register("n3")
 class N3(Regularizer):
     """Nuclear 3-norm, sum_k |x_k|^3 with complex moduli where rows are complex (Lacroix et al. 2018)."""
 
+    help = "sum of |x|^3, complex moduli where rows are complex (Lacroix et al. 2018)"
+    compiled = True
+
     def penalty(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the sum of the third powers of each row's moduli."""
         if not self.complex_valued:
             return rows.abs().pow(3).sum(-1)
-        return _CubedModuli.apply(rows)
-
-
-class _CubedModuli(torch.autograd.Function):
-    """Sum of |z|^3 over complex rows; its gradient 3 |z| z is 0 at 0, where autograd's would be NaN."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
-        real, imaginary = rows.chunk(2, dim=-1)
-        squares = real.square().addcmul_(imaginary, imaginary)
-        moduli = squares.sqrt()
-        ctx.save_for_backward(rows, moduli)
-        return squares.mul_(moduli).sum(-1)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        rows, moduli = ctx.saved_tensors
-        factors = moduli * (3 * gradients[0]).unsqueeze(-1)
-        return rows * torch.cat([factors, factors], dim=-1)
+        return autograd_functions.CubedModuli.apply(rows)
 
 
 @REGULARIZERS.register("lp")
 class Lp(Regularizer):
     """sum_k |x_k|^p over the numbers of a row, real and imaginary parts alike (as DGL-KE's)."""
+
+    help = "sum of |x|^p over all numbers (as DGL-KE's)"
 
     def penalty(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the sum of the p-th powers of each row's numbers."""

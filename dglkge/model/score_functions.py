@@ -2,7 +2,7 @@
 
 f(h, r, t) = compare(operate(h, r), t). A query for heads uses the relation's adjoint instead, so that
 compare(operate(t, adjoint(r)), h) is the same number; this is what lets all negatives of either side
-be scored by one matrix product.
+be scored by one matmul.
 
 PyTorch-BigGraph splits its models the same way (``torchbiggraph/model.py``, operators and comparators):
 the docstring of each member names its equals. Its *dynamic* relations operate on whichever entity is
@@ -13,29 +13,83 @@ so a static operator holds ``adjoint(r)``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
-
-import torch
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dglkge.errors import InputError
 from dglkge.model.comparators import Comparator, Dot, NegativeL1, NegativeL2, NegativeModulus
-from dglkge.registry import Registry
+from dglkge.registry import Registry, deferred
 from dglkge.typing import Side
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = deferred("torch")
+
+PHASE = "phase"
+"""``relation_init`` of relations whose numbers are phases in radians, uniform in [-pi, pi] at the start."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A score function in PyTorch-BigGraph's files: how a relation's row is cut into parameters.
+
+    Attributes
+    ----------
+    name : str
+        PyTorch-BigGraph's operator, or a name of ours where it has none.
+    comparator : str
+        PyTorch-BigGraph's comparator, or a name of ours where it has none (it then refuses the config).
+    static, dynamic : tuple of str
+        Names of the equal pieces of a row, for one relation and for all relations stacked.
+    adjoint_signs : tuple of int
+        Sign of each piece in the operator that acts on the tail instead of the head:
+        <h r, t> = <h, conj(r) t> and ||h + r - t|| = ||h - (t - r)||.
+    """
+
+    name: str
+    comparator: str
+    static: tuple[str, ...]
+    dynamic: tuple[str, ...]
+    adjoint_signs: tuple[int, ...]
 
 
 class ScoreFunction(Comparator):
     """Scores triples of rows; stateless.
 
+    Only :meth:`operate`, :meth:`adjoint` and a comparator are needed; every fact below has a default. The
+    comparator adds the costs of a score, see :class:`dglkge.model.comparators.Comparator`.
+
     Attributes
     ----------
+    help : str
+        One line for the configuration's help.
     complex_valued : bool
         Whether an entity's row is complex: first half real parts, second half imaginary parts.
     relation_init : str
-        How relation rows start: ``"normal"`` as entities do, or ``"phase"``, uniform in [-pi, pi].
+        How relation rows start: ``"normal"`` as entities do, or :data:`PHASE`.
+    operator : Operator or None
+        The operator in PyTorch-BigGraph's files. With None a row is stored whole, under the registered name
+        of the score function, which PyTorch-BigGraph refuses.
+    dglke_names : tuple of str
+        DGL-KE's names of the model; the first one is written, all are read.
+    compiled : bool
+        Whether the compiled training step (``training/dot_softmax.py``) computes exactly this score
+        function and its gradient: an element-wise product with the relation, complex if
+        ``complex_valued``, compared by the inner product. A subclass may compute something else, so it
+        does not inherit the fact.
     """
 
+    help: ClassVar[str] = ""
     complex_valued: ClassVar[bool] = False
     relation_init: ClassVar[str] = "normal"
+    operator: ClassVar[Operator | None] = None
+    dglke_names: ClassVar[tuple[str, ...]] = ()
+    compiled: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        cls.compiled = cls.__dict__.get("compiled", False)
 
     def check_dim(self, dim: int) -> None:
         """Refuse a dimension that this score function has no rows for.
@@ -63,7 +117,7 @@ class ScoreFunction(Comparator):
         """Return the row of the relation read backwards: (..., Dr) -> (..., Dr)."""
 
     def query(self, entity: torch.Tensor, relation: torch.Tensor, side: Side) -> torch.Tensor:
-        """Return what candidates for one side of a triple are compared with.
+        """Return the query that candidates for one side of a triple are compared with.
 
         Parameters
         ----------
@@ -71,7 +125,7 @@ class ScoreFunction(Comparator):
             The entity given: the head for ``Side.TAIL``, the tail for ``Side.HEAD``.
         relation : (..., Dr) tensor
         side : Side
-            The side asked for.
+            The side of the missing entity.
 
         Returns
         -------
@@ -99,6 +153,10 @@ class Translation(ScoreFunction):
 class TransEL1(Translation, NegativeL1):
     """TransE with the Manhattan distance, -sum_k |h_k + r_k - t_k| (Bordes et al. 2013)."""
 
+    help = "TransE with the Manhattan distance (Bordes et al. 2013)"
+    operator = Operator("translation", "l1", ("translation",), ("translations",), (-1,))
+    dglke_names = ("TransE_l1",)
+
 
 @SCORE_FUNCTIONS.register("transe_l2")
 class TransEL2(Translation, NegativeL2):
@@ -107,6 +165,10 @@ class TransEL2(Translation, NegativeL2):
     PyTorch-BigGraph: operator ``translation``, comparator ``l2``.
     """
 
+    help = "TransE with the Euclidean distance (Bordes et al. 2013)"
+    operator = Operator("translation", "l2", ("translation",), ("translations",), (-1,))
+    dglke_names = ("TransE_l2", "TransE")
+
 
 @SCORE_FUNCTIONS.register("distmult")
 class DistMult(Dot, ScoreFunction):
@@ -114,6 +176,11 @@ class DistMult(Dot, ScoreFunction):
 
     PyTorch-BigGraph: operator ``diagonal``, comparator ``dot``.
     """
+
+    help = "product of three real vectors (Yang et al. 2015)"
+    operator = Operator("diagonal", "dot", ("diagonal",), ("diagonals",), (1,))
+    dglke_names = ("DistMult",)
+    compiled = True
 
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
         """Multiply by the relation."""
@@ -132,6 +199,10 @@ class ComplEx(Dot, ScoreFunction):
     relation's row), comparator ``dot``.
     """
 
+    help = "product of three complex vectors (Trouillon et al. 2016)"
+    operator = Operator("complex_diagonal", "dot", ("real", "imag"), ("real", "imag"), (1, -1))
+    dglke_names = ("ComplEx",)
+    compiled = True
     complex_valued = True
 
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
@@ -152,8 +223,11 @@ class RotatE(NegativeModulus, ScoreFunction):
     Entity rows are [real parts, imaginary parts]. PyTorch-BigGraph has no equal.
     """
 
+    help = "rotation of complex numbers by phases (Sun et al. 2019)"
+    operator = Operator("rotation", "complex_modulus", ("phases",), ("phases",), (-1,))
+    dglke_names = ("RotatE",)
     complex_valued = True
-    relation_init = "phase"
+    relation_init = PHASE
 
     def relation_dim(self, dim: int) -> int:
         """Return one phase per complex number."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dglkge.config import Config
 from dglkge.data.sizes import DatasetSize, PartSize
 from dglkge.planning import shared_memory as shared
+from dglkge.registry import registry_of
 from dglkge.typing import RELATION
 
 MIB = 2**20
@@ -193,19 +194,20 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     rows = 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
     num_negatives = config.negatives.num_uniform
     in_chunk = min(num_relations, config.negatives.chunk_size)
-    narrow = config.training.products == "bfloat16"
-    product_bytes = 2 if narrow else shared.FLOAT_BYTES
-    products = product_bytes * 2 * dim * (2 * in_chunk + num_negatives)
-    scores = 2 * in_chunk * num_negatives * product_bytes
+    number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
+    operands = number_bytes * 2 * dim * (2 * in_chunk + num_negatives)
+    scores = 2 * in_chunk * num_negatives * number_bytes
     if not is_compiled(config):
         scores = AUTOGRAD_SCORES * 2 * num_relations * num_negatives * shared.FLOAT_BYTES
-        products += rows
-    return int(SPARE_SHARE * (rows + products + scores))
+        operands += rows
+    return int(SPARE_SHARE * (rows + operands + scores))
 
 
 def is_compiled(config: Config) -> bool:
-    """Tell whether the loss needs no autograd."""
-    return config.loss.name == "softmax" and config.model.score_function in ("distmult", "complex")
+    """Return whether the compiled training step computes the loss, without autograd."""
+    score_function = registry_of("score function").get(config.model.score_function)
+    loss = registry_of("loss").get(config.loss.name)
+    return bool(score_function.compiled and loss.compiled) and config.training.kernels == "auto"
 
 
 def outbox_bytes(config: Config, size: DatasetSize, world_size: int) -> int:

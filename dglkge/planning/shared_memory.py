@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dglkge.config import Config
 from dglkge.data.sizes import PartSize, read_dataset_size
+from dglkge.registry import registry_of
 from dglkge.typing import RELATION
 
 FLOAT_BYTES = 4
@@ -87,15 +88,15 @@ def row_width(table: str, config: Config) -> int:
     model = config.model
     if table != RELATION:
         return model.dimension
-    one_side = model.dimension // 2 if model.score_function == "rotate" else model.dimension
+    score_function = registry_of("score function").get(model.score_function)()
+    one_side: int = score_function.relation_dim(model.dimension)
     return one_side * (2 if model.reciprocal_relations else 1)
 
 
 def state_widths(width: int, config: Config) -> tuple[int, ...]:
     """Return how many numbers a row has in each tensor of the optimizer's state."""
-    widths = {"sparse_adagrad": (width,), "row_adagrad": (1,), "sparse_adam": (1, width, width)}
-    # a name that no optimizer has is refused where the optimizer is made
-    return widths.get(config.optimizer.name, ())
+    widths: tuple[int, ...] = registry_of("optimizer").get(config.optimizer.name).state_widths(width)
+    return widths
 
 
 def in_pages(num_bytes: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +77,14 @@ Ids = npt.NDArray[np.int64]
 
 _LOCAL_KEY = 0x10CA1
 _IN_BATCH_KEY = 0xBA7C4
+
+
+class NegativeSampler(Protocol):
+    """Draws the negatives of a batch; the constructor has the parameters of :class:`MixedNegatives`."""
+
+    def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
+        """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
+        ...
 
 
 class MixedNegatives:

@@ -26,6 +26,9 @@ class AutogradLoss:
     own_entity : bool
         Whether the query's own entity is one negative more.
     clock : PhaseClock
+    is_reference : bool
+        Score negatives by their definition (:meth:`KgeModel.compare_plainly`), without the distances whose
+        gradient is written by hand.
     """
 
     reads_in_place = False
@@ -37,8 +40,10 @@ class AutogradLoss:
         regularizer: Regularizer | None,
         own_entity: bool,
         clock: PhaseClock,
+        is_reference: bool = False,
     ) -> None:
         self._model = model
+        self._compare = model.compare_plainly if is_reference else model.compare
         self._loss = loss
         self._regularizer = regularizer
         self._own_entity = own_entity
@@ -75,7 +80,7 @@ class AutogradLoss:
             (group.head_ids, group.tail_ids) if side is Side.TAIL else (group.tail_ids, group.head_ids)
         )
         query = model.query(anchors, relations, side)
-        scores = model.compare(query, negatives.rows.leaf())
+        scores = self._compare(query, negatives.rows.leaf())
         ignored = torch.zeros(scores.shape, dtype=torch.bool)
         rows, columns = find_equal(true_ids, negatives.ids)
         ignored[torch.from_numpy(rows), torch.from_numpy(columns)] = True

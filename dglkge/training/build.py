@@ -10,7 +10,7 @@ from typing import Any, Union
 import numpy as np
 import torch
 
-from dglkge import __version__, optim
+from dglkge import __version__
 from dglkge.checkpoint.conversion import dataset_fields
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.manager import WRITER_LIMIT_SECONDS, CheckpointManager
@@ -26,16 +26,15 @@ from dglkge.distributed.world import World
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError, StorageError, write_error
 from dglkge.evaluation.protocol import Protocol
+from dglkge.model.choices import NEGATIVE_SAMPLERS, OPTIMIZERS
 from dglkge.model.kge_model import KgeModel
 from dglkge.optim.alltoall import Alltoall
-from dglkge.registry import Registry
 from dglkge.sampling.edge_batches import EdgeBatches
-from dglkge.sampling.negatives import MixedNegatives
+from dglkge.sampling.negatives import NegativeSampler
 from dglkge.training import dot_softmax
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.components import (
-    NO_REGULARIZER,
-    OPTIMIZER_CLASSES,
+    REFERENCE,
     check_config,
     check_lookup,
     check_machines,
@@ -46,7 +45,7 @@ from dglkge.training.components import (
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.products import with_products_chosen
+from dglkge.training.matmul_dtype import with_matmul_dtype
 from dglkge.training.stats import PhaseClock
 from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
@@ -122,20 +121,15 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
         tables.use_exchange(group, getattr(torch, chosen.wire), chosen.staleness)
 
 
-OPTIMIZERS: Registry[Any] = Registry("optimizer")
-for _name, _class in OPTIMIZER_CLASSES.items():
-    OPTIMIZERS.register(_name)(getattr(optim, _class))
-
-
 def check_training(config: Config, num_machines: int) -> None:
     """Refuse a configuration that cannot be trained on so many machines, whatever the data set.
 
     Raises
     ------
     InputError
-        For a name that no component has, or values that do not fit each other.
+        For an unknown component, or values that do not fit each other.
     """
-    check_config(config, OPTIMIZERS)
+    check_config(config)
     check_machines(config, num_machines)
 
 
@@ -147,7 +141,7 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
     Raises
     ------
     InputError
-        For a name that no component has, values that do not fit each other, or a checkpoint that
+        For an unknown component, values that do not fit each other, or a checkpoint that
         does not fit the configuration.
     Preempted
         If this trainer was asked to stop.
@@ -165,7 +159,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     output = Path(config.output)
     lease = hold_run(output, cluster)  # from here on the folder exists
     layout = dataset.layout()
-    config = with_products_chosen(config, cluster)
+    config = with_matmul_dtype(config, cluster)
     model = configured_model(config)
     widths = (config.model.dimension, model.relation_width)
     with request_timeout():
@@ -260,10 +254,10 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
     Raises
     ------
     InputError
-        If nobody knows it, or trainers of several machines are not to wait for one another.
+        If it is unknown, or trainers of several machines are configured not to wait for one another.
     """
     check_machines(config, num_machines)
-    make = OPTIMIZERS.get(config.optimizer.name)
+    make = OPTIMIZERS.get(config.optimizer.name).load()
     # Gradients are narrowed on their way to other machines only.
     wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None
     return make(
@@ -288,25 +282,24 @@ def _build_train_step(
     edge_batches: EdgeBatches,
 ) -> TrainStep:
     loss = configured_loss(config)
-    regularizer = None
-    if config.regularizer.name != NO_REGULARIZER and config.regularizer.weight > 0:
-        regularizer = configured_regularizer(config, model)
+    regularizer = configured_regularizer(config, model)
     negatives = _build_negatives(config, dataset, layout, tables, pairs)
     own_entity = config.negatives.own_entity
     of_groups: Union[AutogradLoss, DotSoftmax]
-    if dot_softmax.is_known(model, loss):
-        products = getattr(torch, config.training.products)
-        of_groups = DotSoftmax(model, regularizer, own_entity, products, clock)
+    is_reference = config.training.kernels == REFERENCE
+    if dot_softmax.is_compiled(model, loss) and not is_reference:
+        matmul_dtype = getattr(torch, config.training.matmul_dtype)
+        of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock)
     else:
-        of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock)
+        of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock, is_reference)
     return TrainStep(of_groups, tables, optimizer, negatives, pairs, clock, stop, edge_batches.following)
 
 
 def _build_negatives(
     config: Config, dataset: Dataset, layout: PartitionLayout, tables: TableSet, pairs: list[tuple[str, str]]
-) -> MixedNegatives:
+) -> NegativeSampler:
     chosen = config.negatives
-    return MixedNegatives(
+    sampler: NegativeSampler = NEGATIVE_SAMPLERS.get(chosen.sampler).load()(
         chosen.num_uniform,
         (chosen.global_share, chosen.local_share, chosen.in_batch_share),
         {name: np.asarray(layout.node_ids(name)) for name in dataset.entity_types},
@@ -314,6 +307,7 @@ def _build_negatives(
         pairs,
         config.seed,
     )
+    return sampler
 
 
 def _build_courier(world: World) -> Courier | None:

@@ -6,58 +6,57 @@ imported here: a plan does not need it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from dglkge.config import Config
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError
+from dglkge.model.choices import NEGATIVE_SAMPLERS, OPTIMIZERS
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.model.losses import Loss, build_loss
-from dglkge.model.regularizers import Regularizer, build_regularizer
+from dglkge.model.losses import LOSSES, Loss, build_loss
+from dglkge.model.regularizers import REGULARIZERS, Regularizer, build_regularizer
+from dglkge.registry import import_modules
 from dglkge.sampling.shares import split_count
 
-OPTIMIZER_CLASSES = {
-    "sparse_adagrad": "SparseAdagrad",
-    "row_adagrad": "RowAdagrad",
-    "sparse_adam": "SparseAdam",
-}
-"""Name in the configuration to class of ``dglkge.optim``."""
-
-LOSS_OPTIONS = {
-    "margin_ranking": ("margin",),
-    "self_adversarial": ("margin", "adversarial_temperature"),
-}
-"""Which fields of the loss's configuration each loss takes."""
-
-NO_REGULARIZER = "none"
+REFERENCE = "reference"
+"""``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
 
 
-def check_config(config: Config, optimizers: Iterable[str] = OPTIMIZER_CLASSES) -> None:
-    """Refuse names that no component has, and values that do not fit each other.
-
-    Parameters
-    ----------
-    config : Config
-    optimizers : iterable of str
-        The known optimizers.
+def check_config(config: Config) -> None:
+    """Import the user's modules; refuse unknown component names, and values that do not fit each other.
 
     Raises
     ------
     InputError
         Naming the first of them.
     """
+    import_modules(config.imports)
     model = configured_model(config)
     configured_loss(config)
-    if config.regularizer.name != NO_REGULARIZER:
-        configured_regularizer(config, model)
-    if config.optimizer.name not in set(optimizers):
-        raise unknown_name("optimizer", config.optimizer.name, optimizers)
+    configured_regularizer(config, model)
+    OPTIMIZERS.get(config.optimizer.name)
+    NEGATIVE_SAMPLERS.get(config.negatives.sampler)
     chosen = config.negatives
     split_count(chosen.num_uniform, (chosen.global_share, chosen.local_share, chosen.in_batch_share))
     check_lookup(config)
+    check_kernels(config)
+
+
+def check_kernels(config: Config) -> None:
+    """Refuse matmuls in bfloat16 where the reference computes, which has float32 only.
+
+    Raises
+    ------
+    InputError
+        If they are configured so.
+    """
+    chosen = config.training
+    if chosen.kernels == REFERENCE and chosen.matmul_dtype == "bfloat16":
+        raise InputError(
+            "training.matmul_dtype is bfloat16 and training.kernels is reference: the reference computes in "
+            "float32; allowed with it: float32 or auto"
+        )
 
 
 def check_lookup(config: Config) -> None:
-    """Refuse stale rows where the kvstore brings them.
+    """Refuse stale rows where the kvstore fetches them.
 
     Raises
     ------
@@ -71,12 +70,12 @@ def check_lookup(config: Config) -> None:
 
 
 def check_machines(config: Config, num_machines: int) -> None:
-    """Refuse what several machines cannot do.
+    """Refuse asynchronous training on several machines.
 
     Raises
     ------
     InputError
-        If trainers of several machines are not to wait for one another.
+        If trainers of several machines are configured not to wait for one another.
     """
     if not config.training.synchronous and num_machines > 1:
         raise InputError(
@@ -105,17 +104,30 @@ def configured_loss(config: Config) -> Loss:
     InputError
         If it is unknown, or an option of it is out of range.
     """
-    options = {name: getattr(config.loss, name) for name in LOSS_OPTIONS.get(config.loss.name, ())}
+    options = {
+        name: getattr(config.loss, name)
+        for name in LOSSES.get(config.loss.name).options()
+        if hasattr(config.loss, name)
+    }
     return build_loss(config.loss.name, **options)
 
 
-def configured_regularizer(config: Config, model: KgeModel) -> Regularizer:
-    """Make the regularizer, whatever its weight.
+def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | None:
+    """Make the regularizer; None where its weight is 0.
 
     Raises
     ------
     InputError
-        If it is unknown, or its weight or power is out of range.
+        If it is unknown, its weight or power is out of range, or it takes no weight and has one.
     """
     chosen = config.regularizer
-    return build_regularizer(chosen.name, chosen.weight, chosen.p, model.score_function.complex_valued)
+    made = build_regularizer(chosen.name, chosen.weight, chosen.p, model.score_function.complex_valued)
+    if chosen.weight == 0:
+        return None
+    if not made.takes_weight:
+        known = ", ".join(name for name in REGULARIZERS if REGULARIZERS.get(name).takes_weight)
+        raise InputError(
+            f"regularizer.weight is {chosen.weight:g} and regularizer.name is {chosen.name}, which has no "
+            f"effect; allowed: weight 0, or one of {known}"
+        )
+    return made

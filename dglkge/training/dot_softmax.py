@@ -1,11 +1,11 @@
 """Softmax over the inner products of DistMult and ComplEx, with gradients written out by hand.
 
 The numbers of :class:`AutogradLoss` at a fraction of its memory traffic: rows are read where they lie, both
-sides share three matrix products (scores, gradients of the queries, gradients of the negatives), and what
-is between them is one compiled loop each (``kernels.dot``, ``kernels.softmax``). The products may be taken in
-bfloat16, which processors with such products do several times as fast: then queries, negatives, scores and
-their gradients are rounded to bfloat16 around the products; rows, the scores of true answers, sums over
-negatives and gradients of rows stay float32.
+sides share three matmuls (scores, gradients of the queries, gradients of the negatives), and the work between
+them is one compiled loop each (``kernels.dot``, ``kernels.softmax``). The matmuls may be taken in bfloat16,
+which processors with such units do several times as fast: then queries, negatives, scores and their
+gradients are rounded to bfloat16 around the matmuls; rows, the scores of true answers, sums over negatives
+and gradients of rows stay float32.
 """
 
 from __future__ import annotations
@@ -15,32 +15,29 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dglkge.kernels import dot as dot_kernels
-from dglkge.kernels import softmax as softmax_kernels
+from dglkge.kernels import dot, softmax
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.losses import IGNORED_SCORE, Loss, Softmax
-from dglkge.model.regularizers import N3, Regularizer
-from dglkge.model.score_functions import ComplEx, DistMult
+from dglkge.model.losses import IGNORED_SCORE, Loss
+from dglkge.model.regularizers import Regularizer
 from dglkge.training.rows import Group, Negatives, Scratch
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
 
-ROWS_A_SHAPE = 16
-"""Products take a multiple of so many queries. On several machines a trainer's shares of batches differ, and
-torch's library compiles a product, and keeps it, for every shape that it meets."""
+QUERY_MULTIPLE = 16
+"""Matmuls take a multiple of so many queries. On several machines a trainer's shares of batches differ, and
+torch's library (oneDNN) compiles a matmul, and keeps it, for every shape that it meets."""
 
 
-def is_known(model: KgeModel, loss: Loss) -> bool:
-    """Tell whether the gradients written out here are those of a model and a loss.
+def is_compiled(model: KgeModel, loss: Loss) -> bool:
+    """Return whether the gradients written out here are those of a model and a loss, which declare it.
 
-    A subclass may compute anything, so it is not taken for its base.
+    A subclass of the model may compute anything, so it is not taken for its base.
     """
-    is_plain = type(model) is KgeModel and type(model.score_function) in (DistMult, ComplEx)
-    return is_plain and type(loss) is Softmax
+    return type(model) is KgeModel and model.score_function.compiled and loss.compiled
 
 
 class DotSoftmax:
-    """Losses and gradients of groups, for what :func:`is_known` accepts.
+    """Losses and gradients of groups, for what :func:`is_compiled` accepts.
 
     Parameters
     ----------
@@ -48,8 +45,8 @@ class DotSoftmax:
     regularizer : Regularizer or None
     own_entity : bool
         Whether the query's own entity is one negative more.
-    products : torch.dtype
-        Type in which matrix products are taken, ``torch.float32`` or ``torch.bfloat16``.
+    matmul_dtype : torch.dtype
+        Type in which matmuls are taken, ``torch.float32`` or ``torch.bfloat16``.
     clock : PhaseClock
     """
 
@@ -60,19 +57,19 @@ class DotSoftmax:
         model: KgeModel,
         regularizer: Regularizer | None,
         own_entity: bool,
-        products: torch.dtype,
+        matmul_dtype: torch.dtype,
         clock: PhaseClock,
     ) -> None:
         self._model = model
         self._dim = model.dim
         self._operator = (model.score_function.complex_valued, model.reciprocal)
         self._n3, self._regularizer = np.float32(0), regularizer
-        # A subclass of N3 may have another penalty.
-        if type(regularizer) is N3 and regularizer.complex_valued == self._operator[0]:
+        is_loop = regularizer is not None and regularizer.compiled
+        if regularizer is not None and is_loop and regularizer.complex_valued == self._operator[0]:
             self._n3, self._regularizer = np.float32(regularizer.weight), None
         self._own_entity = own_entity
-        self._products = products
-        self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=products))[0]
+        self._dtype = matmul_dtype
+        self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=matmul_dtype))[0]
         self._clock = clock
         self._scratch = Scratch()
 
@@ -91,12 +88,12 @@ class DotSoftmax:
             factors.reshape(2, num)[:] *= group.weights
         found = (group.heads.found(), group.tails.found(), group.relations.found())
         rows = [some.addresses for some in found]
-        room = 2 * num + ROWS_A_SHAPE
-        queries = self._scratch.take("queries", room, self._dim, self._products)
+        room = 2 * num + QUERY_MULTIPLE
+        queries = self._scratch.take("queries", room, self._dim, self._dtype)
         queries[2 * num :] = 0
-        dot_kernels.make_queries(*rows, self._operator, words(queries), positive, own)
+        dot.make_queries(*rows, self._operator, words(queries), positive, own)
         self._ignore_own(group, own.reshape(2, num))
-        of_queries = self._scratch.take("of_queries", room, self._dim, self._products)
+        of_queries = self._scratch.take("of_queries", room, self._dim, self._dtype)
         loss = 0.0
         numbers = (positive, own, factors, missing, own_shares)
         for block, negatives, true_ids in _blocks(group):
@@ -107,7 +104,7 @@ class DotSoftmax:
             )
             seen.add(id(negatives))
         outputs = [places.gradients.numpy() for places in (group.heads, group.tails, group.relations)]
-        loss += dot_kernels.write_gradients(
+        loss += dot.write_gradients(
             *rows, self._operator, words(of_queries), missing, own_shares, factors[:num], self._n3, *outputs
         )
         return loss if self._regularizer is None else loss + self._penalize(group, factors[:num])
@@ -136,26 +133,22 @@ class DotSoftmax:
         """
         num, scratch, clock = len(negatives.ids), self._scratch, self._clock
         clock.enter("gather")
-        candidates = scratch.take("candidates", num, self._dim, self._products)
-        dot_kernels.gather(negatives.rows.found().addresses, words(candidates))
+        candidates = scratch.take("candidates", num, self._dim, self._dtype)
+        dot.gather(negatives.rows.found().addresses, words(candidates))
         clock.enter("score")
-        scores = torch.mm(
-            queries, candidates.T, out=scratch.take("scores", len(queries), num, self._products)
-        )
+        scores = torch.mm(queries, candidates.T, out=scratch.take("scores", len(queries), num, self._dtype))
         clock.enter("loss")
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
-        softmax_kernels.ignore_truths(true_ids, negatives.ids, self._ignored, slots, words(scores))
-        loss: float = softmax_kernels.softmax(words(scores[: len(true_ids)]), *numbers)
+        softmax.ignore_truths(true_ids, negatives.ids, self._ignored, slots, words(scores))
+        loss: float = softmax.softmax(words(scores[: len(true_ids)]), *numbers)
         scores[len(true_ids) :] = 0
         clock.enter("backward")
         torch.mm(scores, candidates, out=of_queries)
         gradients = negatives.rows.gradients
-        if self._products == torch.float32:
+        if self._dtype == torch.float32:
             torch.addmm(gradients, scores.T, queries, beta=int(adds), out=gradients)
             return loss
-        narrow = torch.mm(
-            scores.T, queries, out=scratch.take("of_candidates", num, self._dim, self._products)
-        )
+        narrow = torch.mm(scores.T, queries, out=scratch.take("of_candidates", num, self._dim, self._dtype))
         if adds:
             gradients.add_(narrow)
         else:
@@ -181,8 +174,8 @@ class DotSoftmax:
 
 
 def _rounded(num: int) -> int:
-    """Round a number of queries up to that of a shape of products."""
-    return -(-num // ROWS_A_SHAPE) * ROWS_A_SHAPE
+    """Round a number of queries up to that of a matmul."""
+    return -(-num // QUERY_MULTIPLE) * QUERY_MULTIPLE
 
 
 def _blocks(group: Group) -> list[tuple[slice, Negatives, np.ndarray]]:

@@ -12,7 +12,7 @@ import torch
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.found_rows import FoundRows
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.sampling.negatives import MixedNegatives
+from dglkge.sampling.negatives import NegativeSampler
 from dglkge.typing import RELATION, Side
 
 
@@ -181,7 +181,7 @@ class Group:
 def ask_for_rows(
     batch: EdgeBatch,
     pairs: Sequence[tuple[str, str]],
-    sampler: MixedNegatives,
+    sampler: NegativeSampler,
     requests: Mapping[str, RowRequest],
 ) -> list[Group]:
     """Make the groups of a batch, drawing negatives and asking for all rows.
@@ -193,7 +193,7 @@ def ask_for_rows(
     batch : EdgeBatch
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
-    sampler : MixedNegatives
+    sampler : NegativeSampler
     requests : mapping of str to RowRequest
         By table.
     """

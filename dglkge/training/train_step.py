@@ -11,7 +11,7 @@ from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_lookup import DirectLookup, RowLookup
 from dglkge.embeddings.table_set import TableSet
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.sampling.negatives import MixedNegatives
+from dglkge.sampling.negatives import NegativeSampler
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.rows import Group, RowRequest, Scratch, ask_for_rows
@@ -28,7 +28,7 @@ class TrainStep:
     tables : TableSet
     optimizer : SparseOptimizer
         Of ``dglkge.optim``, over the embeddings of all tables.
-    negatives : MixedNegatives
+    negatives : NegativeSampler
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     clock : PhaseClock
@@ -48,7 +48,7 @@ class TrainStep:
         loss: Union[AutogradLoss, DotSoftmax],
         tables: TableSet,
         optimizer: Any,
-        negatives: MixedNegatives,
+        negatives: NegativeSampler,
         pairs: Sequence[tuple[str, str]],
         clock: PhaseClock,
         stop: StopRequest,

@@ -66,7 +66,7 @@ def measure(args: argparse.Namespace, work: Path) -> tuple[list[str], list[dict[
         products, _, num_epochs = chosen.partition(":")
         sets = [
             f"dataset={dataset}",
-            f"training.products={products}",
+            f"training.matmul_dtype={products}",
             f"training.num_epochs={int(num_epochs)}",
             "evaluation.split=test",
             *args.set,

@@ -87,7 +87,7 @@ def settings(args: argparse.Namespace, kind: str) -> list[str]:
         f"model.dimension={args.dimension}",
         f"negatives.num_uniform={args.negatives}",
         f"training.num_epochs={args.epochs}",
-        f"training.products={products}",
+        f"training.matmul_dtype={products}",
         f"evaluation.split={'test' if args.mrr else 'none'}",
         *(["training.synchronous=false"] if mode == "async" else []),
         *(["training.profile=true"] if args.profile and "training.profile" in known else []),

@@ -88,7 +88,11 @@ def _named(meta):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"comparator": "cos"}, "operators complex_diagonal with comparator cos; allowed is one of diagonal"),
+        (
+            {"comparator": "cos"},
+            "operators complex_diagonal with comparator cos; allowed is one of complex_diagonal with dot, "
+            "diagonal with dot, ",
+        ),
         ({"bias": True}, "bias and featurized entities are not dglkge's"),
         ({"entities": {"person": {"num_partitions": 4}}}, "embeddings_person_3.v1.h5 is missing"),
     ],

@@ -10,14 +10,14 @@ import torch
 
 from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
 from dglkge.checkpoint.relation_layout import (
-    OPERATORS,
     bigraph_row_sums,
     from_parameters,
     is_dynamic,
     operator_of,
     to_parameters,
 )
-from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.errors import CheckpointError
+from dglkge.model.score_functions import SCORE_FUNCTIONS, DistMult
 from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, toy_meta
 
 ROWS = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], dtype=np.float32)
@@ -30,7 +30,7 @@ def cut(meta, rows=ROWS):
 
 def test_every_score_function_has_an_operator():
     """One without keeps its rows whole, which PyTorch-BigGraph cannot use: that is to be a decision."""
-    assert set(OPERATORS) == set(SCORE_FUNCTIONS)
+    assert all(SCORE_FUNCTIONS.get(name).operator for name in SCORE_FUNCTIONS)
 
 
 @pytest.mark.parametrize(("relations", "reciprocal"), [(ONE_PAIR, True), (TWO_PAIRS, False)])
@@ -106,7 +106,14 @@ def test_static_reciprocal_keeps_the_tail_side_apart():
     }
 
 
-@pytest.mark.parametrize("score_function", [*OPERATORS, "a new one"])
+@pytest.fixture
+def a_new_one(monkeypatch):
+    """Register a score function that declares no operator."""
+    monkeypatch.setitem(SCORE_FUNCTIONS._members, "a new one", type("New", (DistMult,), {"operator": None}))
+
+
+@pytest.mark.usefixtures("a_new_one")
+@pytest.mark.parametrize("score_function", [*SCORE_FUNCTIONS, "a new one"])
 @pytest.mark.parametrize("relations", [ONE_PAIR, TWO_PAIRS])
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_there_and_back_bit_for_bit(score_function, relations, reciprocal):
@@ -119,12 +126,30 @@ def test_there_and_back_bit_for_bit(score_function, relations, reciprocal):
     assert rows.tobytes() == before
 
 
+@pytest.mark.usefixtures("a_new_one")
 def test_what_biggraph_lacks_has_a_name_that_it_refuses():
     for score_function in ("transe_l1", "rotate"):
         config = bigraph_config(toy_meta(score_function), 1, "/x")
         assert config["comparator"] not in {"dot", "cos", "l2", "squared_l2"}
-    assert operator_of("rotate").name not in {"none", "translation", "diagonal", "linear", "affine"}
-    assert operator_of("mine").name == "mine"
+    assert operator_of(toy_meta("rotate")).name not in {"none", "translation", "diagonal", "linear", "affine"}
+    assert operator_of(toy_meta("a new one")).name == "a new one"
+
+
+def test_an_unknown_score_function_is_an_error():
+    """No silent name: its rows may be cut in another way."""
+    with pytest.raises(CheckpointError) as caught:
+        operator_of(toy_meta("mine"))
+    assert str(caught.value) == (
+        "the checkpoint has the unknown score function 'mine'; known: 'complex', 'distmult', 'rotate', "
+        "'transe_l1', 'transe_l2'; if a module of yours registers it, give that with --import MODULE"
+    )
+    meta = dataclasses.replace(toy_meta("mine"), config={"imports": ["no_such_module"]})
+    with pytest.raises(CheckpointError) as caught:
+        list(to_parameters(ROWS, meta))
+    assert str(caught.value).startswith(
+        "the checkpoint has the score function 'mine': cannot import 'no_such_module' (ModuleNotFoundError: "
+        "No module named 'no_such_module'); --import takes the name of a module, sought in "
+    )
 
 
 def test_attributes_without_a_training_plan():

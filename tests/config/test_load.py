@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from dglkge.config import Config, field_table, load_config, refused_changes, save_config, schema
+from dglkge.config import (
+    Config,
+    component_fields,
+    field_table,
+    load_config,
+    refused_changes,
+    save_config,
+    schema,
+)
 from dglkge.errors import InputError
+from dglkge.registry import help_lines
 from tests.toy_kg import REPOSITORY
 
 
@@ -193,17 +203,19 @@ def test_values_of_another_type_are_refused(key: str, text: str, message: str, t
     with pytest.raises(InputError, match=message):
         load_config(None, ["dataset=d", f"{key}={text}"])
     with pytest.raises(InputError, match=message):
-        load_config(written(tmp_path, f"dataset: {'d' if key != 'dataset' else ''}\n{line}\n"))
+        load_config(written(tmp_path, ("" if key == "dataset" else "dataset: d\n") + f"{line}\n"))
 
 
 DOCUMENTED = {
     schema.FREE: [
         "dataset",
         "output",
+        "imports",
         *(f"training.{name}" for name in ("num_epochs", "profile", "lookup", "check_memory", "progress")),
     ],
     schema.UNTIL_FINISHED: [
-        f"training.{name}" for name in ("batch_size", "products", "synchronous", "staleness", "wire")
+        f"training.{name}"
+        for name in ("batch_size", "kernels", "matmul_dtype", "synchronous", "staleness", "wire")
     ],
     schema.FIXED: ["seed", "checkpoint.init_path"],
 }
@@ -235,3 +247,80 @@ def test_what_may_change_in_a_resume_is_documented(key):
     label = {schema.FREE: "always", schema.UNTIL_FINISHED: "while epochs", schema.FIXED: "never"}[documented]
     (row,) = [row for row in rows if row.startswith(f"| {label}")]
     assert f"`{key.split('.')[-1]}`" in row or f"`{key}`" in row or f"`{key.split('.')[0]}`" in row
+
+
+def test_an_old_name_is_refused_with_the_new_one(tmp_path: Path) -> None:
+    path = written(tmp_path, "dataset: d\ntraining:\n  products: float32\n")
+    with pytest.raises(InputError) as caught:
+        load_config(path)
+    assert str(caught.value) == f"{path}:3: training.products is now called training.matmul_dtype"
+    with pytest.raises(InputError, match=r"override 'training.products=auto': training.products is now"):
+        load_config(None, ["dataset=d", "training.products=auto"])
+
+
+def test_a_file_that_an_older_run_saved_is_read(tmp_path: Path) -> None:
+    config = load_config(None, ["dataset=d", "training.matmul_dtype=bfloat16"])
+    saved = config.to_dict()
+    saved["training"]["products"] = saved["training"].pop("matmul_dtype")
+    for name in ("kernels",):
+        del saved["training"][name]
+    del saved["imports"], saved["negatives"]["sampler"]
+    (tmp_path / "config.json").write_text(json.dumps(saved), encoding="utf-8")
+    assert load_config(tmp_path / "config.json") == config
+    assert refused_changes(saved, config.to_dict(), is_finished=True) == []
+    other = load_config(None, ["dataset=d", "training.matmul_dtype=float32"]).to_dict()
+    changes = ["training.matmul_dtype was 'bfloat16', is 'float32'"]
+    assert refused_changes(saved, other, is_finished=True) == changes
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dataset: d\nseed: 1\nseed: 2\n", "3: the key seed stands in line 2 already; allowed is once"),
+        (
+            "dataset: d\nmodel: {dimension: 4,\n  dimension: 8}\n",
+            "3: the key model.dimension stands in line 2 already; allowed is once",
+        ),
+        (
+            "dataset: d\nloss: {margin: 1}\nmodel: {}\nloss: {margin: 1}\n",
+            "4: the key loss stands in line 2 already; allowed is once",
+        ),
+    ],
+)
+def test_a_key_stands_once(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(InputError) as caught:
+        load_config(path)
+    assert str(caught.value) == f"{path}:{message}"
+
+
+def test_modules_to_import(tmp_path: Path) -> None:
+    """Recorded, not imported: a name, a list, and what a command line adds."""
+    path = written(tmp_path, "dataset: d\nimports: [a.b, c.py]\n")
+    assert load_config(path).imports == ("a.b", "c.py")
+    assert load_config(path, [], ["c.py", "e", "e"]).imports == ("a.b", "c.py", "e")
+    assert load_config(None, ["dataset=d", "imports=my_module"]).imports == ("my_module",)
+    assert load_config(None, ["dataset=d", "imports=[x, y]"]).imports == ("x", "y")
+    assert load_config(None, ["dataset=d", "imports="]).imports == ()
+    with pytest.raises(InputError, match=r"imports is \[1\]; allowed: a text or a list of texts"):
+        load_config(None, ["dataset=d", "imports=[1]"])
+    config = load_config(path)
+    save_config(config, tmp_path / "saved.json")
+    assert load_config(tmp_path / "saved.json") == config
+
+
+def test_help_lists_the_components_that_a_field_names() -> None:
+    texts = {row[0]: row[3] for row in field_table()}
+    assert texts["model.score_function"] == (
+        "how a triple is scored: complex, distmult, rotate, transe_l1, transe_l2"
+    )
+    nouns = dict(component_fields())
+    assert nouns == {
+        "model.score_function": "score function",
+        "loss.name": "loss",
+        "regularizer.name": "regularizer",
+        "negatives.sampler": "negative sampler",
+        "optimizer.name": "optimizer",
+    }
+    for noun in nouns.values():
+        assert all(text for _, text in help_lines(noun))

@@ -201,9 +201,9 @@ def test_given_options_win_over_a_table(benchmark_module):
     training = benchmark_module("training")
     args = training.parse(["--dataset", "d", "--table", "fb15k237-400", "--dimension", "100"])
     assert args.dimension == 100 and args.negatives == 1000 and args.epochs == 3
-    assert "training.products=bfloat16" in training.settings(args, "bfloat16")
+    assert "training.matmul_dtype=bfloat16" in training.settings(args, "bfloat16")
     assert "training.synchronous=false" not in training.settings(args, "bfloat16")
-    assert {"training.products=float32", "training.synchronous=false"} <= set(
+    assert {"training.matmul_dtype=float32", "training.synchronous=false"} <= set(
         training.settings(args, "float32:async")
     )
     for table in training.TABLES:

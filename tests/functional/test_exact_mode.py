@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dglkge.training import products
+from dglkge.training import matmul_dtype
 from tests.functional import job as commands
 from tests.functional.test_same_result_everywhere import stats, tables
 from tests.toy_kg import toy_dataset
@@ -27,9 +27,9 @@ LARGE_ENOUGH = (
 def test_float32_products_are_the_exact_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One setting gives the same tables with one process and with two trainers, at a size where the default
     would choose bfloat16, with which they differ by about 6e-4: ten times this tolerance."""
-    monkeypatch.setattr(products, "product_seconds", lambda left, right: float(left.element_size()))
-    assert products.faster_type((300, 300, 64)) == "bfloat16"
-    exact = ("training.products=float32", f"dataset={toy_dataset()}", *LARGE_ENOUGH)
+    monkeypatch.setattr(matmul_dtype, "matmul_seconds", lambda left, right: float(left.element_size()))
+    assert matmul_dtype.faster_type((300, 300, 64)) == "bfloat16"
+    exact = ("training.matmul_dtype=float32", f"dataset={toy_dataset()}", *LARGE_ENOUGH)
     runs = [tmp_path / name for name in ("alone", "two")]
     for done in (
         commands.train_alone(*exact, f"output={runs[0]}"),

@@ -84,18 +84,18 @@ def test_a_split_that_is_not_there_is_refused_before_training(
 
 
 def test_a_run_that_is_started_with_other_settings_is_refused_and_stays_what_it_was(tmp_path: Path) -> None:
-    """config.json and the metrics too, and with them the type of products that auto has chosen."""
+    """config.json and the metrics too, and with them the type of matmuls that auto has chosen."""
     run = tmp_path / "run"
     chosen = settings(toy_dataset(), run, "training.num_epochs=1")
     assert commands.train_alone(*chosen).returncode == 0
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
-    assert json.loads(before["config.json"])["training"]["products"] == "float32"
-    done = commands.train_alone(*chosen, "loss.name=logistic", "training.products=bfloat16")
+    assert json.loads(before["config.json"])["training"]["matmul_dtype"] == "float32"
+    done = commands.train_alone(*chosen, "loss.name=logistic", "training.matmul_dtype=bfloat16")
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
-    words = "loss.name was 'softmax', is 'logistic'; training.products was 'float32', is 'bfloat16'; take"
+    words = "loss.name was 'softmax', is 'logistic'; training.matmul_dtype was 'float32', is 'bfloat16'; take"
     assert f"{run}/checkpoint is of a run with other settings: {words} another output" in done.stderr
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
     assert commands.train_alone(*chosen, "training.num_epochs=2").returncode == 0
     config = json.loads((run / "config.json").read_text())
-    assert (config["training"]["num_epochs"], config["training"]["products"]) == (2, "float32")
+    assert (config["training"]["num_epochs"], config["training"]["matmul_dtype"]) == (2, "float32")
     assert open_checkpoint(run).config["training"]["num_epochs"] == 2

@@ -31,7 +31,7 @@ print(rows[0].tolist(), len(update_adagrad.stats.cache_hits))
 
 EVERY_LOOP_OF_MODEL_AND_EVALUATION = """
 import torch
-import dglkge.model.comparators as distances
+import dglkge.model.autograd_functions as distances
 from dglkge.evaluation.ranking import count_greater
 print(distances.ModulusDistance.apply(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])).tolist())
 limits = torch.tensor([1.5])

@@ -74,7 +74,7 @@ def test_processes_are_counted() -> None:
 def test_batch_buffers_by_hand() -> None:
     """Two trainers, 40 triples each, 30 negatives, width 8, relations of both directions 16."""
     chosen = config("model.dimension=8", "training.batch_size=80", "negatives.num_uniform=30",
-                    "training.products=float32")  # fmt: skip
+                    "training.matmul_dtype=float32")  # fmt: skip
     assert memory_plan.batch_rows(chosen, 2) == (110, 40)
     rows = 2 * 4 * (110 * 8 + 40 * 16)
     products = 4 * (2 * 80 * 8 + 2 * 30 * 8)
@@ -104,7 +104,7 @@ def test_buffers_grow_with_what_fills_them() -> None:
 
     assert of("negatives.chunk_size=100") > of("negatives.chunk_size=1000")  # more negatives in all
     assert of("loss.name=logistic") > of()  # autograd keeps more
-    assert of("training.products=bfloat16") < of("training.products=float32")
+    assert of("training.matmul_dtype=bfloat16") < of("training.matmul_dtype=float32")
     assert of("training.batch_size=2000") > of("training.batch_size=1000")
 
 

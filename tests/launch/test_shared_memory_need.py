@@ -15,10 +15,10 @@ import torch
 from dglkge.config import Config, load_config
 from dglkge.data.sizes import PartSize, read_dataset_size
 from dglkge.errors import InputError
+from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.planning import shared_memory as shared_memory_need
-from dglkge.training.build import OPTIMIZERS
 from dglkge.typing import RELATION
 from tests.toy_kg import REPOSITORY, toy_dataset
 
@@ -81,7 +81,7 @@ def test_row_widths_are_the_models(score_function: str, reciprocal: bool) -> Non
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_state_widths_are_the_optimizers(name: str) -> None:
-    optimizer = OPTIMIZERS.get(name)
+    optimizer = OPTIMIZERS.get(name).load()
     if name == "sparse_adam":
         optimizer = type("Adam", (optimizer,), {"__init__": lambda self: None, "_row_wise": False})()
         shapes = optimizer._state_shapes(7)

@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 import torch
 
-from dglkge.model import comparators as distances
-from dglkge.model.comparators import EuclideanDistance, ModulusDistance
+from dglkge.model import autograd_functions as distances
+from dglkge.model.autograd_functions import EuclideanDistance, ModulusDistance
 
 
 def plain_euclidean(query, candidates):

@@ -26,11 +26,22 @@ REFUSED = [
     (["model.score_function=complx"], "unknown score function 'complx'; did you mean 'complex'? known: "),
     (["loss.name=softmx"], "unknown loss 'softmx'; did you mean 'softmax'? known: "),
     (["optimizer.name=adam"], "unknown optimizer 'adam'; "),
-    (["regularizer.name=n2"], "unknown regularizer 'n2'; known: 'lp', 'n3'"),
+    (["regularizer.name=n2"], "unknown regularizer 'n2'; known: 'lp', 'n3', 'none'"),
     (["regularizer.name=n2", "regularizer.weight=0.1"], "unknown regularizer 'n2'; known"),
     (
         ["regularizer.name=lp", "regularizer.weight=0.1", "regularizer.p=0.5"],
         "the regularizer's p must be a number at least 1, got 0.5",
+    ),
+    (
+        ["regularizer.weight=0.1"],
+        "regularizer.weight is 0.1 and regularizer.name is none, which has no effect; allowed: weight 0, or "
+        "one of lp, n3",
+    ),
+    (["negatives.sampler=mixd"], "unknown negative sampler 'mixd'; did you mean 'mixed'? known: 'mixed'"),
+    (["imports=no_such_module"], "cannot import 'no_such_module' (ModuleNotFoundError: No module named "),
+    (
+        ["training.kernels=reference", "training.matmul_dtype=bfloat16"],
+        "the reference computes in float32; allowed with it: float32 or auto",
     ),
     (["negatives.global_share=0.5"], "the shares of negatives (0.5, 0.0, 0.0) are not allowed"),
     (
@@ -53,7 +64,7 @@ def test_plan_and_training_refuse_alike(overrides, words, dataset, tmp_path, mon
         (plan, "host_memory"),
         (plan, "measure_rates"),
         (join, "check_memory"),
-        (build, "with_products_chosen"),
+        (build, "with_matmul_dtype"),
     ):
         monkeypatch.setattr(module, name, forbidden)
     (tmp_path / "config.yaml").write_text("seed: 1\n")

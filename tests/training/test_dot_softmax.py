@@ -15,7 +15,7 @@ from dglkge.model.regularizers import N3, Regularizer, build_regularizer
 from dglkge.model.score_functions import ComplEx
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
 from dglkge.training.autograd_loss import AutogradLoss
-from dglkge.training.dot_softmax import DotSoftmax, is_known
+from dglkge.training.dot_softmax import DotSoftmax, is_compiled
 from dglkge.training.rows import Group, RowRequest, Scratch, ask_for_rows
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import RELATION, Side
@@ -232,12 +232,12 @@ def test_other_models_and_losses_are_left_to_autograd() -> None:
     class Bilinear(ComplEx):
         """A score function of the user's."""
 
-    known = [is_known(build_model(name, 4, True), Softmax()) for name in ("complex", "distmult", "rotate")]
+    known = [is_compiled(build_model(name, 4, True), Softmax()) for name in ("complex", "distmult", "rotate")]
     assert known == [True, True, False]
-    assert not is_known(build_model("complex", 4, True), Logistic())
-    assert not is_known(build_model("complex", 4, True), Tuned())
-    assert not is_known(Shifted(ComplEx(), 4, True), Softmax())
-    assert not is_known(KgeModel(Bilinear(), 4, True), Softmax())
+    assert not is_compiled(build_model("complex", 4, True), Logistic())
+    assert not is_compiled(build_model("complex", 4, True), Tuned())
+    assert not is_compiled(Shifted(ComplEx(), 4, True), Softmax())
+    assert not is_compiled(KgeModel(Bilinear(), 4, True), Softmax())
 
 
 @pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)

@@ -221,8 +221,8 @@ def test_trainers_of_several_machines_must_wait() -> None:
 
 def test_the_limit_of_waiting_reaches_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainers of one machine wait for each other in its exchange, and not longer than anywhere else."""
-    made = SimpleNamespace(get=lambda name: lambda embeddings, **options: options)
-    monkeypatch.setattr(build, "OPTIMIZERS", made)
+    made = SimpleNamespace(load=lambda: lambda embeddings, **options: options)
+    monkeypatch.setattr(build, "OPTIMIZERS", SimpleNamespace(get=lambda name: made))
     before = request_timeout_seconds()
     set_request_timeout(7.5)
     try:

@@ -1,4 +1,4 @@
-"""The type of matrix products: measured once, kept for the life of a run."""
+"""The type of matmuls: measured once, kept for the life of a run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from dglkge.config import Config, load_config, save_config
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.training import products
-from dglkge.training.products import faster_type, with_products_chosen
+from dglkge.training import matmul_dtype
+from dglkge.training.matmul_dtype import faster_type, with_matmul_dtype
 
 
 def rates(monkeypatch: pytest.MonkeyPatch, speedup: float) -> list[torch.dtype]:
-    """Make products in bfloat16 so many times as fast; returns the types that are measured."""
+    """Make matmuls in bfloat16 so many times as fast; returns the types that are measured."""
     measured = []
 
     def seconds(left: torch.Tensor, right: torch.Tensor) -> float:
@@ -24,7 +24,7 @@ def rates(monkeypatch: pytest.MonkeyPatch, speedup: float) -> list[torch.dtype]:
         measured.append(left.dtype)
         return 1.0 if left.dtype == torch.float32 else 1 / speedup
 
-    monkeypatch.setattr(products, "product_seconds", seconds)
+    monkeypatch.setattr(matmul_dtype, "matmul_seconds", seconds)
     return measured
 
 
@@ -43,9 +43,9 @@ def test_bfloat16_is_taken_where_it_is_clearly_faster(
 ) -> None:
     caplog.set_level("INFO")
     assert rates(monkeypatch, speedup) == []
-    found = with_products_chosen(config(tmp_path), Cluster(World(), None))
-    assert found.training.products == chosen
-    assert f"matrix products in {chosen}: float32 takes them at" in caplog.text
+    found = with_matmul_dtype(config(tmp_path), Cluster(World(), None))
+    assert found.training.matmul_dtype == chosen
+    assert f"matmuls in {chosen}: float32 reaches" in caplog.text
     assert found.model == config(tmp_path).model
 
 
@@ -54,23 +54,23 @@ def test_a_type_that_is_named_is_not_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     measured = rates(monkeypatch, 10)
-    wanted = config(tmp_path, f"training.products={named}")
-    assert with_products_chosen(wanted, Cluster(World(), None)) is wanted
+    wanted = config(tmp_path, f"training.matmul_dtype={named}")
+    assert with_matmul_dtype(wanted, Cluster(World(), None)) is wanted
     assert measured == []
 
 
 def test_a_later_start_keeps_the_choice_of_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rates(monkeypatch, 10)
-    first = with_products_chosen(config(tmp_path), Cluster(World(), None))
+    first = with_matmul_dtype(config(tmp_path), Cluster(World(), None))
     save_config(first, tmp_path / "config.json")
     measured = rates(monkeypatch, 0.1)
-    again = with_products_chosen(config(tmp_path), Cluster(World(), None))
-    assert again.training.products == "bfloat16" and measured == []
+    again = with_matmul_dtype(config(tmp_path), Cluster(World(), None))
+    assert again.training.matmul_dtype == "bfloat16" and measured == []
     (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    assert with_products_chosen(config(tmp_path), Cluster(World(), None)).training.products == "float32"
+    assert with_matmul_dtype(config(tmp_path), Cluster(World(), None)).training.matmul_dtype == "float32"
 
 
-def test_small_products_are_taken_in_float32_and_large_ones_measured_in_part(
+def test_small_matmuls_are_taken_in_float32_and_large_ones_measured_in_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     measured = rates(monkeypatch, 10)
@@ -86,11 +86,11 @@ def test_rank_0_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     measured = rates(monkeypatch, 0.1)
     other = WithNarrowRank0(World(1, 2, 1, 2, launched=True), None)
-    assert with_products_chosen(config(tmp_path), other).training.products == "bfloat16"
+    assert with_matmul_dtype(config(tmp_path), other).training.matmul_dtype == "bfloat16"
     assert measured == []
 
 
 def test_a_real_measurement() -> None:
     ones = torch.ones(3, 4)
-    assert 0 < products.product_seconds(ones, ones) < 10
+    assert 0 < matmul_dtype.matmul_seconds(ones, ones) < 10
     assert faster_type((512, 512, 64)) in ("float32", "bfloat16")

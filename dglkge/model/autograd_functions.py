@@ -1,0 +1,144 @@
+"""Functions whose backward pass is written by hand: distances and the third power of complex moduli.
+
+Autograd through ``sqrt`` divides by the distance. Near 0 that is a division by rounding noise, so the
+functions here give a gradient of 0 where float32 cannot tell two rows apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.function import once_differentiable
+
+from dglkge.kernels.modulus import add_query_gradient, fill_distances
+
+MODULUS_BLOCK_ELEMENTS = 1 << 17
+"""Complex numbers handled at a time by :class:`ModulusDistance`: half a MiB, which stays in cache."""
+
+NEGLIGIBLE_GRADIENT = 1e-30
+
+
+class EuclideanDistance(torch.autograd.Function):
+    """Euclidean distances by one matrix product: |q - c|^2 = |q|^2 + |c|^2 - 2 q.c.
+
+    The product loses about ``eps (|q|^2 + |c|^2)`` of the square. Distances below that are noise, and
+    their gradient is 0; above it the gradient (q - c) / |q - c| is bounded as it should be.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Return the distances, (B, N), of query (B, D) and candidates (N, D)."""
+        query_squares = query.square().sum(1)
+        candidate_squares = candidates.square().sum(1)
+        squares = torch.addmm(candidate_squares.unsqueeze(0), query, candidates.T, alpha=-2)
+        distances = squares.add_(query_squares.unsqueeze(1)).clamp_min_(0).sqrt_()
+        ctx.save_for_backward(query, candidates, query_squares, candidate_squares, distances)
+        return distances
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradients of query and candidates, two matrix products."""
+        query, candidates, query_squares, candidate_squares, distances = ctx.saved_tensors
+        noise = 8 * torch.finfo(distances.dtype).eps
+        floor = (query_squares.unsqueeze(1) + candidate_squares.unsqueeze(0)).mul_(noise).sqrt_()
+        weights = (grad / distances).masked_fill_(distances <= floor, 0)
+        grad_query = query * weights.sum(1, keepdim=True) - weights @ candidates
+        grad_candidates = candidates * weights.sum(0).unsqueeze(1) - weights.T @ query
+        return grad_query, grad_candidates
+
+
+class ModulusDistance(torch.autograd.Function):
+    """Sum of complex moduli |q_k - c_k| for rows whose first half is real and second half imaginary.
+
+    No matrix product gives this, so it is elementwise: by compiled loops on a CPU, elsewhere by torch, block
+    by block. The backward pass computes the moduli again instead of keeping (B, N, D / 2) numbers.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Return the distances, (B, N), of query (B, D) and candidates (N, D)."""
+        ctx.save_for_backward(query, candidates)
+        distances = query.new_empty(len(query), len(candidates))
+        if _compiled(query):
+            fill_distances(_array(query), _array(candidates), distances.numpy())
+            return distances
+        for rows, columns in _blocks(query, candidates):
+            real, imaginary = _differences(query[rows], candidates[columns])
+            moduli = real.square_().add_(imaginary.square_()).sqrt_()
+            distances[rows, columns] = moduli.sum(2)
+        return distances
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the gradients of query and candidates; 0 where two complex numbers coincide."""
+        query, candidates = ctx.saved_tensors
+        # A softmax leaves gradients of 1e-40 here, and arithmetic on denormal numbers is 100 times slower.
+        grad = grad.masked_fill(grad.abs() < NEGLIGIBLE_GRADIENT, 0)
+        grad_query = torch.zeros(query.shape, dtype=query.dtype, device=query.device)
+        grad_candidates = torch.zeros(candidates.shape, dtype=query.dtype, device=query.device)
+        if _compiled(query):
+            add_query_gradient(_array(query), _array(candidates), _array(grad), grad_query.numpy())
+            add_query_gradient(_array(candidates), _array(query), _array(grad.T), grad_candidates.numpy())
+            return grad_query, grad_candidates
+        half = query.shape[1] // 2
+        for rows, columns in _blocks(query, candidates):
+            real, imaginary = _differences(query[rows], candidates[columns])
+            moduli = real.square().add_(imaginary.square()).sqrt_()
+            weights = (grad[rows, columns].unsqueeze(2) / moduli).masked_fill_(moduli == 0, 0)
+            for part, columns_of_part in ((real, slice(0, half)), (imaginary, slice(half, None))):
+                part.mul_(weights)
+                grad_query[rows, columns_of_part] += part.sum(1)
+                grad_candidates[columns, columns_of_part] -= part.sum(0)
+        return grad_query, grad_candidates
+
+
+def _compiled(rows: torch.Tensor) -> bool:
+    """Return whether the compiled loops can work on these rows."""
+    return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
+
+
+def _array(rows: torch.Tensor) -> np.ndarray:
+    return rows.detach().contiguous().numpy()
+
+
+def _blocks(query: torch.Tensor, candidates: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """Yield slices of the queries and of the candidates that together fit in cache."""
+    half = max(1, query.shape[1] // 2)
+    num_columns = max(1, min(len(candidates), MODULUS_BLOCK_ELEMENTS // half))
+    num_rows = max(1, MODULUS_BLOCK_ELEMENTS // (half * num_columns))
+    for first_row in range(0, len(query), num_rows):
+        for first_column in range(0, len(candidates), num_columns):
+            yield slice(first_row, first_row + num_rows), slice(first_column, first_column + num_columns)
+
+
+def _differences(query: torch.Tensor, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return real and imaginary parts of all differences, (b, n, D / 2) each."""
+    half = query.shape[1] // 2
+    real = query[:, None, :half] - candidates[None, :, :half]
+    imaginary = query[:, None, half:] - candidates[None, :, half:]
+    return real, imaginary
+
+
+class CubedModuli(torch.autograd.Function):
+    """Sum of |z|^3 over complex rows; its gradient 3 |z| z is 0 at 0, where autograd's would be NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
+        """Return the sums, (...), of rows (..., D)."""
+        real, imaginary = rows.chunk(2, dim=-1)
+        squares = real.square().addcmul_(imaginary, imaginary)
+        moduli = squares.sqrt()
+        ctx.save_for_backward(rows, moduli)
+        return squares.mul_(moduli).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the rows."""
+        rows, moduli = ctx.saved_tensors
+        factors = moduli * (3 * gradients[0]).unsqueeze(-1)
+        return rows * torch.cat([factors, factors], dim=-1)

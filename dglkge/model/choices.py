@@ -1,0 +1,89 @@
+"""Components of other packages that a configuration chooses by name: optimizers and negative samplers.
+
+``dglkge.optim`` is used alone by other projects, without a registry, and imports torch and DGL; the samplers
+compile loops. An entry here has the facts that a plan needs before any of that is imported, and the place of
+the class.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from dglkge.registry import Registry
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A class that is imported when it is chosen.
+
+    Attributes
+    ----------
+    help : str
+        One line for the configuration's help.
+    place : str
+        ``"package.module:Class"``.
+    """
+
+    help: str
+    place: str
+
+    def load(self) -> Any:
+        """Return the class."""
+        module, _, name = self.place.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+
+@dataclass(frozen=True)
+class OptimizerChoice(Choice):
+    """An optimizer: a class with the constructor of :class:`dglkge.optim.SparseAdagrad`.
+
+    Attributes
+    ----------
+    state_widths : callable
+        Takes the width of a table's rows; returns how many float32 numbers a row has in each tensor of the
+        optimizer's state.
+    bigraph_state : bool
+        Whether the one tensor of the state is Adagrad's sum of squares, which PyTorch-BigGraph reads.
+    """
+
+    state_widths: Callable[[int], tuple[int, ...]]
+    bigraph_state: bool = False
+
+
+BIGRAPH_OPTIMIZER = "row_adagrad"
+"""The optimizer that PyTorch-BigGraph trains entities with."""
+
+OPTIMIZERS: Registry[OptimizerChoice] = Registry("optimizer")
+OPTIMIZERS.register("sparse_adagrad")(
+    OptimizerChoice(
+        "Adagrad, a sum of squares for each number (Duchi et al. 2011)",
+        "dglkge.optim:SparseAdagrad",
+        lambda width: (width,),
+        bigraph_state=True,
+    )
+)
+OPTIMIZERS.register(BIGRAPH_OPTIMIZER)(
+    OptimizerChoice(
+        "Adagrad with one sum of squares for a row (as PyTorch-BigGraph's)",
+        "dglkge.optim:RowAdagrad",
+        lambda width: (1,),
+        bigraph_state=True,
+    )
+)
+OPTIMIZERS.register("sparse_adam")(
+    OptimizerChoice(
+        "Adam on the rows of a batch, with a step count for each row (Kingma and Ba 2015)",
+        "dglkge.optim:SparseAdam",
+        lambda width: (1, width, width),
+    )
+)
+
+NEGATIVE_SAMPLERS: Registry[Choice] = Registry("negative sampler")
+NEGATIVE_SAMPLERS.register("mixed")(
+    Choice(
+        "uniform over the graph, the machine's partition and the batch, by the three shares",
+        "dglkge.sampling.negatives:MixedNegatives",
+    )
+)

@@ -1,0 +1,110 @@
+"""Type of the matmuls of a run: chosen once, at its first start, by a measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
+from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.config import Config, current_names
+from dglkge.distributed.runtime import Cluster
+from dglkge.errors import CheckpointError
+from dglkge.training.components import REFERENCE
+
+logger = logging.getLogger(__name__)
+
+AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
+
+MIN_SPEED_UP = 1.5
+"""How many times as fast matmuls in bfloat16 must be: rounding to it and back costs time too."""
+
+MIN_FLOPS = 10_000_000
+"""Below this a matmul takes microseconds whatever its type."""
+
+MAX_ROWS = 512
+"""Larger shapes are measured by a part of them, so that slow matmuls take milliseconds as well."""
+
+
+def with_matmul_dtype(config: Config, cluster: Cluster) -> Config:
+    """Return the configuration with ``training.matmul_dtype`` decided; a collective.
+
+    ``auto`` is the choice of an earlier start of the run, as recorded in its checkpoint, or in its
+    ``config.json`` where it has none yet; else bfloat16 where it is clearly faster on rank 0's machine, and
+    float32 with ``training.kernels: reference``.
+    """
+    if config.training.matmul_dtype != AUTO:
+        return config
+    may_be_narrow = cluster.world.rank == 0 and config.training.kernels != REFERENCE
+    is_narrow = may_be_narrow and (_recorded(config) or _measured(config)) == BFLOAT16
+    # Machines may differ: all trainers take rank 0's choice.
+    chosen = BFLOAT16 if cluster.sum(np.array([is_narrow], dtype=np.int64))[0] else FLOAT32
+    return dataclasses.replace(config, training=dataclasses.replace(config.training, matmul_dtype=chosen))
+
+
+def _recorded(config: Config) -> str | None:
+    """Return the type of an earlier start of the run, None for a new run."""
+    storage = CheckpointStorage(Path(config.output) / CHECKPOINT_FOLDER)
+    try:
+        recorded: Any = storage.manifest(int(storage.version_text() or 0)).meta.config
+    except (CheckpointError, ValueError):
+        recorded = {}
+    if not recorded:
+        try:
+            recorded = json.loads((Path(config.output) / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+    try:
+        found = current_names(recorded)["training"]["matmul_dtype"]
+    except (AttributeError, KeyError, TypeError):
+        return None
+    return found if found in (FLOAT32, BFLOAT16) else None
+
+
+def _measured(config: Config) -> str:
+    """Measure matmuls of the shape of a chunk."""
+    num_queries = 2 * min(config.negatives.chunk_size, config.training.batch_size)
+    shape = (num_queries, config.negatives.num_uniform, config.model.dimension)
+    return faster_type(shape)
+
+
+def faster_type(shape: tuple[int, int, int]) -> str:
+    """Return ``bfloat16`` where matmuls of a shape are clearly faster in it, else ``float32``.
+
+    Parameters
+    ----------
+    shape : (int, int, int)
+        Queries, negatives and dimension.
+    """
+    queries, negatives, dim = (min(shape[0], MAX_ROWS), min(shape[1], MAX_ROWS), shape[2])
+    flops = 2 * queries * negatives * dim
+    if flops < MIN_FLOPS:
+        return FLOAT32
+    rates = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        left, right = torch.ones(queries, dim, dtype=dtype), torch.ones(negatives, dim, dtype=dtype)
+        rates[dtype] = flops / matmul_seconds(left, right) / 1e9
+    chosen = BFLOAT16 if rates[torch.bfloat16] >= MIN_SPEED_UP * rates[torch.float32] else FLOAT32
+    logger.info(
+        "matmuls in %s: float32 reaches %.0f GFLOP/s, bfloat16 %.0f",
+        *(chosen, rates[torch.float32], rates[torch.bfloat16]),
+    )
+    return chosen
+
+
+def matmul_seconds(left: torch.Tensor, right: torch.Tensor, repetitions: int = 5) -> float:
+    """Return the shortest time of several matmuls of left and right's transpose."""
+    out = torch.mm(left, right.T)  # not counted: oneDNN compiles the matmul for the shape
+    seconds = []
+    for _ in range(repetitions):
+        started = time.perf_counter()
+        torch.mm(left, right.T, out=out)
+        seconds.append(time.perf_counter() - started)
+    return max(min(seconds), 1e-9)
