@@ -41,6 +41,7 @@ from dglkge.training.components import (
     configured_loss,
     configured_model,
     configured_regularizer,
+    with_recorded_imports,
 )
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
@@ -129,7 +130,7 @@ def check_training(config: Config, num_machines: int) -> None:
     InputError
         For an unknown component, or values that do not fit each other.
     """
-    check_config(config)
+    check_config(with_recorded_imports(config))
     check_machines(config, num_machines)
 
 
@@ -152,6 +153,7 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
 
 def _build(config: Config, cluster: Cluster) -> Trainer:
     world = cluster.world
+    config = with_recorded_imports(config)
     check_training(config, world.num_machines)
     dataset = Dataset.open(config.dataset)
     refuse_empty_splits(config, dataset)

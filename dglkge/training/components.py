@@ -6,13 +6,17 @@ imported here: a plan does not need it.
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from pathlib import Path
+
 from dglkge.config import Config
 from dglkge.errors import InputError
 from dglkge.model.choices import NEGATIVE_SAMPLERS, OPTIMIZERS
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import LOSSES, Loss, build_loss
 from dglkge.model.regularizers import REGULARIZERS, Regularizer, build_regularizer
-from dglkge.registry import import_modules
+from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
 
 REFERENCE = "reference"
@@ -37,6 +41,20 @@ def check_config(config: Config) -> None:
     split_count(chosen.num_uniform, (chosen.global_share, chosen.local_share, chosen.in_batch_share))
     check_lookup(config)
     check_kernels(config)
+
+
+def with_recorded_imports(config: Config) -> Config:
+    """Return the configuration with the modules that the run in its output folder was started with.
+
+    A resume then needs no ``--import``, where the folder is on this machine's disk.
+    """
+    try:
+        saved = json.loads((Path(config.output) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return config
+    recorded = recorded_imports(saved) if isinstance(saved, dict) else []
+    added = [one for one in recorded if one not in config.imports]
+    return dataclasses.replace(config, imports=(*config.imports, *added))
 
 
 def check_kernels(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""A score function of a user, in a file of its own: DistMult with a scaled relation, minus nothing else.
+"""A score function of a user, in a file of its own.
 
 The relation's row is half as wide as an entity's: each number scales two numbers of the entity.
 """
