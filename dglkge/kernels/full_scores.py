@@ -1,0 +1,149 @@
+"""Compiled loops over the scores of queries against all rows of a shard.
+
+True answers are handled apart from the matrix of scores: their scores and gradients are float32 also where
+the products are bfloat16, and the matrix holds 0 in their places when it is multiplied. ``starts``
+"(Q + 1,) int64" and ``places`` "(A,) int64" list them in CSR form: those of query i are
+``places[starts[i]:starts[i + 1]]``, rows of the shard.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dglkge.kernels.bfloat16 import load_row, store_row
+from dglkge.kernels.dot import inner_product
+from dglkge.kernels.jit import compiled
+from dglkge.kernels.softmax import greatest_of, power
+
+LOGARITHM_EVERY = 64
+"""Factors between 1 and 2 that are multiplied before a logarithm is taken: 2^64 is far from overflow."""
+
+
+@compiled
+def exponentials(scores: np.ndarray, greatest: np.ndarray, totals: np.ndarray) -> None:
+    """Replace each score by e to the power of score minus the greatest score of its row.
+
+    Parameters
+    ----------
+    scores : np.ndarray
+        "(Q, W)" float32 or bfloat16 words, changed.
+    greatest, totals : np.ndarray
+        "(Q,) float32" greatest score and sum of the powers of each row, written. A sum is NaN where a score
+        of its row is not finite.
+    """
+    zero, one = np.float32(0), np.float32(1)
+    row = np.empty(scores.shape[1], np.float32)
+    for i in range(scores.shape[0]):
+        load_row(scores[i], row)
+        top = greatest_of(row)
+        total = zero
+        for j in range(row.shape[0]):
+            total += row[j] * zero
+            row[j] = power(row[j] - top)
+            total += row[j]
+        greatest[i], totals[i] = top, total
+        store_row(row, one, scores[i])
+
+
+@compiled
+def sigmoids(scores: np.ndarray, greatest: np.ndarray, totals: np.ndarray) -> None:
+    """Replace each score by its sigmoid 1 / (1 + e^-s).
+
+    Parameters
+    ----------
+    scores : np.ndarray
+        "(Q, W)" float32 or bfloat16 words, changed.
+    greatest, totals : np.ndarray
+        "(Q,) float32" zeros, and the sum of log(1 + e^s) of each row, written. A sum is NaN where a score of
+        its row is not finite.
+    """
+    zero, one = np.float32(0), np.float32(1)
+    row = np.empty(scores.shape[1], np.float32)
+    for i in range(scores.shape[0]):
+        load_row(scores[i], row)
+        total = zero
+        for start in range(0, row.shape[0], LOGARITHM_EVERY):
+            part = row[start : start + LOGARITHM_EVERY]
+            # log(1 + e^s) = max(s, 0) + log(1 + e^-|s|), and the logarithms' sum is that of a product: a call
+            # of log for each score would keep the loop from being vectorised.
+            product, sums = one, zero
+            for j in range(part.shape[0]):
+                score = part[j]
+                sums += max(score, zero) + score * zero
+                small = power(-np.abs(score))
+                product *= one + small
+                part[j] = (one if score > zero else small) / (one + small) + score * zero
+            total += sums + np.log(product)
+        greatest[i], totals[i] = zero, total
+        store_row(row, one, scores[i])
+
+
+@compiled
+def score_answers(
+    queries: np.ndarray, rows: np.ndarray, starts: np.ndarray, places: np.ndarray, scores: np.ndarray
+) -> None:
+    """Write the inner products "(A,)" of queries "(Q, D)" with their answers among ``rows`` "(R, D)"."""
+    for i in range(starts.shape[0] - 1):
+        for k in range(starts[i], starts[i + 1]):
+            scores[k] = inner_product(queries[i], rows[places[k]])
+
+
+@compiled
+def overwrite_answers(
+    starts: np.ndarray, places: np.ndarray, first_row: int, value: float, scores: np.ndarray
+) -> None:
+    """Write a value to the answers' places in ``scores`` "(Q, W)", whose first column is ``first_row``."""
+    width = scores.shape[1]
+    for i in range(starts.shape[0] - 1):
+        for k in range(starts[i], starts[i + 1]):
+            column = places[k] - first_row
+            if 0 <= column < width:
+                scores[i, column] = value
+
+
+@compiled
+def add_answer_gradients(
+    queries: np.ndarray,
+    rows: np.ndarray,
+    starts: np.ndarray,
+    places: np.ndarray,
+    of_scores: np.ndarray,
+    of_queries: np.ndarray,
+    of_rows: np.ndarray,
+) -> None:
+    """Add what the answers give, with ``of_scores`` "(A,)" the gradients of their scores.
+
+    ``of_queries`` "(Q, D)" and ``of_rows`` "(R, D)" are changed.
+    """
+    for i in range(starts.shape[0] - 1):
+        query, of_query = queries[i], of_queries[i]
+        for k in range(starts[i], starts[i + 1]):
+            row, of_row, share = rows[places[k]], of_rows[places[k]], of_scores[k]
+            for d in range(query.shape[0]):
+                of_query[d] += share * row[d]
+                of_row[d] += share * query[d]
+
+
+@compiled
+def narrow_rows(rows: np.ndarray, scales: np.ndarray, operand: np.ndarray) -> None:
+    """Write each row of float32 numbers "(N, D)" times its scale "(N,)" to the operand of a product."""
+    for i in range(rows.shape[0]):
+        store_row(rows[i], scales[i], operand[i])
+
+
+@compiled
+def add_products(products: np.ndarray, keeps: np.ndarray, scales: np.ndarray, sums: np.ndarray) -> None:
+    """Replace each row of ``sums`` "(N, D)" by keep times itself plus scale times the row of ``products``.
+
+    A ``keep`` of 0 drops what the row held, whatever it was.
+    """
+    wide = np.empty(sums.shape[1], np.float32)
+    for i in range(products.shape[0]):
+        load_row(products[i], wide)
+        keep, scale = keeps[i], scales[i]
+        if keep == 0:
+            for d in range(wide.shape[0]):
+                sums[i, d] = scale * wide[d]
+        else:
+            for d in range(wide.shape[0]):
+                sums[i, d] = keep * sums[i, d] + scale * wide[d]

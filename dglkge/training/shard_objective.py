@@ -1,0 +1,453 @@
+"""Objectives over all candidates of a table, computed on shards: each trainer scores its own rows only.
+
+With s_j the score of candidate j, y_j its label and f the factor of a query:
+
+    softmax: loss = f (log sum_j e^{s_j} - sum_j y_j s_j),          gradient of s_j: f (e^{s_j} / sum - y_j)
+    bce:     loss = f sum_j (log(1 + e^{s_j}) - y_j s_j),           gradient of s_j: f (sigmoid(s_j) - y_j)
+
+Labels are (1 - smoothing) times the share of a true answer, plus smoothing / N for each of all N candidates.
+Softmax over one answer is 1vsAll (Lacroix et al. 2018); bce over all answers of a query is KvsAll (Dettmers
+et al. 2018); here its sum over candidates is not divided by N.
+
+A shard computes in two halves. ``score`` returns three numbers for each query; those of all shards together
+give the query's normalizer (:func:`normalizers`). ``differentiate`` then gives the shard's part of the
+queries' gradients, which are to be summed over shards, and the gradients of the shard's own rows, which are
+complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Callable, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.kernels import full_scores as kernels
+from dglkge.model.losses import IGNORED_SCORE
+from dglkge.training.dot_softmax import words
+from dglkge.training.rows import Scratch
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+SOFTMAX, BCE = "softmax", "bce"
+
+GREATEST, TOTAL, TARGET = range(3)
+"""Numbers (3, Q) of the queries in a shard. Softmax: greatest score, and sum of the powers of e relative to
+it; bce: 0, and sum of log(1 + e^s); both: sum of label times score."""
+
+QUERIES_A_BLOCK = 512
+"""Queries that are scored at a time: their scores are still in a cache when the second product reads them."""
+
+ROWS_A_PANEL = 2048
+"""Rows of a shard that are scored at a time."""
+
+KEPT_BYTES = 256 * 2**20
+"""Limit of the scores that are kept between the two halves; panels beyond it are scored a second time."""
+
+SHAPE_MULTIPLE = 16
+"""Products take a multiple of so many queries: torch's library compiles and keeps one for every shape."""
+
+TWIN_BLOCK_SCORES = 1 << 20
+"""Scores that the plain twin holds at a time."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """True answers of queries among the rows of one shard, in CSR form.
+
+    Attributes
+    ----------
+    starts : (Q + 1,) int64
+    places : (A,) int64
+        Rows of the shard: those of query i are ``places[starts[i]:starts[i + 1]]``, each once.
+    shares : (A,) float32
+        Label of each before smoothing: 1, or 1 / k in a softmax over k answers.
+    """
+
+    starts: Ids
+    places: Ids
+    shares: Floats
+
+    @property
+    def query_of(self) -> Ids:
+        """Query of each answer, (A,)."""
+        return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+
+    def sum_by_query(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """Sum one number of each answer (A,) over the answers of each query, (Q,)."""
+        sums = np.bincount(self.query_of, weights=values, minlength=len(self.starts) - 1)
+        return sums.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class FullObjective:
+    """What is computed over all candidates.
+
+    Attributes
+    ----------
+    kind : str
+        ``"softmax"`` or ``"bce"``.
+    num_candidates : int
+        Candidates N of all shards together.
+    label_smoothing : float
+        At least 0 and below 1.
+    """
+
+    kind: str
+    num_candidates: int
+    label_smoothing: float = 0.0
+
+    @property
+    def background(self) -> float:
+        """Label of a candidate that is no answer."""
+        return self.label_smoothing / self.num_candidates
+
+
+#: Scores that are not finite give a loss and gradients that are not; the optimizer reports them, not numpy.
+_quietly = np.errstate(invalid="ignore", over="ignore")
+
+
+@_quietly
+def normalizers(kind: str, parts: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return the logarithm of the sum of e^s of each query, (Q,); 0 in bce.
+
+    Parameters
+    ----------
+    kind : str
+    parts : (S, 3, Q) array
+        Numbers of all shards.
+    """
+    if kind == BCE:
+        return np.zeros(parts.shape[2])
+    greatest, totals = parts[:, GREATEST].astype(np.float64), parts[:, TOTAL].astype(np.float64)
+    top = greatest.max(0)
+    normalizer: npt.NDArray[np.float64] = top + np.log((totals * np.exp(greatest - top)).sum(0))
+    return normalizer
+
+
+@_quietly
+def losses(kind: str, parts: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Return the loss of each query (Q,), before its factor, from the numbers of all shards (S, 3, Q)."""
+    target = parts[:, TARGET].astype(np.float64).sum(0)
+    if kind == BCE:
+        total: npt.NDArray[np.float64] = parts[:, TOTAL].astype(np.float64).sum(0) - target
+        return total
+    return normalizers(kind, parts) - target
+
+
+class ShardObjective(Protocol):
+    """The part of an objective that one shard computes; see the module's text."""
+
+    def score(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+        """Score all queries (Q, D) against the rows (R, D); returns the shard's numbers (3, Q)."""
+        ...
+
+    def differentiate(
+        self,
+        normalizer: npt.NDArray[np.float64],
+        factors: Floats,
+        of_queries: torch.Tensor,
+        of_rows: torch.Tensor,
+    ) -> None:
+        """Write the gradients of what was scored last.
+
+        Parameters
+        ----------
+        normalizer : (Q,) float64
+        factors : (Q,) float32
+        of_queries : (Q, D) tensor
+            Written: the shard's part.
+        of_rows : (R, D) tensor
+            Written.
+        """
+        ...
+
+
+class ProductShard:
+    """Scores that are inner products, by three matrix products and compiled loops.
+
+    The first product gives the scores of a block of queries, which a loop replaces by powers relative to the
+    greatest score of their row of this shard; the second product of these is the shard's part of the queries'
+    gradients but for one factor a query. That factor is known when the numbers of all shards are there. Then
+    the third product, with the queries scaled, gives the gradients of the rows. So no score is touched again
+    between the products, and none is computed twice as long as the powers are kept (:data:`KEPT_BYTES`).
+
+    Parameters
+    ----------
+    objective : FullObjective
+    matmul_dtype : torch.dtype
+        Type of the matrix products, ``torch.float32`` or ``torch.bfloat16``. Scores and gradients of true
+        answers are float32 in any case.
+    kept_bytes, rows_a_panel : int
+    """
+
+    def __init__(
+        self,
+        objective: FullObjective,
+        matmul_dtype: torch.dtype,
+        kept_bytes: int = KEPT_BYTES,
+        rows_a_panel: int = ROWS_A_PANEL,
+    ) -> None:
+        self._objective = objective
+        self._dtype = matmul_dtype
+        self._replace = kernels.sigmoids if objective.kind == BCE else kernels.exponentials
+        self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=matmul_dtype))[0]
+        self._kept_bytes = kept_bytes
+        self._rows_a_panel = rows_a_panel
+        self._scratch = Scratch()
+
+    @_quietly
+    def score(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+        """Score all queries; see :class:`ShardObjective`."""
+        num, dim = queries.shape
+        padded = -(-num // SHAPE_MULTIPLE) * SHAPE_MULTIPLE
+        self._queries, self._rows, self._answers, self._padded = queries, rows, answers, padded
+        self._ones = np.ones(max(padded, len(rows)), np.float32)
+        self._operand = self._scratch.take("queries", padded, dim, self._dtype)
+        self._operand[num:] = 0
+        kernels.narrow_rows(queries.numpy(), self._ones, words(self._operand))
+        self._candidates = rows
+        if self._dtype != rows.dtype or not rows.is_contiguous():
+            self._candidates = self._scratch.take("candidates", len(rows), dim, self._dtype)
+            kernels.narrow_rows(rows.numpy(), self._ones, words(self._candidates))
+        self._panels = self._plan_panels(len(rows))
+        self._greatest = self._scratch.take("greatest", len(self._panels), padded).numpy()
+        # The queries' gradients but for a factor; relative to `top`, the greatest score of the panels so far.
+        self._gradients = self._scratch.take("of_queries", padded, dim).numpy()
+        if not self._panels:
+            self._gradients[:] = 0
+        top = np.full(padded, IGNORED_SCORE, np.float32)
+        totals = np.zeros(padded, np.float32)
+        for number, panel in enumerate(self._panels):
+            top, totals = self._score_panel(number, panel, top, totals)
+        self._top = top
+        return self._with_answers(top[:num], totals[:num])
+
+    def _plan_panels(self, num_rows: int) -> list[_Panel]:
+        """Cut the rows into panels, and decide which are kept."""
+        width, left, panels = self._rows_a_panel, self._kept_bytes, []
+        for start in range(0, num_rows, width):
+            stop = min(start + width, num_rows)
+            left -= self._padded * (stop - start) * self._dtype.itemsize
+            panels.append(_Panel(start, stop, is_kept=left >= 0 or num_rows <= width))
+        return panels
+
+    def _powers(self, panel: _Panel) -> torch.Tensor:
+        """Return the memory of a panel's scores, (Q, W): its own if it is kept."""
+        name = f"powers{panel.start}" if panel.is_kept else "powers"
+        return self._scratch.take(name, self._padded, panel.stop - panel.start, self._dtype)
+
+    def _score_block(self, panel: _Panel, block: slice, greatest: Floats, totals: Floats) -> torch.Tensor:
+        """Write the powers (or sigmoids) of a block of queries and a panel; returns them."""
+        powers = self._powers(panel)[block]
+        torch.mm(self._operand[block], self._candidates[panel.start : panel.stop].T, out=powers)
+        scores, answers = words(powers), self._answers
+        starts = answers.starts[block.start : block.stop + 1]
+        kernels.overwrite_answers(starts, answers.places, panel.start, self._ignored, scores)
+        self._replace(scores, greatest, totals)
+        return powers
+
+    def _score_panel(self, number: int, panel: _Panel, top: Floats, totals: Floats) -> tuple[Floats, Floats]:
+        """Score all queries against a panel and merge its numbers with those of the panels before."""
+        dim = self._operand.shape[1]
+        greatest = self._greatest[number]
+        of_panel = np.empty(self._padded, np.float32)
+        merged, merged_totals = np.empty_like(top), np.empty_like(totals)
+        candidates = self._candidates[panel.start : panel.stop]
+        for block in _blocks(self._padded):
+            powers = self._score_block(panel, block, greatest[block], of_panel[block])
+            products = self._scratch.take("products", len(powers), dim, self._dtype)
+            torch.mm(powers, candidates, out=products)
+            new = np.maximum(top[block], greatest[block])
+            keeps, scales = np.exp(top[block] - new), np.exp(greatest[block] - new)
+            if number == 0:
+                keeps[:] = 0
+            merged[block] = new
+            merged_totals[block] = keeps * totals[block] + scales * of_panel[block]
+            kernels.add_products(words(products), keeps, scales, self._gradients[block])
+        return merged, merged_totals
+
+    def _with_answers(self, top: Floats, totals: Floats) -> Floats:
+        """Add the answers' own scores to the numbers of the other candidates; returns all three."""
+        objective, answers = self._objective, self._answers
+        queries, rows = self._queries, self._rows
+        scores = self._answer_scores = np.empty(len(answers.places), np.float32)
+        kernels.score_answers(queries.numpy(), rows.numpy(), answers.starts, answers.places, scores)
+        numbers = np.empty((3, len(top)), np.float32)
+        if objective.kind == BCE:
+            numbers[GREATEST] = 0
+            numbers[TOTAL] = totals + answers.sum_by_query(np.logaddexp(0, scores.astype(np.float64)))
+        else:
+            greatest = top.copy()
+            np.maximum.at(greatest, answers.query_of, scores)
+            powers = np.exp(scores - greatest[answers.query_of])
+            numbers[GREATEST] = greatest
+            numbers[TOTAL] = totals * np.exp(top - greatest) + answers.sum_by_query(powers)
+        keep = 1 - objective.label_smoothing
+        numbers[TARGET] = answers.sum_by_query(scores.astype(np.float64) * answers.shares) * keep
+        if objective.background:
+            # Smoothing adds one label everywhere, so its part of the loss needs only the sum of all rows.
+            self._sum_of_rows = rows.sum(0)
+            numbers[TARGET] += objective.background * (queries @ self._sum_of_rows).numpy()
+        return numbers
+
+    @_quietly
+    def differentiate(
+        self,
+        normalizer: npt.NDArray[np.float64],
+        factors: Floats,
+        of_queries: torch.Tensor,
+        of_rows: torch.Tensor,
+    ) -> None:
+        """Write the gradients; see :class:`ShardObjective`."""
+        num, dim = self._queries.shape
+        scales = self._scales(self._top[:num], normalizer, factors)
+        keeps = np.zeros(num, np.float32)
+        kernels.add_products(self._gradients[:num], keeps, scales, of_queries.numpy())
+        scaled = self._scratch.take("scaled", self._padded, dim, self._dtype)
+        scaled[num:] = 0
+        for number, panel in enumerate(self._panels):
+            if not panel.is_kept:
+                totals = np.empty(self._padded, np.float32)
+                for block in _blocks(self._padded):
+                    self._score_block(panel, block, self._greatest[number][block], totals[block])
+            scales = self._scales(self._greatest[number, :num], normalizer, factors)
+            kernels.narrow_rows(self._queries.numpy(), scales, words(scaled))
+            self._differentiate_rows(scaled, self._powers(panel), of_rows[panel.start : panel.stop])
+        self._differentiate_answers(normalizer, factors, of_queries, of_rows)
+
+    def _differentiate_rows(self, scaled: torch.Tensor, powers: torch.Tensor, of_rows: torch.Tensor) -> None:
+        """Write the gradients of a panel's rows (W, D) but for the answers'."""
+        if self._dtype == torch.float32:
+            torch.mm(powers.T, scaled, out=of_rows)
+            return
+        # oneDNN is slow where the first operand of a bfloat16 product is transposed. So the smaller operand
+        # is transposed here, and the result, which is copied in any case.
+        num, dim = scaled.shape
+        turned = self._scratch.take("turned", dim, num, self._dtype).copy_(scaled.T)
+        gradients = self._scratch.take("of_rows", dim, len(of_rows), self._dtype)
+        of_rows.copy_(torch.mm(turned, powers, out=gradients).T)
+
+    def _scales(self, greatest: Floats, normalizer: npt.NDArray[np.float64], factors: Floats) -> Floats:
+        """Return what turns powers relative to a greatest score into gradients of scores, (Q,)."""
+        if self._objective.kind == BCE:
+            return factors
+        scales: Floats = (factors * np.exp(greatest - normalizer)).astype(np.float32)
+        return scales
+
+    def _differentiate_answers(
+        self,
+        normalizer: npt.NDArray[np.float64],
+        factors: Floats,
+        of_queries: torch.Tensor,
+        of_rows: torch.Tensor,
+    ) -> None:
+        """Add what the labels and the answers' own scores give."""
+        objective, answers = self._objective, self._answers
+        of_queries_array, of_rows_array = of_queries.numpy(), of_rows.numpy()
+        scores, query_of = self._answer_scores.astype(np.float64), answers.query_of
+        if objective.kind == BCE:
+            predicted = torch.from_numpy(scores).sigmoid().numpy()
+        else:
+            predicted = np.exp(scores - normalizer[query_of])
+        labels = (1 - objective.label_smoothing) * answers.shares
+        of_scores = (factors[query_of] * (predicted - labels)).astype(np.float32)
+        kernels.add_answer_gradients(
+            self._queries.numpy(), self._rows.numpy(), answers.starts, answers.places,
+            of_scores, of_queries_array, of_rows_array,
+        )  # fmt: skip
+        if objective.background:
+            of_queries.addr_(torch.from_numpy(factors), self._sum_of_rows, alpha=-objective.background)
+            of_rows.sub_(objective.background * (torch.from_numpy(factors) @ self._queries))
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """Consecutive rows of a shard, and whether their powers are kept between the two halves."""
+
+    start: int
+    stop: int
+    is_kept: bool
+
+
+def _blocks(num: int) -> Iterator[slice]:
+    """Yield runs of the queries."""
+    for start in range(0, num, QUERIES_A_BLOCK):
+        yield slice(start, min(start + QUERIES_A_BLOCK, num))
+
+
+class AutogradShard:
+    """Any score function: scores by blocks of rows, gradients by autograd. The plain twin of the above.
+
+    Every block is scored twice, first for the numbers and then with autograd.
+
+    Parameters
+    ----------
+    objective : FullObjective
+    compare : callable
+        Scores queries (Q, D) against rows (b, D'): (Q, b).
+    """
+
+    def __init__(
+        self, objective: FullObjective, compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> None:
+        self._objective = objective
+        self._compare = compare
+
+    @torch.no_grad()
+    def score(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+        """Score all queries; see :class:`ShardObjective`."""
+        self._queries, self._rows, self._answers = queries, rows, answers
+        num = len(queries)
+        greatest = torch.full((num,), IGNORED_SCORE if self._objective.kind == SOFTMAX else 0.0)
+        totals, targets = torch.zeros(num), torch.zeros(num)
+        for block in self._row_blocks():
+            scores = self._compare(queries, rows[block])
+            targets += (self._labels(block) * scores).sum(1)
+            if self._objective.kind == BCE:
+                totals += torch.nn.functional.softplus(scores).sum(1)
+                continue
+            new = torch.maximum(greatest, scores.amax(1))
+            totals = totals * (greatest - new).exp() + (scores - new[:, None]).exp().sum(1)
+            greatest = new
+        return torch.stack([greatest, totals, targets]).numpy()
+
+    def differentiate(
+        self,
+        normalizer: npt.NDArray[np.float64],
+        factors: Floats,
+        of_queries: torch.Tensor,
+        of_rows: torch.Tensor,
+    ) -> None:
+        """Write the gradients; see :class:`ShardObjective`."""
+        queries = self._queries.detach().requires_grad_()
+        queries.grad = of_queries.zero_()
+        shift = torch.from_numpy(normalizer.astype(np.float32))[:, None]
+        for block in self._row_blocks():
+            rows = self._rows[block].detach().requires_grad_()
+            rows.grad = of_rows[block].zero_()
+            scores = self._compare(queries, rows)
+            predicted = (
+                scores.detach().sigmoid() if self._objective.kind == BCE else (scores.detach() - shift).exp()
+            )
+            scores.backward((predicted - self._labels(block)) * torch.from_numpy(factors)[:, None])
+
+    def _row_blocks(self) -> Iterator[slice]:
+        """Yield runs of the rows."""
+        step = max(1, TWIN_BLOCK_SCORES // max(1, len(self._queries)))
+        for start in range(0, len(self._rows), step):
+            yield slice(start, min(start + step, len(self._rows)))
+
+    def _labels(self, block: slice) -> torch.Tensor:
+        """Return the labels of all queries and some rows, (Q, b)."""
+        objective, answers = self._objective, self._answers
+        labels = torch.full((len(self._queries), block.stop - block.start), objective.background)
+        here = np.flatnonzero((answers.places >= block.start) & (answers.places < block.stop))
+        labels[answers.query_of[here], answers.places[here] - block.start] += torch.from_numpy(
+            (1 - objective.label_smoothing) * answers.shares[here]
+        )
+        return labels

@@ -1,0 +1,198 @@
+"""Objectives over all candidates, on shards, against torch's own losses over the whole matrix in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from dglkge.model.kge_model import build_model
+from dglkge.training import shard_objective
+from dglkge.training.shard_objective import (
+    BCE,
+    SOFTMAX,
+    Answers,
+    AutogradShard,
+    FullObjective,
+    ProductShard,
+    ShardObjective,
+    losses,
+    normalizers,
+)
+
+NUM_QUERIES, NUM_ROWS, DIM = 37, 101, 8
+ONE_SHARD, THREE_SHARDS = [0, NUM_ROWS], [0, 40, 40, NUM_ROWS]
+
+
+@dataclass
+class Problem:
+    """Queries, rows, and for each query the rows that are its answers, with their shares."""
+
+    queries: torch.Tensor
+    rows: torch.Tensor
+    answers: list[np.ndarray]
+    shares: list[np.ndarray]
+    factors: np.ndarray
+
+    def labels(self, smoothing: float) -> torch.Tensor:
+        """Return the labels of all pairs, (Q, N) float64."""
+        labels = torch.full((NUM_QUERIES, NUM_ROWS), smoothing / NUM_ROWS, dtype=torch.float64)
+        for i, (found, shares) in enumerate(zip(self.answers, self.shares)):
+            for row, share in zip(found, shares):
+                labels[i, row] += (1 - smoothing) * float(share)
+        return labels
+
+    def in_shard(self, start: int, stop: int) -> Answers:
+        """Return the answers of one shard."""
+        here = [(found >= start) & (found < stop) for found in self.answers]
+        counts = [int(mask.sum()) for mask in here]
+        places = np.concatenate([found[mask] - start for found, mask in zip(self.answers, here)])
+        shares = np.concatenate([share[mask] for share, mask in zip(self.shares, here)])
+        return Answers(np.cumsum([0, *counts]), places.astype(np.int64), shares.astype(np.float32))
+
+
+def problem(kind: str, most_answers: int, scale: float = 1.0) -> Problem:
+    """Draw a problem; with several answers, a query has 1 to ``most_answers`` of them."""
+    draw = np.random.default_rng(7)
+    queries, rows = (
+        torch.from_numpy(draw.normal(size=(num, DIM)).astype(np.float32) * scale)
+        for num in (NUM_QUERIES, NUM_ROWS)
+    )
+    answers = [
+        np.sort(draw.choice(NUM_ROWS, draw.integers(1, most_answers + 1), replace=False))
+        for _ in range(NUM_QUERIES)
+    ]
+    shares = [np.full(len(found), 1 / len(found) if kind == SOFTMAX else 1.0) for found in answers]
+    factors = draw.uniform(0, 2, NUM_QUERIES).astype(np.float32)
+    factors[3] = 0
+    return Problem(queries, rows, answers, shares, factors)
+
+
+def expected(given: Problem, kind: str, smoothing: float, scores: torch.Tensor) -> torch.Tensor:
+    """Return the loss of each query, (Q,), by torch's own functions."""
+    labels = given.labels(smoothing)
+    if kind == BCE:
+        return functional.binary_cross_entropy_with_logits(scores, labels, reduction="none").sum(1)
+    return functional.cross_entropy(scores, labels, reduction="none")
+
+
+def run(
+    given: Problem, objective: FullObjective, shards: Sequence[ShardObjective], bounds: Sequence[int]
+) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+    """Return losses, gradients of the queries and gradients of the rows, put together from shards."""
+    runs = list(zip(bounds, bounds[1:]))
+    parts = np.stack(
+        [
+            shard.score(given.queries, given.rows[start:stop], given.in_shard(start, stop))
+            for shard, (start, stop) in zip(shards, runs)
+        ]
+    )
+    normalizer = normalizers(objective.kind, parts)
+    of_queries, of_rows = torch.zeros(NUM_QUERIES, DIM), torch.full((NUM_ROWS, DIM), torch.nan)
+    for shard, (start, stop) in zip(shards, runs):
+        part = torch.full((NUM_QUERIES, DIM), torch.nan)
+        shard.differentiate(normalizer, given.factors, part, of_rows[start:stop])
+        of_queries += part
+    return losses(objective.kind, parts), of_queries, of_rows
+
+
+def check(
+    given: Problem,
+    objective: FullObjective,
+    found: tuple[np.ndarray, torch.Tensor, torch.Tensor],
+    score_function: str = "distmult",
+    rtol: float = 2e-5,
+) -> None:
+    """Compare with the whole matrix in float64."""
+    model = build_model(score_function, DIM, True)
+    queries, rows = (leaf.double().requires_grad_() for leaf in (given.queries, given.rows))
+    wanted = expected(given, objective.kind, objective.label_smoothing, model.compare(queries, rows))
+    (wanted * torch.from_numpy(given.factors)).sum().backward()
+    np.testing.assert_allclose(found[0], wanted.detach(), rtol=rtol, atol=rtol)
+    for mine, leaf in ((found[1], queries), (found[2], rows)):
+        assert leaf.grad is not None
+        assert (mine - leaf.grad).norm() <= rtol * leaf.grad.norm()
+
+
+@pytest.mark.parametrize("bounds", [ONE_SHARD, THREE_SHARDS], ids=["one shard", "three shards"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("kind", "most_answers"), [(SOFTMAX, 1), (SOFTMAX, 9), (BCE, 1), (BCE, 9)])
+def test_products_and_twin_equal_torch_in_float64(
+    kind: str, most_answers: int, smoothing: float, bounds: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_objective, "QUERIES_A_BLOCK", 16)
+    monkeypatch.setattr(shard_objective, "TWIN_BLOCK_SCORES", 7 * NUM_QUERIES)
+    given, objective = problem(kind, most_answers), FullObjective(kind, NUM_ROWS, smoothing)
+    num = len(bounds) - 1
+    products = [ProductShard(objective, torch.float32, rows_a_panel=23) for _ in range(num)]
+    check(given, objective, run(given, objective, products, bounds))
+    compare = build_model("distmult", DIM, True).compare
+    twins = [AutogradShard(objective, compare) for _ in range(num)]
+    check(given, objective, run(given, objective, twins, bounds))
+
+
+@pytest.mark.parametrize("kind", [SOFTMAX, BCE])
+@pytest.mark.parametrize("score_function", ["transe_l1", "transe_l2", "rotate", "complex"])
+def test_any_comparison_through_the_twin(score_function: str, kind: str) -> None:
+    given, objective = problem(kind, 5), FullObjective(kind, NUM_ROWS, 0.1)
+    compare = build_model(score_function, DIM, True).compare
+    shards = [AutogradShard(objective, compare) for _ in THREE_SHARDS[1:]]
+    found = run(given, objective, shards, THREE_SHARDS)
+    check(given, objective, found, score_function, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [SOFTMAX, BCE])
+def test_scores_that_are_not_kept_are_computed_again_alike(kind: str, dtype: torch.dtype) -> None:
+    given, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS, 0.1)
+    results = []
+    for kept_bytes in (1 << 30, 48 * 23 * dtype.itemsize, 0):
+        shard = ProductShard(objective, dtype, kept_bytes, rows_a_panel=23)
+        results.append(run(given, objective, [shard], ONE_SHARD))
+    for others in results[1:]:
+        assert np.array_equal(results[0][0], others[0])
+        assert torch.equal(results[0][1], others[1]) and torch.equal(results[0][2], others[2])
+
+
+@pytest.mark.parametrize("kind", [SOFTMAX, BCE])
+def test_products_in_bfloat16_are_near(kind: str) -> None:
+    given, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS, 0.1)
+    shards = [ProductShard(objective, torch.bfloat16, rows_a_panel=40) for _ in THREE_SHARDS[1:]]
+    check(given, objective, run(given, objective, shards, THREE_SHARDS), rtol=0.01)
+
+
+@pytest.mark.parametrize("kind", [SOFTMAX, BCE])
+def test_large_scores(kind: str) -> None:
+    given, objective = problem(kind, 4, scale=20.0), FullObjective(kind, NUM_ROWS)
+    shards = [ProductShard(objective, torch.float32, rows_a_panel=40) for _ in THREE_SHARDS[1:]]
+    check(given, objective, run(given, objective, shards, THREE_SHARDS))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", [SOFTMAX, BCE])
+def test_what_is_not_finite_stays_so(kind: str, poison: float) -> None:
+    given, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS)
+    given.queries[5, 2] = poison
+    found = run(given, objective, [ProductShard(objective, torch.float32)], ONE_SHARD)
+    assert not np.isfinite(found[0][5]) and np.isfinite(np.delete(found[0], 5)).all()
+    assert not found[1][5].isfinite().all() and not found[2].isfinite().all(1).any()
+
+
+@pytest.mark.parametrize("num_queries", [0, 1])
+def test_few_queries_and_a_shard_without_rows(num_queries: int) -> None:
+    objective = FullObjective(SOFTMAX, NUM_ROWS, 0.1)
+    for num_rows in (0, 3):
+        none = np.empty(0, np.int64)
+        answers = Answers(np.zeros(num_queries + 1, np.int64), none, none.astype(np.float32))
+        shard = ProductShard(objective, torch.bfloat16)
+        numbers = shard.score(torch.ones(num_queries, DIM), torch.ones(num_rows, DIM), answers)
+        assert numbers.shape == (3, num_queries)
+        of_queries, of_rows = (torch.full((num, DIM), torch.nan) for num in (num_queries, num_rows))
+        factors = np.ones(num_queries, np.float32)
+        shard.differentiate(np.full(num_queries, DIM, np.float64), factors, of_queries, of_rows)
+        assert of_queries.isfinite().all() and of_rows.isfinite().all()
+        assert num_rows or not of_queries.any()
