@@ -156,9 +156,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 def other_job(mark: str) -> str | None:
     """Describe the process that holds the machine's shared memory, if these tests have not started it."""
-    from dglkge.launch.local_job import machine_holder  # not before: numpy starts threads
+    from dglkge.launch.local_site import machine_lock_owner  # not before: numpy starts threads
 
-    pid = machine_holder()
+    pid = machine_lock_owner()
     if pid is None:
         return None
     try:

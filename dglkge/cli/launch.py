@@ -1,4 +1,4 @@
-"""``dglkge-launch``: start a job and stay with it until nothing of it runs."""
+"""``dglkge-launch``: runs a job on one or several machines until all its processes have ended."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.preemption import RESTART_STATUS
-from dglkge.errors import INPUT_ERROR_STATUS, INTERRUPTED_STATUS, InputError, NotReadyError
+from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError, exit_status_of
 from dglkge.launch.arguments import parse_arguments
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
-from dglkge.launch.local_job import find_unreadable_arguments, write_job_files
+from dglkge.launch.local_site import find_unreadable_arguments, write_job_files
 from dglkge.launch.ports import with_ports_chosen_again
 from dglkge.launch.process_plan import (
     Host,
@@ -35,7 +35,8 @@ from dglkge.launch.process_plan import (
 )
 from dglkge.launch.remote.session import SshSettings
 from dglkge.launch.script_config import Needs, partition_file, script_config, shared_memory_need
-from dglkge.launch.site import Site
+from dglkge.launch.site import Site, SiteChooser
+from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
 
 
@@ -50,23 +51,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 if all went well, 2 for bad input, else as ``--help`` says.
+        0 after success, 2 for bad input; the others are in ``--help``.
     """
     console = Console.in_background(sys.stdout, sys.stderr)
     try:
-        return _launch(sys.argv[1:] if argv is None else argv, console)
-    except InputError as error:
+        with stop_signals_raised():
+            return _launch(sys.argv[1:] if argv is None else argv, console)
+    except DglkgeError as error:
         console.error(f"dglkge-launch: error: {error}")
-        return INPUT_ERROR_STATUS
-    except KeyboardInterrupt:  # no process of the job runs
-        console.error("dglkge-launch: interrupted")
-        return INTERRUPTED_STATUS
+        return exit_status_of(error)
+    except KeyboardInterrupt as error:  # no process of the job runs
+        words, status = describe_stop(error)
+        console.error(f"dglkge-launch: {words}")
+        return status
     finally:
         console.finish()
 
 
 def _launch(argv: Sequence[str], console: Console) -> int:
-    """Check that the job can run, run it, and again as often as it may be."""
+    """Check that the job can run, run it, and restart it as often as allowed."""
     options, command = parse_arguments(argv)
     workspace = Path(options.workspace).resolve()
     places = Places(Path.cwd() if options.sync else workspace, workspace)
@@ -76,8 +79,9 @@ def _launch(argv: Sequence[str], console: Console) -> int:
         options.ssh_port, options.ssh_username, options.identity_file, tuple(options.ssh_option)
     )
     name = new_nonce()
-    with contextlib.closing(Site(ssh, options.python, str(workspace), options.sync, name)) as site:
-        job = _Job(options, command, places, site, console, name)
+    chooser = SiteChooser(ssh, options.python, str(workspace), options.sync, name)
+    with contextlib.closing(chooser):
+        job = _Job(options, command, places, chooser, console, name)
         if options.dry_run:
             plan = job.plan(attempt_log_dir(log_dir, 0, options.max_restarts))
             console.summary(
@@ -92,7 +96,7 @@ def _launch(argv: Sequence[str], console: Console) -> int:
             except NotReadyError as error:
                 if attempt == 0:
                     raise
-                # a host, a name or a port may take a while to come back after what has just failed
+                # after a failure, a host, a name or a port may be unavailable for a while
                 return JobResult(1, str(error), 0.0, str(logs), ())
 
         result = run_with_restarts(run, options.max_restarts, console.message)
@@ -102,26 +106,26 @@ def _launch(argv: Sequence[str], console: Console) -> int:
 
 @dataclass(frozen=True)
 class _Job:
-    """A job as its command line describes it; each attempt looks anew at what that depends on."""
+    """A job as its command line describes it; each attempt reads machines and configuration anew."""
 
     options: argparse.Namespace
     command: tuple[str, ...]
     places: Places
-    site: Site
+    sites: SiteChooser
     console: Console
     name: str
 
     def plan(self, log_dir: Path) -> list[PlannedProcess]:
-        """Plan an attempt that will not be made; no file is sent, no machine is held."""
-        hosts, settings, config = self._prepare(log_dir, is_locked=False)
+        """Plan an attempt for ``--dry_run``: no file is sent, no machine is locked."""
+        site, hosts, settings, config = self._prepare(log_dir, is_locked=False)
         if not self.options.sync:
-            self.site.check(hosts, settings, self._needs(settings, config))
-        return self.site.plan(hosts, settings)
+            site.check(hosts, settings, self._needs(settings, config))
+        return site.plan(hosts, settings)
 
     def run(self, log_dir: Path) -> JobResult:
         """Run one attempt to its end."""
-        site, console, here = self.site, self.console, self.places.here
-        hosts, settings, config = self._prepare(log_dir, is_locked=True)
+        console, here = self.console, self.places.here
+        site, hosts, settings, config = self._prepare(log_dir, is_locked=True)
         site.send_files(self.command, config, self.options.part_config, self.places)
         site.check(hosts, settings, self._needs(settings, config))
         plan = site.plan(hosts, settings)
@@ -133,31 +137,48 @@ class _Job:
         console.message(_announce(settings, hosts, log_dir))
         limits = Limits(stop_seconds=self.options.stop_seconds, exit_seconds=self.options.exit_seconds)
         output = None if config is None else here / config.output
-        with site.bringing_versions(output, self.places, console.message, self.options.sync_seconds):
+        with site.fetching_versions(output, self.places, console.message, self.options.sync_seconds):
             result = Supervisor(site.executor(), console, log_dir, limits).run(plan)
+        return self._with_files_fetched(site, result, output, log_dir)
+
+    def _with_files_fetched(
+        self, site: Site, result: JobResult, output: Path | None, log_dir: Path
+    ) -> JobResult:
+        """Fetch what an attempt has written; return its result, which a problem or a stop changes.
+
+        A success becomes a failure: the user would take the results for complete. Another status stays: 143
+        still means that the state is committed, and the next start of the job fetches it.
+        """
         try:
-            site.bring_files(output, log_dir, self.places)
-        except InputError as error:
+            site.fetch_files(output, log_dir, self.places)
+        except DglkgeError as error:
             problem = f"not all files could be brought back: {' '.join(str(error).split())}"
-            if result.status == 0:  # who started the job would take the results for complete
-                return dataclasses.replace(result, status=1, reason=problem)
-            console.message(f"error: {problem}")
-        except KeyboardInterrupt:
-            console.message("not all files have been brought back; the next start of the job brings the run")
-            raise
+            if result.status == 0:
+                return dataclasses.replace(result, status=FAILURE_STATUS, reason=problem)
+            self.console.message(f"error: {problem}")
+        except KeyboardInterrupt as error:
+            words, status = describe_stop(error)
+            problem = (
+                f"{words}: not all files have been brought back; the next start of the job brings the run"
+            )
+            if result.status == 0:
+                return dataclasses.replace(result, status=status, reason=problem, is_interrupted=True)
+            self.console.message(problem)
+            return dataclasses.replace(result, is_interrupted=True)
         return result
 
-    def _prepare(self, log_dir: Path, is_locked: bool) -> tuple[list[Host], JobSettings, Config | None]:
-        """Read what an attempt depends on as it is now: the machines, their cores, the configuration."""
+    def _prepare(self, log_dir: Path, is_locked: bool) -> tuple[Site, list[Host], JobSettings, Config | None]:
+        """Read what an attempt depends on anew: the machines, their cores, the configuration."""
         here = self.places.here
         machines = read_ip_config(here / self.options.ip_config)
-        hosts = self.site.connect(machines, is_locked)
+        site = self.sites.choose(machines)
+        hosts = site.connect(machines, is_locked)
         settings = _settings(self.options, self.command, hosts, machines, log_dir, self.places)
         settings = dataclasses.replace(settings, job=self.name)
-        return hosts, settings, script_config(self.command, here)
+        return site, hosts, settings, script_config(self.command, here)
 
     def _needs(self, settings: JobSettings, config: Config | None) -> Needs:
-        """Return what the job needs of its machines."""
+        """Return the job's needs on its machines."""
         here = self.places.here
         found = partition_file(config, here)
         graph = settings.part_config or (None if found is None else str(self.places.on_machines(found)))
@@ -165,7 +186,7 @@ class _Job:
 
 
 def _check_script(command: Sequence[str], workspace: Path) -> None:
-    """Refuse a script that does not exist, and teach those who come from DGL's launcher."""
+    """Raise InputError for a script that does not exist, with a hint for the syntax of DGL's launcher."""
     script = command[0]
     if script == "-m" or (workspace / script).is_file():
         return
@@ -186,7 +207,7 @@ def _settings(
     log_dir: Path,
     places: Places,
 ) -> JobSettings:
-    """Fill in the defaults; paths are those on the machines."""
+    """Build the settings with all defaults; paths are those on the machines."""
     log_dir = places.on_machines(log_dir) if options.sync else log_dir
     part_config = None if options.part_config is None else places.on_machines(Path(options.part_config))
     return JobSettings(
@@ -201,20 +222,20 @@ def _settings(
         part_config=None if part_config is None else str(part_config),
         log_dir=str(log_dir),
         extra_envs=options.extra_envs,
-        is_watched=sys.stdout.isatty(),
+        shows_progress=sys.stdout.isatty(),
         has_own_disks=options.sync,
     )
 
 
 def _announce(settings: JobSettings, hosts: Sequence[Host], log_dir: Path) -> str:
-    """Say what is being started."""
+    """Describe the job that is being started."""
     where = ", ".join(f"{host.address}:{host.port}" for host in hosts)
     counts = f"{settings.num_servers} server(s) and {settings.num_trainers} trainer(s)"
     return f"{counts} on {where}; logs in {log_dir}"
 
 
 def _conclude(result: JobResult, console: Console, as_json: bool) -> None:
-    """Say how the job ended."""
+    """Show the result of the job."""
     if result.reason is None:
         console.message(f"all processes ended well after {result.seconds:.1f} s")
     else:

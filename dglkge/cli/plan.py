@@ -12,7 +12,7 @@ from dglkge.config import Config, load_config
 from dglkge.data.sizes import read_dataset_size
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import InputError
-from dglkge.launch.local_job import usable_cores
+from dglkge.launch.local_site import usable_cores
 from dglkge.launch.process_plan import MOST_DEFAULT_TRAINERS
 from dglkge.planning.epoch_time import Rates, epoch_seconds
 from dglkge.planning.host import HostMemory, host_memory, installed_base, misfits

@@ -14,7 +14,6 @@ import contextlib
 import faulthandler
 import functools
 import logging
-import os
 import re
 import sys
 import time
@@ -28,13 +27,12 @@ from dglkge.distributed.server_ports import (
     is_own_address,
     wait_until_listening,
 )
+from dglkge.distributed.world import choose_dgl_backend
 
-# DGL reads this variable when it is imported. Without it DGL writes ~/.dgl/config.json, which fails where the
-# home folder is read-only and races where several processes start at once (all versions).
-os.environ.setdefault("DGLBACKEND", "pytorch")
+choose_dgl_backend()  # before the import
 
-import dgl
-import dgl.distributed
+import dgl  # noqa: E402
+import dgl.distributed  # noqa: E402
 
 logger = logging.getLogger(__name__)
 

@@ -132,8 +132,8 @@ class World:
 def choose_dgl_backend() -> None:
     """Set ``DGLBACKEND`` for DGL, which reads it when it is imported.
 
-    Without it DGL writes ``~/.dgl/config.json`` (all versions), which fails where the home folder is read-only
-    and races where several processes start at once.
+    Without it DGL writes ``~/.dgl/config.json`` (all versions), which fails where the home folder is
+    read-only and races where several processes start at once.
     """
     os.environ.setdefault("DGLBACKEND", "pytorch")
 

@@ -1,4 +1,4 @@
-"""The launcher's command line: ``[options] script.py args...``."""
+"""Parser of the launcher's command line: ``[options] script.py args...``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VARIABLE = re.compile(r"([A-Za-z_]\w*)=")
 DESCRIPTION = """\
 Start a distributed job: on every machine of ip_config.txt the servers that hold its partition and the
 trainers that compute, with the environment that DGL's and torch's distributed modules read. All processes are
-watched: when one fails, all are ended, and the last lines say which one, how, and where its log lies.
+watched: when one fails, all are ended, and the last lines name it, its status and its log.
 """
 
 EPILOG = """\
@@ -139,10 +139,10 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple
 
 
 def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Part the launcher's options from the script and all that follows it.
+    """Split the arguments into the launcher's options and the script with all that follows it.
 
-    argparse cannot: ``--extra_envs A=B train.py`` would take the script for a variable, and an option that
-    the launcher does not know would pass for a part of the script's command.
+    argparse cannot do this: ``--extra_envs A=B train.py`` would take the script for a variable, and an
+    unknown option would be taken for an argument of the script.
     """
     takes_value = {name: action.nargs != 0 for action in parser._actions for name in action.option_strings}
     own: list[str] = []

@@ -1,4 +1,4 @@
-"""Output of all processes: a log for each, and one terminal or pipe for people."""
+"""Output of all processes: a log file for each, and one console with prefixed lines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NOISE = re.compile(
 
 
 def is_noise(line: str) -> bool:
-    """Tell whether a line is one that every job of DGL writes.
+    """Whether a line is a routine message of DGL or torch: hidden on the console, kept in the logs.
 
     Examples
     --------
@@ -44,16 +44,16 @@ def is_noise(line: str) -> bool:
 
 
 MOST_WAITING_BYTES = 4 << 20
-"""Text that waits for a blocked console (Ctrl-S, a pager); more is dropped."""
+"""Most bytes that are queued for a blocked console (Ctrl-S, a pager); more are dropped."""
 
 FLUSH_SECONDS = 5.0
-"""How long the end of a job waits for a console that takes nothing."""
+"""Timeout at the end of a job for a blocked console."""
 
 BLOCK_BYTES = 65536
 
 
 class _Writer:
-    """A daemon thread that writes what a queue holds, in order; a blocked one keeps nothing alive."""
+    """A daemon thread that writes a queue in order; a blocked one does not delay the exit."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -64,7 +64,7 @@ class _Writer:
         threading.Thread(target=self._run, name="dglkge-console", daemon=True).start()
 
     def put(self, descriptor: int, data: bytes) -> None:
-        """Queue some bytes, or count them as dropped; once there is room again, say so in their place."""
+        """Queue some bytes, or count them as dropped; the next queued bytes are preceded by that count."""
         with self._changed:
             if self._num_bytes + len(data) > MOST_WAITING_BYTES:
                 self._num_dropped += data.count(b"\n")
@@ -80,16 +80,16 @@ class _Writer:
             self._changed.notify_all()
 
     def flush(self, descriptor: int, seconds: float) -> bool:
-        """Wait until all is written, or nothing has been for so long; return whether all is written.
+        """Wait until the queue is written, or `seconds` pass without progress; return whether it is written.
 
-        If the last lines were dropped, their number comes in their place.
+        If the last lines were dropped, their number is written instead.
         """
         if self._await_empty(seconds) and self._num_dropped:
             self.put(descriptor, b"")
         return self._await_empty(seconds)
 
     def _await_empty(self, seconds: float) -> bool:
-        """Wait until the queue is empty, or nothing was written for so long."""
+        """Wait until the queue is empty, or `seconds` pass without progress; return whether it is empty."""
         with self._changed:
             while self._queue:
                 left = self._last_progress + seconds - time.monotonic()
@@ -99,7 +99,7 @@ class _Writer:
         return True
 
     def _run(self) -> None:
-        """Write for ever."""
+        """Write the queue without end; the body of the thread."""
         while True:
             with self._changed:
                 while not self._queue:
@@ -117,7 +117,7 @@ class _Writer:
 
 
 def _write_some(descriptor: int, data: bytes) -> int:
-    """Write what a descriptor takes; all counts as written where its reader has gone or its disk is full."""
+    """Write as much as a descriptor accepts; returns the full length on a closed pipe or a full disk."""
     try:
         return os.write(descriptor, data)
     except BlockingIOError:
@@ -129,14 +129,14 @@ def _write_some(descriptor: int, data: bytes) -> int:
 
 
 class BackgroundStream:
-    """A stream of text in front of a file descriptor; streams of the same file keep the order of their text.
+    """Text stream that never blocks its writer; streams of the same file share one queue.
 
     Parameters
     ----------
     stream : TextIO
-        Its descriptor is written to; a stream that has none (in a test) is written to directly.
+        Its file descriptor is written; a stream without one (in a test) is written directly.
     shared : BackgroundStream, optional
-        A stream that may end in the same file, such as stdout for stderr.
+        A stream that may have the same file, such as stdout for stderr.
     """
 
     def __init__(self, stream: TextIO, shared: BackgroundStream | None = None) -> None:
@@ -149,30 +149,30 @@ class BackgroundStream:
             self._writer = _Writer()
 
     def isatty(self) -> bool:
-        """Whether a terminal shows it."""
+        """Whether the stream is a terminal."""
         with contextlib.suppress(OSError, ValueError):
             return self._stream.isatty()
         return False
 
     def write(self, text: str) -> int:
-        """Take some text; returns at once."""
+        """Queue some text; returns at once."""
         if self._writer is None or self._descriptor is None:
             return self._stream.write(text)
         self._writer.put(self._descriptor, text.encode(errors="replace"))
         return len(text)
 
     def flush(self) -> None:
-        """Do nothing: the thread writes as soon as it can."""
+        """Do nothing: the thread writes without delay."""
 
     def finish(self, seconds: float = FLUSH_SECONDS) -> bool:
-        """Wait until all is written, or nothing has been for so long; return whether all is written."""
+        """Wait until all is written, or `seconds` pass without progress; return whether all is written."""
         if self._writer is None or self._descriptor is None:
             return True
         return self._writer.flush(self._descriptor, seconds)
 
 
 def _descriptor_of(stream: TextIO) -> int | None:
-    """Return the file descriptor of a stream; None if it has none, as a closed one."""
+    """Return the file descriptor of a stream; None if it has none or is closed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         stream.flush()
         return stream.fileno()
@@ -180,7 +180,7 @@ def _descriptor_of(stream: TextIO) -> int | None:
 
 
 def _is_same_file(one: int | None, other: int | None) -> bool:
-    """Whether two descriptors end in the same terminal, pipe or file."""
+    """Whether two descriptors are of the same terminal, pipe or file."""
     if one is None or other is None:
         return False
     try:
@@ -194,26 +194,25 @@ LONGEST_LINE_BYTES = 65536
 
 
 class ProcessOutput:
-    """Cuts the output of one process into lines and keeps its log.
+    """Splits the output of one process into lines and writes its log.
 
-    A progress bar returns to the start of its line with CR before it writes itself anew; a line of the log is
-    what stood there last.
+    A progress bar returns to the start of its line with CR and overwrites it. The log gets its last state.
 
     Parameters
     ----------
     log_path : Path
-        The log, written anew. A log that cannot be written (its disk is full, its folder is gone) does not
-        disturb the job: its lines are counted, each further line tries again, and once one gets through the
-        log says how many are missing.
+        Path of the log, which is overwritten. If it cannot be written (full disk, removed folder), the job
+        goes on: lost lines are counted, each further line is a new attempt, and the count precedes the first
+        line that succeeds.
 
     Attributes
     ----------
     problem : str or None
-        Why the log could not be written, from the first time on.
+        First reason why the log could not be written; None if there was none.
     tail : deque of str
         The last lines.
     progress : str
-        The present state of an unfinished line that has returned to its start; empty where there is none.
+        Present state of a progress bar; empty if there is none.
     """
 
     def __init__(self, log_path: Path) -> None:
@@ -229,16 +228,16 @@ class ProcessOutput:
         self._write("")
 
     def feed(self, data: bytes) -> list[str]:
-        """Take what the process wrote.
+        """Process some output.
 
         Returns
         -------
         list of str
-            The lines that it completed.
+            Lines that it completes.
         """
         *complete, self._partial = (self._partial + data).split(b"\n")
         if b"\r" in self._partial:
-            # a bar in motion; what it showed before is of no more use
+            # a progress bar: only its last state is kept
             before, _, after = self._partial.rpartition(b"\r")
             shown = after if after.strip() else before.rpartition(b"\r")[2]
             self.progress = shown.decode(errors="replace")
@@ -251,12 +250,12 @@ class ProcessOutput:
         return [self._keep(line) for line in complete]
 
     def finish(self) -> list[str]:
-        """Close the log; return the last line if it had no end."""
+        """Close the log; return the last line if it has no line end."""
         last = [self._keep(self._partial)] if self._partial.strip() else []
         self._partial = b""
         self.progress = ""
         if self._log is not None:
-            with contextlib.suppress(OSError):  # a full disk may tell so only now
+            with contextlib.suppress(OSError):  # a network disk may report that it is full only now
                 os.close(self._log)
             self._log = None
         return last
@@ -269,7 +268,7 @@ class ProcessOutput:
         return text
 
     def _write(self, text: str) -> None:
-        """Write to the log, past all buffers, so that nothing is left to fail later; note why it fails."""
+        """Write to the log without a buffer, which could fail later; record the reason of a failure."""
         num_lines = text.count("\n")
         if self._num_lost:
             text = f"({self._num_lost} lines are missing here: {self.problem})\n{text}"
@@ -296,18 +295,18 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 class Console:
-    """Writes prefixed lines, and on a terminal one moving progress bar below them.
+    """Writes prefixed lines and, on a terminal, one progress bar below them.
 
-    A stream whose reader has gone is no failure: the logs hold everything.
+    Closed streams are ignored: the logs have everything.
 
     Parameters
     ----------
     out : TextIO
-        Where the lines of the processes go.
+        Gets the lines of the processes.
     err : TextIO
-        Where the launcher's own words go.
+        Gets the launcher's own messages.
     is_terminal : bool
-        Whether `out` shows a moving line.
+        Whether `out` can show a progress bar.
     is_coloured : bool
         Whether prefixes are coloured.
     """
@@ -321,13 +320,13 @@ class Console:
 
     @classmethod
     def of(cls, out: TextIO, err: TextIO) -> Console:
-        """Build a console as two streams allow; https://no-color.org is heeded."""
+        """Build a console for two streams; without colours if NO_COLOR is set (https://no-color.org)."""
         is_terminal = out.isatty()
         return cls(out, err, is_terminal, is_terminal and not os.environ.get("NO_COLOR"))
 
     @classmethod
     def in_background(cls, out: TextIO, err: TextIO) -> Console:
-        """Build a console that takes text at once and writes it in a thread, as fast as it is read."""
+        """Build a console whose methods never block: a thread writes the text."""
         streams = BackgroundStream(out)
         return cls.of(cast(TextIO, streams), cast(TextIO, BackgroundStream(err, streams)))
 
@@ -339,7 +338,7 @@ class Console:
         self._write(self._out, f"{self._clear()}{prefix} {text}\n{self._bar}")
 
     def progress(self, name: str, text: str) -> None:
-        """Show the bar of a process as the last line; an empty text takes it away."""
+        """Show the bar of a process as the last line; an empty text removes it."""
         if not self._is_terminal:
             return
         columns = shutil.get_terminal_size().columns
@@ -350,7 +349,7 @@ class Console:
             self._write(self._out, clear + bar)
 
     def message(self, text: str) -> None:
-        """Write the launcher's own words."""
+        """Write a message of the launcher."""
         if self._bar:
             self._write(self._out, CLEAR_LINE)
         self._write(self._err, "".join(f"[launcher] {line}\n" for line in text.splitlines()))
@@ -358,26 +357,26 @@ class Console:
             self._write(self._out, self._bar)
 
     def summary(self, text: str) -> None:
-        """Write a line for programs, without a prefix, when there is room for it: it must not be dropped."""
+        """Write a line for programs, without a prefix; waits for the queue, so that it is not dropped."""
         self.finish()
         self._write(self._out, f"{self._clear()}{text}\n")
 
     def error(self, text: str) -> None:
-        """Write why nothing was started, without a prefix."""
+        """Write an error message without a prefix."""
         self._write(self._err, text + "\n")
 
     def finish(self) -> None:
-        """Wait, not for ever, until all that was written has arrived."""
+        """Wait until all text is written, with a timeout for blocked streams."""
         for stream in (self._out, self._err):
             if isinstance(stream, BackgroundStream):
                 stream.finish()
 
     def _clear(self) -> str:
-        """Return what takes the bar away."""
+        """Return the control sequence that removes the bar."""
         return CLEAR_LINE if self._bar else ""
 
     def _write(self, stream: TextIO, text: str) -> None:
-        """Write at once, as far as anybody still reads."""
+        """Write and flush; ignores a closed stream."""
         with contextlib.suppress(OSError, ValueError):
             stream.write(text)
             stream.flush()

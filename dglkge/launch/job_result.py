@@ -1,4 +1,4 @@
-"""How a job ended, in words, status and JSON; and whether and when it is started again."""
+"""Result of a job: status, description, JSON; and the rule by which it is started again."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ LIKELY_CAUSES = {
 
 @dataclass(frozen=True)
 class ProcessResult:
-    """How one process ended.
+    """Result of one process.
 
     Attributes
     ----------
     name, address, log : str
-        Which it was, where it ran, where its log lies.
+        Name, machine and log file of the process.
     pid : int or None
-        None if it never ran.
+        None if it was never started.
     status : int or None
-        Its status, or minus the number of the signal that ended it; None if it did not end in time.
+        Exit status, or minus the number of the signal that ended it; None if it did not end in time.
     """
 
     name: str
@@ -40,21 +40,21 @@ class ProcessResult:
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended.
+    """Result of a job.
 
     Attributes
     ----------
     status : int
         Exit status of the launcher.
     reason : str or None
-        What went wrong, None if nothing did.
+        Description of the failure or stop; None after success.
     seconds : float
-        How long the job ran.
+        Run time of the job.
     log_dir : str
         Folder of the logs.
     processes : tuple of ProcessResult
     is_interrupted : bool
-        Whether the launcher itself was told to stop.
+        Whether the launcher itself received a stop signal.
     """
 
     status: int
@@ -65,17 +65,17 @@ class JobResult:
     is_interrupted: bool = False
 
     def to_dict(self) -> dict[str, object]:
-        """Return the summary that ``--json`` prints."""
+        """Return the summary for ``--json``."""
         return asdict(self)
 
 
 def exit_status(status: int) -> int:
-    """Return the launcher's status for that of a process: its own, or 128 + the signal, as shells do."""
+    """Convert the status of a process to an exit status: 128 + the number for signals, as shells do."""
     return 128 - status if status < 0 else status
 
 
 def describe_status(status: int) -> str:
-    """Say how a process ended, e.g. ``was killed by signal 9 (SIGKILL)``."""
+    """Describe the end of a process, e.g. ``was killed by signal 9 (SIGKILL)``."""
     if status == RESTART_STATUS:
         return f"ended with status {status}, which says: stopped on request, start me again"
     if status >= 0:
@@ -90,7 +90,7 @@ def describe_status(status: int) -> str:
 
 
 def describe_process(name: str, pid: int | None, address: str) -> str:
-    """Name a process for people, e.g. ``trainer 1 (pid 12) on 127.0.0.1``."""
+    """Return the name of a process for messages, e.g. ``trainer 1 (pid 12) on 127.0.0.1``."""
     return f"{name} (pid {pid}) on {address}" if pid is not None else f"{name} on {address}"
 
 
@@ -101,18 +101,18 @@ LONGEST_PAUSE_SECONDS = 30.0
 def run_with_restarts(
     run: Callable[[int], JobResult],
     max_restarts: int,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> JobResult:
-    """Run a job, and again after a failure or a stop that asks for it.
+    """Run a job, and again after a failure or a stop with status 143.
 
     Parameters
     ----------
     run : callable
         Runs one attempt, given its number from 0 on.
     max_restarts : int
-    say : callable
-        Takes messages for people.
+    report : callable
+        Takes messages for the user.
     sleep : callable
         Waits some seconds.
 
@@ -128,22 +128,22 @@ def run_with_restarts(
             return result
         num_failures = 0 if result.status == RESTART_STATUS else num_failures + 1
         pause = pause_seconds(num_failures)
-        say(f"attempt {attempt + 1}: {result.reason}; logs in {result.log_dir}")
-        say(f"restart {attempt + 1} of {max_restarts} in {pause:g} s")
+        report(f"attempt {attempt + 1}: {result.reason}; logs in {result.log_dir}")
+        report(f"restart {attempt + 1} of {max_restarts} in {pause:g} s")
         sleep(pause)
     return run(max_restarts)
 
 
 def is_restartable(result: JobResult) -> bool:
-    """Tell whether to start a job again: not after success, bad input, or a signal to the launcher itself."""
+    """Whether to start a job again: not after success, bad input, or a signal to the launcher itself."""
     return result.status not in (0, INPUT_ERROR_STATUS) and not result.is_interrupted
 
 
 def pause_seconds(num_failures: int) -> float:
-    """Return the pause after so many failures in a row; doubled each time, within limits."""
+    """Return the pause after a number of failures in a row; doubled for each, within limits."""
     return min(LONGEST_PAUSE_SECONDS, SHORTEST_PAUSE_SECONDS * 2.0 ** max(0, min(num_failures, 10) - 1))
 
 
 def attempt_log_dir(log_dir: Path, attempt: int, max_restarts: int) -> Path:
-    """Return the folder of an attempt's logs: one of its own where there may be several attempts."""
+    """Return the log folder of an attempt: a folder of its own if there may be several attempts."""
     return log_dir / f"attempt-{attempt + 1}" if max_restarts else log_dir

@@ -1,4 +1,4 @@
-"""TCP ports: tested by binding them, the only test that tells the truth."""
+"""Checks TCP ports by binding them, and chooses others for a job whose port was taken meanwhile."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.job_result import JobResult
 
 FIRST_MASTER_PORT = 29500
-"""torch's usual rendezvous port. The search goes up from here and so stays below the range from which the
-kernel takes ports for outgoing connections, of which DGL's clients open many before torch binds this one."""
+"""torch's usual rendezvous port, where the search starts. It goes up and so stays below the kernel's range of
+ports for outgoing connections (from 32768), of which DGL's clients open many before torch binds this one."""
 
 MASTER_PORT_TRIES = 500
 
 MOST_CHOICES = 5
-"""How often an attempt is started with other ports before it counts as failed."""
+"""Number of times that an attempt is started with other ports before it counts as failed."""
 
 LOG_END_BYTES = 4096
 
 
-def with_ports_chosen_again(run: Callable[[], JobResult], say: Callable[[str], None]) -> JobResult:
-    """Run an attempt of a job, and again where a port was taken between its choice and its use.
+def with_ports_chosen_again(run: Callable[[], JobResult], report: Callable[[str], None]) -> JobResult:
+    """Run an attempt of a job, and again if a port was taken between its choice and its use.
 
-    Nothing has been trained then, so that this is no restart of the user's.
+    Nothing has been trained then, so it does not count as a restart.
 
     Parameters
     ----------
     run : callable
         Chooses ports and runs the attempt.
-    say : callable
-        Takes messages for people.
+    report : callable
+        Takes messages for the user.
 
     Returns
     -------
@@ -50,18 +50,20 @@ def with_ports_chosen_again(run: Callable[[], JobResult], say: Callable[[str], N
         address = None if result.is_interrupted else taken_port(result)
         if address is None:
             return result
-        say(f"{address} was taken by another program before the job could listen there: choosing ports again")
+        report(
+            f"{address} was taken by another program before the job could listen there: choosing ports again"
+        )
     return run()
 
 
 def taken_port(result: JobResult) -> str | None:
-    """Return the address that a process of an ended attempt found taken, None if no process did."""
+    """Return the address that a process of an ended attempt found in use; None if none did."""
     for process in result.processes:
         if process.status != PORT_TAKEN_STATUS:
             continue
         try:
             end = Path(process.log).read_bytes()[-LOG_END_BYTES:].decode(errors="replace")
-        except OSError:  # the logs' disk is full: nothing is known
+        except OSError:  # the disk of the logs is full
             continue
         for line in end.splitlines():
             if line.startswith(PORT_TAKEN_MARK):
@@ -70,12 +72,13 @@ def taken_port(result: JobResult) -> str | None:
 
 
 def check_server_ports(address: str, first_port: int, num_servers: int) -> None:
-    """Bind every port that the servers of a machine will listen on.
+    """Check every port of a machine's servers by binding it.
 
     Raises
     ------
     InputError
-        If a port is taken, forbidden or above 65535; the message names the port and who has it.
+        If a port is in use, forbidden or above 65535; the message names the port and the process that uses
+        it.
     """
     if first_port + num_servers - 1 > HIGHEST_PORT:
         raise InputError(
@@ -85,7 +88,7 @@ def check_server_ports(address: str, first_port: int, num_servers: int) -> None:
         error = bind_error(address, port)
         if error == errno.EADDRINUSE:
             raise NotReadyError(
-                f"port {port} on {address} is in use by {describe_holder(port)}; "
+                f"port {port} on {address} is in use by {describe_listener(port)}; "
                 "end it or give another port in ip_config.txt"
             )
         if error == errno.EACCES:
@@ -103,7 +106,7 @@ def find_master_port(address: str, avoid: Collection[int]) -> int:
         If no port near 29500 is free.
     """
     for port in range(FIRST_MASTER_PORT, FIRST_MASTER_PORT + MASTER_PORT_TRIES):
-        # ours listens on one address; torch's own, which scripts of other projects use, listens on all
+        # Bound on all addresses: torch's own rendezvous, which scripts of other projects use, listens on all.
         if port not in avoid and not bind_error("", port):
             return port
     last = FIRST_MASTER_PORT + MASTER_PORT_TRIES - 1
@@ -113,9 +116,9 @@ def find_master_port(address: str, avoid: Collection[int]) -> int:
 
 
 def bind_error(address: str, port: int) -> int:
-    """Bind and listen, as DGL's servers do, and return the error number; 0 where the port is free."""
+    """Bind and listen as DGL's servers do; return the error number, 0 for a free port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # DGL sets this too: ports of connections that have just ended are no obstacle
+        # DGL sets this too: accepts a port whose last connections are still in TIME_WAIT
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
@@ -125,8 +128,8 @@ def bind_error(address: str, port: int) -> int:
     return 0
 
 
-def describe_holder(port: int) -> str:
-    """Name the process that listens on a port, where this user may see it."""
+def describe_listener(port: int) -> str:
+    """Describe the process that listens on a port, if this user may see it."""
     try:
         connections = psutil.net_connections("tcp")
     except psutil.Error:
@@ -134,12 +137,12 @@ def describe_holder(port: int) -> str:
     for connection in connections:
         is_listener = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
         if is_listener and connection.pid is not None:
-            return describe_process(connection.pid)
+            return describe_pid(connection.pid)
     return "another process (its owner alone may see which)"
 
 
-def describe_process(pid: int) -> str:
-    """Return ``pid 12: command`` as far as this user may see it."""
+def describe_pid(pid: int) -> str:
+    """Return ``pid 12: command``, or ``pid 12`` if this user may not see the command."""
     try:
         command = " ".join(psutil.Process(pid).cmdline())
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""Processes of a job, with command and environment: pure, nothing is started or looked up here.
+"""Plan of a job: its processes with command and environment. Pure functions, which start nothing.
 
 The environment is that of DGL's own launcher (``tools/launch.py`` of its repository) and torch's rendezvous
 variables, so that scripts written for DGL's launcher run unchanged.
@@ -14,40 +14,41 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Places:
-    """Two folders that mean the same, here and on the machines.
+    """Base folders of relative paths: of the launcher, and of the processes on the machines.
 
     Attributes
     ----------
     here : Path
-        Where the launcher seeks relative paths.
+        Base of relative paths of the launcher.
     workspace : Path
-        Where the processes run, so that a relative path means the same to the script.
+        Working folder of the processes. A relative path of the script's arguments is found in both.
     """
 
     here: Path
     workspace: Path
 
     def on_machines(self, path: Path) -> Path:
-        """Return where a path of here lies on the machines: inside the folder, or the same absolute path."""
+        """Convert a path of the launcher to one on the machines: in the workspace, or equal if absolute."""
         path = self.here / path
         return self.workspace / path.relative_to(self.here) if path.is_relative_to(self.here) else path
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a :class:`dglkge.launch.supervisor.Supervisor` waits.
+    """Timeouts of a :class:`dglkge.launch.supervisor.Supervisor`.
 
     Attributes
     ----------
     failure_seconds : float
-        From SIGTERM to SIGKILL once a process has failed.
+        From SIGTERM to SIGKILL after a process has failed.
     stop_seconds : float
-        The same for trainers after Ctrl-C, SIGTERM or SIGHUP, or once one of them has left with status 143;
+        The same for trainers after Ctrl-C, SIGTERM or SIGHUP, or after one of them has left with status 143;
         they may need it to save their state.
     exit_seconds : float
-        How long servers may outlast the trainers, or trainers a server that has left in good order.
+        From the end of the last trainer to that of the servers, or from status 0 of a server to the end of
+        the trainers.
     kill_seconds : float
-        How long processes may take to die of SIGKILL.
+        From SIGKILL to the end of the processes.
     """
 
     failure_seconds: float = 3.0
@@ -60,7 +61,7 @@ SERVER = "server"
 TRAINER = "trainer"
 
 MOST_DEFAULT_TRAINERS = 8
-"""More trainers than this on one machine only if the user asks: each costs a few hundred megabytes."""
+"""Most trainers on one machine without the user's choice: each needs a few hundred megabytes."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,9 @@ class Host:
     num_cores : int
         Processor cores that the job may use there.
     interface : str or None
-        Network interface that holds the address, None where it is not known.
+        Network interface of the address; None if unknown.
     runner : tuple of str
-        What runs the user's command there: the interpreter and its arguments before the script. Empty: what
-        runs it on all machines.
+        Interpreter there and its arguments before the script. Empty: the runner of all machines.
     """
 
     address: str
@@ -91,7 +91,7 @@ class Host:
 
 @dataclass(frozen=True)
 class JobSettings:
-    """What the user asked for; counts are per machine.
+    """Settings of a job from the command line; counts are per machine.
 
     Attributes
     ----------
@@ -112,13 +112,14 @@ class JobSettings:
     log_dir : str
         Folder of the job's logs.
     extra_envs : mapping of str to str
-        Variables for every process; they win over all others.
-    is_watched : bool
-        Whether a person watches on a terminal, so that trainers show progress although they write to a pipe.
+        Variables for every process; they override all others.
+    shows_progress : bool
+        Whether the launcher writes to a terminal, so that trainers show progress although they write to a
+        pipe.
     has_own_disks : bool
         Whether the machines share no disk, so that each sends its parts of a checkpoint to the first.
     job : str
-        Names the job, with all its attempts, in the lease on the run's folder.
+        Id of the job, equal for all its attempts, in the lease on the run's folder.
     """
 
     command: tuple[str, ...]
@@ -132,7 +133,7 @@ class JobSettings:
     part_config: str | None = None
     log_dir: str = "logs"
     extra_envs: Mapping[str, str] = field(default_factory=dict)
-    is_watched: bool = False
+    shows_progress: bool = False
     has_own_disks: bool = False
     job: str = ""
 
@@ -146,13 +147,13 @@ class PlannedProcess:
     role : str
         ``"server"`` or ``"trainer"``.
     number : int
-        Place among all processes of the role in the job; a trainer's is its rank.
+        Number among all processes of the role in the job; a trainer's is its rank.
     address : str
-        Where it runs.
+        Of its machine.
     command : tuple of str
         Program and arguments; never goes through a shell.
     environment : mapping of str to str
-        What is added to the environment of the launcher.
+        Added to the environment of the launcher.
     """
 
     role: str
@@ -163,7 +164,7 @@ class PlannedProcess:
 
     @property
     def name(self) -> str:
-        """Name for people, e.g. ``trainer 1``."""
+        """Name for messages, e.g. ``trainer 1``."""
         return f"{self.role} {self.number}"
 
     @property
@@ -173,7 +174,7 @@ class PlannedProcess:
 
 
 def choose_num_trainers(hosts: Sequence[Host], lowest: int = 1, highest: int = MOST_DEFAULT_TRAINERS) -> int:
-    """One trainer for each core of the smallest machine, within limits."""
+    """Return one trainer for each core of the smallest machine, within limits."""
     return max(lowest, min([highest, *(host.num_cores for host in hosts)]))
 
 
@@ -194,10 +195,10 @@ def plan_processes(
     master_port : int
         Port of torch's rendezvous.
     runner : sequence of str
-        What runs the user's command on machines that do not say so themselves.
+        Interpreter and its arguments for machines without a runner of their own.
     inherited : mapping of str to str
-        Environment of the launcher; conveniences (not DGL's and torch's variables) that the user set
-        there already are left as they are.
+        Environment of the launcher. Its values of conveniences (variables other than DGL's and torch's) are
+        kept.
 
     Returns
     -------
@@ -210,7 +211,7 @@ def plan_processes(
     for machine, host in enumerate(hosts):
         command = (*(host.runner or runner), *settings.command)
         conveniences = {"PYTHONUNBUFFERED": "1"}
-        if settings.is_watched:
+        if settings.shows_progress:
             conveniences["DGLKGE_PROGRESS"] = "1"
         if host.interface is not None:
             conveniences["GLOO_SOCKET_IFNAME"] = host.interface
@@ -234,7 +235,7 @@ def plan_processes(
 
 
 def describe_plan(processes: Sequence[PlannedProcess]) -> str:
-    """Write the plan as shell commands, for ``--dry_run``; values are quoted, so each can be pasted."""
+    """Return the plan as shell commands with quoted values, for ``--dry_run``."""
     lines = []
     for process in processes:
         variables = [f"{key}={shlex.quote(value)}" for key, value in sorted(process.environment.items())]
@@ -244,7 +245,7 @@ def describe_plan(processes: Sequence[PlannedProcess]) -> str:
 
 
 def plan_to_dict(processes: Sequence[PlannedProcess]) -> list[dict[str, object]]:
-    """Return the plan for programs, for ``--dry_run --json``."""
+    """Return the plan as JSON values, for ``--dry_run --json``."""
     return [
         {
             "name": process.name,

@@ -1,4 +1,4 @@
-"""What a training script's arguments and DGL's partition file say of a job."""
+"""Reads a training script's configuration and DGL's partition file, to check a job before it starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_part_config(path: Path, num_machines: int) -> None:
 
 
 def check_part(path: Path, part_id: int) -> None:
-    """Check that the files of one partition are there.
+    """Check that the files of one partition exist.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def _read(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job needs of its machines, as far as the launcher knows.
+    """Needs of a job on its machines, as far as the launcher knows them.
 
     Attributes
     ----------
@@ -93,13 +93,13 @@ def script_config(command: Sequence[str], folder: Path) -> Config | None:
     command : sequence of str
         The script and its arguments.
     folder : Path
-        Where relative paths start.
+        Base of relative paths.
 
     Returns
     -------
     Config or None
-        None for scripts with another command line, and where the configuration is wrong: the script itself
-        then says so.
+        None for scripts with another command line, and for a wrong configuration, which the script itself
+        then reports.
     """
     if not any(word.partition("=")[0] in ("--config", "--set") for word in command):
         return None
@@ -114,7 +114,7 @@ def script_config(command: Sequence[str], folder: Path) -> Config | None:
 
 
 def shared_memory_need(config: Config | None, folder: Path) -> dict[int, int]:
-    """Return the bytes of shared memory that each machine needs; empty where they are not known here."""
+    """Return the bytes of shared memory that each machine needs; empty if unknown."""
     if config is None:
         return {}
     try:
@@ -124,7 +124,7 @@ def shared_memory_need(config: Config | None, folder: Path) -> dict[int, int]:
 
 
 def partition_file(config: Config | None, folder: Path) -> Path | None:
-    """Return DGL's partition file of the data set; None where it is not known here."""
+    """Return DGL's partition file of the data set; None if unknown."""
     if config is None:
         return None
     dataset = folder / config.dataset

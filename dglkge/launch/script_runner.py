@@ -1,12 +1,12 @@
-"""Runs the user's script so that a trainer that fails also ends.
+"""Runs the user's script so that a trainer that fails also exits.
 
 This file is a program of its own, run by its path with the standard library only:
 ``script_runner.py script.py args...`` or ``script_runner.py -m package.module args...``.
 
-DGL says farewell when the interpreter exits: each trainer then waits for all others, without limit. A trainer
-that raised would wait for ever for trainers that wait for it, and no launcher could see that it failed. So
-here a failed process skips that farewell, and only that: other exit handlers run, and the status is the one
-that the interpreter would have given.
+DGL registers ``exit_client`` with ``atexit`` (all versions): a barrier of all trainers without a timeout. A
+trainer that raised would block there until the others exit, which wait for it, and no launcher could see that
+it failed. So this program skips that handler in a failed process, and only that one: other exit handlers run,
+and the status is the one that the interpreter would have given.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> None:
     else:
         sys.path[0] = os.path.dirname(os.path.realpath(arguments[0]))
         sys.argv = arguments
-        # by hand: runpy.run_path would change sys.argv[0] and take __main__ away before the exit handlers run
+        # Not runpy.run_path: it changes sys.argv[0] and removes __main__ before the exit handlers run.
         path = os.path.abspath(arguments[0])
         main_module = types.ModuleType("__main__")
         main_module.__file__ = path
@@ -50,7 +50,7 @@ def run(arguments: list[str]) -> None:
 
 
 def exit_status(error: BaseException) -> int:
-    """Return the status that the interpreter gives to an exception that nobody caught."""
+    """Return the status that the interpreter gives to an uncaught exception."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED_STATUS
     if not isinstance(error, SystemExit):
@@ -72,8 +72,8 @@ def print_error(error: BaseException) -> None:
     traceback.print_exception(type(error), error, trace)
 
 
-def leave_without_farewell(status: int) -> None:
-    """Run the exit handlers but DGL's, then end at once; a handler that waits for the dead is cut short."""
+def exit_without_dgl_shutdown(status: int) -> None:
+    """Run the exit handlers but DGL's, then exit, after EXIT_HANDLERS_SECONDS at the latest."""
     timer = threading.Timer(EXIT_HANDLERS_SECONDS, os._exit, [status & 0xFF])
     timer.daemon = True
     timer.start()
@@ -87,7 +87,7 @@ def leave_without_farewell(status: int) -> None:
 
 
 def main() -> None:
-    """Run what the command line names."""
+    """Run the script or module of the command line."""
     try:
         run(sys.argv[1:])
     except BaseException as error:
@@ -95,7 +95,7 @@ def main() -> None:
         if status == 0:
             raise
         print_error(error)
-        leave_without_farewell(status)
+        exit_without_dgl_shutdown(status)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""POSIX shared-memory segments: which there are, who uses them, and what killed jobs have left."""
+"""POSIX shared-memory segments: names, users, free space, and removal of those that jobs have left."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 
 from dglkge.errors import NotReadyError
-from dglkge.launch.keeper import RECORD_PREFIX, SHARED_MEMORY_FOLDER, mapped_segments
+from dglkge.launch.watchdog import RECORD_PREFIX, SHARED_MEMORY_FOLDER, mapped_segments
 
 __all__ = [
     "SHARED_MEMORY_FOLDER",
@@ -24,10 +24,10 @@ __all__ = [
 ]
 
 KVSTORE_SUFFIX = "-kvdata-"
-"""End of the name of every tensor that DGL's kvstore shares (its ``kvstore.py``)."""
+"""Suffix of the name of every tensor in DGL's kvstore (its ``kvstore.py``, all versions)."""
 
 GRAPH_MARK = "_node_meta"
-"""The partition book of graph G lies in the segment ``G_node_meta`` (its ``graph_partition_book.py``)."""
+"""Suffix of the partition book of a graph (DGL's ``graph_partition_book.py``, all versions)."""
 
 
 def segment_names(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
@@ -37,7 +37,7 @@ def segment_names(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
 
 
 def dgl_segments(names: Collection[str]) -> set[str]:
-    """Pick the names that DGL gives: tensors of the kvstore, and what belongs to a shared graph.
+    """Select the names that DGL gives: tensors of the kvstore, and parts of a shared graph.
 
     Graph G is shared as ``G``, ``G_node_...``, ``G_edge_...`` and, for each edge type, ``GG_0_csc_...``.
     """
@@ -51,7 +51,7 @@ def dgl_segments(names: Collection[str]) -> set[str]:
 
 
 def segment_users(names: Collection[str]) -> dict[str, int]:
-    """Return, for each segment that a visible process has mapped, the number of such a process."""
+    """Return the number of one process for each segment that a visible process has mapped."""
     users: dict[str, int] = {}
     if not names:
         return users
@@ -63,7 +63,7 @@ def segment_users(names: Collection[str]) -> dict[str, int]:
 
 
 def remove_segments(names: Iterable[str], folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
-    """Remove segments; one that is gone already or belongs to another user stays as it is.
+    """Remove segments; ignores absent ones and those of other users.
 
     Returns
     -------
@@ -79,16 +79,16 @@ def remove_segments(names: Iterable[str], folder: str = SHARED_MEMORY_FOLDER) ->
 
 
 def remove_job_segments(segments: Collection[str], before: Collection[str]) -> list[str]:
-    """Remove what keepers saw in use, and DGL's segments that are new and in nobody's use.
+    """Remove segments that watchdogs have seen, and new segments of DGL that no process has mapped.
 
-    The latter were made by a process that was killed before its keeper looked.
+    The latter were created by a process that was killed before its watchdog scanned it.
 
     Parameters
     ----------
     segments : collection of str
-        Those that the keepers saw.
+        Those that the watchdogs have seen.
     before : collection of str
-        All that were there before the job; they stay.
+        Those that existed before the job; they are kept.
     """
     new = segment_names() - set(before)
     unseen = dgl_segments(new) - set(segments)
@@ -96,12 +96,9 @@ def remove_job_segments(segments: Collection[str], before: Collection[str]) -> l
 
 
 def check_shared_memory(needed_bytes: int, folder: str = SHARED_MEMORY_FOLDER) -> None:
-    """Compare what a machine's tables need with what is free: without room a process dies of SIGBUS.
+    """Raise NotReadyError if the tables do not fit into free shared memory; the message has both figures.
 
-    Raises
-    ------
-    NotReadyError
-        If it is too little; the message has both figures.
+    Without this check a process would die of SIGBUS when it writes to a page that cannot be allocated.
     """
     free_bytes = shutil.disk_usage(folder).free
     if needed_bytes > free_bytes:
@@ -111,19 +108,19 @@ def check_shared_memory(needed_bytes: int, folder: str = SHARED_MEMORY_FOLDER) -
         )
 
 
-KEEPER_LEAVE_SECONDS = 15.0
-"""A keeper whose launcher has gone gives its process 3 s, and 5 s more to die of SIGKILL."""
+WATCHDOG_EXIT_SECONDS = 15.0
+"""A watchdog without a launcher gives its process 3 s after SIGTERM and 5 s after SIGKILL."""
 
 POLL_SECONDS = 0.1
 
 
-def await_keepers(folder: str = SHARED_MEMORY_FOLDER, seconds: float = KEEPER_LEAVE_SECONDS) -> None:
-    """Wait until no keeper of an earlier job is left: it may still remove shared memory.
+def wait_for_watchdogs(folder: str = SHARED_MEMORY_FOLDER, seconds: float = WATCHDOG_EXIT_SECONDS) -> None:
+    """Wait until all watchdogs of earlier jobs have ended: they may still remove shared memory.
 
     Raises
     ------
     NotReadyError
-        If one is left after so many seconds.
+        If one still runs after the timeout.
     """
     deadline = time.monotonic() + seconds
     while any(is_alive for _, is_alive in _records(folder)):
@@ -132,22 +129,23 @@ def await_keepers(folder: str = SHARED_MEMORY_FOLDER, seconds: float = KEEPER_LE
             pids = ", ".join(name[len(RECORD_PREFIX) :].partition("-")[0] for name in names)
             raise NotReadyError(
                 f"processes of an earlier job have not ended on this machine after {seconds:g} s "
-                f"(their keepers: pid {pids}); end them"
+                f"(their watchdogs: pid {pids}); end them"
             )
         time.sleep(POLL_SECONDS)
 
 
-def leftovers(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
-    """Return the shared memory that :func:`remove_leftovers` would remove."""
+def stale_segments(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
+    """Return the shared memory that :func:`remove_stale_segments` would remove."""
     records = [name for name, is_alive in _records(folder) if not is_alive]
-    return set().union(*(_left_by(folder, record) for record in records))
+    return set().union(*(_stale_segments_of(folder, record) for record in records))
 
 
-def remove_leftovers(folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
-    """Remove the shared memory of jobs whose keepers were killed: DGL would take over its names.
+def remove_stale_segments(folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
+    """Remove shared memory of jobs whose watchdogs were killed.
 
-    That is, as far as no process uses it: the segments that a keeper had seen, and DGL's segments that were
-    not there before its job, which may have been made between its last look and its end.
+    DGL opens segments with O_CREAT and without O_EXCL, so a later job would silently use one of an equal
+    name. Removed are those that no process has mapped: segments that a killed watchdog had seen, and segments
+    of DGL that did not exist before its job, which may have been created between its last scan and its end.
 
     Returns
     -------
@@ -156,20 +154,20 @@ def remove_leftovers(folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
     """
     removed: list[str] = []
     for record in [name for name, is_alive in _records(folder) if not is_alive]:
-        removed += remove_segments(_left_by(folder, record), folder)
+        removed += remove_segments(_stale_segments_of(folder, record), folder)
         with contextlib.suppress(OSError):  # another user's
             os.unlink(os.path.join(folder, record))
     return sorted(removed)
 
 
-def _left_by(folder: str, record: str) -> set[str]:
-    """Return the segments that a killed keeper's job has left and no process uses."""
+def _stale_segments_of(folder: str, record: str) -> set[str]:
+    """Return the unused segments of a job whose watchdog was killed, from its record."""
     try:
         with open(os.path.join(folder, record), encoding="utf-8") as file:
             content = json.load(file)
         protected, segments = set(content["protected"]), dict(content["segments"])
     except (OSError, ValueError, KeyError, TypeError):
-        return set()  # it was killed while it wrote, or there was no room: nothing is known of its job
+        return set()  # half-written, or there was no room: nothing is known of its job
     names = segment_names(folder)
     seen = {name for name in names if segments.get(name) == _inode(folder, name)}
     unseen = dgl_segments(names) - protected
@@ -178,13 +176,13 @@ def _left_by(folder: str, record: str) -> set[str]:
 
 
 def _records(folder: str) -> Iterator[tuple[str, bool]]:
-    """Yield the records of keepers, and whether each keeper is alive."""
+    """Yield the records of watchdogs, each with whether its watchdog is alive."""
     for name in sorted(segment_names(folder)):
         if not name.startswith(RECORD_PREFIX):
             continue
         try:
             descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
-        except OSError:  # gone meanwhile
+        except OSError:  # removed meanwhile
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -196,7 +194,7 @@ def _records(folder: str) -> Iterator[tuple[str, bool]]:
 
 
 def _inode(folder: str, name: str) -> int:
-    """Return the inode of a segment; -1 if there is none."""
+    """Return the inode of a segment; -1 if absent."""
     try:
         return os.stat(os.path.join(folder, name)).st_ino
     except OSError:

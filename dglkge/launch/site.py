@@ -1,24 +1,89 @@
-"""Where a job runs: on this machine alone, or on several."""
+"""Where a job runs: the interface of a site, and the choice of one for the machines of ip_config."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Protocol
 
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
-from dglkge.launch.kept_process import Executor
-from dglkge.launch.local_job import LocalJob, are_all_local, local_interfaces
+from dglkge.launch.local_site import LocalSite, are_all_local, local_interfaces
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess
-from dglkge.launch.remote.cluster import Cluster
+from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.session import SshSettings
+from dglkge.launch.remote.synced_site import SyncedSite
 from dglkge.launch.script_config import Needs
+from dglkge.launch.watched_process import Executor
 
 
-class Site:
-    """This machine alone where ip_config names no other, else all machines; each attempt decides anew.
+class Site(Protocol):
+    """The machines of a job, as the launcher uses them; the methods are called in this order.
+
+    Implemented by :class:`LocalSite` (this machine, without SSH), :class:`RemoteSite` (several machines with
+    a shared disk) and :class:`SyncedSite` (several machines, each with its own disk).
+    """
+
+    def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
+        """Connect to the machines of ip_config, and lock each for this job if `is_locked`.
+
+        Raises
+        ------
+        InputError
+            If ip_config does not make sense. Problems of single machines are raised by :meth:`check`.
+        """
+        ...
+
+    def send_files(
+        self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
+    ) -> None:
+        """Send the machines the files that they need, if they share no disk."""
+        ...
+
+    def check(self, hosts: Sequence[Host], settings: JobSettings, needs: Needs) -> None:
+        """Check all machines for anything that would keep the job from running.
+
+        Raises
+        ------
+        InputError
+            With every problem of every machine.
+        """
+        ...
+
+    def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
+        """Plan the processes of the job, with a rendezvous port that is free now."""
+        ...
+
+    def warnings(self) -> list[str]:
+        """Return problems that do not keep the job from running."""
+        ...
+
+    def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
+        """Create the log folder with its ip_config.txt on machines other than this one."""
+        ...
+
+    def fetching_versions(
+        self, output: Path | None, places: Places, report: Callable[[str], None], seconds: float
+    ) -> contextlib.AbstractContextManager[None]:
+        """Fetch published checkpoint versions inside the block, if the machines share no disk."""
+        ...
+
+    def executor(self) -> Executor:
+        """Return the executor that starts processes on these machines."""
+        ...
+
+    def fetch_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
+        """Fetch the files that a job has written, if the machines share no disk."""
+        ...
+
+    def close(self) -> None:
+        """Release the machines."""
+        ...
+
+
+class SiteChooser:
+    """Chooses the site of each attempt of a job, and keeps it while ip_config needs no other kind.
 
     Parameters
     ----------
@@ -26,86 +91,48 @@ class Site:
     python : str
         The interpreter on the machines of several.
     folder : str
-        Where the processes run.
+        Working folder of the processes.
     has_own_disks : bool
-        Whether files are brought to the machines and back; then also this one gets a copy.
+        Whether the machines share no disk; then this machine gets a copy too.
     job : str
-        Names the job in the leases of run folders.
+        Id of the job in the leases of run folders.
     """
 
     def __init__(
         self, ssh: SshSettings, python: str, folder: str, has_own_disks: bool = False, job: str = ""
     ) -> None:
-        self._has_own_disks = has_own_disks
         self._ssh = ssh
         self._python = python
         self._folder = folder
+        self._has_own_disks = has_own_disks
         self._name = job
-        self._job: LocalJob | Cluster = LocalJob(folder)
+        self._site: Site | None = None
+        self._is_local = False
 
-    def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
-        """Reach the machines of ip_config and hold them for the job.
-
-        Raises
-        ------
-        InputError
-            If ip_config does not make sense. What is wrong on machines, :meth:`check` raises.
-        """
-        is_alone = are_all_local(machines, local_interfaces()) and not self._has_own_disks
-        if isinstance(self._job, LocalJob) != is_alone:
-            self._job.close()
-            if is_alone:
-                self._job = LocalJob(self._folder)
-            else:
-                self._job = Cluster(self._ssh, self._python, self._folder, self._name)
-        return self._job.connect(machines, is_locked)
-
-    def send_files(
-        self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
-    ) -> None:
-        """Bring the machines what they need where they share no disk."""
-        if isinstance(self._job, Cluster) and self._has_own_disks:
-            self._job.send_files(command, config, part_config, places)
-
-    def bring_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
-        """Bring back what a job has written where the machines share no disk."""
-        if isinstance(self._job, Cluster) and self._has_own_disks:
-            self._job.bring_files(output, log_dir, places)
-
-    def bringing_versions(
-        self, output: Path | None, places: Places, say: Callable[[str], None], seconds: float
-    ) -> contextlib.AbstractContextManager[None]:
-        """Bring published versions while the job runs, where the machines share no disk."""
-        if isinstance(self._job, Cluster) and self._has_own_disks and output is not None and seconds:
-            return self._job.bringing_versions(output, places, say, seconds)
-        return contextlib.nullcontext()
-
-    def check(self, hosts: Sequence[Host], settings: JobSettings, needs: Needs) -> None:
-        """Look for all that would keep the job from running.
+    def choose(self, machines: Sequence[Machine]) -> Site:
+        """Return the site for some machines: the one of the attempt before if it still fits.
 
         Raises
         ------
         InputError
-            With every problem of every machine.
+            If a name of ip_config has no IPv4 address.
         """
-        self._job.check(hosts, settings, needs)
+        is_local = not self._has_own_disks and are_all_local(machines, local_interfaces())
+        if self._site is None or is_local != self._is_local:
+            self.close()
+            self._site, self._is_local = self._open(is_local), is_local
+        return self._site
 
-    def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
-        """Plan the job; its rendezvous port is free now."""
-        return self._job.plan(hosts, settings)
-
-    def warnings(self) -> list[str]:
-        """Return what was found that is no obstacle."""
-        return self._job.warnings()
-
-    def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
-        """Make the log folder and its ip_config.txt on machines that are not this one."""
-        self._job.write_job_files(log_dir, hosts)
-
-    def executor(self) -> Executor:
-        """Return what runs processes there."""
-        return self._job.executor()
+    def _open(self, is_local: bool) -> Site:
+        """Build a site."""
+        if is_local:
+            return LocalSite(self._folder)
+        if self._has_own_disks:
+            return SyncedSite(self._ssh, self._python, self._folder, self._name)
+        return RemoteSite(self._ssh, self._python, self._folder)
 
     def close(self) -> None:
-        """Let the machines go."""
-        self._job.close()
+        """Release the machines of the present site."""
+        if self._site is not None:
+            self._site.close()
+            self._site = None

@@ -50,7 +50,7 @@ class Fault:
     limit_seconds: str = "600"
 
 
-def _kill_keeper(hosts: Sequence[ClusterHost]) -> None:
+def _kill_watchdog(hosts: Sequence[ClusterHost]) -> None:
     """Kill the parent of the trainer on host 1."""
     psutil.Process(job_process(hosts[1], "client").ppid()).kill()
 
@@ -63,7 +63,7 @@ def _kill_ssh_client(hosts: Sequence[ClusterHost]) -> None:
 FAULTS = {
     "trainer": Fault("kill -9 of a trainer", lambda hosts: job_process(hosts[1], "client").kill()),
     "server": Fault("kill -9 of a server", lambda hosts: job_process(hosts[1], "server").kill()),
-    "keeper": Fault("kill -9 of a trainer's keeper", _kill_keeper),
+    "watchdog": Fault("kill -9 of a trainer's watchdog", _kill_watchdog),
     "ssh": Fault("kill -9 of an ssh client", _kill_ssh_client),
     "sshd": Fault("kill -9 of an sshd session", lambda hosts: hosts[1].ssh_sessions()[-1].kill()),
     "launcher": Fault("kill -9 of the launcher", lambda hosts: launcher_process(hosts[0]).kill()),

@@ -120,7 +120,7 @@ def job_process(host: ClusterHost, role: str) -> psutil.Process:
 
 
 def job_processes(hosts: Sequence[ClusterHost]) -> list[psutil.Process]:
-    """Return the servers and trainers of the job, with their keepers."""
+    """Return the servers and trainers of the job, with their watchdogs."""
     found: dict[int, psutil.Process] = {}
     for host in hosts:
         for process in host.processes():

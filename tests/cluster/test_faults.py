@@ -89,7 +89,7 @@ def test_nothing_of_the_job_outlives_the_fault_for_long(story: Story, name: str)
 def test_the_launcher_says_who_ended_where_and_why(story: Story):
     first, second = story.line(1), story.line(2)
     assert "trainer 1 (pid " in first and " on 10.77.0.2 was killed by signal 9 (SIGKILL)" in first
-    assert " on 10.77.0.2 was lost: nothing was heard of it for 12 s" in second
+    assert " on 10.77.0.2 was lost: no heartbeat for 12 s" in second
     assert story.status == -9
 
 

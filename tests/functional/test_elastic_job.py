@@ -47,8 +47,8 @@ TABLE_TOLERANCE = 5e-4
 LAUNCH = """
 import sys
 from dglkge.cli import launch
-from dglkge.launch import local_job
-local_job.usable_cores = lambda: int(open(sys.argv[1]).read())
+from dglkge.launch import local_site
+local_site.usable_cores = lambda: int(open(sys.argv[1]).read())
 sys.exit(launch.main(sys.argv[2:]))
 """
 """The launcher on a machine whose number of cores stands in a file."""

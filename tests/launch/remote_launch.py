@@ -6,10 +6,10 @@ import sys
 
 from dglkge.cli import launch
 from dglkge.launch import site
-from dglkge.launch.remote import cluster
+from dglkge.launch.remote import remote_site
 
 site.are_all_local = lambda machines, interfaces: False
-cluster.is_local = lambda address, interfaces: False
+remote_site.is_local = lambda address, interfaces: False
 
 if __name__ == "__main__":
     sys.exit(launch.main())

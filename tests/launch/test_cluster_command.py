@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ while [ "$1" != -- ]; do shift; done
 echo "$2" >>"$FAKE_SSH_CALLS"
 [ -z "$FAKE_SSH_FAILS" ] || { echo "ssh: connect to host $2 port 22: No route to host" >&2; exit 255; }
 case $3 in tar*) [ ! -e "$FAKE_SSH_CALLS.cut" ] || exit 255 ;; *) echo "Welcome to $2" ;; esac
+case $3 in tar*) [ ! -e "$FAKE_SSH_CALLS.stuck" ] || { >"$FAKE_SSH_CALLS.waits"; exec sleep 600; } ;; esac
 cd /
 exec env -i HOME="$HOME" FAKE_SSH_CALLS="$FAKE_SSH_CALLS" sh -c "$3"
 """
@@ -101,16 +103,16 @@ def test_sigterm_commits(remote) -> None:
     job.await_none_left()
 
 
-@pytest.mark.parametrize("victim", ["launcher", "keeper"])
+@pytest.mark.parametrize("victim", ["launcher", "watchdog"])
 def test_broken_connection(remote, victim: str) -> None:
     """Whoever is killed, nothing is left on the other machine."""
     job = remote(["--num_trainers", "1"], WAITS)
     job.wait_for("waits server", "waits 0")
-    keeper = job.process("trainer", 0).parent()
-    (job.launcher if victim == "launcher" else keeper).kill()
+    watchdog = job.process("trainer", 0).parent()
+    (job.launcher if victim == "launcher" else watchdog).kill()
     output = job.finish()
     job.await_none_left()
-    if victim == "keeper":
+    if victim == "watchdog":
         assert job.launcher.returncode == 255
         assert ") on 127.0.0.1 was lost: " in output
 
@@ -238,3 +240,42 @@ def test_results_that_cannot_be_brought_back_are_no_success(remote, tmp_path: Pa
     assert "files could not be copied from or to 127.0.0.1" in output
     assert "all processes ended well" not in output and "Traceback" not in output
     assert (work / "logs" / "notes.txt").read_text() == "noted"
+
+
+@pytest.mark.usefixtures("in_foreground")
+@pytest.mark.parametrize(
+    ("number", "status", "expected", "words"),
+    [
+        (signal.SIGTERM, 0, 1, "stopped by SIGTERM"),
+        (signal.SIGINT, 0, 130, "interrupted"),
+        (signal.SIGHUP, 143, 143, "stopped by SIGHUP"),
+    ],
+)
+def test_a_stop_while_files_are_fetched(
+    remote, tmp_path: Path, number: int, status: int, expected: int, words: str
+) -> None:
+    """A blocked transfer is cancelled within seconds; 143 still means that the state is committed."""
+    script = SERVERS_LEAVE + (
+        "from pathlib import Path\n"
+        "Path(os.environ['DGLKGE_LOG_DIR'], 'notes.txt').write_text('noted')\n"
+        f"Path(os.environ['FAKE_SSH_CALLS'] + '.stuck').touch()\nsys.exit({status})\n"
+    )
+    work = tmp_path / "its" / "own work"
+    options = ["--num_trainers", "1", "--sync", "--workspace", str(work), "--log_dir", "logs", "--json"]
+    job = remote([*options, "--max_restarts", "0"], script)
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not (tmp_path / "calls.waits").exists():
+        assert time.monotonic() < deadline and job.launcher.poll() is None
+        time.sleep(0.02)
+    start = time.monotonic()
+    job.launcher.send_signal(number)
+    output = job.finish()
+    assert time.monotonic() - start < 20
+    assert job.launcher.returncode == expected, output
+    problem = f"{words}: not all files have been brought back; the next start of the job brings the run"
+    assert f"{problem}" in output and "Traceback" not in output
+    summary = json.loads(output.splitlines()[-1])
+    assert (summary["status"], summary["is_interrupted"]) == (expected, True)
+    assert not list((tmp_path / "logs").glob(".dglkge-sync-*"))
+    assert (work / "logs" / "notes.txt").read_text() == "noted"
+    job.await_none_left()

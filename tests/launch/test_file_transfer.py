@@ -12,7 +12,7 @@ import pytest
 
 from dglkge.errors import InputError
 from dglkge.launch.remote import file_transfer, host_files
-from dglkge.launch.remote.file_transfer import Tree, bring, files_below, send
+from dglkge.launch.remote.file_transfer import Tree, fetch, files_below, send
 from dglkge.launch.remote.session import HostSession
 from tests.launch.conftest import ROOT
 
@@ -53,9 +53,9 @@ def test_there_and_back(session: HostSession, here: Path, tmp_path: Path) -> Non
     (here / "a b").write_text("longer")
     assert send(session, tree) == 1
     assert (there / "a b").read_text() == "longer"
-    assert bring(session, str(there), str(back), skip=["it's"]) == len(ODD_NAMES) - 1
+    assert fetch(session, str(there), str(back), skip=["it's"]) == len(ODD_NAMES) - 1
     assert contents(back) == {name: text for name, text in contents(here).items() if name != "it's"}
-    assert bring(session, str(there), str(back), skip=["it's"]) == 0
+    assert fetch(session, str(there), str(back), skip=["it's"]) == 0
     assert not [path for path in tmp_path.rglob("*") if host_files.STAGING_PREFIX in path.name]
 
 
@@ -77,7 +77,7 @@ def test_dropped_files(session: HostSession, here: Path, tmp_path: Path) -> None
     (back / "deep").mkdir(parents=True)
     (back / "deep" / "old").touch()
     (back / "own").touch()
-    bring(session, str(here), str(back), dropped_in="deep")
+    fetch(session, str(here), str(back), dropped_in="deep")
     assert sorted(files_below(back)) == sorted([*ODD_NAMES, "own"])
 
 
@@ -88,7 +88,7 @@ def test_a_version_file_is_never_taken_for_unchanged(session: HostSession, tmp_p
     for version in (7, 8):
         (there / "version.txt").write_text(f"{version}\n")
         os.utime(there / "version.txt", (1_000_000_000, 1_000_000_000))
-        bring(session, str(there), str(back), last=["version.txt"])
+        fetch(session, str(there), str(back), last=["version.txt"])
         assert (back / "version.txt").read_text() == f"{version}\n"
         send(session, Tree(str(there), str(again), ("version.txt",)), last=["version.txt"], is_mirror=True)
         assert (again / "version.txt").read_text() == f"{version}\n"
@@ -99,7 +99,7 @@ def test_links_stay_links(session: HostSession, tmp_path: Path) -> None:
     (tmp_path / "from" / "best").mkdir(parents=True)
     (tmp_path / "from" / "file").write_text("x")
     os.symlink("../file", tmp_path / "from" / "best" / "link")
-    bring(session, str(tmp_path / "from"), str(tmp_path / "to"))
+    fetch(session, str(tmp_path / "from"), str(tmp_path / "to"))
     assert os.readlink(tmp_path / "to" / "best" / "link") == "../file"
 
 
@@ -171,7 +171,7 @@ def test_no_tar(session: HostSession, here: Path, tmp_path: Path, monkeypatch: p
     with pytest.raises(InputError, match=message):
         send(session, Tree(str(here), str(tmp_path / "there"), files_below(here)))
     with pytest.raises(InputError, match=message):
-        bring(session, str(here), str(tmp_path / "back"))
+        fetch(session, str(here), str(tmp_path / "back"))
 
 
 def test_files_that_cannot_be_placed_here(session: HostSession, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_files_that_cannot_be_placed_here(session: HostSession, tmp_path: Path) 
     back.mkdir()
     (back / "folder").write_text("in the way")
     with pytest.raises(InputError) as caught:
-        bring(session, str(there), str(back))
+        fetch(session, str(there), str(back))
     reason = f"[Errno 17] File exists: '{back}/folder'"
     assert str(caught.value) == f"files from here cannot be placed in {back}: {reason}"
     assert [path.name for path in back.iterdir()] == ["folder"]
@@ -196,7 +196,7 @@ def test_nothing_takes_its_place_unless_it_may(session: HostSession, here: Path,
 
     back = tmp_path / "back"
     with pytest.raises(InputError, match="^it is another's$"):
-        bring(session, str(here), str(back), check=check)
+        fetch(session, str(here), str(back), check=check)
     assert list(back.iterdir()) == []
 
 
@@ -206,12 +206,12 @@ def test_a_transfer_that_is_not_wanted_touches_nothing(
     """It was given up before it began: what another transfer unpacks there stays."""
     back = tmp_path / "back"
     other = host_files.make_staging(str(back))
-    with pytest.raises(InputError, match="^the transfer was given up$"):
-        bring(session, str(here), str(back), is_cancelled=lambda: True)
+    with pytest.raises(InputError, match="^the transfer was cancelled$"):
+        fetch(session, str(here), str(back), is_cancelled=lambda: True)
     assert os.path.isdir(other)
 
 
 def test_same_folder(session: HostSession, here: Path) -> None:
     """Nothing is copied onto itself."""
     assert send(session, Tree(str(here), f"{here}/../{here.name}", ("a b",))) == 0
-    assert bring(session, str(here), str(here)) == 0
+    assert fetch(session, str(here), str(here)) == 0

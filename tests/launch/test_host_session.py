@@ -13,7 +13,7 @@ import pytest
 
 from dglkge import __version__
 from dglkge.errors import InputError
-from dglkge.launch.local_job import local_interfaces, usable_cores
+from dglkge.launch.local_site import local_interfaces, usable_cores
 from dglkge.launch.remote.session import HostSession, SshSettings, close_all
 from tests.launch.conftest import ROOT
 
@@ -40,7 +40,7 @@ def session() -> Iterator[HostSession]:
 
 def test_description(session: HostSession) -> None:
     """What a plan depends on, as it is here."""
-    described = session.ask("describe")
+    described = session.call("describe")
     assert described["num_cores"] == usable_cores()
     assert described["interfaces"] == local_interfaces()
     assert described["versions"]["dglkge"] == __version__
@@ -60,7 +60,7 @@ def test_every_obstacle_is_found(session: HostSession, tmp_path: Path) -> None:
         "part_config": str(tmp_path / "ring.json"),
         "shared_memory_bytes": 10**18,
     }
-    answer = session.ask("check", **question)
+    answer = session.call("check", **question)
     texts = " | ".join(answer["problems"])
     assert len(answer["problems"]) == 5
     assert "none of its interfaces has the address 192.0.2.7 that ip_config gives it (it has " in texts
@@ -77,14 +77,14 @@ def test_nothing_in_the_way(session: HostSession, tmp_path: Path, free_port: int
     (tmp_path / "part0" / "graph.dgl").touch()
     (tmp_path / "ring.json").write_text('{"num_parts": 1, "part-0": {"part_graph": "part0/graph.dgl"}}')
     question = {**CHECK, "port": free_port, "folder": str(tmp_path), "part_config": "ring.json"}
-    answer = session.ask("check", **question)
+    answer = session.call("check", **question)
     assert answer["problems"] == []
     assert len(answer["fingerprint"]) == 64
 
 
 def test_job_files(session: HostSession, tmp_path: Path) -> None:
     """ip_config.txt as DGL reads it, in a folder that is made."""
-    session.ask(
+    session.call(
         "write_job_files", log_dir=str(tmp_path / "a" / "b"), machines=[["10.0.0.1", 5], ["10.0.0.2", 6]]
     )
     assert (tmp_path / "a" / "b" / "ip_config.txt").read_text() == "10.0.0.1 5\n10.0.0.2 6\n"
@@ -94,21 +94,21 @@ def test_job_files(session: HostSession, tmp_path: Path) -> None:
 def test_failed_tasks(session: HostSession) -> None:
     """What a task raises is an answer; the agent goes on."""
     with pytest.raises(InputError, match="write_job_files failed: TypeError"):
-        session.ask("write_job_files")
+        session.call("write_job_files")
     with pytest.raises(InputError, match="cannot write logs to /proc/x"):
-        session.ask("write_job_files", log_dir="/proc/x", machines=[])
-    assert session.ask("describe")
+        session.call("write_job_files", log_dir="/proc/x", machines=[])
+    assert session.call("describe")
 
 
 def test_one_job_at_a_time(session: HostSession) -> None:
     """The second agent is told who holds the machine; the lock ends with its holder."""
-    session.ask("lock")
+    session.call("lock")
     second = HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
     try:
         with pytest.raises(InputError, match=r"another job runs on this machine \(pid \d+: .*remote\.agent"):
-            second.ask("lock")
+            second.call("lock")
         session.close()
-        second.ask("lock")
+        second.call("lock")
     finally:
         second.close()
 
@@ -122,23 +122,23 @@ def agent_process() -> psutil.Process:
 
 def test_agent_that_is_gone(session: HostSession) -> None:
     """A dead agent is noticed, in asking as well as in between."""
-    assert session.ask("describe")
+    assert session.call("describe")
     agent = agent_process()
     agent.kill()
     with pytest.raises(InputError, match="could not run there: status -9"):
-        session.ask("describe")
+        session.call("describe")
     assert not session.is_alive
 
 
 def test_silent_agent(session: HostSession) -> None:
     """An answer has a time limit."""
-    assert session.ask("describe")
+    assert session.call("describe")
     agent = agent_process()
     agent.send_signal(signal.SIGSTOP)
     with pytest.raises(InputError, match=r"did not answer within 0\.1 s"):
-        session.ask("describe", 0.1)
+        session.call("describe", 0.1)
     agent.send_signal(signal.SIGCONT)
-    assert session.ask("list_files", folder="/no/such/folder") == []  # and not the late answer
+    assert session.call("list_files", folder="/no/such/folder") == []  # and not the late answer
     agent.send_signal(signal.SIGSTOP)
     close_all([session])
     assert not agent.is_running()
@@ -177,6 +177,6 @@ def test_environment_and_greetings(tmp_path: Path) -> None:
     program.chmod(0o755)
     session = HostSession("here", None, str(program), {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]})
     try:
-        assert session.ask("describe")["versions"]["dglkge"] == __version__
+        assert session.call("describe")["versions"]["dglkge"] == __version__
     finally:
         session.close()

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.launch.local_job import hold_machine
+from dglkge.launch.local_site import lock_machine
 
 HOLDER = """
 import sys
-from dglkge.launch.local_job import hold_machine
-with hold_machine(sys.argv[1]):
+from dglkge.launch.local_site import lock_machine
+with lock_machine(sys.argv[1]):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -36,12 +36,12 @@ def test_second_is_refused_and_told_who_holds(tmp_path: Path) -> None:
         with pytest.raises(
             InputError, match=re.escape(f"another job runs on this machine (pid {holder.pid}: ")
         ):
-            with hold_machine(str(tmp_path)):
+            with lock_machine(str(tmp_path)):
                 raise AssertionError("held twice")
     finally:
         holder.kill()
         holder.communicate()
-    with hold_machine(str(tmp_path)):
+    with lock_machine(str(tmp_path)):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -49,14 +49,14 @@ def test_second_is_refused_and_told_who_holds(tmp_path: Path) -> None:
 def test_released_after_failure(tmp_path: Path) -> None:
     """A job that fails lets go, in the same process too."""
     for _ in range(2):
-        with pytest.raises(ZeroDivisionError), hold_machine(str(tmp_path)):
+        with pytest.raises(ZeroDivisionError), lock_machine(str(tmp_path)):
             raise ZeroDivisionError
 
 
 def test_no_shared_memory(tmp_path: Path) -> None:
     """A machine without the folder is told so."""
     with pytest.raises(InputError, match="absent, where DGL's tables lie: No such file or directory"):
-        with hold_machine(str(tmp_path / "absent")):
+        with lock_machine(str(tmp_path / "absent")):
             pass
 
 
@@ -68,7 +68,7 @@ def test_holder_out_of_sight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         "builtins.open", lambda path, *a, **k: real_open(locks if path == "/proc/locks" else path, *a, **k)
     )
-    with hold_machine(str(tmp_path)):
+    with lock_machine(str(tmp_path)):
         with pytest.raises(InputError, match="its process cannot be seen from here"):
-            with hold_machine(str(tmp_path)):
+            with lock_machine(str(tmp_path)):
                 pass

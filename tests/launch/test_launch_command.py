@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from dglkge.cli import launch as command
+from dglkge.errors import DglkgeError, InputError, StorageError
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path("/dev/shm")
@@ -159,7 +160,7 @@ def test_signals_that_were_ignored_at_the_start_stay_ignored(launch, segments: s
 
 @pytest.mark.parametrize("script", [WAITS, STUBBORN])
 def test_kill_9_of_the_launcher_leaves_nothing(launch, segments: str, script: str) -> None:
-    """Nobody can clear up after kill -9 but the keepers, and they do."""
+    """Nobody can clear up after kill -9 but the watchdogs, and they do."""
     job = launch(["--num_trainers", "2"], script, segments)
     job.wait_for(*ALL_WAIT)
     job.launcher.kill()
@@ -184,10 +185,10 @@ def test_kill_9_of_a_process_ends_the_job(launch, segments: str, role: str, numb
 
 
 def test_everything_killed_at_once_is_no_obstacle_for_the_next_job(launch, segments: str) -> None:
-    """The launcher, all keepers and processes die together; the next job finds nothing of theirs."""
+    """The launcher, all watchdogs and processes die together; the next job finds nothing of theirs."""
     first = launch(["--num_trainers", "2"], WAITS, segments)
     first.wait_for(*ALL_WAIT)
-    for _ in range(1200):  # until the keepers have seen the segments
+    for _ in range(1200):  # until the watchdogs have seen the segments
         records = [path.read_text() for path in SHARED.glob("dglkge-keeper-*")]
         if all(any(f"{segments}-{who}-" in text for text in records) for who in ("server", "0", "1")):
             break
@@ -215,6 +216,33 @@ def test_an_interrupt_between_two_attempts(launch) -> None:
     assert job.finish().splitlines()[-1] == "dglkge-launch: interrupted"
     assert job.launcher.returncode == 130
     job.await_none_left()
+
+
+@pytest.mark.usefixtures("in_foreground")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 1), (signal.SIGHUP, 129)])
+def test_a_stop_between_two_attempts(launch, number: int, status: int) -> None:
+    """As Ctrl-C; SIGTERM gives 1, because 143 means that a state is committed."""
+    job = launch(["--num_trainers", "1", "--max_restarts", "9"], "raise SystemExit(7)")
+    job.wait_for("restart 1 of 9 in 1 s")
+    job.launcher.send_signal(number)
+    name = signal.Signals(number).name
+    assert job.finish().splitlines()[-1] == f"dglkge-launch: stopped by {name}"
+    assert job.launcher.returncode == status
+    job.await_none_left()
+
+
+@pytest.mark.parametrize(("error", "status"), [(StorageError("the disk is full"), 1), (InputError("odd"), 2)])
+def test_an_error_is_one_line(error: DglkgeError, status: int, monkeypatch, capfd) -> None:
+    """A failure that no change of the input would mend is no bad input, and no traceback."""
+
+    def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(command, "_launch", fail)
+    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)]
+    assert command.main(["train.py"]) == status
+    assert capfd.readouterr().err == f"dglkge-launch: error: {error}\n"
+    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)] == before
 
 
 def test_second_job_is_refused(launch, segments: str) -> None:
@@ -452,11 +480,11 @@ def test_warnings(launch, tmp_path: Path, free_port: int, ip_config: Path) -> No
 
 
 def test_keepers_cost_little(launch, segments: str) -> None:
-    """The keeper of a process is a small program: no torch, no dgl in it."""
+    """The watchdog of a process is a small program: no torch, no dgl in it."""
     job = launch(["--num_trainers", "2"], WAITS, segments)
     job.wait_for(*ALL_WAIT)
-    keepers = psutil.Process(job.launcher.pid).children()
-    assert len(keepers) == 3
-    assert max(keeper.memory_info().rss for keeper in keepers) < 64 * 2**20
+    watchdogs = psutil.Process(job.launcher.pid).children()
+    assert len(watchdogs) == 3
+    assert max(watchdog.memory_info().rss for watchdog in watchdogs) < 64 * 2**20
     job.launcher.send_signal(signal.SIGTERM)
     job.finish()

@@ -8,7 +8,7 @@ import pytest
 
 from dglkge.distributed.ip_config import Machine
 from dglkge.errors import InputError
-from dglkge.launch.local_job import (
+from dglkge.launch.local_site import (
     are_all_local,
     is_local,
     local_interfaces,

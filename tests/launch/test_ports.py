@@ -15,7 +15,7 @@ from dglkge.launch.job_result import JobResult, ProcessResult
 from dglkge.launch.ports import (
     bind_error,
     check_server_ports,
-    describe_process,
+    describe_pid,
     find_master_port,
     taken_port,
     with_ports_chosen_again,
@@ -114,10 +114,10 @@ def test_no_master_port() -> None:
         find_master_port("127.0.0.1", range(29000, 31000))
 
 
-def test_describe_process() -> None:
+def test_describe_pid() -> None:
     """A process that may be seen shows its command, one that is gone at least its number."""
-    assert describe_process(os.getpid()).startswith(f"pid {os.getpid()}: ")
-    assert describe_process(2**22 + 1) == f"pid {2**22 + 1}"
+    assert describe_pid(os.getpid()).startswith(f"pid {os.getpid()}: ")
+    assert describe_pid(2**22 + 1) == f"pid {2**22 + 1}"
 
 
 def result(folder: Path, *processes: tuple[int, str], is_interrupted: bool = False) -> JobResult:

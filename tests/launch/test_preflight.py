@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dglkge.launch.remote.cluster import (
+from dglkge.launch.remote.remote_site import (
     PreflightError,
     compare_fingerprints,
     compare_versions,

@@ -155,8 +155,8 @@ def test_a_run_that_was_removed_here_does_not_come_back(tmp_path):
     note_origin(str(run), "host:/runs/one")
     note_origin(str(run), "host:/runs/one")
     found = describe_copy(str(run), "host:/runs/one", "job")
-    assert found["was_brought"] and copy_from_dict(found["copy"]) == read_copy(run)
-    assert not describe_copy(str(run), "host:/runs/two", "job")["was_brought"]
+    assert found["was_fetched"] and copy_from_dict(found["copy"]) == read_copy(run)
+    assert not describe_copy(str(run), "host:/runs/two", "job")["was_fetched"]
     nothing = tmp_path / "nothing"
     with pytest.raises(
         InputError, match="the run was removed from here, and is still on machines"
@@ -165,7 +165,7 @@ def test_a_run_that_was_removed_here_does_not_come_back(tmp_path):
     assert "10.0.0.2:RUN has version 3 of run" in str(refused.value)
     shutil.rmtree(run / "checkpoint")
     job(run, 1)
-    assert not describe_copy(str(run), "host:/runs/one", "job")["was_brought"]  # another run
+    assert not describe_copy(str(run), "host:/runs/one", "job")["was_fetched"]  # another run
 
 
 def test_a_folder_that_is_written_to_is_no_copy(tmp_path):

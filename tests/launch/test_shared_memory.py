@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.launch.keeper import SHARED_MEMORY_FOLDER, mapped_segments
 from dglkge.launch.shared_memory import (
     check_shared_memory,
     dgl_segments,
@@ -21,6 +20,7 @@ from dglkge.launch.shared_memory import (
     segment_names,
     segment_users,
 )
+from dglkge.launch.watchdog import SHARED_MEMORY_FOLDER, mapped_segments
 
 RING = {
     "node~_N~emb_0-kvdata-",
@@ -106,7 +106,7 @@ def test_room_for_the_tables(tmp_path: Path) -> None:
 
 
 def test_segments_of_a_job() -> None:
-    """Those that keepers saw and new ones of DGL's in nobody's use go; what was there before stays."""
+    """Those that watchdogs saw and new ones of DGL's in nobody's use go; what was there before stays."""
     mark = uuid.uuid4().hex
     seen, unseen, old, foreign = (
         f"{mark}-{kind}" for kind in ("seen", "x-kvdata-", "old-kvdata-", "foreign")

@@ -17,9 +17,9 @@ import pytest
 
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult
-from dglkge.launch.kept_process import LocalExecutor
 from dglkge.launch.process_plan import SERVER, TRAINER, Limits, PlannedProcess
 from dglkge.launch.supervisor import Supervisor
+from dglkge.launch.watched_process import LocalExecutor
 
 SHORT = Limits(failure_seconds=0.5, stop_seconds=0.5, exit_seconds=0.5)
 FOREVER = "import signal; print('waits', flush=True)\nwhile True: signal.pause()"
@@ -164,7 +164,7 @@ def test_program_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_lost_keeper(run) -> None:
-    """A process whose keeper is killed has failed, and what it had started is ended too."""
+    """A process whose watchdog is killed has failed, and what it had started is ended too."""
     code = "import os, signal, subprocess, sys\n" + (
         f"child = subprocess.Popen([sys.executable, '-c', {STUBBORN!r}], stdout=subprocess.PIPE)\n"
         "child.stdout.readline(); print(child.pid, flush=True)\n"
@@ -172,7 +172,7 @@ def test_lost_keeper(run) -> None:
     )
     job = run([FOREVER], [code])
     assert job.result.status == 255
-    assert job.result.reason.endswith("was lost: its keeper was killed")
+    assert job.result.reason.endswith("was lost: its watchdog was killed")
     orphan = int(job.out.getvalue().split("[trainer 0] ")[1].split()[0])
     assert not is_running(orphan)
 

@@ -64,9 +64,9 @@ def test_blocked_signals_are_unblocked() -> None:
 HOLDER = """
 import subprocess, sys
 from tests import surroundings
-from dglkge.launch.local_job import hold_machine
+from dglkge.launch.local_site import lock_machine
 surroundings.use_private_shared_memory()
-with hold_machine():
+with lock_machine():
     sys.exit(subprocess.run(sys.argv[1:]).returncode)
 """
 

@@ -1,8 +1,8 @@
-"""The launcher's agent on a machine: answers questions, does small work, and holds the machine for the job.
+"""Agent of the launcher on a machine: a small RPC server over stdin and stdout, which also locks the machine.
 
-stdin has one JSON object per line, ``{"id": number, "do": name of a task, ...arguments}``; an empty line only
-says that the launcher is there. stdout answers each with its id and ``ok`` or ``error``. At the end of
-stdin, or after SILENCE_SECONDS without a line, the agent leaves, and with it the lock.
+stdin has one JSON object per line, ``{"id": number, "do": name of a task, ...arguments}``; an empty line is a
+heartbeat. stdout has one reply for each, with its id and ``ok`` or ``error``. The agent exits, and releases
+the lock, at the end of stdin or after HEARTBEAT_TIMEOUT_SECONDS without a line.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from dglkge import __version__
 from dglkge.distributed.ip_config import Machine, write_ip_config
 from dglkge.errors import DglkgeError, InputError
 from dglkge.launch import script_runner
-from dglkge.launch.keeper import SILENCE_SECONDS
-from dglkge.launch.local_job import (
+from dglkge.launch.local_site import (
     clear_machine,
-    find_leftovers,
-    hold_machine,
     is_local,
     local_interfaces,
+    lock_machine,
+    shared_memory_warnings,
     usable_cores,
 )
 from dglkge.launch.ports import check_server_ports, find_master_port
@@ -37,22 +36,23 @@ from dglkge.launch.script_config import check_part, check_part_config
 from dglkge.launch.shared_memory import (
     check_shared_memory,
     remove_job_segments,
-    remove_leftovers,
+    remove_stale_segments,
     segment_names,
 )
+from dglkge.launch.watchdog import HEARTBEAT_TIMEOUT_SECONDS
 
 COMPARED_PACKAGES = ("dgl", "torch")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what a plan depends on, what must be equal everywhere, and what lies in the way."""
+    """Return facts for the plan (cores, interfaces, runner), versions to compare, and warnings."""
     versions = {name: _installed_version(name) for name in COMPARED_PACKAGES}
     return {
         "versions": {"python": ".".join(map(str, sys.version_info[:2])), "dglkge": __version__, **versions},
         "interfaces": local_interfaces(),
         "num_cores": usable_cores(),
         "runner": [sys.executable, str(Path(script_runner.__file__).resolve())],
-        "warnings": find_leftovers(),
+        "warnings": shared_memory_warnings(),
     }
 
 
@@ -67,22 +67,22 @@ def check_machine(
     num_parts: int,
     shared_memory_bytes: int,
 ) -> dict[str, Any]:
-    """Look for all that would keep a job from running on this machine.
+    """Check for all problems that would keep a job from running on this machine.
 
     Parameters
     ----------
     address, port, num_servers
-        Where the servers will listen.
+        Of the servers.
     folder : str
-        Where the processes will run.
+        Working folder of the processes.
     script : str or None
-        A file that must be there; relative to the folder.
+        A file that must exist; relative to the folder.
     part_config : str or None
         DGL's partition file, relative to the folder.
     part_id, num_parts : int
         The machine's own partition, and how many there must be.
     shared_memory_bytes : int
-        What the servers will put into shared memory; 0 where that is not known.
+        Bytes that the servers will put into shared memory; 0 if unknown.
 
     Returns
     -------
@@ -114,7 +114,7 @@ def choose_master_port(address: str, avoid: Sequence[int]) -> int:
 
 
 def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
-    """Make the log folder with the job's ip_config.txt; several machines may share it.
+    """Create the log folder with the job's ip_config.txt; several machines may share it.
 
     Raises
     ------
@@ -132,8 +132,8 @@ def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
 
 
 def clean_up(segments: Sequence[str], before: Sequence[str]) -> list[str]:
-    """Remove the shared memory that a job has left here."""
-    return remove_job_segments(set(segments), set(before)) + remove_leftovers()
+    """Remove shared memory of an ended job on this machine."""
+    return remove_job_segments(set(segments), set(before)) + remove_stale_segments()
 
 
 def _installed_version(package: str) -> str | None:
@@ -145,7 +145,10 @@ def _installed_version(package: str) -> str | None:
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address that is not ours: DGL would silently take us for machine 0."""
+    """Raise InputError for an address of another machine.
+
+    DGL (``rpc_client.get_local_machine_id``, all versions) would silently take this machine for machine 0.
+    """
     interfaces = local_interfaces()
     if not is_local(address, interfaces):
         raise InputError(
@@ -155,7 +158,7 @@ def _check_address(address: str) -> None:
 
 
 def _check_folder(folder: str, script: str | None) -> None:
-    """Look for the working folder and the script."""
+    """Check that the working folder and the script exist."""
     if not os.path.isdir(folder):
         raise InputError(f"has no folder {folder}; give another --workspace, or --sync to have it made")
     if script is not None and not os.path.isfile(os.path.join(folder, script)):
@@ -163,7 +166,7 @@ def _check_folder(folder: str, script: str | None) -> None:
 
 
 def _check_partition(path: Path, part_id: int, num_parts: int) -> str:
-    """Look for the machine's own partition; return a fingerprint of the partition file."""
+    """Check the machine's own partition; return a fingerprint of the partition file."""
     check_part_config(path, num_parts)
     check_part(path, part_id)
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -188,7 +191,7 @@ TASKS: Mapping[str, Callable[..., Any]] = {
 
 
 def serve(requests: int, answers: int) -> None:
-    """Answer until the launcher is gone.
+    """Serve requests until the end of stdin or a heartbeat timeout.
 
     Parameters
     ----------
@@ -199,18 +202,18 @@ def serve(requests: int, answers: int) -> None:
     is_held = False
 
     def lock() -> list[str]:
-        """Hold the machine, or clear what the attempt before has left; return the segments that stay."""
+        """Lock the machine, or clear it after an earlier attempt; return the segments that are kept."""
         nonlocal is_held
         if is_held:
             clear_machine()
         else:
-            held.enter_context(hold_machine())
+            held.enter_context(lock_machine())
             is_held = True
         return sorted(segment_names())
 
     with contextlib.ExitStack() as held:
         tasks = {**TASKS, "lock": lock}
-        while select.select([requests], [], [], SILENCE_SECONDS)[0]:
+        while select.select([requests], [], [], HEARTBEAT_TIMEOUT_SECONDS)[0]:
             try:
                 data = os.read(requests, 65536)
             except OSError:  # the connection was reset
@@ -225,7 +228,7 @@ def serve(requests: int, answers: int) -> None:
 
 
 def _answer(tasks: Mapping[str, Callable[..., Any]], request: dict[str, Any]) -> dict[str, Any]:
-    """Do one task."""
+    """Run one task and return its reply."""
     name, number = request.pop("do"), request.pop("id")
     try:
         return {"id": number, "ok": tasks[name](**request)}
@@ -236,7 +239,7 @@ def _answer(tasks: Mapping[str, Callable[..., Any]], request: dict[str, Any]) ->
 
 
 def main() -> None:
-    """Serve the launcher over stdin and stdout; what anything here prints goes to stderr."""
+    """Serve the launcher over stdin and stdout; prints of other code go to stderr."""
     answers = os.dup(1)
     os.dup2(2, 1)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):

@@ -12,7 +12,7 @@ import sys
 
 
 def main() -> None:
-    """Become what stdin asks for."""
+    """Replace this process by the requested command."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -20,7 +20,7 @@ def main() -> None:
             sys.exit(1)
         line += byte
     request = json.loads(line)
-    os.chdir("/")  # a folder named dglkge at home must not be taken for the package
+    os.chdir("/")  # else a folder named dglkge in the home folder would be imported as the package
     try:
         os.execve(request["command"][0], request["command"], {**os.environ, **request["environment"]})
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Files from the launcher to a machine and back: tar through ssh, then renamed into their places."""
+"""Copies files to a machine and back: tar over ssh into a staging folder, then renamed into their places."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from dglkge.launch.remote.session import HostSession
 COMPARE_SECONDS = 300.0
 PLACE_SECONDS = 600.0
 SLOWEST_DISK_BYTES_PER_SECOND = 10e6
-"""Bringing a partition to a slow disk takes its time; a connection that is lost ends this sooner."""
+"""Write rate that timeouts of renaming and fsync allow for; heartbeats detect a lost connection sooner."""
 
 STALL_SECONDS = 300.0
-"""A copy that moves nothing for so long is given up: a blocked disk never fails by itself."""
+"""Timeout without progress of a copy: a blocked disk never fails by itself."""
 
 BLOCK_BYTES = 1 << 20
 REAP_SECONDS = 5.0
 
 LONGEST_REASON = 300
 CANCEL_POLL_SECONDS = 0.5
-GIVEN_UP = "the transfer was given up"
+CANCELLED = "the transfer was cancelled"
 
 
 @dataclass(frozen=True)
 class Tree:
-    """Some files of a folder here that belong into a folder there.
+    """Some files of a local folder, to be copied to a folder on a machine.
 
     Attributes
     ----------
@@ -59,21 +59,21 @@ class Tree:
 
 
 def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: bool = False) -> int:
-    """Bring files to a machine, those that it has not yet.
+    """Copy files to a machine, except those that it has already.
 
     Parameters
     ----------
     session : HostSession
     tree : Tree
     last : sequence of str
-        Names that take their places after all others.
+        Names that are renamed into their places after all others.
     is_mirror : bool
         Whether other files in the folder there are removed.
 
     Returns
     -------
     int
-        How many were sent.
+        Number of files that were copied.
 
     Raises
     ------
@@ -84,20 +84,20 @@ def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: 
         return 0
     wanted = _states(tree)
     stale = _with_last(
-        session.ask("stale_files", COMPARE_SECONDS, folder=tree.there, wanted=wanted), wanted, last
+        session.call("stale_files", COMPARE_SECONDS, folder=tree.there, wanted=wanted), wanted, last
     )
     if stale or is_mirror:
-        staging = session.ask("make_staging", folder=tree.there)
+        staging = session.call("make_staging", folder=tree.there)
         _pipe(_pack(tree.here), session.command(_unpack(staging)), stale, session)
         keep = list(tree.names) if is_mirror else []
         question = {"folder": tree.there, "staging": staging, "last": list(last), "keep": keep}
         missing = set(stale)
         num_bytes = sum(size for name, size, _ in wanted if name in missing)
-        session.ask("place_files", PLACE_SECONDS + num_bytes / SLOWEST_DISK_BYTES_PER_SECOND, **question)
+        session.call("place_files", PLACE_SECONDS + num_bytes / SLOWEST_DISK_BYTES_PER_SECOND, **question)
     return len(stale)
 
 
-def bring(
+def fetch(
     session: HostSession,
     there: str,
     here: str,
@@ -107,28 +107,28 @@ def bring(
     is_cancelled: Callable[[], bool] = lambda: False,
     check: Callable[[], object] = lambda: None,
 ) -> int:
-    """Bring the files of a folder from a machine, those that are not here yet.
+    """Copy the files of a folder from a machine, except those that exist here already.
 
     Parameters
     ----------
     session : HostSession
     there, here : str
-        The folder there; where its files go.
+        The folder on the machine; the local folder.
     last : sequence of str
-        Names that take their places after all others.
+        Names that are renamed into their places after all others.
     skip : sequence of str
-        Names that stay there.
+        Names that are not copied.
     dropped_in : str, optional
-        A folder in it where files that are gone there are removed here.
+        A folder in it where local files that the machine no longer has are removed.
     is_cancelled : callable
-        Whether to give up; then nothing has changed here.
+        Whether to cancel; then nothing has changed here.
     check : callable
-        Called when all files have come, before the first takes its place; raises if none may.
+        Called when all files are in the staging folder; an exception keeps them from their places.
 
     Returns
     -------
     int
-        How many were brought.
+        Number of files that were copied.
 
     Raises
     ------
@@ -137,12 +137,12 @@ def bring(
     """
     if session.ssh is None and Path(there).resolve() == Path(here).resolve():
         return 0
-    found = session.ask("list_files", COMPARE_SECONDS, folder=there)
+    found = session.call("list_files", COMPARE_SECONDS, folder=there)
     wanted: list[FileState] = [tuple(state) for state in found if state[0] not in skip]
     stale = _with_last(stale_files(here, wanted), wanted, last)
     if stale:
-        if is_cancelled():
-            raise InputError(GIVEN_UP)
+        if session.is_cut or is_cancelled():
+            raise InputError(CANCELLED)
         staging = make_staging(here)
         try:
             _pipe(session.command(_pack(there)), _unpack(staging), stale, session, is_cancelled)
@@ -165,13 +165,13 @@ def files_below(folder: Path) -> tuple[str, ...]:
 
 
 def _with_last(stale: Sequence[str], wanted: Sequence[FileState], last: Sequence[str]) -> list[str]:
-    """Add the names that come last: two version files of the same second have the same size and time."""
+    """Add the names that come last: version files of the same second have equal sizes and times."""
     present = {name for name, *_ in wanted}
     return [*stale, *(name for name in last if name in present and name not in stale)]
 
 
 def _states(tree: Tree) -> list[FileState]:
-    """Return the state of the files here."""
+    """Return the states of the local files."""
     found = [(name, file_state(tree.here, name)) for name in tree.names]
     missing = [name for name, state in found if state is None]
     if missing:
@@ -180,7 +180,7 @@ def _states(tree: Tree) -> list[FileState]:
 
 
 def _pack(folder: str) -> list[str]:
-    """Return the command that packs the files named on stdin."""
+    """Return the command that packs files whose names come from stdin."""
     return ["tar", "--create", "--directory", folder, "--null", "--verbatim-files-from", "--files-from=-"]
 
 
@@ -196,7 +196,14 @@ def _pipe(
     session: HostSession,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run one command into the other; both must end well, and something must move every STALL_SECONDS."""
+    """Pipe one command into the other; both must succeed, and bytes must move every STALL_SECONDS.
+
+    The transfer is cancelled too when the session is cut: tar runs in processes of its own.
+    """
+
+    def must_stop() -> bool:
+        return session.is_cut or is_cancelled()
+
     with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors:
         listed.write(b"".join(name.encode(errors="surrogateescape") + b"\0" for name in names))
         listed.seek(0)
@@ -207,11 +214,11 @@ def _pipe(
             unpacker = _start(unpack, subprocess.PIPE, errors, errors, session)
             processes.append(unpacker)
             source, sink = cast(IO[bytes], packer.stdout), cast(IO[bytes], unpacker.stdin)
-            _pump(source.fileno(), sink.fileno(), is_cancelled)
+            _pump(source.fileno(), sink.fileno(), must_stop)
             with contextlib.suppress(OSError):
                 sink.close()
-            source.close()  # one that still writes ends of it
-            statuses = [process.wait(STALL_SECONDS) for process in (unpacker, packer)]
+            source.close()  # a packer that still writes gets SIGPIPE
+            statuses = [_await_exit(process, must_stop) for process in (unpacker, packer)]
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
                 f"files could not be copied from or to {session.address}: nothing moved for "
@@ -264,7 +271,7 @@ def _pump(source: int, sink: int, is_cancelled: Callable[[], bool]) -> None:
     TimeoutError
         If nothing moves for STALL_SECONDS, however long the whole takes.
     InputError
-        If the files are no longer wanted.
+        If the transfer is cancelled.
     """
     os.set_blocking(sink, False)
     while True:
@@ -278,8 +285,20 @@ def _pump(source: int, sink: int, is_cancelled: Callable[[], bool]) -> None:
                 block = block[os.write(sink, block) :]
             except BlockingIOError:
                 continue
-            except BrokenPipeError:  # its status and its last words say why
+            except BrokenPipeError:  # the unpacker's status and stderr give the reason
                 return
+
+
+def _await_exit(process: subprocess.Popen[bytes], is_cancelled: Callable[[], bool]) -> int:
+    """Wait until a process has ended, for at most STALL_SECONDS; return its status."""
+    deadline = time.monotonic() + STALL_SECONDS
+    while not is_cancelled():
+        try:
+            return process.wait(min(CANCEL_POLL_SECONDS, STALL_SECONDS))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= deadline:
+                raise
+    raise InputError(CANCELLED)
 
 
 def _await_ready(sources: list[int], sinks: list[int], is_cancelled: Callable[[], bool]) -> None:
@@ -290,4 +309,4 @@ def _await_ready(sources: list[int], sinks: list[int], is_cancelled: Callable[[]
             return
         if time.monotonic() >= deadline:
             raise TimeoutError
-    raise InputError(GIVEN_UP)
+    raise InputError(CANCELLED)

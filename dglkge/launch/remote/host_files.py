@@ -1,4 +1,4 @@
-"""Files on one machine as the launcher's agent sees and places them; the launcher uses the same here."""
+"""File operations of a copy on one machine, used by its agent and, for local files, by the launcher."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from dglkge.errors import InputError
 
 STAGING_PREFIX = ".dglkge-sync-"
 FileState = tuple[str, int, int]
-"""Name in its folder, bytes, and whole seconds of its last change, which tar keeps."""
+"""Name in its folder, bytes, and whole seconds of its modification time, which tar keeps."""
 
 
 def list_files(folder: str) -> list[FileState]:
-    """Return the state of all files below a folder; none where there is no such folder."""
+    """Return the states of all files below a folder; empty if it does not exist."""
     return [state for name in names_below(folder) if (state := file_state(folder, name)) is not None]
 
 
 def stale_files(folder: str, wanted: Sequence[FileState]) -> list[str]:
-    """Return the names of wanted files that a folder has not, or has in another state."""
+    """Return the names of wanted files that are absent in a folder or have another state."""
     return [name for name, *state in wanted if file_state(folder, name) != (name, *state)]
 
 
 def make_staging(folder: str) -> str:
-    """Make a folder inside another one, so on the same disk, to unpack files in; drop what broken syncs left.
+    """Create a staging folder inside a folder, so on the same disk; remove those of interrupted copies.
 
     Raises
     ------
     InputError
-        If there is no right or no room to.
+        If permissions or space are missing.
     """
     try:
         os.makedirs(folder, exist_ok=True)
@@ -43,7 +43,7 @@ def make_staging(folder: str) -> str:
 
 
 def place_folder(folder: str) -> None:
-    """Make a folder.
+    """Create a folder.
 
     Raises
     ------
@@ -57,16 +57,16 @@ def place_folder(folder: str) -> None:
 
 
 def place_files(folder: str, staging: str, last: Sequence[str] = (), keep: Collection[str] = ()) -> None:
-    """Bring unpacked files to the disk and to their places, each in one step.
+    """Sync unpacked files to the disk and rename them into their places, each atomically.
 
     Parameters
     ----------
     folder : str
-        Where they go.
+        Their target.
     staging : str
-        Where they were unpacked; it is gone afterwards.
+        The staging folder; it is removed.
     last : sequence of str
-        Names that come after all others: what says that the others count.
+        Names that come after all others: files that make the others valid, such as a version number.
     keep : collection of str
         If not empty, files with other names below the folder are removed at the end.
     """
@@ -83,13 +83,13 @@ def place_files(folder: str, staging: str, last: Sequence[str] = (), keep: Colle
 
 
 def remove_others(folder: str, keep: Collection[str]) -> None:
-    """Remove all files below a folder but some."""
+    """Remove all files below a folder except some."""
     for name in set(names_below(folder)) - set(keep):
         os.unlink(os.path.join(folder, name))
 
 
 def names_below(folder: str) -> Iterator[str]:
-    """Yield the names of all files and links below a folder, apart from what is being copied there."""
+    """Yield the names of all files and links below a folder, without staging folders."""
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith(STAGING_PREFIX))
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
@@ -98,7 +98,7 @@ def names_below(folder: str) -> Iterator[str]:
 
 
 def file_state(folder: str, name: str) -> FileState | None:
-    """Return the state of one file, of a link itself; None where there is none."""
+    """Return the state of one file, or of a link itself; None if absent."""
     try:
         found = os.lstat(os.path.join(folder, name))
     except OSError:
@@ -107,7 +107,7 @@ def file_state(folder: str, name: str) -> FileState | None:
 
 
 def _sync(path: str) -> None:
-    """Bring a file or folder to the disk."""
+    """Call fsync for a file or folder."""
     if os.path.islink(path):
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -1,8 +1,9 @@
-"""Copies of a run's folder on the machines of a job: what an agent does with its own, and which one counts.
+"""Copies of a run's folder on the machines of a job: operations on one copy, choice of the newest.
 
-Every machine gets a copy of the checkpoint before a job starts; later only the first machine's grows. A copy
-is therefore compared by its lineage (:mod:`dglkge.checkpoint.lineage`), never by its number alone: the newest
-one is taken if it came from all others, wherever it lies, and different histories are refused.
+Every machine gets a copy of the checkpoint before a job starts; then only the first machine's grows. Copies
+are therefore compared by lineage (:mod:`dglkge.checkpoint.lineage`), never by version number alone. The newest copy
+is chosen if it continues all others, on whichever machine it is; copies with different histories are an
+error.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ class Candidate:
     Attributes
     ----------
     place : str
-        For people.
+        For messages.
     copy : RunCopy
-    was_brought : bool
-        Whether the launcher's folder has had this run.
+    was_fetched : bool
+        Whether the launcher's folder has had a copy of this run.
     """
 
     place: str
     copy: RunCopy
-    was_brought: bool = False
+    was_fetched: bool = False
 
 
 def describe_copy(folder: str, launcher: str, job: str) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def describe_copy(folder: str, launcher: str, job: str) -> dict[str, Any]:
     folder : str
         The run's.
     launcher : str
-        Names the launcher's folder.
+        Identity of the launcher's folder.
     job : str
         The launcher's job, which may hold the folder itself.
 
@@ -71,12 +72,12 @@ def describe_copy(folder: str, launcher: str, job: str) -> dict[str, Any]:
             raise InputError(f"{folder} is in use: another job writes there, {holder.describe()}")
     copy = read_copy(Path(folder))
     origin = _read_origin(Path(folder))
-    was_brought = origin.get("run_id") == copy.run_id and launcher in origin.get("launchers", ())
-    return {"copy": copy_to_dict(copy), "was_brought": was_brought}
+    was_fetched = origin.get("run_id") == copy.run_id and launcher in origin.get("launchers", ())
+    return {"copy": copy_to_dict(copy), "was_fetched": was_fetched}
 
 
 def note_origin(folder: str, launcher: str) -> None:
-    """Note beside this machine's copy that a launcher's folder has one too.
+    """Record beside this machine's copy that a launcher's folder has one too.
 
     Raises
     ------
@@ -98,9 +99,9 @@ def note_origin(folder: str, launcher: str) -> None:
 
 
 def hold_version(folder: str, known: str) -> str | None:
-    """Give the files of the newest version further names, so that they last while they are copied.
+    """Link the files of the newest version into a folder, which keeps them while they are copied.
 
-    The job goes on meanwhile, and drops a version when it has published the next.
+    The job continues meanwhile, and removes a version when it has published the next.
 
     Parameters
     ----------
@@ -144,7 +145,7 @@ def drop_hold(hold: str) -> None:
 
 
 def choose_copy(launcher: Candidate, machines: Mapping[str, Candidate]) -> str | None:
-    """Choose the copy that a job goes on from.
+    """Choose the copy that a job continues.
 
     Parameters
     ----------
@@ -183,7 +184,7 @@ def choose_copy(launcher: Candidate, machines: Mapping[str, Candidate]) -> str |
                 "Nothing was changed; move the copies away that you do not want"
             )
     if launcher.copy.version == 0:
-        left = [one for one in machines.values() if one.copy.version and one.was_brought]
+        left = [one for one in machines.values() if one.copy.version and one.was_fetched]
         if left:
             rest = "; ".join(f"{one.place} has {one.copy.describe()}" for one in left)
             raise InputError(
@@ -197,7 +198,7 @@ def choose_copy(launcher: Candidate, machines: Mapping[str, Candidate]) -> str |
 
 
 def _link_version(run: Path, hold: Path, version: int) -> None:
-    """Link the checkpoint's files, apart from those of a version that does not count; copy the records."""
+    """Link the checkpoint's files, except those of an unpublished version; copy the records."""
     folder, target = run / CHECKPOINT_FOLDER, hold / CHECKPOINT_FOLDER
     target.mkdir(parents=True)
     for name in names_below(str(folder)):
@@ -218,7 +219,7 @@ def _link_version(run: Path, hold: Path, version: int) -> None:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file one more name; where the disk knows no hard links, copy it."""
+    """Hard-link a file, or copy it if the disk has no hard links."""
     try:
         os.link(source, target)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Connection to the launcher's agent on one machine, over OpenSSH's client.
 
-Nothing of the user's goes through a shell: the remote command line is an interpreter and one fixed line of
-Python, and everything else (program, arguments, variables) follows over stdin.
+No user input passes through a shell: the remote command line is an interpreter and one fixed line of Python,
+and everything else (program, arguments, variables) follows over stdin.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from dglkge.errors import InputError
-from dglkge.launch.keeper import BEAT_SECONDS
 from dglkge.launch.remote import agent_starter
+from dglkge.launch.watchdog import HEARTBEAT_SECONDS
 
 FORWARDED_VARIABLES = (
     "CONDA_*", "CUDA_*", "DGL*", "GLOO_*", "GOMP_*", "HDF5_*", "KMP_*", "LANG", "LANGUAGE", "LC_*",
     "LD_LIBRARY_PATH", "LD_PRELOAD", "MALLOC_*", "MKL_*", "NCCL_*", "NUMBA_*", "OMP_*", "OPENBLAS_*", "PATH",
     "PYTHON*", "TORCH_*", "TP_*", "TZ", "VIRTUAL_ENV",
 )  # fmt: skip
-"""Patterns of names; --extra_envs brings any other."""
+"""Patterns of names; --extra_envs forwards any other."""
 
 SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
 
 def forwarded_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Pick the variables that go to other machines.
+    """Select the variables that are forwarded to other machines.
 
     Parameters
     ----------
@@ -66,12 +66,12 @@ def forwarded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 CONNECT_SECONDS = 10
 ALIVE_SECONDS = 3
 ALIVE_COUNT = 4
-"""A connection that is silent for ALIVE_SECONDS * ALIVE_COUNT is given up by the client."""
+"""ssh closes a connection after ALIVE_SECONDS * ALIVE_COUNT without a reply."""
 
 
 @dataclass(frozen=True)
 class SshSettings:
-    """How the user wants machines to be reached; what is not said, ``~/.ssh/config`` says.
+    """Options for SSH from the command line; None: the value of ``~/.ssh/config``.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class SshSettings:
     identity_file : str or None
         Private key.
     options : tuple of str
-        Further ``KEY=VALUE`` of ssh_config(5); they win over ours.
+        Further ``KEY=VALUE`` of ssh_config(5); they override those of this module.
     """
 
     port: int | None = None
@@ -96,7 +96,7 @@ def ssh_command(settings: SshSettings, address: str, words: list[str]) -> list[s
     ----------
     settings : SshSettings
     address : str
-        As ip_config.txt has it, so that ``~/.ssh/config`` may know it by this name.
+        As in ip_config.txt, so that entries of ``~/.ssh/config`` with this name apply.
     words : list of str
         Program and arguments.
 
@@ -109,7 +109,7 @@ def ssh_command(settings: SshSettings, address: str, words: list[str]) -> list[s
 
 
 def ssh_client(settings: SshSettings) -> list[str]:
-    """Return the client and its options, for ourselves or for a program that calls it (``rsync -e``)."""
+    """Return the ssh client with its options."""
     ours = {
         "BatchMode": "yes",
         "ConnectTimeout": CONNECT_SECONDS,
@@ -121,7 +121,7 @@ def ssh_client(settings: SshSettings) -> list[str]:
         "ControlPath": "none",
     }
     command = ["ssh", "-T", "-x"]
-    # ssh takes the first value that it sees
+    # ssh uses the first value of a repeated option
     for option in (*settings.options, *(f"{key}={value}" for key, value in ours.items())):
         command += ["-o", option]
     if settings.identity_file is not None:
@@ -134,25 +134,28 @@ def ssh_client(settings: SshSettings) -> list[str]:
 
 
 def python_from_stdin(python: str, program: bytes) -> list[str]:
-    """Return the words that run a Python program of the standard library whose text comes first on stdin.
+    """Return the command that runs a Python program whose source comes first on stdin.
 
-    It is read byte by byte: what follows is the program's own.
+    The source is read byte by byte, so that the bytes after it are left for the program. It may import the
+    standard library only.
     """
     reader = f'import os,sys;exec(b"".join(os.read(0,1)or sys.exit(1)for _ in range({len(program)})))'
     return [python, "-I", "-S", "-c", reader]
 
 
-ANSWER_SECONDS = 30.0
+REPLY_SECONDS = 30.0
 LEAVE_SECONDS = 2.0
 
 
 class HostSession:
-    """An agent on this machine (without SSH) or on another one; tells it every BEAT_SECONDS that we are here.
+    """Connection to an agent on this machine (without SSH) or on another one.
+
+    A thread sends a heartbeat every HEARTBEAT_SECONDS.
 
     Parameters
     ----------
     address : str
-        As ip_config.txt has it.
+        As in ip_config.txt.
     ssh : SshSettings or None
         None: this machine.
     python : str
@@ -175,8 +178,9 @@ class HostSession:
         self.environment = dict(environment)
         starter = Path(agent_starter.__file__).read_bytes()
         self._errors = tempfile.TemporaryFile()
-        self._answers = b""
-        self._num_asked = 0
+        self._replies = b""
+        self._num_calls = 0
+        self.is_cut = False
         self._writing = threading.Lock()
         command = self.command(python_from_stdin(python, starter))
         try:
@@ -194,47 +198,47 @@ class HostSession:
         agent = {"command": [python, "-m", "dglkge.launch.remote.agent"], "environment": self.environment}
         self._write(starter + json.dumps(agent).encode() + b"\n")
         self._closing = threading.Event()
-        threading.Thread(target=self._beat, daemon=True).start()
+        threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the agent is still there, as far as it can be seen from here."""
+        """Whether the agent, or the ssh process that leads to it, still runs."""
         return self._process.poll() is None
 
     def command(self, words: list[str]) -> list[str]:
         """Return the command that runs some words on the machine."""
         return words if self.ssh is None else ssh_command(self.ssh, self.address, words)
 
-    def ask(self, task: str, seconds: float = ANSWER_SECONDS, **arguments: Any) -> Any:
-        """Have the agent do a task.
+    def call(self, task: str, seconds: float = REPLY_SECONDS, **arguments: Any) -> Any:
+        """Call a task of the agent and return its result.
 
         Parameters
         ----------
         task : str
             One of ``agent.TASKS``, or ``lock``.
         seconds : float
-            How long it may take.
+            Timeout.
         **arguments
             Of the task.
 
         Raises
         ------
         InputError
-            What the agent says is wrong, or that it is gone or silent.
+            Error of the task, or that the agent has ended or does not reply in time.
         """
-        self._num_asked += 1
-        self._write(json.dumps({"id": self._num_asked, "do": task, **arguments}).encode() + b"\n")
+        self._num_calls += 1
+        self._write(json.dumps({"id": self._num_calls, "do": task, **arguments}).encode() + b"\n")
         deadline = time.monotonic() + seconds
         while True:
-            answer = self._read_answer(deadline, seconds)
-            if answer.get("id") != self._num_asked:
-                continue  # of a task that took too long, or words of a login shell
-            if "error" in answer:
-                raise InputError(answer["error"])
-            return answer["ok"]
+            reply = self._read_reply(deadline, seconds)
+            if reply.get("id") != self._num_calls:
+                continue  # reply to a call that timed out, or output of a login shell
+            if "error" in reply:
+                raise InputError(reply["error"])
+            return reply["ok"]
 
     def close(self) -> None:
-        """Let the agent go; one that does not is cut off."""
+        """Close stdin, at whose end the agent exits; kill it after LEAVE_SECONDS."""
         self._closing.set()
         with contextlib.suppress(OSError):
             cast(IO[bytes], self._process.stdin).close()
@@ -246,30 +250,31 @@ class HostSession:
         self._errors.close()
 
     def cut(self) -> None:
-        """End the agent at once, from any thread: one that waits for its answer is told that it has gone."""
+        """Kill the connection, from any thread: a blocked :meth:`call` raises, transfers are cancelled."""
+        self.is_cut = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _read_answer(self, deadline: float, seconds: float) -> dict[str, Any]:
-        """Read one line of JSON; a login shell may have written others."""
-        answers = cast(IO[bytes], self._process.stdout).fileno()
-        while b"\n" not in self._answers:
+    def _read_reply(self, deadline: float, seconds: float) -> dict[str, Any]:
+        """Read one line; return its JSON object, empty for other output, such as that of a login shell."""
+        replies = cast(IO[bytes], self._process.stdout).fileno()
+        while b"\n" not in self._replies:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([answers], [], [], left)[0]:
-                raise InputError(f"did not answer within {seconds:g} s")
-            data = os.read(answers, 65536)
+            if left <= 0 or not select.select([replies], [], [], left)[0]:
+                raise InputError(f"did not reply within {seconds:g} s")
+            data = os.read(replies, 65536)
             if not data:
                 raise InputError(self._describe_end())
-            self._answers += data
-        line, _, self._answers = self._answers.partition(b"\n")
+            self._replies += data
+        line, _, self._replies = self._replies.partition(b"\n")
         with contextlib.suppress(ValueError):
-            answer = json.loads(line)
-            if isinstance(answer, dict):
-                return answer
+            reply = json.loads(line)
+            if isinstance(reply, dict):
+                return reply
         return {}
 
     def _describe_missing(self, program: str, error: OSError) -> str:
-        """Say which program could not be started on the launcher's machine, and what may be given instead."""
+        """Describe a program that could not be started on the launcher's machine, with a remedy."""
         if self.ssh is None:
             return (
                 f"{self.address}, the launcher's machine: cannot start {program}: {error.strerror}; "
@@ -281,7 +286,7 @@ class HostSession:
         )
 
     def _describe_end(self) -> str:
-        """Say why there is no agent, in the last words of ssh, the shell or Python."""
+        """Describe why there is no agent, by the last line of ssh, the shell or Python."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
         self._errors.seek(0)
@@ -293,20 +298,20 @@ class HostSession:
             return f"dglkge must be installed for {self.python} there: {words}"
         return f"{self.python} could not run there: {words}"
 
-    def _beat(self) -> None:
-        """Say that we are here, until the session is closed."""
-        while not self._closing.wait(BEAT_SECONDS):
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats until the session is closed; the body of a thread."""
+        while not self._closing.wait(HEARTBEAT_SECONDS):
             self._write(b"\n")
 
     def _write(self, data: bytes) -> None:
-        """Write whole lines; that nobody reads them is noticed elsewhere."""
+        """Write whole lines; a closed pipe is ignored here, as reads report it."""
         with self._writing, contextlib.suppress(OSError, ValueError):
             while data:
                 data = data[cast(IO[bytes], self._process.stdin).write(data) :]
 
 
 def close_all(sessions: Sequence[HostSession]) -> None:
-    """Close sessions side by side."""
+    """Close sessions in parallel."""
     threads = [threading.Thread(target=session.close) for session in sessions]
     for thread in threads:
         thread.start()

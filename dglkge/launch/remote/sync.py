@@ -1,16 +1,15 @@
-"""Files of a job whose machines share no disk: what each gets before it starts, and what comes back.
+"""Copies of a job's files for machines that share no disk: inputs before it starts, results afterwards.
 
-The first machine's disk holds the run's folder while the job runs: the other machines send it their parts
-of each checkpoint (:mod:`dglkge.checkpoint.courier`), and it publishes. Published versions are brought here
-while the job runs, and at its end. Before a job starts all machines are asked what they have of the run
-(:mod:`dglkge.launch.remote.run_copies`), and every one gets the newest version.
+The disk of the first machine has the run's folder while the job runs: the other machines send it their parts
+of each checkpoint (:mod:`dglkge.checkpoint.courier`), and it publishes versions. The launcher fetches
+published versions while the job runs, and the rest at its end. Before a job starts, the copies of the run on
+all machines are compared (:mod:`dglkge.launch.remote.run_copies`), and every machine gets the newest version.
 """
 
 from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from dglkge.config import Config
 from dglkge.data.dataset_files import PARTITIONS, Field, part_of_folder
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
-from dglkge.launch.remote.file_transfer import COMPARE_SECONDS, Tree, bring, files_below, send
+from dglkge.launch.remote.file_transfer import COMPARE_SECONDS, Tree, fetch, files_below, send
 from dglkge.launch.remote.run_copies import HOLD_FOLDER, OWN_FILES, Candidate, choose_copy
 from dglkge.launch.remote.session import HostSession
 
@@ -29,14 +28,14 @@ from dglkge.launch.remote.session import HostSession
 def plan_sync(
     command: Sequence[str], config: Config | None, part_config: str | None, places: Places, part_id: int
 ) -> list[Tree]:
-    """List what one machine needs before a job can run there.
+    """Return the files that one machine needs before a job can run there.
 
     Parameters
     ----------
     command : sequence of str
         The script and its arguments, or ``-m``, a module and its arguments.
     config : Config or None
-        The script's configuration, where it has one of ours: names the data set.
+        The script's configuration, which names the data set; None for other scripts.
     part_config : str or None
         DGL's partition file of other scripts.
     places : Places
@@ -62,7 +61,7 @@ def plan_sync(
 
 
 def dataset_files(folder: Path, part_id: int) -> list[str]:
-    """Return what a trainer reads of a data set: all but the partitions of other machines."""
+    """Return the files of a data set without the partitions of other machines."""
     names = []
     for name in files_below(folder):
         parts = Path(name).parts
@@ -97,11 +96,11 @@ def _graph_files(part_config: Path, part_id: int) -> Iterator[Path]:
         content = json.loads(part_config.read_bytes())
         yield from (part_config.parent / name for name in content[Field.part_files(part_id)].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        return  # what is wrong with it, the check on the machine says
+        return  # the check on the machine reports the problem
 
 
 def _trees(files: Sequence[Path], places: Places) -> list[Tree]:
-    """Group files by where they go: those of the folder to the workspace, others to the same path."""
+    """Group files by target: those of the launcher's folder go to the workspace, others to the same path."""
     inside: list[str] = []
     outside: dict[Path, list[str]] = {}
     for path in dict.fromkeys(files):
@@ -128,7 +127,7 @@ def send_inputs(
     part_config: str | None,
     places: Places,
 ) -> Callable[[str], int]:
-    """Return what brings one machine the script, the files that its arguments name, and its partition.
+    """Return a function that sends one machine the script, files named in arguments, and its partition.
 
     Parameters
     ----------
@@ -142,12 +141,12 @@ def send_inputs(
     Returns
     -------
     callable
-        Given an address, returns how many files were sent.
+        Given an address, returns the number of files that were sent.
     """
 
     def work(address: str) -> int:
         session = sessions[address]
-        session.ask("place_folder", folder=str(places.workspace))
+        session.call("place_folder", folder=str(places.workspace))
         trees = plan_sync(command, config, part_config, places, order.index(address))
         return sum(send(session, tree) for tree in trees)
 
@@ -160,22 +159,22 @@ def choose_source(
     output: Path,
     places: Places,
 ) -> tuple[str | None, RunCopy]:
-    """Choose the copy of a run that the job goes on from, among those of all machines and the one here.
+    """Choose the copy of a run that the job continues, among those of all machines and the local one.
 
     Parameters
     ----------
     sessions : mapping of str to HostSession
         By address, in the order of the job.
     found : mapping of str to mapping
-        What ``run_copies.describe_copy`` said on each machine.
+        Replies of ``run_copies.describe_copy`` by address.
     output : Path
-        The run's folder here.
+        The local folder of the run.
     places : Places
 
     Returns
     -------
     source : str or None
-        The machine from which the run must be brought here first.
+        The machine from which the run must be fetched first; None if the local copy is the newest.
     copy : RunCopy
         The copy that was chosen.
 
@@ -190,7 +189,7 @@ def choose_source(
         address: Candidate(
             f"{there} on {sessions[address].address}",
             copy_from_dict(one["copy"]),
-            bool(one["was_brought"]),
+            bool(one["was_fetched"]),
         )
         for address, one in found.items()
     }
@@ -199,17 +198,18 @@ def choose_source(
 
 
 def launcher_place(output: Path) -> str:
-    """Name the launcher's folder of a run."""
+    """Return the identity of the launcher's folder of a run."""
     return f"{socket.gethostname()}:{output.resolve()}"
 
 
 def send_output(session: HostSession, output: Path, places: Places) -> int:
-    """Bring a machine the run that is here: its records and its checkpoint, beside which nothing stays.
+    """Send a machine the local copy of the run: its records and its checkpoint; other checkpoint files go.
 
-    The records (stats.jsonl and others) matter where another machine is the first now, which goes on in them.
+    The records (stats.jsonl and others) are needed if another machine is the first now, which appends to
+    them.
     """
     there = str(places.on_machines(output))
-    session.ask("drop_hold", COMPARE_SECONDS, hold=str(Path(there, HOLD_FOLDER)))
+    session.call("drop_hold", COMPARE_SECONDS, hold=str(Path(there, HOLD_FOLDER)))
     records = tuple(
         path.name for path in sorted(output.iterdir()) if path.is_file() and path.name not in OWN_FILES
     )
@@ -217,57 +217,57 @@ def send_output(session: HostSession, output: Path, places: Places) -> int:
     folder = output / CHECKPOINT_FOLDER
     tree = Tree(str(folder), str(places.on_machines(folder)), files_below(folder))
     num_sent += send(session, tree, last=[VERSION_FILE], is_mirror=True)
-    session.ask("note_origin", folder=there, launcher=launcher_place(output))
+    session.call("note_origin", folder=there, launcher=launcher_place(output))
     return num_sent
 
 
-def bring_output(
+def fetch_output(
     session: HostSession, output: Path, places: Places, job: str, check: Callable[[], object]
 ) -> int:
-    """Bring the run's folder from a machine; what its checkpoint has dropped is dropped here.
+    """Fetch the run's folder from a machine; checkpoint files that it no longer has are removed here.
 
-    Before anything takes its place here, `check` is called: it raises if another job writes here now.
+    Before any file is renamed into its place, `check` is called: it raises if another job writes here now.
 
     Raises
     ------
     InputError
-        If it cannot be brought, or the copy here has another history: it is left as it is.
+        If it cannot be fetched, or the local copy has another history; then nothing is changed.
     """
     there = str(places.on_machines(output))
-    found = session.ask("describe_copy", folder=there, launcher=launcher_place(output), job=job)
+    found = session.call("describe_copy", folder=there, launcher=launcher_place(output), job=job)
     copy, own = copy_from_dict(found["copy"]), read_copy(output)
     if copy.problem or (own.version and not own.problem and not copy.continues(own)):
         reason = copy.problem or f"it has {copy.describe()}, which does not go on from {own.describe()}"
         raise InputError(f"{there} was not brought to {output}: {reason}")
     last = [f"{CHECKPOINT_FOLDER}/{VERSION_FILE}"]
-    num_brought = bring(
+    num_fetched = fetch(
         session, there, str(output), last, OWN_FILES, dropped_in=CHECKPOINT_FOLDER, check=check
     )
     if copy.version:
-        session.ask("note_origin", folder=there, launcher=launcher_place(output))
-    return num_brought
+        session.call("note_origin", folder=there, launcher=launcher_place(output))
+    return num_fetched
 
 
-def bring_version(
+def fetch_version(
     session: HostSession,
     output: Path,
     places: Places,
     is_cancelled: Callable[[], bool],
     check: Callable[[], object],
 ) -> int | None:
-    """Bring the newest version while the job runs; returns its number, None if there is nothing new.
+    """Fetch the newest version while the job runs; return its number, or None if there is nothing new.
 
-    `check` is that of :func:`bring_output`.
+    `check` is that of :func:`fetch_output`.
     """
     there = str(places.on_machines(output))
     if session.ssh is None and Path(there).resolve() == output.resolve():
         return None
-    hold = session.ask("hold_version", COMPARE_SECONDS, folder=there, known=read_copy(output).checksum)
+    hold = session.call("hold_version", COMPARE_SECONDS, folder=there, known=read_copy(output).checksum)
     if hold is None:
         return None
     try:
         last = [f"{CHECKPOINT_FOLDER}/{VERSION_FILE}"]
-        bring(
+        fetch(
             session,
             hold,
             str(output),
@@ -277,94 +277,11 @@ def bring_version(
             check=check,
         )
     finally:
-        session.ask("drop_hold", COMPARE_SECONDS, hold=hold)
-    session.ask("note_origin", folder=there, launcher=launcher_place(output))
+        session.call("drop_hold", COMPARE_SECONDS, hold=hold)
+    session.call("note_origin", folder=there, launcher=launcher_place(output))
     return read_copy(output).version
 
 
-def bring_logs(session: HostSession, log_dir: Path, places: Places) -> int:
-    """Bring what the script has written to the log folder; the processes' own output is here already."""
-    return bring(session, str(places.on_machines(log_dir)), str(log_dir), skip=[JOB_FILE])
-
-
-STOP_SECONDS = 20.0
-
-
-class VersionBringer:
-    """Looks from time to time for a new version on the first machine, and brings the newest.
-
-    It has an agent of its own there, so it never keeps the job's waiting. What goes wrong is told once, and
-    tried again: the job does not depend on it.
-
-    Parameters
-    ----------
-    connect : callable
-        Starts an agent on the first machine.
-    bring : callable
-        Given the agent and a test whether to give up, brings the newest version; returns its number, or None
-        if there is nothing new.
-    say : callable
-        Takes messages for people.
-    seconds : float
-        Between two looks.
-    """
-
-    def __init__(
-        self,
-        connect: Callable[[], HostSession],
-        bring: Callable[[HostSession, Callable[[], bool]], int | None],
-        say: Callable[[str], None],
-        seconds: float,
-    ) -> None:
-        self._connect = connect
-        self._bring = bring
-        self._say = say
-        self._seconds = seconds
-        self._session: HostSession | None = None
-        self._is_stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dglkge-bring", daemon=True)
-
-    def start(self) -> None:
-        """Start to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End at once; a transfer is given up, and leaves what was here before."""
-        self._is_stopped.set()
-        session = self._session
-        if session is not None:
-            session.cut()  # what waits for an answer goes on; the thread itself closes what it reads from
-        self._thread.join(STOP_SECONDS)
-
-    def _run(self) -> None:
-        """Look until stopped."""
-        try:
-            self._look()
-        finally:
-            self._close()
-
-    def _look(self) -> None:
-        """Bring what is new, from time to time."""
-        is_told = False
-        while not self._is_stopped.wait(self._seconds):
-            try:
-                if self._session is None:
-                    self._session = self._connect()
-                if self._is_stopped.is_set():  # it was too late to be cut
-                    return
-                self._bring(self._session, self._is_stopped.is_set)
-                is_told = False
-            except (InputError, OSError, ValueError) as error:
-                if self._is_stopped.is_set():
-                    return
-                if not is_told:
-                    self._say(f"warning: the newest version could not be brought here, trying again: {error}")
-                is_told = True
-                if self._session is not None and not self._session.is_alive:
-                    self._close()
-
-    def _close(self) -> None:
-        """Let the agent go."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+def fetch_logs(session: HostSession, log_dir: Path, places: Places) -> int:
+    """Fetch files that the script has written to the log folder; the launcher itself writes the logs here."""
+    return fetch(session, str(places.on_machines(log_dir)), str(log_dir), skip=[JOB_FILE])

@@ -1,25 +1,26 @@
-"""Keeps one process of a job, where it runs: the parent that notices when the launcher is gone.
+"""Watchdog of one process of a job: its parent, which ends it if the launcher dies or the connection is lost.
 
-This file is a program of its own. It needs the standard library only and is run by its path, so that it
-starts in milliseconds and works through any channel that carries stdin, stdout and stderr.
+This file is a program of its own. It needs the standard library only and is run by its path, so it starts in
+milliseconds and works over any channel that carries stdin, stdout and stderr.
 
 stdin
-    One line of JSON, the request: ``command``, ``environment`` (added to the keeper's own), ``folder`` to run
-    in, ``protected_segments`` (shared memory that was there before the job), ``silence_seconds`` (0: stdin is
-    a pipe, whose end always comes). Then one signal number per line; SIGKILL goes to the process and all its
-    descendants, any other to the process alone; an empty line only says that the launcher is there. End of
-    file, or nothing for ``silence_seconds``: the launcher is gone.
+    The first line is the request in JSON: ``command``, ``environment`` (added to the watchdog's own),
+    ``folder`` to run in, ``protected_segments`` (shared memory that existed before the job) and
+    ``heartbeat_timeout`` in seconds (0 for a pipe on one machine, which always reaches an end of file). Each
+    further line is a signal number: SIGKILL goes to the process and all its descendants, others to the
+    process alone. An empty line is a heartbeat. After an end of file, or without a line for
+    ``heartbeat_timeout``, the launcher counts as dead.
 stdout
-    What the process and its descendants write to stdout and stderr.
+    Output of the process and its descendants, stderr included.
 stderr
-    One JSON object per line: ``{"pid": 12}`` once it runs, ``{"segments": [...]}`` for shared memory newly
-    seen with it, ``{"status": 0, "time": ...}`` when it has ended (minus the signal's number if one ended
-    it), or ``{"error": "..."}`` if it could not be started; with ``silence_seconds``, ``{}`` every
-    BEAT_SECONDS.
+    One JSON object a line: ``{"pid": 12}`` once the process runs, ``{"segments": [...]}`` for shared memory
+    that it has newly mapped, ``{"status": 0, "time": ...}`` at its end (minus the number of the signal that
+    ended it), ``{"error": "..."}`` if it could not be started, and ``{}`` every HEARTBEAT_SECONDS as a
+    heartbeat if there is a ``heartbeat_timeout``.
 
-While it runs it has a locked record in the folder of shared memory, which names the segments it has seen.
-A record without a lock is that of a keeper that was killed: the next job removes what it names
-(``shared_memory.py``).
+While the process runs, the watchdog holds a lock on a record in the folder of shared memory, which lists the
+segments that it has seen. A record without a lock belongs to a watchdog that was killed: the next job removes
+the segments that it lists (``shared_memory.py``).
 """
 
 from __future__ import annotations
@@ -37,19 +38,20 @@ import time
 
 SHARED_MEMORY_FOLDER = "/dev/shm"
 RECORD_PREFIX = "dglkge-keeper-"
+"""Kept from earlier versions, whose records are still cleaned up."""
 SCAN_SECONDS = 1.0
 SELDOM_SCAN_SECONDS = 16.0
 SCAN_GROWTH = 1.25
-"""Shared memory is made at the start: the longer nothing new is seen, the less often the keeper looks."""
+"""Processes create shared memory at their start, so the interval of scans grows while none is new."""
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0
-"""From SIGTERM to SIGKILL where the keeper decides by itself."""
-BEAT_SECONDS = 2.0
-"""How often keeper and launcher tell each other that they are there, over a channel that may go silent."""
-SILENCE_SECONDS = 12.0
-"""After so long without a word the other side counts as gone; with GRACE_SECONDS well below 20."""
+"""From SIGTERM to SIGKILL if the launcher is dead."""
+HEARTBEAT_SECONDS = 2.0
+"""Interval of heartbeats in both directions, over connections that may be lost without an end of file."""
+HEARTBEAT_TIMEOUT_SECONDS = 12.0
+"""Without a heartbeat for this time the other end counts as dead."""
 KILL_LIMIT_SECONDS = 5.0
-"""Processes that outlive SIGKILL for so long (in a call of a dead disk, say) are given up."""
+"""Time for processes to end after SIGKILL; one that a dead disk blocks in the kernel is then left alone."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -57,7 +59,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def mapped_segments(pid: int) -> set[str]:
-    """Return the names of the shared memory that a process has mapped; none if it is gone or foreign."""
+    """Return the segments that a process has mapped; empty if it has ended or belongs to another user."""
     prefix = SHARED_MEMORY_FOLDER + "/"
     names = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as maps:
@@ -69,12 +71,12 @@ def mapped_segments(pid: int) -> set[str]:
 
 
 def descendants(root: int) -> list[int]:
-    """Return all processes below a process (man 5 proc_pid_stat: the parent is the fourth field)."""
+    """Return all descendants of a process (man 5 proc_pid_stat: the parent is the fourth field)."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{entry}/stat", "rb") as stat:
-                # the second field, the name in parentheses, may hold anything
+                # the second field is the name in parentheses, which may contain spaces and parentheses
                 parent = int(stat.read().rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(entry))
     found: list[int] = []
@@ -87,7 +89,7 @@ def descendants(root: int) -> list[int]:
 
 
 def segment_inode(name: str) -> int:
-    """Return the inode of a segment, which tells it from a later one of the same name; 0 if there is none."""
+    """Return the inode of a segment, which differs for a later one of the same name; 0 if absent."""
     try:
         return os.stat(os.path.join(SHARED_MEMORY_FOLDER, name)).st_ino
     except OSError:
@@ -95,14 +97,14 @@ def segment_inode(name: str) -> int:
 
 
 class Record:
-    """What a keeper would leave if it were killed: a file beside the shared memory, locked while it lives.
+    """File beside the shared memory with the segments of one process; locked while the watchdog lives.
 
-    Where it cannot be written (no room), the keeper goes on without.
+    If it cannot be written (no room), the watchdog works without it.
 
     Parameters
     ----------
     protected_segments : iterable of str
-        Shared memory that was there before the job.
+        Shared memory that existed before the job.
     """
 
     def __init__(self, protected_segments: set[str]) -> None:
@@ -115,10 +117,12 @@ class Record:
             self._descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.write({})
-            os.rename(unlocked, self._path)  # without its lock it would count as that of a killed keeper
+            os.rename(
+                unlocked, self._path
+            )  # after the lock: an unlocked record counts as that of a killed watchdog
 
     def write(self, segments: dict[str, int]) -> None:
-        """Write the segments that were seen, and the inode of each."""
+        """Write the segments that were seen, with the inode of each."""
         text = json.dumps({"protected": self._protected, "segments": segments})
         with contextlib.suppress(OSError):
             if self._descriptor is not None:
@@ -126,7 +130,7 @@ class Record:
                 os.ftruncate(self._descriptor, len(text))
 
     def remove(self) -> None:
-        """Remove the record: nothing is left to clear."""
+        """Remove the record: there is nothing left to clean up."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -134,21 +138,21 @@ class Record:
             self._descriptor = None
 
 
-class Keeper:
-    """One process, its descendants and the shared memory that they made.
+class Watchdog:
+    """Starts and watches one process, its descendants and their shared memory.
 
     Parameters
     ----------
     protected_segments : iterable of str
         Shared memory that is not the job's.
-    silence_seconds : float
-        How long the launcher may be silent; 0: for ever.
+    heartbeat_timeout : float
+        Seconds without a line from the launcher after which it counts as dead; 0: never.
     """
 
-    def __init__(self, protected_segments: list[str], silence_seconds: float = 0.0) -> None:
+    def __init__(self, protected_segments: list[str], heartbeat_timeout: float = 0.0) -> None:
         self._protected = set(protected_segments)
-        self._silence_seconds = silence_seconds
-        self._last_heard = self._last_beat = time.monotonic()
+        self._heartbeat_timeout = heartbeat_timeout
+        self._last_received = self._last_sent = time.monotonic()
         self._segments: dict[str, int] = {}
         self._record = Record(self._protected)
         self._pid = 0
@@ -159,7 +163,9 @@ class Keeper:
         self._wakeup = os.pipe()
 
     def start(self, command: list[str], environment: dict[str, str], folder: str) -> None:
-        """Start the process in a session of its own; it dies with this keeper, its orphans come to it.
+        """Start the process in a session of its own; the kernel kills it if this watchdog dies.
+
+        As a subreaper the watchdog becomes the parent of orphaned descendants.
 
         Raises
         ------
@@ -170,14 +176,14 @@ class Keeper:
         for end in self._wakeup:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
-        # handlers, not SIG_IGN: those would be inherited by the process
+        # Empty handlers instead of SIG_IGN: an ignored signal would be inherited by the process.
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: None)
-        keeper = os.getpid()
+        watchdog = os.getpid()
 
-        def die_with_keeper() -> None:
+        def die_with_watchdog() -> None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != keeper:  # it died before the line above
+            if os.getppid() != watchdog:  # the watchdog died before prctl took effect
                 os._exit(1)
 
         process = subprocess.Popen(
@@ -187,56 +193,56 @@ class Keeper:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with_keeper,
+            preexec_fn=die_with_watchdog,
         )
         self._pid = process.pid
-        process.returncode = 0  # reaped by _reap(), together with the orphans
+        process.returncode = 0  # set, because _reap() waits for it together with the orphans
         report(pid=self._pid)
 
     def watch(self) -> None:
-        """Stay until the process has ended, or the launcher is gone; leave nothing behind."""
+        """Wait until the process has ended or the launcher counts as dead; then end all descendants."""
         while self._status is None:
             seconds = max(0.0, self._next_scan - time.monotonic())
-            if self._silence_seconds:
-                seconds = min(seconds, BEAT_SECONDS)
+            if self._heartbeat_timeout:
+                seconds = min(seconds, HEARTBEAT_SECONDS)
             ready, _, _ = select.select([0, self._wakeup[0]], [], [], seconds)
             if self._wakeup[0] in ready:
                 os.read(self._wakeup[0], 4096)
             self._reap()
             if time.monotonic() >= self._next_scan:
                 self._scan()
-            if (0 in ready and not self._obey()) or self._is_forsaken():
-                self._abandon()
+            if (0 in ready and not self._read_requests()) or self._has_timed_out():
+                self._replace_launcher()
                 return
         self._end_descendants(signal.SIGTERM)
 
     def close(self) -> None:
-        """Remove the record of this keeper, last of all."""
+        """Remove the record of this watchdog; the last step."""
         self._record.remove()
 
-    def _obey(self) -> bool:
-        """Send the signals that the launcher asked for; False if the launcher is gone."""
+    def _read_requests(self) -> bool:
+        """Send the signals that the launcher requested; False at the end of file."""
         try:
             data = os.read(0, 4096)
         except OSError:  # the channel was reset
             return False
-        self._last_heard = time.monotonic()
+        self._last_received = time.monotonic()
         *lines, self._input = (self._input + data).split(b"\n")
         for line in filter(None, lines):
             self._scan()
             self._send(int(line))
         return bool(data)
 
-    def _is_forsaken(self) -> bool:
-        """Tell the launcher that all is well here; True if it has not done so itself for too long."""
+    def _has_timed_out(self) -> bool:
+        """Send a heartbeat if one is due; return whether the launcher's heartbeats have timed out."""
         now = time.monotonic()
-        if self._silence_seconds and now - self._last_beat >= BEAT_SECONDS:
-            self._last_beat = now
+        if self._heartbeat_timeout and now - self._last_sent >= HEARTBEAT_SECONDS:
+            self._last_sent = now
             report()
-        return 0 < self._silence_seconds < now - self._last_heard
+        return 0 < self._heartbeat_timeout < now - self._last_received
 
     def _send(self, number: int) -> None:
-        """Send a signal to the process; SIGKILL to all its descendants too."""
+        """Send a signal to the process, and SIGKILL to all its descendants too."""
         targets = descendants(os.getpid()) if number == signal.SIGKILL else [self._pid]
         if self._status is None or number == signal.SIGKILL:
             for pid in targets:
@@ -244,7 +250,7 @@ class Keeper:
                     os.kill(pid, number)
 
     def _reap(self) -> None:
-        """Take note of ended processes; report the status of the main one."""
+        """Wait for ended processes, orphans included; report the status of the main one."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -268,7 +274,7 @@ class Keeper:
         self._next_scan = time.monotonic() + self._scan_seconds
 
     def _end_descendants(self, number: int) -> None:
-        """Send a signal to all that is left; after the grace, SIGKILL."""
+        """Send a signal to all remaining descendants; SIGKILL after GRACE_SECONDS."""
         start = time.monotonic()
         while True:
             self._reap()
@@ -280,11 +286,11 @@ class Keeper:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number if seconds < GRACE_SECONDS else signal.SIGKILL)
             if number != signal.SIGKILL:
-                number = 0  # the polite signal is sent once
+                number = 0  # 0 sends nothing: the first signal is sent once
             time.sleep(POLL_SECONDS)
 
-    def _abandon(self) -> None:
-        """The launcher is gone: end everything and clear the shared memory in its stead."""
+    def _replace_launcher(self) -> None:
+        """End all processes and remove the shared memory in place of the launcher, which is dead."""
         self._scan()
         self._send(signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
@@ -293,7 +299,7 @@ class Keeper:
             self._reap()
         self._send(signal.SIGKILL)
         self._end_descendants(signal.SIGKILL)
-        # by now the names may be the next job's: another inode, or in some process's use
+        # The next job may use the names by now: then the inode differs, or a process has mapped the segment.
         used = set().union(*(mapped_segments(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()))
         for name, inode in self._segments.items():
             if name not in used and segment_inode(name) == inode:
@@ -302,16 +308,16 @@ class Keeper:
 
 
 def report(**message: object) -> None:
-    """Tell the launcher; if it is gone nobody need know."""
+    """Write a report to the launcher; ignores a closed pipe."""
     with contextlib.suppress(OSError):
         os.write(2, json.dumps(message).encode() + b"\n")
 
 
 def read_request() -> dict | None:
-    """Read the first line of stdin; None if the launcher went before it wrote one."""
+    """Read the first line of stdin; None at an end of file before it is complete."""
     line = b""
     while not line.endswith(b"\n"):
-        byte = os.read(0, 1)  # one at a time: what follows is for the watch
+        byte = os.read(0, 1)  # one at a time: further bytes belong to the loop
         if not byte:
             return None
         line += byte
@@ -319,19 +325,19 @@ def read_request() -> dict | None:
 
 
 def main() -> int:
-    """Keep one process as stdin asks; the status says nothing, the reports do."""
+    """Run one process as requested on stdin. Results are in the reports, not in the exit status."""
     request = read_request()
     if request is None:
         return 1
-    keeper = Keeper(request["protected_segments"], request.get("silence_seconds", 0.0))
+    watchdog = Watchdog(request["protected_segments"], request.get("heartbeat_timeout", 0.0))
     try:
-        keeper.start(request["command"], request["environment"], request["folder"])
-        keeper.watch()
+        watchdog.start(request["command"], request["environment"], request["folder"])
+        watchdog.watch()
     except OSError as error:
         report(error=str(error))
         return 1
     finally:
-        keeper.close()
+        watchdog.close()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The keeper as its launcher sees it: three pipes, and nothing left when either of them ends."""
+"""The watchdog as its launcher sees it: three pipes, and nothing left when either of them ends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import psutil
 import pytest
 
 from dglkge.errors import NotReadyError
-from dglkge.launch import keeper
-from dglkge.launch.local_job import hold_machine
-from dglkge.launch.shared_memory import await_keepers, remove_leftovers
+from dglkge.launch import watchdog
+from dglkge.launch.local_site import lock_machine
+from dglkge.launch.shared_memory import remove_stale_segments, wait_for_watchdogs
 
 TIMEOUT_SECONDS = 30
 WAIT_FOR_EVER = "import signal, sys; print('ready', flush=True); signal.pause()"
@@ -27,11 +27,11 @@ STUBBORN = "import signal; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)];"
 
 
 class RunningKeeper:
-    """A keeper started as the local executor starts it."""
+    """A watchdog started as the local executor starts it."""
 
     def __init__(self, code: str, default_folder: Path, **request: object) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__],
+            [sys.executable, "-I", "-S", watchdog.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -68,15 +68,15 @@ class RunningKeeper:
 
 @pytest.fixture
 def keep(tmp_path: Path) -> Iterator:
-    """Start keepers; none outlives the test."""
-    keepers: list[RunningKeeper] = []
+    """Start watchdogs; none outlives the test."""
+    watchdogs: list[RunningKeeper] = []
 
     def start(code: str, **request: object) -> RunningKeeper:
-        keepers.append(RunningKeeper(code, tmp_path, **request))
-        return keepers[-1]
+        watchdogs.append(RunningKeeper(code, tmp_path, **request))
+        return watchdogs[-1]
 
     yield start
-    for running in keepers:
+    for running in watchdogs:
         with contextlib.suppress(OSError):
             running.process.stdin.close()
         running.process.wait(TIMEOUT_SECONDS)
@@ -94,7 +94,7 @@ def keep(tmp_path: Path) -> Iterator:
     ],
 )
 def test_status(keep, code: str, status: int) -> None:
-    """The status is that of the process, the signal's number negated; the keeper itself ends with 0."""
+    """The status is that of the process, the signal's number negated; the watchdog itself ends with 0."""
     running = keep(code)
     pid = running.report()["pid"]
     _, reports = running.finish()
@@ -125,8 +125,10 @@ def test_cannot_start(keep, request_: dict) -> None:
 
 
 def test_gone_before_the_request() -> None:
-    """A keeper whose launcher went at once goes too."""
-    done = subprocess.run([sys.executable, "-I", "-S", keeper.__file__], input=b"{", timeout=TIMEOUT_SECONDS)
+    """A watchdog whose launcher went at once goes too."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", watchdog.__file__], input=b"{", timeout=TIMEOUT_SECONDS
+    )
     assert done.returncode == 1
 
 
@@ -178,19 +180,19 @@ def test_launcher_gone(keep, code: str) -> None:
 
 
 def test_process_dies_with_its_keeper(keep) -> None:
-    """Even kill -9 of the keeper ends the process."""
+    """Even kill -9 of the watchdog ends the process."""
     running = keep(STUBBORN)
     process = psutil.Process(running.report()["pid"])
     assert running.line() == b"ready\n"
     running.process.kill()
     process.wait(TIMEOUT_SECONDS)
     running.process.wait(TIMEOUT_SECONDS)
-    assert remove_leftovers() == []  # its record goes
-    assert not list(Path("/dev/shm").glob(f"{keeper.RECORD_PREFIX}{running.process.pid}-*"))
+    assert remove_stale_segments() == []  # its record goes
+    assert not list(Path("/dev/shm").glob(f"{watchdog.RECORD_PREFIX}{running.process.pid}-*"))
 
 
 def test_keeper_is_deaf_to_the_terminal(keep) -> None:
-    """SIGINT, SIGTERM and SIGHUP end neither the keeper nor, through it, the process."""
+    """SIGINT, SIGTERM and SIGHUP end neither the watchdog nor, through it, the process."""
     running = keep(WAIT_FOR_EVER)
     process = psutil.Process(running.report()["pid"])
     assert running.line() == b"ready\n"
@@ -279,17 +281,17 @@ def test_what_a_killed_keeper_leaves_is_removed_by_the_next_job(keep) -> None:
         paths[unseen].touch()
         paths[foreign].touch()
         with pytest.raises(
-            NotReadyError, match=f"after 0.2 s .their keepers: pid {running.process.pid}.; end"
+            NotReadyError, match=f"after 0.2 s .their watchdogs: pid {running.process.pid}.; end"
         ):
-            await_keepers(seconds=0.2)
-        assert remove_leftovers() == [] and paths[seen].exists()  # the keeper lives
+            wait_for_watchdogs(seconds=0.2)
+        assert remove_stale_segments() == [] and paths[seen].exists()  # the watchdog lives
         running.process.kill()
         running.process.wait(TIMEOUT_SECONDS)
         process.wait(TIMEOUT_SECONDS)
-        with hold_machine():
+        with lock_machine():
             left = {name for name, path in paths.items() if path.exists()}
         assert left == {old, foreign}
-        assert not list(Path("/dev/shm").glob(f"{keeper.RECORD_PREFIX}*"))
+        assert not list(Path("/dev/shm").glob(f"{watchdog.RECORD_PREFIX}*"))
     finally:
         for path in paths.values():
             path.unlink(missing_ok=True)
@@ -302,15 +304,15 @@ def test_a_keeper_leaves_no_record(keep) -> None:
         running.report()
         if code == WAIT_FOR_EVER:
             assert running.line() == b"ready\n"
-            assert len(list(Path("/dev/shm").glob(f"{keeper.RECORD_PREFIX}{running.process.pid}-*"))) == 1
+            assert len(list(Path("/dev/shm").glob(f"{watchdog.RECORD_PREFIX}{running.process.pid}-*"))) == 1
         running.process.stdin.close()
         running.process.wait(TIMEOUT_SECONDS)
-        assert not list(Path("/dev/shm").glob(f"{keeper.RECORD_PREFIX}{running.process.pid}-*"))
+        assert not list(Path("/dev/shm").glob(f"{watchdog.RECORD_PREFIX}{running.process.pid}-*"))
 
 
 def test_a_record_is_never_seen_without_its_lock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who looks at that moment would take the keeper for a killed one."""
-    pattern = f"{keeper.RECORD_PREFIX}{os.getpid()}-*"
+    """Who looks at that moment would take the watchdog for a killed one."""
+    pattern = f"{watchdog.RECORD_PREFIX}{os.getpid()}-*"
     seen: list[list[Path]] = []
     lock = fcntl.flock
 
@@ -319,7 +321,7 @@ def test_a_record_is_never_seen_without_its_lock(monkeypatch: pytest.MonkeyPatch
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", look_and_lock)
-    record = keeper.Record({"protected"})
+    record = watchdog.Record({"protected"})
     try:
         (path,) = Path("/dev/shm").glob(pattern)
         assert seen == [[]]
@@ -335,30 +337,30 @@ def test_descendants() -> None:
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         grandchild = int(child.stdout.readline())
-        assert set(keeper.descendants(os.getpid())) >= {child.pid, grandchild}
-        assert keeper.descendants(child.pid) == [grandchild]
-        assert keeper.descendants(grandchild) == []
+        assert set(watchdog.descendants(os.getpid())) >= {child.pid, grandchild}
+        assert watchdog.descendants(child.pid) == [grandchild]
+        assert watchdog.descendants(grandchild) == []
     finally:
         child.communicate(timeout=TIMEOUT_SECONDS)
 
 
 SILENT = """
 import sys
-import dglkge.launch.keeper as keeper
-keeper.BEAT_SECONDS, keeper.GRACE_SECONDS = 0.1, 0.2
-sys.exit(keeper.main())
+import dglkge.launch.watchdog as watchdog
+watchdog.HEARTBEAT_SECONDS, watchdog.GRACE_SECONDS = 0.1, 0.2
+sys.exit(watchdog.main())
 """
 
 
 @pytest.mark.parametrize("code", [WAIT_FOR_EVER, STUBBORN])
 def test_silent_launcher(tmp_path: Path, code: str) -> None:
-    """Over a channel that may go silent, silence is the launcher's end; until then both sides beat."""
+    """Over a channel that may go silent, silence is the launcher's end; until then both send heartbeats."""
     request = {
         "command": [sys.executable, "-c", code],
         "environment": {},
         "folder": str(tmp_path),
         "protected_segments": [],
-        "silence_seconds": 1.0,
+        "heartbeat_timeout": 1.0,
     }
     pipe = subprocess.PIPE
     running = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Machines of a job on several machines: an agent on each, asked side by side, and executors over SSH."""
+"""Site of several machines with a shared disk: an agent on each, called in parallel, processes over SSH."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dglkge import __version__
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
-from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch import keeper
-from dglkge.launch.kept_process import KeptProcess
-from dglkge.launch.local_job import is_local, local_interfaces, resolve
+from dglkge.launch import watchdog
+from dglkge.launch.local_site import is_local, local_interfaces, resolve
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
-from dglkge.launch.remote.file_transfer import COMPARE_SECONDS
-from dglkge.launch.remote.run_copies import HOLD_FOLDER
 from dglkge.launch.remote.session import (
     HostSession,
     SshSettings,
@@ -29,21 +27,12 @@ from dglkge.launch.remote.session import (
     forwarded_environment,
     python_from_stdin,
 )
-from dglkge.launch.remote.sync import (
-    VersionBringer,
-    bring_logs,
-    bring_output,
-    bring_version,
-    choose_source,
-    launcher_place,
-    send_inputs,
-    send_output,
-)
 from dglkge.launch.script_config import Needs
+from dglkge.launch.watched_process import WatchedProcess
 
 
 class PreflightError(NotReadyError):
-    """Machines are not ready; each problem has a line. Nothing was started."""
+    """Machines are not ready; the message has a line for each problem."""
 
 
 def raise_problems(
@@ -57,7 +46,7 @@ def raise_problems(
     num_hosts : int
         Machines of the job.
     outcome : str
-        What became of it all.
+        Consequence, for the first line of the message.
 
     Raises
     ------
@@ -78,9 +67,9 @@ def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: st
     Parameters
     ----------
     described : mapping of str to mapping
-        By address, what ``agent.describe_machine`` said.
+        Replies of ``agent.describe_machine`` by address.
     own_version : str
-        dglkge's, of the launcher.
+        dglkge's version of the launcher.
     """
     problems = []
     addresses = list(described)
@@ -109,18 +98,21 @@ def compare_fingerprints(fingerprints: Mapping[str, str | None]) -> list[tuple[s
 
 CLEAN_UP_SECONDS = 5.0
 
+STOP_SECONDS = 10.0
+"""Time for transfers to end once the launcher has a stop signal."""
+
 
 class ClusterExecutor:
-    """Several machines, each with a session.
+    """Executor for several machines.
 
     Parameters
     ----------
     sessions : mapping of str to HostSession
         By address.
     before : mapping of str to list of str
-        The shared memory that was on each machine before the job.
+        Shared memory of each machine before the job.
     folder : str
-        Where the processes run.
+        Working folder of the processes.
     """
 
     def __init__(
@@ -129,13 +121,13 @@ class ClusterExecutor:
         self._sessions = sessions
         self._before = before
         self._folder = folder
-        self._program = Path(keeper.__file__).read_bytes()
+        self._program = Path(watchdog.__file__).read_bytes()
 
-    def start(self, planned: PlannedProcess) -> KeptProcess:
-        """Start one process under a keeper, whose program travels with the request."""
+    def start(self, planned: PlannedProcess) -> WatchedProcess:
+        """Start one process under a watchdog, whose program is sent before the request."""
         session = self._sessions[planned.address]
         environment = {**session.environment, **planned.environment}
-        return KeptProcess(
+        return WatchedProcess(
             dataclasses.replace(planned, environment=environment),
             session.command(python_from_stdin(session.python, self._program)),
             self._folder,
@@ -145,15 +137,15 @@ class ClusterExecutor:
         )
 
     def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
-        """Remove what the job has left on each machine; keepers of lost machines do so themselves."""
+        """Remove shared memory of the job on each machine; watchdogs of lost machines do so themselves."""
         removed = []
         for address, names in segments.items():
             session = self._sessions[address]
             if session.is_alive:
                 question = {"segments": sorted(names), "before": self._before[address]}
                 try:
-                    removed.append(session.ask("clean_up", CLEAN_UP_SECONDS, **question))
-                except InputError:  # it went while we asked
+                    removed.append(session.call("clean_up", CLEAN_UP_SECONDS, **question))
+                except InputError:  # its agent has ended meanwhile
                     continue
         return list(itertools.chain.from_iterable(removed))
 
@@ -161,10 +153,11 @@ class ClusterExecutor:
 Problems = list[tuple[str, str]]
 
 
-class Cluster:
-    """Sessions with the agents of all machines; they stay open from one attempt of a job to the next.
+class RemoteSite:
+    """Several machines with an agent on each; an implementation of :class:`dglkge.launch.site.Site`.
 
-    Machines with an address of this one are reached without SSH.
+    Sessions with agents stay open from one attempt of a job to the next. Machines with an address of this one
+    are reached without SSH.
 
     Parameters
     ----------
@@ -172,14 +165,10 @@ class Cluster:
     python : str
         The interpreter on every machine.
     folder : str
-        Where the processes run.
-    job : str
-        Names the job, with all its attempts, in the leases of run folders.
+        Working folder of the processes.
     """
 
-    def __init__(self, ssh: SshSettings, python: str, folder: str, job: str = "") -> None:
-        self._job = job
-        self._lease: Lease | None = None
+    def __init__(self, ssh: SshSettings, python: str, folder: str) -> None:
         self._ssh = ssh
         self._python = python
         self._folder = folder
@@ -188,21 +177,22 @@ class Cluster:
         self._problems: Problems = []
         self._order: list[str] = []
         self._before: dict[str, list[str]] = {}
+        self._num_working = 0
 
     def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
-        """Start agents where there are none yet and learn what the plan depends on.
+        """Start missing agents, and get the facts that the plan depends on.
 
         Parameters
         ----------
         machines : sequence of Machine
-            Sessions with machines that are not among them end.
+            Sessions with other machines are closed.
         is_locked : bool
-            Whether to hold each machine for this job, and to clear what earlier jobs and attempts have left.
+            Whether to lock each machine for this job, and to remove segments of earlier jobs and attempts.
 
         Returns
         -------
         list of Host
-            Those that answered; what is wrong with the others, :meth:`check` raises.
+            Machines that replied; :meth:`check` raises the problems of the others.
 
         Raises
         ------
@@ -221,10 +211,10 @@ class Cluster:
         for address in addresses:
             if address not in self._sessions:
                 self._sessions[address] = self._open(address, names[address])
-        self._described = self._ask_all({address: {} for address in addresses}, "describe")
+        self._described = self._call_all({address: {} for address in addresses}, "describe")
         if is_locked:
-            # not asked for earlier: keepers of an ended job might remove some of what was there then
-            self._before = self._ask_all({address: {} for address in self._described}, "lock")
+            # listed only under the lock: watchdogs of an ended job might remove some of them before
+            self._before = self._call_all({address: {} for address in self._described}, "lock")
         return [
             _host(address, machine, self._described[address])
             for address, machine in zip(addresses, machines)
@@ -232,12 +222,12 @@ class Cluster:
         ]
 
     def check(self, hosts: Sequence[Host], settings: JobSettings, needs: Needs) -> None:
-        """Look on all machines for all that would keep the job from running.
+        """Check all machines for all problems that would keep the job from running.
 
         Parameters
         ----------
         hosts : sequence of Host
-            Those that answered.
+            Machines that replied to :meth:`connect`.
         settings : JobSettings
         needs : Needs
 
@@ -262,7 +252,7 @@ class Cluster:
             for host in hosts
         }
         self._problems += compare_versions(self._described, __version__)
-        found = self._ask_all(questions, "check")
+        found = self._call_all(questions, "check")
         for address, answer in found.items():
             self._problems += [(address, text) for text in answer["problems"]]
         prints = {address: answer["fingerprint"] for address, answer in found.items()}
@@ -282,108 +272,26 @@ class Cluster:
         first = hosts[0]
         avoid = list(range(first.port, first.port + settings.num_servers))
         question = {"address": first.address, "avoid": avoid}
-        ports = self._ask_all({first.address: question}, "choose_master_port")
+        ports = self._call_all({first.address: question}, "choose_master_port")
         raise_problems(self._problems, len(self._order))
         return plan_processes(hosts, settings, ports[first.address], (), os.environ)
 
     def send_files(
         self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
     ) -> None:
-        """Bring every machine what it needs; see :mod:`dglkge.launch.remote.sync`.
+        """Do nothing: the machines share a disk with this one."""
 
-        Raises
-        ------
-        PreflightError
-            If a machine cannot be reached or cannot take its files.
-        """
-        raise_problems(self._problems, len(self._order))
-        sessions, order = self._sessions, self._order
-        work = send_inputs(sessions, order, command, config, part_config, places)
-        self._do_all(work)
-        raise_problems(self._problems, len(self._order))
-        if config is not None:
-            self._send_run(places.here / config.output, places)
-            raise_problems(self._problems, len(self._order))
+    def fetch_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
+        """Do nothing: the machines share a disk with this one."""
 
-    def _send_run(self, output: Path, places: Places) -> None:
-        """Bring every machine the newest version of the run, wherever that is.
-
-        Raises
-        ------
-        InputError
-            If it is not clear which copy counts, or another job writes to the run's folder.
-        """
-        sessions = self._sessions
-        if self._lease is None:
-            self._lease = LeaseTaker(output, new_nonce(), self._job, LAUNCHER).take()
-        there = str(places.on_machines(output))
-        question = {"folder": there, "launcher": launcher_place(output), "job": self._job}
-        found = self._ask_all(dict.fromkeys(self._order, question), "describe_copy")
-        raise_problems(self._problems, len(self._order))
-        ordered = {address: found[address] for address in self._order}
-        source, copy = choose_source(sessions, ordered, output, places)
-        if source is not None:
-            self._do_all(
-                lambda address: bring_output(sessions[address], output, places, self._job, self._check_lease),
-                [source],
-            )
-            raise_problems(self._problems, len(self._order))
-        if copy.version:
-            self._do_all(lambda address: send_output(sessions[address], output, places))
-
-    def bring_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
-        """Bring logs, and the run's folder from the first machine, here.
-
-        A machine whose agent has gone meanwhile gets another one.
-
-        Raises
-        ------
-        PreflightError
-            If a machine cannot be reached; says where the run's folder is.
-        """
-        self._problems = []
-        for address, session in self._sessions.items():
-            if not session.is_alive:
-                session.close()
-                self._sessions[address] = self._open(address, session.address)
-        self._do_all(lambda address: bring_logs(self._sessions[address], log_dir, places))
-
-        def bring_run(address: str) -> None:
-            there = places.on_machines(output or Path())
-            try:
-                session = self._sessions[address]
-                session.ask("drop_hold", COMPARE_SECONDS, hold=str(there / HOLD_FOLDER))
-                bring_output(session, output or Path(), places, self._job, self._check_lease)
-            except InputError as error:
-                raise InputError(f"the run's folder is still {there} there: {error}") from None
-
-        if output is not None:
-            self._do_all(bring_run, self._order[:1])
-        raise_problems(self._problems, len(self._order), "their files are still there")
-
-    @contextlib.contextmanager
-    def bringing_versions(
-        self, output: Path, places: Places, say: Callable[[str], None], seconds: float
-    ) -> Iterator[None]:
-        """Bring published versions here while the job runs; see :class:`VersionBringer`."""
-        first = self._order[0]
-        name = self._sessions[first].address
-        bringer = VersionBringer(
-            lambda: self._open(first, name),
-            lambda session, is_cancelled: bring_version(
-                session, output, places, is_cancelled, self._check_lease
-            ),
-            say,
-            seconds,
-        )
-        bringer.start()
-        try:
-            yield
-        finally:
-            bringer.stop()
+    def fetching_versions(
+        self, output: Path | None, places: Places, report: Callable[[str], None], seconds: float
+    ) -> contextlib.AbstractContextManager[None]:
+        """Do nothing: the machines share a disk with this one."""
+        return contextlib.nullcontext()
 
     def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
-        """Make the log folder on every machine, with the ip_config.txt that the processes read.
+        """Create the log folder on every machine, with the ip_config.txt that the processes read.
 
         Raises
         ------
@@ -392,11 +300,11 @@ class Cluster:
         """
         machines = [[host.address, host.port] for host in hosts]
         question = {"log_dir": str(log_dir), "machines": machines}
-        self._ask_all({host.address: question for host in hosts}, "write_job_files")
+        self._call_all({host.address: question for host in hosts}, "write_job_files")
         raise_problems(self._problems, len(self._order))
 
     def warnings(self) -> list[str]:
-        """Return what the agents found that is no obstacle."""
+        """Return the warnings of all agents."""
         return [
             f"{address}: {warning}"
             for address, described in self._described.items()
@@ -404,60 +312,78 @@ class Cluster:
         ]
 
     def executor(self) -> ClusterExecutor:
-        """Return what runs processes on these machines."""
+        """Return the executor for these machines."""
         return ClusterExecutor(self._sessions, self._before, self._folder)
 
     def close(self) -> None:
-        """Let all agents go."""
+        """End all agents, and with them the locks on the machines."""
         close_all(list(self._sessions.values()))
         self._sessions = {}
-        if self._lease is not None:
-            self._lease.release()
-            self._lease = None
-
-    def _check_lease(self) -> None:
-        """Raise if the run's folder here is another job's by now: a launcher that was suspended loses it."""
-        if self._lease is not None:
-            self._lease.check()
 
     def _open(self, address: str, name: str) -> HostSession:
-        """Start an agent."""
+        """Connect to a machine and start its agent."""
         here = is_local(address, local_interfaces())
         return HostSession(name, None if here else self._ssh, self._python, forwarded_environment(os.environ))
 
-    def _ask_all(self, questions: Mapping[str, dict[str, Any]], task: str) -> dict[str, Any]:
-        """Ask machines side by side; note the problems, return the answers."""
+    def _call_all(self, questions: Mapping[str, dict[str, Any]], task: str) -> dict[str, Any]:
+        """Call a task on machines in parallel; record the problems, return the replies."""
 
-        def ask(address: str) -> Any:
-            return self._sessions[address].ask(task, **questions[address])
+        def call(address: str) -> Any:
+            return self._sessions[address].call(task, **questions[address])
 
-        return self._do_all(ask, list(questions))
+        return self._run_all(call, list(questions))
 
-    def _do_all(self, work: Callable[[str], Any], addresses: Sequence[str] | None = None) -> dict[str, Any]:
-        """Do some work for machines side by side; note the problems, return the results."""
+    def _run_all(self, work: Callable[[str], Any], addresses: Sequence[str] | None = None) -> dict[str, Any]:
+        """Run a function for machines in parallel; record the problems, return the results."""
         answers: dict[str, Any] = {}
         chosen = self._order if addresses is None else addresses
-        for address, outcome in side_by_side(work, chosen).items():
+        for address, outcome in self._run_in_threads(work, chosen).items():
             if isinstance(outcome, InputError):
                 self._problems.append((address, str(outcome)))
+            elif isinstance(outcome, BaseException):
+                raise outcome
             else:
                 answers[address] = outcome
         return answers
 
+    def _run_in_threads(self, work: Callable[[str], Any], addresses: Sequence[str]) -> dict[str, Any]:
+        """Run a function for each machine in a thread of its own; return results or exceptions in order.
 
-def side_by_side(work: Callable[[str], Any], addresses: Sequence[str]) -> dict[str, Any]:
-    """Do some work for each machine in a thread of its own; an InputError stands in place of a result."""
+        If a signal raises an exception here, all connections are cut, which ends calls and transfers, and the
+        threads have STOP_SECONDS to end. A thread that a disk blocks cannot be ended; as a daemon thread it
+        does not keep the launcher from exiting.
+        """
+        outcomes: dict[str, Any] = {}
+        # A queue, not Thread.join: a join that an exception interrupts takes a thread for ended that runs on.
+        finished: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
 
-    def attempt(address: str) -> Any:
+        def attempt(address: str) -> None:
+            try:
+                finished.put((address, work(address)))
+            except BaseException as error:
+                finished.put((address, error))
+
+        self._num_working = len(addresses)
+        for address in addresses:
+            threading.Thread(target=attempt, args=(address,), name=f"dglkge-{address}", daemon=True).start()
         try:
-            return work(address)
-        except InputError as error:
-            return error
+            while self._num_working:
+                address, outcomes[address] = finished.get()
+                self._num_working -= 1
+        except BaseException:
+            for session in self._sessions.values():
+                session.cut()
+            deadline = time.monotonic() + STOP_SECONDS
+            with contextlib.suppress(queue.Empty):
+                while self._num_working:
+                    finished.get(timeout=max(0.0, deadline - time.monotonic()))
+                    self._num_working -= 1
+            raise
+        return {address: outcomes[address] for address in addresses}
 
-    if not addresses:
-        return {}
-    with ThreadPoolExecutor(len(addresses)) as threads:
-        return dict(zip(addresses, threads.map(attempt, addresses)))
+    def _is_working(self) -> bool:
+        """Whether a thread still runs that a stop could not end."""
+        return self._num_working > 0
 
 
 def _addresses(machines: Sequence[Machine]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A job on this machine: its plan, its files, the lock on the machine, and what stands in its way."""
+"""Site of a job on this machine alone, the lock on a machine, and checks that remote agents use too."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Callable
 
 import psutil
 
+from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine, is_read_by_dgl, write_ip_config
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import script_runner
-from dglkge.launch.kept_process import LocalExecutor
-from dglkge.launch.ports import check_server_ports, describe_process, find_master_port
-from dglkge.launch.process_plan import Host, JobSettings, PlannedProcess, plan_processes
+from dglkge.launch.ports import check_server_ports, describe_pid, find_master_port
+from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
 from dglkge.launch.script_config import Needs, check_part_config
 from dglkge.launch.shared_memory import (
     SHARED_MEMORY_FOLDER,
-    await_keepers,
     check_shared_memory,
     dgl_segments,
-    leftovers,
-    remove_leftovers,
+    remove_stale_segments,
     segment_names,
     segment_users,
+    stale_segments,
+    wait_for_watchdogs,
 )
+from dglkge.launch.watched_process import LocalExecutor
 
 
 def local_interfaces() -> dict[str, str]:
-    """Return this machine's IPv4 addresses and the network interface of each."""
+    """Return this machine's IPv4 addresses, each with its network interface."""
     return {
         address.address: name
         for name, addresses in psutil.net_if_addrs().items()
@@ -49,14 +51,14 @@ def usable_cores() -> int:
 
 
 def locate_hosts(machines: Sequence[Machine], interfaces: Mapping[str, str], num_cores: int) -> list[Host]:
-    """Find the machines of a job that runs on this machine alone.
+    """Return the host of a job that runs on this machine alone.
 
     Parameters
     ----------
     machines : sequence of Machine
         The lines of ip_config.txt; their addresses are this machine's.
     interfaces : mapping of str to str
-        Addresses of this machine and their interfaces; all of 127.0.0.0/8 belongs to it besides.
+        Addresses of this machine and their interfaces; all of 127.0.0.0/8 belongs to it too.
     num_cores : int
         Cores of this machine.
 
@@ -118,21 +120,21 @@ logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
-def hold_machine(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
-    """Hold the machine's shared memory for one job; what killed jobs have left there is removed.
+def lock_machine(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
+    """Lock the machine's shared memory for one job; remove segments that killed jobs have left.
 
-    The lock is on the folder itself: it leaves no file, ends with its holder however that ends, and reaches
-    exactly as far as the shared memory does (containers with a folder of their own do not see each other).
+    The lock is on the folder itself: it needs no file, the kernel releases it when the process ends, and it
+    has the same scope as the shared memory (containers with a folder of their own do not share it).
 
     Parameters
     ----------
     folder : str
-        Where POSIX shared memory lies.
+        Folder of POSIX shared memory.
 
     Raises
     ------
     NotReadyError
-        If another job holds it (the message names its launcher), or processes of one do not end.
+        If another job holds the lock (the message names its launcher), or processes of one do not end.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -154,25 +156,25 @@ def hold_machine(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
 
 
 def clear_machine(folder: str = SHARED_MEMORY_FOLDER) -> None:
-    """Wait for the keepers of earlier jobs and attempts, and remove what killed ones have left.
+    """Wait for the watchdogs of earlier jobs and attempts, and remove segments of killed ones.
 
-    Only the holder of the machine may call it.
+    The caller must hold the machine's lock.
 
     Raises
     ------
     NotReadyError
-        If a keeper does not end.
+        If a watchdog does not end.
     """
-    await_keepers(folder)
-    removed = remove_leftovers(folder)
+    wait_for_watchdogs(folder)
+    removed = remove_stale_segments(folder)
     if removed:
         logger.info("removed %d segments of shared memory that a killed job had left", len(removed))
 
 
-def machine_holder(folder: str = SHARED_MEMORY_FOLDER) -> int | None:
-    """Return the process that holds a folder of shared memory; 0 where it cannot be seen from here.
+def machine_lock_owner(folder: str = SHARED_MEMORY_FOLDER) -> int | None:
+    """Return the pid that holds the lock of :func:`lock_machine`; 0 in another container, None if free.
 
-    Returns None if no process holds it. Reads the kernel's list of locks (man 5 proc_locks) and takes none.
+    Reads the kernel's list of locks (man 5 proc_locks), without a lock of its own.
     """
     status = os.stat(folder)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -185,18 +187,18 @@ def machine_holder(folder: str = SHARED_MEMORY_FOLDER) -> int | None:
 
 
 def _describe_holder(folder: str) -> str:
-    """Name the process that holds the lock, where it can be seen."""
-    pid = machine_holder(folder)
-    return describe_process(pid) if pid else "its process cannot be seen from here"
+    """Describe the process that holds the lock."""
+    pid = machine_lock_owner(folder)
+    return describe_pid(pid) if pid else "its process cannot be seen from here"
 
 
-class LocalJob:
-    """The one machine of a job that needs no SSH; :class:`dglkge.launch.remote.cluster.Cluster` has several.
+class LocalSite:
+    """This machine alone, without SSH: an implementation of :class:`dglkge.launch.site.Site`.
 
     Parameters
     ----------
     folder : str
-        Where the processes run.
+        Working folder of the processes.
     """
 
     def __init__(self, folder: str) -> None:
@@ -205,23 +207,23 @@ class LocalJob:
         self._is_held = False
 
     def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
-        """Find this machine among those of ip_config, and hold it for the job.
+        """Find this machine in ip_config, and lock it for the job.
 
         Raises
         ------
         InputError
-            If it is there several times, or another job holds it.
+            If ip_config has it several times, or another job holds the lock.
         """
         hosts = locate_hosts(machines, local_interfaces(), usable_cores())
         if is_locked and self._is_held:
-            clear_machine()  # of what the attempt before has left
+            clear_machine()  # of segments of the attempt before
         elif is_locked:
-            self._held.enter_context(hold_machine())
+            self._held.enter_context(lock_machine())
             self._is_held = True
         return hosts
 
     def check(self, hosts: Sequence[Host], settings: JobSettings, needs: Needs) -> None:
-        """Look for what would keep the job from running.
+        """Check for problems that would keep the job from running.
 
         Raises
         ------
@@ -233,6 +235,20 @@ class LocalJob:
             check_part_config(Path(settings.part_config), len(hosts))
         for host in hosts:
             check_server_ports(host.address, host.port, settings.num_servers)
+
+    def send_files(
+        self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
+    ) -> None:
+        """Do nothing: the files are on this machine."""
+
+    def fetch_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
+        """Do nothing: the files are on this machine."""
+
+    def fetching_versions(
+        self, output: Path | None, places: Places, report: Callable[[str], None], seconds: float
+    ) -> contextlib.AbstractContextManager[None]:
+        """Do nothing: the files are on this machine."""
+        return contextlib.nullcontext()
 
     def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
         """Plan a job with this interpreter and a rendezvous port that is free now.
@@ -248,8 +264,8 @@ class LocalJob:
         return plan_processes(hosts, settings, master_port, runner, os.environ)
 
     def warnings(self) -> list[str]:
-        """Return what was found that is no obstacle."""
-        return find_leftovers()
+        """Return warnings about shared memory."""
+        return shared_memory_warnings()
 
     def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
         """Do nothing: the launcher's own log folder is the job's."""
@@ -259,13 +275,13 @@ class LocalJob:
         return LocalExecutor(self._folder)
 
     def close(self) -> None:
-        """Let the machine go."""
+        """Release the lock."""
         self._held.close()
         self._is_held = False
 
 
 def write_job_files(log_dir: Path, hosts: Sequence[Host]) -> None:
-    """Make the log folder, with an ip_config.txt in it that DGL's own parser reads as we did.
+    """Create the log folder with an ip_config.txt in the form that DGL's own parser reads.
 
     Raises
     ------
@@ -279,18 +295,18 @@ def write_job_files(log_dir: Path, hosts: Sequence[Host]) -> None:
         raise NotReadyError(f"cannot write logs to {log_dir}: {error.strerror}") from None
 
 
-def find_leftovers() -> list[str]:
-    """Say which of DGL's shared memory is here before the job.
+def shared_memory_warnings() -> list[str]:
+    """Return warnings about DGL's shared memory that exists before the job.
 
     Returns
     -------
     list of str
-        Warnings: other jobs that use some (started without this launcher), and segments in nobody's use.
+        About other jobs (started without this launcher), and about segments that no process has mapped.
     """
-    segments = dgl_segments(segment_names()) - leftovers()  # those are removed, by whoever holds the machine
+    segments = dgl_segments(segment_names()) - stale_segments()  # removed at the lock
     users = segment_users(segments)
     warnings = [
-        f"another DGL job may run on this machine and share its tables: {describe_process(pid)}"
+        f"another DGL job may run on this machine and share its tables: {describe_pid(pid)}"
         for pid in sorted(set(users.values()))
     ]
     stale = sorted(segments - users.keys())
@@ -304,9 +320,9 @@ def find_leftovers() -> list[str]:
 
 
 def find_unreadable_arguments(ip_config: Path, command: Sequence[str], folder: Path) -> list[str]:
-    """Warn if the script is given an ip_config.txt that we read and DGL does not.
+    """Warn if an argument of the script is an ip_config.txt that this launcher reads and DGL does not.
 
-    Scripts for DGL's launcher hand the file to ``dgl.distributed.initialize`` themselves.
+    Scripts for DGL's launcher pass the file to ``dgl.distributed.initialize`` themselves.
 
     Parameters
     ----------
@@ -315,7 +331,7 @@ def find_unreadable_arguments(ip_config: Path, command: Sequence[str], folder: P
     command : sequence of str
         The script and its arguments.
     folder : Path
-        Where the script runs.
+        Working folder of the script.
     """
     named = [word for word in command[1:] if folder / word.rpartition("=")[2] == ip_config]
     if not named or is_read_by_dgl(ip_config):

@@ -16,11 +16,11 @@ import psutil
 import pytest
 
 from dglkge.distributed.ip_config import Machine
-from dglkge.launch.keeper import RECORD_PREFIX
-from dglkge.launch.local_job import machine_holder
+from dglkge.launch.local_site import machine_lock_owner
 from dglkge.launch.process_plan import JobSettings
-from dglkge.launch.remote.cluster import Cluster, PreflightError
+from dglkge.launch.remote.remote_site import PreflightError, RemoteSite
 from dglkge.launch.remote.session import SshSettings
+from dglkge.launch.watchdog import RECORD_PREFIX
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 ADDRESS = "127.0.0.1"
@@ -28,10 +28,10 @@ SEGMENTS = Path("/dev/shm")
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteSite]:
     """This machine alone, under an agent."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    opened = Cluster(SshSettings(), sys.executable, str(tmp_path))
+    opened = RemoteSite(SshSettings(), sys.executable, str(tmp_path))
     yield opened
     opened.close()
 
@@ -47,7 +47,7 @@ def segment() -> Iterator[Path]:
 
 @pytest.fixture
 def record(segment: Path) -> Iterator[Path]:
-    """A keeper's record of that segment."""
+    """A watchdog's record of that segment."""
     path = SEGMENTS / f"{RECORD_PREFIX}1-{uuid.uuid4().hex}"
     before = sorted(other.name for other in SEGMENTS.iterdir() if other != segment)
     path.write_text(json.dumps({"protected": before, "segments": {segment.name: segment.stat().st_ino}}))
@@ -56,14 +56,14 @@ def record(segment: Path) -> Iterator[Path]:
 
 
 def test_segments_that_a_keeper_still_removes_are_not_protected(
-    cluster: Cluster, segment: Path, record: Path
+    cluster: RemoteSite, segment: Path, record: Path
 ) -> None:
     """Another job's are left alone; a name that this job makes again is its own, and removed at its end."""
 
     def leave(descriptor: int) -> None:
-        """Do as a keeper does whose launcher has gone."""
+        """Do as a watchdog does whose launcher has gone."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while machine_holder() is None and time.monotonic() < deadline:
+        while machine_lock_owner() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         segment.unlink()
         record.unlink()
@@ -71,10 +71,10 @@ def test_segments_that_a_keeper_still_removes_are_not_protected(
 
     descriptor = os.open(record, os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    keeper = threading.Thread(target=leave, args=(descriptor,))
-    keeper.start()
+    watchdog = threading.Thread(target=leave, args=(descriptor,))
+    watchdog.start()
     hosts = cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
-    keeper.join()
+    watchdog.join()
     assert [host.address for host in hosts] == [ADDRESS]
     segment.touch()
     assert cluster.executor().clean_up({ADDRESS: {segment.name}}) == [segment.name]
@@ -82,9 +82,9 @@ def test_segments_that_a_keeper_still_removes_are_not_protected(
 
 
 def test_each_attempt_clears_what_the_one_before_has_left(
-    cluster: Cluster, segment: Path, record: Path
+    cluster: RemoteSite, segment: Path, record: Path
 ) -> None:
-    """The lock is held from the first attempt on; a keeper may be killed in any of them."""
+    """The lock is held from the first attempt on; a watchdog may be killed in any of them."""
     left = record.rename(SEGMENTS / f"later-{uuid.uuid4().hex}")
     try:
         cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
@@ -96,7 +96,7 @@ def test_each_attempt_clears_what_the_one_before_has_left(
         left.unlink(missing_ok=True)
 
 
-def test_a_machine_that_goes_before_the_port_is_chosen(cluster: Cluster) -> None:
+def test_a_machine_that_goes_before_the_port_is_chosen(cluster: RemoteSite) -> None:
     """The error names the machine, and is one after which another attempt may be made."""
     hosts = cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
     children = psutil.Process().children()

@@ -9,7 +9,7 @@ from typing import Callable
 import psutil
 
 from dglkge.launch.remote.session import HostSession
-from dglkge.launch.remote.sync import VersionBringer
+from dglkge.launch.remote.synced_site import VersionFetcher
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 
@@ -29,17 +29,17 @@ def test_the_end_does_not_wait_for_an_answer() -> None:
     said: list[str] = []
 
     def bring(session: HostSession, is_cancelled: Callable[[], bool]) -> None:
-        session.ask("describe")
+        session.call("describe")
         (agent,) = agents()
         agent.suspend()
         asked.set()
-        session.ask("describe", TIMEOUT_SECONDS)
+        session.call("describe", TIMEOUT_SECONDS)
 
-    bringer = VersionBringer(open_session, bring, said.append, 0.01)
-    bringer.start()
+    fetcher = VersionFetcher(open_session, bring, said.append, 0.01)
+    fetcher.start()
     assert asked.wait(TIMEOUT_SECONDS)
-    bringer.stop()
-    assert not bringer._thread.is_alive()
+    fetcher.stop()
+    assert not fetcher._thread.is_alive()
     assert agents() == [] and said == []
 
 
@@ -53,10 +53,10 @@ def test_an_agent_that_comes_too_late_is_let_go() -> None:
         may_go_on.wait(TIMEOUT_SECONDS)
         return open_session()
 
-    bringer = VersionBringer(connect, lambda session, _: brought.append(session), print, 0.01)
-    bringer.start()
+    fetcher = VersionFetcher(connect, lambda session, _: brought.append(session), print, 0.01)
+    fetcher.start()
     assert is_opening.wait(TIMEOUT_SECONDS)
     threading.Timer(0.5, may_go_on.set).start()
-    bringer.stop()
-    assert not bringer._thread.is_alive()
+    fetcher.stop()
+    assert not fetcher._thread.is_alive()
     assert agents() == [] and brought == []

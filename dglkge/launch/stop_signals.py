@@ -1,0 +1,91 @@
+"""Ctrl-C, SIGTERM and SIGHUP to the launcher: recorded while a job runs, raised as an exception otherwise.
+
+While processes of a job run, the supervisor's loop decides what a signal means, so a handler only records it.
+Before and after, the launcher connects, copies files or sleeps: an exception ends that at once, and
+``finally`` blocks release machines and leases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Callable
+
+from dglkge.errors import FAILURE_STATUS, INTERRUPTED_STATUS
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StoppedBySignal(KeyboardInterrupt):
+    """SIGTERM or SIGHUP to the launcher while no process of a job runs.
+
+    A KeyboardInterrupt, because it must pass every handler of ordinary errors as Ctrl-C does.
+
+    Parameters
+    ----------
+    number : int
+        Of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def status_of_stop(number: int) -> int:
+    """Return the launcher's exit status after a signal, where no trainer has committed.
+
+    128 + the number, as shells have it; but 1 after SIGTERM, because 143 means that the state is committed.
+    """
+    return FAILURE_STATUS if number == signal.SIGTERM else 128 + number
+
+
+def describe_stop(error: KeyboardInterrupt) -> tuple[str, int]:
+    """Return words for a message, and the exit status, for an exception of Ctrl-C, SIGTERM or SIGHUP."""
+    if isinstance(error, StoppedBySignal):
+        return f"stopped by {error}", status_of_stop(error.number)
+    return "interrupted", INTERRUPTED_STATUS
+
+
+@contextlib.contextmanager
+def stop_signals_raised() -> Iterator[None]:
+    """Raise :class:`StoppedBySignal` in the main thread on SIGTERM and SIGHUP inside the block.
+
+    Ctrl-C raises KeyboardInterrupt as always. Ignored signals stay ignored (``nohup``).
+    """
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise StoppedBySignal(number)
+
+    with _handled({signal.SIGTERM: stop, signal.SIGHUP: stop}):
+        yield
+
+
+@contextlib.contextmanager
+def signals_recorded(recorded: list[int]) -> Iterator[None]:
+    """Append the numbers of Ctrl-C, SIGTERM and SIGHUP to a list inside the block.
+
+    Ignored signals stay ignored (``nohup``).
+    """
+
+    def record(number: int, _frame: FrameType | None) -> None:
+        recorded.append(number)
+
+    with _handled(dict.fromkeys(STOP_SIGNALS, record)):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """Install handlers for signals that are not ignored; restore the earlier ones at the end."""
+    before = {number: signal.getsignal(number) for number in handlers}
+    for number, handler in handlers.items():
+        if before[number] != signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
