@@ -1,9 +1,9 @@
 """Copies of a run's folder on the machines of a job: operations on one copy, choice of the newest.
 
 Every machine gets a copy of the checkpoint before a job starts; then only the first machine's grows. Copies
-are therefore compared by lineage (:mod:`dglkge.checkpoint.lineage`), never by version number alone. The newest copy
-is chosen if it continues all others, on whichever machine it is; copies with different histories are an
-error.
+are therefore compared by lineage (:mod:`dglkge.checkpoint.lineage`), never by version number alone. The
+newest copy is chosen if it continues all others, on whichever machine it is; copies with different histories
+are an error.
 """
 
 from __future__ import annotations
