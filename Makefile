@@ -49,7 +49,7 @@ lint: $(VENV)/installed  ## ruff and mypy
 	$(VENV)/bin/mypy
 
 docs: $(VENV_DOCS)/installed  ## the documentation as a web site, in site/
-	$(VENV_DOCS)/bin/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(VENV_DOCS)/bin/mkdocs build --strict --quiet  # an advertisement of mkdocs-material
 
 clean:  ## remove everything that the other targets create, environments included
 	rm -rf $(VENV) $(VENV2) $(VENV_PBG) $(VENV_DOCS) site demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,11 +1,11 @@
-"""Turn the running interpreter's own standard library into a knowledge graph.
+"""Convert the standard library of the running interpreter to a knowledge graph.
 
     python examples/stdlib_kg.py --output demo/stdlib-triples
 
 Every source file of the library is parsed, never imported. Modules, classes, functions, names of methods
-and names of arguments become typed entities, and what the source says of them becomes triples. Names are
-followed through imports, re-exports, star imports and plain aliases to where they are defined; what cannot
-be followed is dropped. The output is train.tsv, valid.tsv and test.tsv (head, relation, tail),
+and names of arguments become typed entities; definitions, imports, calls and the like become triples. Names
+are resolved through imports, re-exports, star imports and plain aliases to their definition; a name that
+cannot be resolved is dropped. The output is train.tsv, valid.tsv and test.tsv (head, relation, tail),
 entity_types.tsv (entity, type) and summary.json. The same interpreter gives the same files every time.
 """
 
@@ -40,21 +40,21 @@ SCHEMA: dict[str, list[tuple[str, str]]] = {
     "raises": [("function", "class"), ("class", "class")],
     "uses_decorator": [("function", "function"), ("method", "function"), ("method", "class")],
 }
-"""Each relation with the pairs of entity types that it joins; a triple of any other pair is dropped."""
+"""Relation to its pairs of entity types; a triple with any other pair is dropped."""
 
 SKIPPED_FOLDERS = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"}
 
 
 @dataclass
 class Graph:
-    """Triples that are known for certain, the type of each entity, and the modules read so far."""
+    """Resolved triples, the type of each entity, and the modules by name."""
 
     types: dict[str, str]
     modules: dict[str, Module]
     triples: set[Triple] = field(default_factory=set)
 
     def add(self, head: str, head_type: str, relation: str, tail: str, tail_type: str) -> None:
-        """Add a triple, unless an end is known as another type already or the schema has no such pair."""
+        """Add a triple, unless an end has another type already or the schema lacks the pair of types."""
         known = (self.types.get(head, head_type), self.types.get(tail, tail_type))
         if known == (head_type, tail_type) and known in SCHEMA[relation] and head != tail:
             self.types[head], self.types[tail] = known
@@ -62,34 +62,35 @@ class Graph:
 
 
 def extract_triples(root: Path) -> tuple[list[Triple], dict[str, str]]:
-    """Read all source files below a folder.
+    """Extract the triples of all source files below a folder.
 
     Parameters
     ----------
     root : Path
-        A folder that Python would import from, e.g. the standard library's.
+        A folder on Python's import path, e.g. that of the standard library.
 
     Returns
     -------
     triples : list of (head, relation, tail)
         Sorted, without duplicates.
     types : dict
-        The type of each entity that stands in a triple.
+        Type of each entity of a triple.
     """
     modules = {module.name: module for module in read_modules(root)}
     graph = Graph(types=dict.fromkeys(modules, "module"), modules=modules)
     add_builtins(graph)
+    # All definitions first: a name can only be resolved to an entity whose type is known.
     for module in graph.modules.values():
-        for said in module.said:
-            graph.add(*said)
+        for definition_triple in module.definitions:
+            graph.add(*definition_triple)
     for module in graph.modules.values():
-        add_mentioned(module, graph)
+        add_references(module, graph)
     ends = {end for head, _, tail in graph.triples for end in (head, tail)}
     return sorted(graph.triples), {name: kind for name, kind in sorted(graph.types.items()) if name in ends}
 
 
 def read_modules(root: Path) -> Iterator[Module]:
-    """Read the source files below a folder, but for tests and what does not parse."""
+    """Read the source files below a folder, except tests and files with syntax errors."""
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         is_package = parts[-1] == "__init__"
@@ -104,7 +105,7 @@ def read_modules(root: Path) -> Iterator[Module]:
 
 
 def add_builtins(graph: Graph) -> None:
-    """Add the built-in functions and classes, which have no source, under the names users know them by."""
+    """Add the built-in functions and classes, which have no Python source, under their public names."""
     for name, value in sorted(vars(builtins).items()):
         if isinstance(value, type) and value.__name__ == name:
             graph.add(name, "class", "defined_in", "builtins", "module")
@@ -117,17 +118,18 @@ def add_builtins(graph: Graph) -> None:
             graph.add(name, "function", "defined_in", "builtins", "module")
 
 
-def add_mentioned(module: Module, graph: Graph) -> None:
-    """Follow the names that a module mentions and add those that lead to a known entity."""
+def add_references(module: Module, graph: Graph) -> None:
+    """Resolve the names that a module refers to, and add the triples whose tail is a known entity."""
     parent = module.name.rpartition(".")[0]
     if parent in graph.modules:
         graph.add(module.name, "module", "submodule_of", parent, "module")
     target: str | None
-    for head, head_type, relation, path in module.mentioned:
+    for head, head_type, relation, path in module.references:
         if relation == "imports":
             target = imported_module(path, graph)
         else:
             target = definition(path, module, graph)
+            # The class of an object is unknown without running the code; the method's name alone is kept.
             owner, _, attribute = path.rpartition(".")
             if target is None and relation == "calls" and attribute != path and owner not in module.names:
                 target = f"method:{attribute}"
@@ -136,7 +138,7 @@ def add_mentioned(module: Module, graph: Graph) -> None:
 
 
 def imported_module(statement: str, graph: Graph) -> str:
-    """Return the module that ``import a.b`` or ``from a b`` reads, also one written in C."""
+    """Return the module that ``import a.b`` or ``from a b`` loads, including modules written in C."""
     _, source, *names = statement.split(" ")
     target = ".".join([source, *names])
     target = target if target in graph.modules else source
@@ -146,12 +148,12 @@ def imported_module(statement: str, graph: Graph) -> str:
 
 
 def definition(path: str, module: Module, graph: Graph, depth: int = 8) -> str | None:
-    """Follow a dotted path, as a module has it, to the class or function that it stands for.
+    """Resolve a dotted path in a module to the full name of a class or function.
 
     Returns
     -------
     str or None
-        None where the path leads out of what was read; `depth` ends circles of re-exports.
+        None if the path leads to code that was not read. `depth` ends circular re-exports.
     """
     first, _, rest = path.partition(".")
     if not first or depth == 0:
@@ -175,10 +177,10 @@ def definition(path: str, module: Module, graph: Graph, depth: int = 8) -> str |
 
 
 def split_triples(triples: Iterable[Triple], types: dict[str, str]) -> dict[str, list[Triple]]:
-    """Split triples 90/5/5 by a hash of their line, so that one more triple moves no other.
+    """Split triples 90/5/5 by a hash of their line: adding a triple moves no other.
 
-    A valid or test triple whose head, tail, or relation between its two types has no training triple is
-    moved to training: nothing is asked of which nothing was learned.
+    A valid or test triple whose head, tail, or relation between its two types has no training triple goes to
+    the training split, since the model would have no trained row for it.
     """
     splits: dict[str, list[Triple]] = {"train": [], "valid": [], "test": []}
     held_out: list[tuple[str, Triple]] = []
@@ -242,8 +244,11 @@ def print_summary(summary: dict[str, object], output: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
-    parser = argparse.ArgumentParser(description="Turn Python's own standard library into a knowledge graph.")
+    """Run the command and return its exit status."""
+    parser = argparse.ArgumentParser(
+        description="Convert Python's standard library to a knowledge graph.",
+        epilog="example: python examples/stdlib_kg.py --output demo/stdlib-triples",
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder to write the files to")
     library = Path(sysconfig.get_path("stdlib"))
     parser.add_argument("--source", type=Path, default=library, help="library to read (default: %(default)s)")

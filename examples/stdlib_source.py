@@ -1,6 +1,6 @@
-"""What one Python source file says of itself: its classes, functions and imports, and the names it mentions.
+"""Definitions and references of one Python source file: classes, functions, imports, and the names they use.
 
-The first half of ``stdlib_kg.py``: one file at a time, parsed and never imported.
+First stage of ``stdlib_kg.py``: one file at a time, parsed and never imported.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 @dataclass
 class Module:
-    """What one source file says, before its names are followed to other files.
+    """Content of one source file, before its names are resolved in other files.
 
     Attributes
     ----------
     names : dict
-        What a name at the top of the module stands for, as a dotted path.
+        Name at the top of the module to its dotted path.
     stars : list of str
-        Modules whose every name is imported.
-    said : list of (head, head type, relation, tail, tail type)
-        What is certain from this file alone.
-    mentioned : list of (head, head type, relation, tail)
-        The tail is a dotted path as the source has it, or ``.name`` for a method called on some object.
+        Modules of star imports.
+    definitions : list of (head, head type, relation, tail, tail type)
+        Triples that follow from this file alone.
+    references : list of (head, head type, relation, tail)
+        Triples whose tail is a dotted path as in the source, or ``.name`` for a method of some object.
     """
 
     name: str
     is_package: bool
     names: dict[str, str] = field(default_factory=dict)
     stars: list[str] = field(default_factory=list)
-    said: list[tuple[str, str, str, str, str]] = field(default_factory=list)
-    mentioned: list[tuple[str, str, str, str]] = field(default_factory=list)
+    definitions: list[tuple[str, str, str, str, str]] = field(default_factory=list)
+    references: list[tuple[str, str, str, str]] = field(default_factory=list)
 
-    def say(self, head: str, head_type: str, relation: str, tail: str, tail_type: str) -> None:
-        """Note a triple that is certain."""
-        self.said.append((head, head_type, relation, tail, tail_type))
+    def define(self, head: str, head_type: str, relation: str, tail: str, tail_type: str) -> None:
+        """Add a triple that follows from this file alone."""
+        self.definitions.append((head, head_type, relation, tail, tail_type))
 
-    def mention(self, head: str, head_type: str, relation: str, path: str) -> None:
-        """Note a triple whose tail is still to be followed to where it is defined."""
-        self.mentioned.append((head, head_type, relation, path))
+    def refer(self, head: str, head_type: str, relation: str, path: str) -> None:
+        """Add a triple whose tail must be resolved."""
+        self.references.append((head, head_type, relation, path))
 
 
 def read_module(name: str, is_package: bool, tree: ast.Module) -> Module:
@@ -55,7 +55,7 @@ def read_module(name: str, is_package: bool, tree: ast.Module) -> Module:
 
 
 def read_body(body: Iterable[ast.stmt], scope: str, module: Module) -> None:
-    """Read the statements of a module or class, those of all branches of if, try and with included."""
+    """Read the statements of a module or class, including all branches of if, try and with."""
     for node in body:
         if isinstance(node, FUNCTIONS):
             read_function(node, scope, module)
@@ -75,39 +75,39 @@ def read_body(body: Iterable[ast.stmt], scope: str, module: Module) -> None:
 
 
 def read_class(node: ast.ClassDef, scope: str, module: Module) -> None:
-    """Note a class, its bases and all that is defined in it."""
+    """Read a class, its bases and its body."""
     name = f"{scope}.{node.name}"
     if scope == module.name:
         module.names[node.name] = name
-    module.say(name, "class", "defined_in", module.name, "module")
+    module.define(name, "class", "defined_in", module.name, "module")
     for base in node.bases:
-        module.mention(name, "class", "inherits_from", dotted(base))
+        module.refer(name, "class", "inherits_from", dotted(base))
     read_body(node.body, name, module)
 
 
 def read_function(node: FunctionNode, scope: str, module: Module) -> None:
-    """Note a function, or a method; what a method does is said of its class, as method names are shared."""
+    """Read a function or method. Actions of a method belong to its class, as classes share method names."""
     if scope == module.name:
         actor, actor_type = f"{scope}.{node.name}", "function"
         name, kind = actor, actor_type
         module.names[node.name] = name
-        module.say(name, kind, "defined_in", scope, "module")
+        module.define(name, kind, "defined_in", scope, "module")
     else:
         actor, actor_type = scope, "class"
         name, kind = f"method:{node.name}", "method"
-        module.say(scope, actor_type, "has_method", name, kind)
+        module.define(scope, actor_type, "has_method", name, kind)
     arguments = node.args
     for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
         if argument.arg not in ("self", "cls"):
-            module.say(name, kind, "takes_argument", f"argument:{argument.arg}", "argument")
+            module.define(name, kind, "takes_argument", f"argument:{argument.arg}", "argument")
     for decorator in node.decorator_list:
         target = decorator.func if isinstance(decorator, ast.Call) else decorator
-        module.mention(name, kind, "uses_decorator", dotted(target))
+        module.refer(name, kind, "uses_decorator", dotted(target))
     read_actions(node, actor, actor_type, module)
 
 
 def read_actions(function: ast.stmt, actor: str, actor_type: str, module: Module) -> None:
-    """Note what the body of a function calls, raises and imports, nested functions included."""
+    """Read what the body of a function calls, raises and imports, including nested functions."""
     pending: list[ast.AST] = list(getattr(function, "body", []))
     while pending:
         node = pending.pop()
@@ -115,11 +115,11 @@ def read_actions(function: ast.stmt, actor: str, actor_type: str, module: Module
             path = dotted(node.func)
             if not path and isinstance(node.func, ast.Attribute):
                 path = f".{node.func.attr}"
-            module.mention(actor, actor_type, "calls", path)
+            module.refer(actor, actor_type, "calls", path)
         elif isinstance(node, ast.Raise) and node.exc is not None:
             target = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-            module.mention(actor, actor_type, "raises", dotted(target))
-            pending.extend(ast.iter_child_nodes(node.exc))  # what is raised is not said to be called as well
+            module.refer(actor, actor_type, "raises", dotted(target))
+            pending.extend(ast.iter_child_nodes(node.exc))  # the class that is raised is not called as well
             continue
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             read_import(node, module)
@@ -128,12 +128,12 @@ def read_actions(function: ast.stmt, actor: str, actor_type: str, module: Module
 
 
 def read_import(node: ast.Import | ast.ImportFrom, module: Module) -> None:
-    """Note what an import statement binds; the first of several bindings of a name stays."""
+    """Read the names that an import statement binds; the first of several bindings of a name counts."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             bound = alias.asname or alias.name.partition(".")[0]
             module.names.setdefault(bound, alias.name if alias.asname else bound)
-            module.mention(module.name, "module", "imports", f"import {alias.name}")
+            module.refer(module.name, "module", "imports", f"import {alias.name}")
         return
     source = node.module or ""
     if node.level:
@@ -141,7 +141,7 @@ def read_import(node: ast.Import | ast.ImportFrom, module: Module) -> None:
         parts = module.name.split(".")
         source = ".".join([*parts[: len(parts) - up], *([source] if source else [])])
     for alias in node.names:
-        module.mention(module.name, "module", "imports", f"from {source} {alias.name}")
+        module.refer(module.name, "module", "imports", f"from {source} {alias.name}")
         if alias.name == "*":
             module.stars.append(source)
         else:

@@ -1,10 +1,10 @@
-"""Train knowledge-graph embeddings: copy this file and make it yours.
+"""Train knowledge-graph embeddings: a script to copy and change.
 
     dglkge-launch --ip_config ip_config.txt examples/train.py --config examples/fb15k237/complex.yaml
     python examples/train.py --config examples/fb15k237/complex.yaml --set model.dimension=100
 
-The first trains on the servers and trainers of every machine in ip_config.txt, the second in this one
-process. Started again, either goes on from its last commit.
+The first command starts servers and trainers on every machine in ip_config.txt. The second trains in one
+process. Run the same command again to resume from the last commit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import dglkge
 
 
 def main() -> int:
-    """Train, evaluate, and say where everything lies."""
+    """Train, evaluate, and print where the results are."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -30,12 +30,13 @@ def main() -> int:
     logging.getLogger("dglkge").setLevel(logging.INFO)
     config = dglkge.load_config(arguments.config, arguments.set, arguments.imports)
 
-    # Server processes stay inside this line until all trainers have left.
+    # In a server process this line runs DGL's server loop, and exits when all trainers have finished.
     with dglkge.join_cluster(config) as cluster:
         trainer = dglkge.build_trainer(config, cluster)
         for _epoch in dglkge.remaining_epochs_until(config.training.num_epochs):
             for batch in trainer.batches():  # this trainer's share of each global batch
-                trainer.step(batch)  # pull rows, score, backward, exchange gradients, update
+                trainer.step(batch)  # look up rows, score, backward, exchange gradients, update
+        # A collective: every trainer ranks against the rows of its own machine.
         if config.evaluation.split != "none":
             result = trainer.evaluate(config.evaluation.split)
             if cluster.world.rank == 0:

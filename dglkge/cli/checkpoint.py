@@ -22,29 +22,43 @@ DESCRIPTION = """Show a checkpoint (inspect), compare every file with its checks
 convert --to FORMAT writes the rows for other programs, like dglkge export. convert --to run creates a run on
 a data set, which can be evaluated and resumed, from a checkpoint of PyTorch-BigGraph, or with --from FORMAT
 from files of rows. Entities, relations and types are matched by name; see --type."""
-EXAMPLES = """examples:
-  dglkge checkpoint inspect runs/demo
-  dglkge checkpoint verify runs/demo/checkpoint/epoch_10
-  dglkge checkpoint convert runs/demo --to parquet --output tables/
+CONVERT_EXAMPLES = """  dglkge checkpoint convert runs/demo --to parquet --output tables/
   dglkge checkpoint convert bigraph_model/ --to run --dataset data/mine --output runs/theirs
   dglkge checkpoint convert tables/ --from parquet --score-function complex --reciprocal --to run \\
       --dataset data/mine --output runs/back"""
+EXAMPLES = f"""examples:
+  dglkge checkpoint inspect runs/demo
+  dglkge checkpoint verify runs/demo/checkpoint/epoch_10
+{CONVERT_EXAMPLES}"""
 
 TO_RUN = "run"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the three actions and their arguments."""
+    raw = argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, help_text in (
-        ("inspect", "version, progress, model, tables and sizes"),
-        ("verify", "inspect, and compare every file with its checksum"),
+    for name, help_text, example in (
+        ("inspect", "show version, progress, model, tables and sizes", "runs/demo"),
+        ("verify", "inspect, and compare every file with its checksum", "runs/demo/checkpoint/epoch_10"),
     ):
-        action = actions.add_parser(name, help=help_text)
+        action = actions.add_parser(
+            name,
+            help=help_text,
+            description=help_text[0].upper() + help_text[1:] + ".",
+            epilog=f"example:\n  dglkge checkpoint {name} {example}",
+            formatter_class=raw,
+        )
         add_run_argument(action)
         add_import_argument(action)
         action.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    convert = actions.add_parser("convert", help="to and from other programs' formats")
+    convert = actions.add_parser(
+        "convert",
+        help="convert to and from other programs' formats",
+        description="Write a checkpoint's rows for other programs, or create a run from theirs.",
+        epilog=f"examples:\n{CONVERT_EXAMPLES}",
+        formatter_class=raw,
+    )
     convert.add_argument("run", metavar="SOURCE", help="a run, a checkpoint, or a folder of files for --from")
     convert.add_argument("--to", required=True, choices=[TO_RUN, *sorted(FORMATS)], help="what to write")
     convert.add_argument(
@@ -66,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="THEIRS=OURS",
         help="for --to run: an entity type of the checkpoint and that of the data set, e.g. all=entity; not "
-        "needed where the names are equal or each side has one; may be repeated",
+        "needed if the names are equal or each side has one type; may be repeated",
     )
     add_import_argument(convert)
     convert.add_argument("--overwrite", action="store_true", help="replace files that exist")

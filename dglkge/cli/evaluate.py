@@ -28,7 +28,7 @@ data set, and uses every core; no server is needed."""
 EXAMPLES = """examples:
   dglkge evaluate runs/demo                              filtered, all candidates, test split
   dglkge evaluate runs/demo --split valid --limit 500    the first 500 triples of the valid split
-  dglkge evaluate runs/demo --per-relation               every relation's figures as well"""
+  dglkge evaluate runs/demo --per-relation               the metrics of every relation too"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("realistic", "optimistic", "pessimistic"),
         help="rank among equal scores: the mean, the best or the worst (default: %(default)s)",
     )
-    parser.add_argument("--per-relation", action="store_true", help="show every relation's figures as well")
+    parser.add_argument("--per-relation", action="store_true", help="show the metrics of every relation too")
     parser.add_argument(
         "--batch-size", type=int, default=4096, metavar="N", help="queries at a time (default: %(default)s)"
     )
@@ -65,13 +65,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="JSON with every relation's figures (default: RUN/metrics-SPLIT.json)",
+        help="JSON file with the metrics of every relation (default: RUN/metrics-SPLIT.json)",
     )
     parser.add_argument("--json", action="store_true", help="print that JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate, print and write the figures."""
+    """Evaluate, then print and write the metrics."""
     protocol = Protocol(
         split=args.split,
         filtered=not args.raw,

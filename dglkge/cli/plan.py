@@ -1,4 +1,4 @@
-"""``dglkge plan``: what a configuration needs on each machine, before anything starts."""
+"""``dglkge plan``: memory, shared memory, disk and time of a configuration on each machine."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from dglkge.planning.host import HostMemory, host_memory, installed_base, misfit
 from dglkge.planning.memory import PlannedHost, is_compiled, plan_memory
 from dglkge.training.components import check_config, check_machines
 
-HELP = "say what a configuration needs of memory, /dev/shm, disk and time"
-DESCRIPTION = """Say what training a configuration needs on each machine, before anything starts: tables,
-optimizer state, edges, buffers, libraries, /dev/shm and the checkpoint's disk, and how long an epoch
-should take. Exit status 2 if it does not fit into this machine or cannot be trained."""
+HELP = "estimate memory, /dev/shm, disk and time of a configuration"
+DESCRIPTION = """Estimate what training a configuration needs on each machine: tables, optimizer state, edges,
+buffers, libraries, /dev/shm, disk for the checkpoint, and the time of an epoch. Nothing is started.
+Exit status 2 if it does not fit into this machine or cannot be trained."""
 EXAMPLES = """examples:
   dglkge plan examples/fb15k237/complex.yaml --num_trainers 2
   dglkge plan my.yaml --set model.dimension=200 --ip_config ip_config.txt --json"""
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan, look at this machine, print."""
+    """Plan, measure this machine, and print."""
     config = load_config(args.config, args.set, args.imports)
     check_config(config)
     size = read_dataset_size(config.dataset)
@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure_rates(config: Config) -> Rates:
-    """Measure this machine for a moment: products of matrices in the run's type, and a copy."""
-    import torch  # here: the other commands of this file's package should not pay for it twice
+    """Measure this machine for about a second: matmuls in the run's type, and a copy."""
+    import torch  # here: a configuration with mistakes is refused without loading it
 
     chosen = config.training.matmul_dtype
     names = ("float32", "bfloat16") if chosen == "auto" and is_compiled(config) else (chosen,)
@@ -85,7 +85,7 @@ def measure_rates(config: Config) -> Rates:
 
 
 def _product_seconds(dtype: Any, dim: int) -> float:
-    """Return the time of a product of matrices in a type of torch."""
+    """Return the seconds of a matmul in a type of torch."""
     import torch
 
     left, right = torch.randn(2, PRODUCT_ROWS, dim).to(dtype)
@@ -93,8 +93,8 @@ def _product_seconds(dtype: Any, dim: int) -> float:
 
 
 def _seconds_of(work: Callable[[], Any]) -> float:
-    """Return the shortest time of some repetitions."""
-    work()
+    """Return the shortest time of some repetitions: other work on the machine only adds to it."""
+    work()  # the first call allocates and starts threads
     best, end = float("inf"), time.perf_counter() + MEASURED_SECONDS
     while time.perf_counter() < end:
         start = time.perf_counter()
@@ -106,7 +106,7 @@ def _seconds_of(work: Callable[[], Any]) -> float:
 def _report(
     hosts: list[PlannedHost], there: HostMemory, seconds: float, problems: list[str]
 ) -> dict[str, Any]:
-    """Describe the plan for programs."""
+    """Return the plan as JSON has it."""
     return {
         "machines": [
             {
@@ -129,7 +129,7 @@ def _report(
 
 
 def _print_plan(hosts: list[PlannedHost], there: HostMemory, seconds: float, problems: list[str]) -> None:
-    """Print a column for each machine, and one for what this machine has."""
+    """Print a column for each machine of the plan, and one for the free resources of this machine."""
     header = ["", *(f"machine {host.machine}" for host in hosts), "here now"]
     rows = [
         [what, *(human_bytes(dict(host.memory)[what]) for host in hosts), ""]
