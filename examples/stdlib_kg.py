@@ -95,6 +95,7 @@ def read_modules(root: Path) -> Iterator[Module]:
         parts = path.relative_to(root).with_suffix("").parts
         is_package = parts[-1] == "__init__"
         parts = parts[:-1] if is_package else parts
+        # A file whose name is no identifier cannot be imported, so it is no module.
         if not parts or SKIPPED_FOLDERS.intersection(parts) or not all(part.isidentifier() for part in parts):
             continue
         try:
@@ -201,6 +202,7 @@ def split_triples(triples: Iterable[Triple], types: dict[str, str]) -> dict[str,
             held_out.append(("test" if percent < 5 else "valid", triple))
         else:
             train(triple)
+    # After all training triples: whether a row is trained is known only now.
     for name, triple in held_out:
         if seen.issuperset(parts(triple)):
             splits[name].append(triple)

@@ -117,6 +117,7 @@ def read_actions(function: ast.stmt, actor: str, actor_type: str, module: Module
                 path = f".{node.func.attr}"
             module.refer(actor, actor_type, "calls", path)
         elif isinstance(node, ast.Raise) and node.exc is not None:
+            # "raise Error(...)" contains a call, which would be recorded a second time as "calls".
             target = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
             module.refer(actor, actor_type, "raises", dotted(target))
             pending.extend(ast.iter_child_nodes(node.exc))  # the class that is raised is not called as well
@@ -137,6 +138,7 @@ def read_import(node: ast.Import | ast.ImportFrom, module: Module) -> None:
         return
     source = node.module or ""
     if node.level:
+        # One dot is the package itself: of a package's __init__ that is its own name.
         up = node.level - 1 if module.is_package else node.level
         parts = module.name.split(".")
         source = ".".join([*parts[: len(parts) - up], *([source] if source else [])])

@@ -90,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     """Inspect, verify or convert."""
     if args.action == "convert":
         return _convert(args)
+    # dglkge inspect is the same command with an option instead of an action.
     args.verify = args.action == "verify"
     return inspect_run.run(args)
 

@@ -85,6 +85,7 @@ def write_json(path: Path, value: Any) -> None:
     StorageError
         If the disk is full or fails.
     """
+    # In the same folder: a rename is atomic only within one file system.
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -147,6 +148,7 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         flush_output()
         return status
     except (InputError, JobError) as error:
+        # One line, whatever an exception of another library was quoted: scripts read stderr by lines.
         _print_error(f"{name}: error: {' '.join(str(error).split())}")
         return exit_status_of(error)
     except KeyboardInterrupt as error:
@@ -195,7 +197,8 @@ def _output_errors() -> Iterator[None]:
 
 
 def _discard_output() -> None:
-    """Redirect stdout to /dev/null: Python flushes it again at exit, which would fail once more."""
+    """Redirect stdout to /dev/null."""
+    # Python flushes stdout again at exit. That would fail too, print a second message and change the status.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -80,10 +80,12 @@ def run(args: argparse.Namespace) -> int:
         batch_size=args.batch_size,
         seed=args.seed,
     )
+    # Mistakes in the arguments are found before the checkpoint is read, which may take minutes.
     if args.limit is not None and args.limit < 1:
         raise InputError(f"--limit must be at least 1, got {args.limit}")
     model = open_run(args.run, args.dataset, verify=not args.no_verify)
     triples = model.dataset.split(args.split)[: args.limit]
+    # disable=None shows the bar only on a terminal.
     with tqdm(total=2 * len(triples), desc="rank", unit="query", disable=True if args.json else None) as bar:
         result = model.evaluate(protocol, triples, progress=bar.update)
     checkpoint = model.checkpoint
@@ -95,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         **result.to_dict(),
     }
     target = Path(args.output) if args.output else checkpoint.run_folder / f"metrics-{args.split}.json"
-    write_json(target, report)
+    write_json(target, report)  # before printing: a closed pipe must not lose the result
     if args.json:
         print_json(report)
     else:

@@ -64,6 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0 for success, else as :func:`dglkge.cli.common.run_command` returns it.
     """
+    # The library logs to stderr; stdout is left to the result, which may be JSON.
     logging.basicConfig(level=logging.WARNING, format="dglkge: %(message)s")
     return run_command("dglkge", lambda: _run(argv))
 

@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         num_trainers = min(MOST_DEFAULT_TRAINERS, usable_cores())
     if num_trainers < 1 or args.num_servers < 0 or (args.num_servers == 0 and num_trainers > 1):
         raise InputError("--num_trainers must be at least 1, and 1 where --num_servers is 0")
+    # The base of a process is measured here: libraries differ between the lanes.
     hosts = plan_memory(config, size, num_trainers, args.num_servers, installed_base())
     there = host_memory(config.output)
     seconds = epoch_seconds(config, size, num_trainers, measure_rates(config))

@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     predictions = model.predict(queries, args.topk, Known(args.known) if args.known else None)
     if args.json:
         reports = [_report(prediction) for prediction in predictions]
+        # A file gives a list even of one query, so the form depends on the arguments and not on the data.
         print_json(reports if args.input else reports[0])
         return 0
     for place, prediction in enumerate(predictions):

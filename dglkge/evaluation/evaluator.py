@@ -149,8 +149,8 @@ class RankingEvaluator:
         return negatives.cpu().numpy(), greater.cpu().numpy(), equal.cpu().numpy()
 
     def _candidate_types(self, triples: np.ndarray) -> list[str]:
-        asked = [self._relations[id_] for id_ in np.unique(triples[:, 1])]
-        return sorted({relation.candidate_type(side) for relation in asked for side in Side})
+        used = [self._relations[id_] for id_ in np.unique(triples[:, 1])]
+        return sorted({relation.candidate_type(side) for relation in used for side in Side})
 
     def _result(
         self, triples: np.ndarray, greater: np.ndarray, equal: np.ndarray, num_negatives: np.ndarray

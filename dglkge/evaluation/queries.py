@@ -198,6 +198,7 @@ def score_queries(
     """
     anchors = _gather(rows, batch.anchor_type, batch.anchor_ids, device)
     relations = _gather(rows, RELATION, batch.relation_ids, device)
+    # Float64 here decides every comparison; the float32 copy of the query only preselects.
     query = model.query(anchors.double(), relations.double(), batch.side)
     query_of = torch.from_numpy(batch.query_of).to(device)
     unique_ids, place = np.unique(batch.true_ids, return_inverse=True)
@@ -217,6 +218,7 @@ def score_queries(
 
 def _gather(rows: RowSource, table: str, ids: np.ndarray, device: torch.device) -> torch.Tensor:
     """Look up each distinct row once: (n,) ids -> (n, D) rows."""
+    # A lookup may be a request to another machine, and a batch has few distinct relations.
     unique_ids, place = np.unique(ids, return_inverse=True)
     found = rows.gather(table, torch.from_numpy(unique_ids)).to(device)
     return found[torch.from_numpy(place).to(device)]

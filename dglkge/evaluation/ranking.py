@@ -162,6 +162,8 @@ class _KnownPlaces:
         place = shard.locate(queries.known_ids.cpu()).to(queries.known_ids.device)
         here = place >= 0
         place, query = place[here], queries.known_query[here]
+        # The pairs arrive sorted by query; a stable sort by tile keeps that order within a tile, so the pairs
+        # of a tile of scores are one slice.
         order = torch.argsort(place // CANDIDATE_TILE, stable=True)
         self._place, self._query = place[order], query[order]
         num_tiles = math.ceil(len(shard.rows) / CANDIDATE_TILE)
@@ -195,6 +197,7 @@ def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, s
     -------
     (K, num_candidates) int64 tensor
     """
+    # Keyed by the triple and not by the batch: batch size and number of processes must not change a rank.
     keys = row_keys(stream_key("candidates", seed, batch.side.value), batch.places)
     return torch.from_numpy(in_range(column_bits(keys, num_candidates), num_entities))
 

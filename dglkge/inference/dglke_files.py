@@ -89,6 +89,7 @@ class DglkeFolder:
             if len(found) != 1:
                 raise InputError(f"expected one file {folder / f'*_{ENTITY}.npy'}, found {len(found)}")
             wanted = found[0].name[: -len(f"{ENTITY}.npy")]
+        # Known names only: a data set's own name may contain underscores, so the stem cannot be split.
         model = next((one for one in (*models(), *OTHER_MODELS) if wanted.endswith(f"_{one}_")), None)
         configured = config.get("model_name") if config else None
         if model is not None and configured is not None and configured != model:
@@ -182,6 +183,7 @@ class DglkeFolder:
             raise InputError(
                 f"{where}: hidden_dim is {hidden}, but the rows of relations have {width} numbers"
             )
+        # In float64, so that export and import together change a row by one rounding only.
         return (rows.astype(np.float64) / phase_scale(gamma, width)).astype(np.float32)
 
 
@@ -226,6 +228,7 @@ class DglkeTables:
             found = files.rows(table, score_function)
             if found.ndim != 2:
                 raise InputError(f"{files.folder}: the rows of table {table!r} have shape {found.shape}")
+            # Rows that are float32 already stay mapped from the file.
             rows[table] = torch.from_numpy(np.asarray(found, dtype=np.float32))
             names[table] = files.names(table, len(found)) or [str(id_) for id_ in range(len(found))]
         dim, relation_width = rows[ENTITY].shape[1], rows[RELATION].shape[1]
@@ -312,6 +315,7 @@ def load_npy(path: Path) -> np.ndarray:
         If it is missing or damaged.
     """
     try:
+        # Copy-on-write: torch warns about read-only arrays, and no write can reach the file.
         return np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} is damaged or not an npy file of numbers: {error}") from None
@@ -365,12 +369,14 @@ def read_id_map(path: Path, delimiter: str, num_rows: int) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     lines = [line.strip("\r") for line in lines if line.strip()]
+    # Freebase's files begin with their number of lines.
     if lines and delimiter not in lines[0] and lines[0].strip().isdigit():
         lines = lines[1:]
     pairs = [tuple(line.split(delimiter)) for line in lines]
     for number, pair in enumerate(pairs, start=1):
         if len(pair) != 2:
             raise InputError(f"{path}:{number}: got {len(pair)} columns, expected id and name")
+    # DGL-KE's own order first: if both columns are permutations of the ids, the id is the first one.
     for ids, names in ((0, 1), (1, 0)):
         name_of = {int(pair[ids]): pair[names] for pair in pairs if _is_id(pair[ids])}
         if len(pairs) == num_rows == len(name_of) and max(name_of, default=-1) < num_rows:
@@ -406,6 +412,7 @@ def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
         "model_name": names[meta.score_function][0],
         "dataset": meta.dataset_name,
         "hidden_dim": meta.dim // 2 if doubled else meta.dim,
+        # dglkge's scores have no gamma: a margin's value is kept, and any other only adds a constant.
         "gamma": float(loss["margin"]) if has_gamma else DEFAULT_GAMMA,
         "double_ent": doubled,
         "double_rel": False,

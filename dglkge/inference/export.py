@@ -77,6 +77,7 @@ def export_tables(
     dglke = dglke_files.dglke_config(source.meta) if file_format == "dglke" else None
     targets = {table: folder / f"{_stem(table, dglke)}{suffix}" for table in tables}
     beside = {table: folder / _names_file(table, dglke) for table in tables if file_format in WITHOUT_NAMES}
+    # All names are known and checked before the first file is written.
     config_file = folder / dglke_files.CONFIG
     existing = [path for path in (*targets.values(), *beside.values()) if path.exists()]
     existing += [config_file] if dglke and config_file.exists() else []
@@ -140,6 +141,7 @@ def _blocks(
             ids = torch.arange(start, min(count, start + ROWS_AT_A_TIME))
             rows = source.gather(table, ids).numpy()
             if scale != 1.0:
+                # In float64, as the import divides: there and back costs one rounding.
                 rows = (rows.astype(np.float64) * scale).astype(np.float32)
             yield names.names[start : start + len(ids)], rows
             bar.update(len(ids))
@@ -169,6 +171,7 @@ def _write_lines_file(lines: Iterable[bytes], target: Path) -> Path:
 
 
 def _write_npy(file: BinaryIO, shape: Shape, blocks: Blocks) -> None:
+    # The header alone, as np.save would need the whole array in memory.
     header = {"descr": "<f4", "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, header)
     _write_raw(file, blocks)
@@ -216,6 +219,7 @@ def word2vec_name(name: str) -> str:
 
 def _write_lines(file: BinaryIO, rows: np.ndarray, names: Sequence[str], separator: str) -> None:
     """Write a name and its numbers on each line."""
+    # Nine significant digits identify a float32. One format for a whole row is faster than one for a number.
     numbers = separator.join(["%.9g"] * rows.shape[1])
     for name, row in zip(names, rows.tolist()):
         file.write(f"{name}{separator}{numbers % tuple(row)}\n".encode())

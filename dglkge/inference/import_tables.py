@@ -106,7 +106,8 @@ def _in_order(found: Named, wanted: Vocabulary, table: str, file_format: str) ->
         keys = [word2vec_name(name) if file_format == "word2vec" else name for name in wanted.names]
         index = pd.Index(list(names), dtype=object)
         if not index.is_unique:
-            raise InputError(f"table {table!r}: name {index[index.duplicated()][0]!r} stands there twice")
+            raise InputError(f"table {table!r}: name {index[index.duplicated()][0]!r} occurs twice")
+        # pandas' hash join: a Python dictionary of 10^7 names takes several times the memory.
         places = index.get_indexer(pd.Index(keys, dtype=object))
         if (places < 0).any():
             raise InputError(f"table {table!r}: no row for {keys[int(np.argmin(places))]!r}")
@@ -172,6 +173,7 @@ def _read_safetensors(folder: Path, table: str) -> Named:
     try:
         with open(path, "rb") as file:
             (header_bytes,) = struct.unpack("<Q", file.read(8))
+            # A damaged length must not make read() allocate terabytes.
             if header_bytes > path.stat().st_size:
                 raise ValueError("the header is longer than the file")
             tensor = json.loads(file.read(header_bytes))[SAFETENSORS_NAME]
@@ -188,6 +190,7 @@ def _read_parquet(folder: Path, table: str) -> Named:
     path = _file(folder, f"{table}.parquet")
     try:
         content = pq.read_table(path, columns=["name", "embedding"])
+        # Lists of equal length lie one after the other, so the whole column is one array.
         flat = content.column("embedding").combine_chunks()
         rows = flat.flatten().to_numpy().reshape(len(content), -1)
         return content.column("name").to_pylist(), rows
@@ -200,6 +203,7 @@ def _read_word2vec(folder: Path, table: str) -> Named:
     try:
         head, *lines = read_lines(path)
         num_rows, width = map(int, head.split())
+        # From the right: names of other programs may contain spaces.
         fields = [line.rsplit(" ", width) for line in lines]
         rows = np.array([row[1:] for row in fields], dtype=np.float32)
         if rows.shape != (num_rows, width):

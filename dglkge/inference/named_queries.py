@@ -57,6 +57,7 @@ def resolve(
     InputError
         If a name is unknown (the message lists the nearest ones), or the relation is ambiguous.
     """
+    # Relations of one name are tried first by the given entity: users rarely know the types' names.
     fitting = [
         id_
         for id_, relation in enumerate(relations.relations)
@@ -76,6 +77,7 @@ def read_queries(path: Path) -> list[NamedQuery]:
         If the file cannot be read, or a line (given by its number) is not a query.
     """
     try:
+        # Bytes, since open() in text mode would decode by the locale.
         lines = path.read_bytes().decode("utf-8").splitlines()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None

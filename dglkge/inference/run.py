@@ -110,6 +110,7 @@ def open_run(path: str | os.PathLike[str], dataset: str | None = None, verify: b
         [answer.name for answer in prediction.answers]
         run.evaluate(Protocol(split="valid")).both.mrr
     """
+    # A run may contain an export in DGL-KE's format, so a checkpoint is looked for first.
     folder = Path(path)
     is_checkpoint = (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir()
     if not is_checkpoint and is_dglke(folder):
@@ -120,7 +121,7 @@ def open_run(path: str | os.PathLike[str], dataset: str | None = None, verify: b
 class Run:
     """A trained model on files. Get one from :func:`open_run`.
 
-    Rows are mapped, not loaded: memory grows with what is asked for.
+    Rows are mapped from the files. The data set and the model are opened at first use, once.
 
     Parameters
     ----------
@@ -185,6 +186,7 @@ class Run:
             raise InputError(
                 f"the run's dataset {folder} is not there any more; say with --dataset where it is"
             )
+        # Ids are positions in vocabularies: with another data set they would silently mean other entities.
         dataset = Dataset.open(folder)
         if dataset.fingerprint != tables.meta.dataset_fingerprint:
             raise InputError(
@@ -244,7 +246,7 @@ class Run:
         known, known_triples = self._known(known)
         relations = [tables.relations[query.relation_id] for query in resolved]
         types = [relation.candidate_type(query.side) for relation, query in zip(relations, resolved)]
-        shards = self.shards(sorted(set(types)))
+        shards = self.shards(sorted(set(types)))  # no other table is read, or compared with its checksum
         predictor = LinkPredictor(self.model, tables.meta.relations, tables, shards, known_triples)
         found = predictor.predict(resolved, topk, known)
         labels = tables.relations.labels

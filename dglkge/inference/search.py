@@ -19,7 +19,7 @@ BLOCK_BYTES = 64 << 20
 """Most bytes of candidate rows, and of their scores, at a time."""
 
 QUERIES_AT_A_TIME = 256
-"""Queries of one matmul: with :data:`BLOCK_BYTES` this bounds the memory of a search, whatever was asked."""
+"""Queries of one matmul. Together with :data:`BLOCK_BYTES` it bounds the memory of a search."""
 
 KnownAnswers = dict[str, tuple[np.ndarray, np.ndarray]]
 """By split: query index (M,) and id (M,) of each known answer to a batch of queries."""
@@ -50,6 +50,7 @@ class TopAnswers:
             -inf for an excluded candidate.
         ids : (n,) int64 tensor
         """
+        # Only the block's own best k can be among the best k of all, so at most 2 k candidates are sorted.
         best, places = scores.topk(min(self._topk, scores.shape[1]), dim=1)
         all_scores = torch.cat([self._scores, best], dim=1)
         all_ids = torch.cat([self._ids, ids[places]], dim=1)
@@ -170,6 +171,7 @@ class LinkPredictor:
         if known is not Known.KEEP and not self._known_triples:
             raise InputError("to mark or drop known answers, the known triples are needed")
         answers: list[list[Answer]] = [[] for _ in queries]
+        # One matmul needs queries of one side, against candidates of one type.
         for side, anchor_type, candidate_type, places in self._groups(queries):
             for start in range(0, len(places), QUERIES_AT_A_TIME):
                 batch = places[start : start + QUERIES_AT_A_TIME]
@@ -220,6 +222,7 @@ class LinkPredictor:
                 for start, stop in candidate_blocks(len(query), shard):
                     scores = self._model.compare(query, shard.rows[start:stop])
                     for index, ids in dropped.values():
+                        # Known answers of other shards and blocks have places outside [0, stop - start).
                         places = shard.locate(torch.from_numpy(ids)) - start
                         here = (places >= 0) & (places < stop - start)
                         scores[torch.from_numpy(index)[here], places[here]] = -torch.inf
@@ -261,6 +264,7 @@ def most_similar(
         given = normalize(rows.gather(table, ids))
         for shard in shards:
             for start, stop in candidate_blocks(len(ids), shard):
+                # Normalized block by block: a normalized copy of the table would double the memory.
                 cosines = given @ normalize(shard.rows[start:stop]).T
                 candidate_ids = shard.original_ids[start:stop]
                 cosines[ids[:, None] == candidate_ids] = -torch.inf
