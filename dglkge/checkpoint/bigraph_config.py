@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.relation_layout import is_dynamic, operator_of
 from dglkge.model.losses import LOSSES
@@ -103,7 +104,7 @@ def learning_rate(meta: CheckpointMeta) -> float:
 
 def num_epochs(meta: CheckpointMeta) -> int:
     """Return how many epochs the run is to have, at least those that it has finished."""
-    finished = int(meta.progress.get("finished_epochs", 0))
+    finished = int(meta.progress.get(Progress.FINISHED_EPOCHS, 0))
     return max(finished, int(meta.config.get("training", {}).get("num_epochs", finished)))
 
 
@@ -112,7 +113,7 @@ def bigraph_attributes(meta: CheckpointMeta, config: dict[str, Any]) -> dict[str
 
     An epoch is one pass over one edge path in one chunk.
     """
-    finished = int(meta.progress.get("finished_epochs", 0))
+    finished = int(meta.progress.get(Progress.FINISHED_EPOCHS, 0))
     return {
         "config/json": json.dumps(config, indent=4),
         "iteration/num_epochs": num_epochs(meta),

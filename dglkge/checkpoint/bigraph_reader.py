@@ -10,6 +10,7 @@ from typing import Any
 import h5py
 
 from dglkge.checkpoint import hdf5_format, layout
+from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry, Manifest
 from dglkge.checkpoint.relation_layout import operator_names, score_function_of
 from dglkge.data.vocabulary import Vocabulary
@@ -74,7 +75,11 @@ def read_manifest(folder: Path, version: int) -> Manifest:
         dataset_fingerprint="",
         entity_types=counts,
         relations=relations,
-        progress={"finished_epochs": version // passes, "batches_done": 0, "global_batch_size": 1},
+        progress={
+            Progress.FINISHED_EPOCHS: version // passes,
+            Progress.BATCHES_DONE: 0,
+            Progress.GLOBAL_BATCH_SIZE: 1,
+        },
         seed=0,
         score_function=score_function,
         dim=int(config["dimension"]),

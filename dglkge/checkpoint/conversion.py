@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dglkge.checkpoint import restore, training_stats
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
+from dglkge.checkpoint import restore, shared_texts
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint
@@ -270,7 +270,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
         part = TablePart(table, 0, torch.arange(count), torch.empty(count, width), state)
         take_over(source, part, saved_ids, saved)
         parts[table] = part
-    stats = [one for one in training_stats.read(source.path) if isinstance(one.get("epoch_idx"), int)]
+    stats = [one for one in shared_texts.read_stats(source.path) if isinstance(one.get("epoch_idx"), int)]
     return save_converted(output, meta, parts, names, stats)
 
 
@@ -294,7 +294,7 @@ def _meta(source: Checkpoint, dataset: Dataset) -> CheckpointMeta:
     return CheckpointMeta(
         config={},
         **dataset_fields(dataset),
-        progress={**old.progress, "batches_done": 0},
+        progress={**old.progress, Progress.BATCHES_DONE: 0},
         seed=old.seed,
         score_function=old.score_function,
         dim=old.dim,

@@ -17,6 +17,7 @@ import torch
 
 from dglkge.checkpoint import layout, restore, shared_texts, snapshots
 from dglkge.checkpoint.courier import Courier
+from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest, TextEntry, check_same_run
 from dglkge.checkpoint.storage import CheckpointStorage, check_text
 from dglkge.checkpoint.version_writer import NewVersion, VersionWriter, refuse_missing_relations
@@ -253,6 +254,14 @@ class CheckpointManager:
     gather : callable or None
         Returns the texts of all trainers by rank, given this one's; a collective with a time limit. None
         where this trainer is alone.
+
+    Attributes
+    ----------
+    storage : CheckpointStorage
+        The checkpoint's folder.
+    records : LeasedFolder
+        The run's folder around it, for metrics and other records.
+    names : mapping of str to Vocabulary
     """
 
     def __init__(
@@ -269,12 +278,14 @@ class CheckpointManager:
         gather: Callable[[str], Sequence[str]] | None = None,
     ) -> None:
         self.storage = CheckpointStorage(path, lease)
+        self.records = LeasedFolder(self.storage.path.parent, lease)
         self.rank = rank
         self.is_writer = is_writer
         self.barrier = barrier
         self.num_parts = num_parts
         self.row_copy = RowCopy()
-        self._writer = VersionWriter(self.storage, names or {}, limit_seconds, courier)
+        self.names = names or {}
+        self._writer = VersionWriter(self.storage, self.names, limit_seconds, courier)
         self._courier = courier
         self._gather = gather or (lambda text: [text])
         if lease is not None:
@@ -319,7 +330,7 @@ class CheckpointManager:
         num_bytes = 2 * max(int(text) for text in self._gather(str(self.storage.num_bytes())))
         if self._courier is None:
             self.raise_together(
-                lambda: fall_back(self.storage, self._writer.names) if self.rank == 0 else None,
+                lambda: fall_back(self.storage, self.names) if self.rank == 0 else None,
                 lambda: wait(num_bytes),
             )
             return
@@ -328,7 +339,7 @@ class CheckpointManager:
         if any(one["problem"] for one in surveys.values()):
             good = choose_common(self._survey_disks(is_mine, True, lambda: wait(num_bytes)))
             self.raise_together(
-                lambda: go_back(self.storage, good, self._writer.names) if is_mine else None,
+                lambda: go_back(self.storage, good, self.names) if is_mine else None,
                 lambda: wait(num_bytes),
             )
 
@@ -422,6 +433,7 @@ class CheckpointManager:
         if self.rank == 0:
             self.storage.prepare()
             self.storage.drop_unpublished(version - 1)
+            self.records.drop_temporaries()
             if previous is not None:
                 self.storage.place_texts(previous)
         self.barrier()  # nobody writes before the leavings of an interrupted save are gone

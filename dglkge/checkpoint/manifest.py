@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dglkge.checkpoint.layout import MANIFEST_VERSION
+from dglkge.checkpoint.layout import MANIFEST_VERSION, Progress
 from dglkge.checkpoint.lineage import JobVersions, manifest_crc32, read_lineage
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, Relation
@@ -263,8 +263,8 @@ def _check_values(manifest: Manifest) -> None:
         # Counts of epochs and batches are whole; what was measured, a summed loss for instance, need not be.
         if isinstance(value, float) and math.isfinite(value):
             continue
-        _check_number(f"progress {name}", value, 1 if name == "global_batch_size" else 0)
-    for name in ("finished_epochs", "batches_done", "global_batch_size"):
+        _check_number(f"progress {name}", value, 1 if name == Progress.GLOBAL_BATCH_SIZE else 0)
+    for name in (Progress.FINISHED_EPOCHS, Progress.BATCHES_DONE, Progress.GLOBAL_BATCH_SIZE):
         if name in meta.progress:
             _check_types({f"progress {name}": meta.progress[name]}, int)
     for name, count in meta.entity_types.items():

@@ -1,9 +1,11 @@
-"""The text files of a version that belong to no part: config.json, vocabularies, names of relations."""
+"""Text files of a checkpoint that belong to no part: config.json, vocabularies, statistics and others."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from dglkge.checkpoint import hdf5_format, layout, part_files
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
@@ -145,3 +147,60 @@ def _config_of(storage: CheckpointStorage, model: FileEntry) -> str:
     """Return the text of config.json, which the HDF5 files of a version hold as well."""
     with hdf5_format.open_file(storage.path / model.name) as file:
         return str(file.attrs["config/json"])
+
+
+def epoch_record(epoch: int, num_triples: int, mean_loss: float) -> dict[str, Any]:
+    """Describe an epoch as PyTorch-BigGraph describes a pass over one bucket.
+
+    Parameters
+    ----------
+    epoch : int
+        From 0 on.
+    num_triples : int
+        Triples trained, those before a restart among them.
+    mean_loss : float
+        Per triple.
+    """
+    return {
+        "lhs_partition": 0,
+        "rhs_partition": 0,
+        "index": epoch,
+        "stats": {"count": num_triples, "metrics": {"loss": mean_loss}},
+        "epoch_idx": epoch,
+        "edge_path_idx": 0,
+        "edge_chunk_idx": 0,
+    }
+
+
+def append_stats(storage: CheckpointStorage, records: Sequence[Mapping[str, Any]]) -> None:
+    """Add lines, in one step; lines of the same epochs, which an interrupted save left, are replaced.
+
+    Without any, the file is made where there is none: PyTorch-BigGraph's readers expect one.
+    """
+    if not records:
+        if not (storage.path / layout.STATS_FILE).exists():
+            storage.write_text(layout.STATS_FILE, "")
+        return
+    first = min(int(record["epoch_idx"]) for record in records)
+    kept = [record for record in read_stats(storage.path) if _epoch_of(record) < first]
+    storage.write_text(layout.STATS_FILE, "".join(json.dumps(record) + "\n" for record in [*kept, *records]))
+
+
+def _epoch_of(record: Mapping[str, Any]) -> int:
+    """Return the epoch of a line, which another program may have written."""
+    epoch = record.get("epoch_idx", -1)
+    return epoch if isinstance(epoch, int) else -1
+
+
+def read_stats(folder: Path) -> list[dict[str, Any]]:
+    """Return the lines of a checkpoint's statistics, PyTorch-BigGraph's or ours, apart from torn ones."""
+    path = folder / layout.STATS_FILE
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dglkge.checkpoint import hdf5_format, layout, snapshots
-from dglkge.checkpoint.durable import sync
+from dglkge.checkpoint.durable import LeasedFolder, sync
 from dglkge.checkpoint.lineage import manifest_checksum
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest, TextEntry
-from dglkge.distributed.lease import Lease
 from dglkge.errors import CheckpointError, write_error
 
 
@@ -111,7 +110,7 @@ def check_crc32(folder: Path, entry: FileEntry | TextEntry, crc32: int) -> None:
         )
 
 
-class CheckpointStorage:
+class CheckpointStorage(LeasedFolder):
     """Versions of a checkpoint in one folder.
 
     Files::
@@ -183,26 +182,6 @@ class CheckpointStorage:
         The job's right to write to the run. Its nonce is part of temporary names and receipts, and it is read
         again before a file takes its place, so a job that has lost it publishes nothing.
     """
-
-    def __init__(self, path: str | os.PathLike[str], lease: Lease | None = None) -> None:
-        self.path = Path(path)
-        self.lease = lease
-
-    @property
-    def nonce(self) -> str:
-        """The job's name in temporary names and receipts; empty where no lease was taken."""
-        return "" if self.lease is None else self.lease.nonce
-
-    def check_lease(self) -> None:
-        """Check that this job may still write to the folder.
-
-        Raises
-        ------
-        CheckpointError
-            If its lease was taken by another job.
-        """
-        if self.lease is not None:
-            self.lease.check()
 
     def published_version(self) -> int:
         """Return the version that counts; 0 where the folder holds no checkpoint.
@@ -355,38 +334,6 @@ class CheckpointStorage:
         if not (self.path / layout.VERSION_FILE).exists():
             self.publish(0)
 
-    @contextlib.contextmanager
-    def new_file(self, name: str) -> Iterator[Path]:
-        """Give a path to write to; afterwards the file is on the disk under its own name.
-
-        A failure inside leaves what stood under that name before.
-
-        Raises
-        ------
-        CheckpointError
-            If the file may not be written.
-        StorageError
-            If the disk is full or fails.
-        """
-        temporary = self.path / layout.temporary_file(name, self.nonce)
-        try:
-            yield temporary
-            sync(temporary)
-            self.check_lease()
-            os.replace(temporary, self.path / name)
-            sync(self.path)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise write_error(f"cannot write {self.path / name}", error) from error
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a small file, atomically and durably."""
-        with self.new_file(name) as path:
-            path.write_text(text, encoding="utf-8")
-
     def publish(self, version: int) -> None:
         """Make a version the one that counts."""
         self.write_text(layout.VERSION_FILE, f"{version}\n")
@@ -448,9 +395,7 @@ class CheckpointStorage:
         self.check_lease()
         try:
             snapshots.mend(self.path, version)
-            for path in self.path.iterdir():
-                if layout.is_temporary_of_a_job(path.name) and path.is_file():
-                    path.unlink(missing_ok=True)
+            self.drop_temporaries()
             for path, found in self.versioned():
                 if found.version > version or found.temporary:
                     path.unlink(missing_ok=True)

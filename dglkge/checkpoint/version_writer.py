@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from dglkge.checkpoint import layout, part_files, shared_texts, training_stats
+from dglkge.checkpoint import layout, part_files, shared_texts
 from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
 from dglkge.checkpoint.courier import Courier, empty_outbox
 from dglkge.checkpoint.lineage import extended
@@ -180,7 +180,7 @@ class VersionWriter:
         storage, version, previous = self.storage, new.version, new.previous
         config_text = json.dumps(config, indent=4)
         texts = shared_texts.write(storage, version, new.meta, config_text, self.names, previous)
-        training_stats.append(storage, new.stats)
+        shared_texts.append_stats(storage, new.stats)
         before = previous.lineage if previous is not None else ()
         run_id = previous.run_id if previous is not None else ""
         lineage = extended(before, self._job, version, socket.gethostname(), self._since)

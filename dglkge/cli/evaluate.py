@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from dglkge.checkpoint.layout import split_metrics_file
 from dglkge.cli.common import (
     add_dataset_argument,
     add_run_argument,
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         "num_triples": len(triples),
         **result.to_dict(),
     }
-    target = Path(args.output) if args.output else checkpoint.run_folder / f"metrics-{args.split}.json"
+    target = Path(args.output) if args.output else checkpoint.run_folder / split_metrics_file(args.split)
     write_json(target, report)  # before printing: a closed pipe must not lose the result
     if args.json:
         print_json(report)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import torch
 
 from dglkge.checkpoint.conversion import dataset_fields, save_converted
+from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary, read_lines
@@ -87,7 +88,7 @@ def import_tables(
     meta = CheckpointMeta(
         config={},
         **dataset_fields(dataset),
-        progress={"finished_epochs": 0, "batches_done": 0, "global_batch_size": 1},
+        progress={Progress.FINISHED_EPOCHS: 0, Progress.BATCHES_DONE: 0, Progress.GLOBAL_BATCH_SIZE: 1},
         seed=0,
         score_function=score_function,
         dim=dim,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dglkge.config import Config
+from dglkge.data.dataset_files import TRAIN
 from dglkge.data.sizes import DatasetSize
 from dglkge.planning.memory import batch_rows
 from dglkge.planning.shared_memory import FLOAT_BYTES
@@ -46,7 +47,7 @@ def epoch_seconds(config: Config, size: DatasetSize, num_trainers: int, rates: R
     rates : Rates
         Of one machine.
     """
-    num_machines, num_triples = len(size.parts), size.splits["train"]
+    num_machines, num_triples = len(size.parts), size.splits[TRAIN]
     num_numbers = num_triples * config.negatives.num_uniform * config.model.dimension
     score_function = registry_of("score function").get(config.model.score_function)
     seconds = MATMULS * score_function.matmul_operations * num_numbers / rates.flops_per_second

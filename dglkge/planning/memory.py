@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dglkge.config import Config
+from dglkge.data.dataset_files import ID_BYTES, NODE_MAP_BYTES, TRIPLE_BYTES, VALID, WEIGHT_BYTES
 from dglkge.data.sizes import DatasetSize, PartSize
 from dglkge.planning import shared_memory as shared
 from dglkge.registry import registry_of
@@ -24,13 +25,6 @@ SERVER_BYTES_PER_EDGE = 30
 
 KEPT_BLOCK_BYTES = 32 * MIB
 """glibc gives larger freed blocks back to the system, smaller ones may stay (``M_MMAP_THRESHOLD_MAX``)."""
-
-MAPPED_BYTES_PER_TRIPLE = 24
-"""Head, relation and tail of the memory-mapped edge table: shared by all trainers, and page cache."""
-
-TRIPLE_ID_BYTES = 8
-NODE_ID_BYTES = 16
-"""Both id maps of a node, mapped too."""
 
 NAME_BYTES = 57
 """Of a name in memory besides its letters: a string object and its place in a list."""
@@ -224,18 +218,18 @@ def ranking_bytes(config: Config, size: DatasetSize) -> int:
     if config.evaluation.split == "none" and not config.evaluation.valid_every_epochs:
         return 0
     known = KNOWN_TRIPLE_BYTES * sum(size.splits.values()) if config.evaluation.filtered else 0
-    num_triples = max(size.splits.get(name, 0) for name in ("valid", config.evaluation.split))
+    num_triples = max(size.splits.get(name, 0) for name in (VALID, config.evaluation.split))
     num_queries = min(config.evaluation.batch_size, config.evaluation.max_triples or num_triples)
     queries = RANKED_QUERY_NUMBERS * 8 * config.model.dimension * num_queries
     return known + queries + RANKING_TILE_BYTES
 
 
 def mapped_bytes(part: PartSize, size: DatasetSize) -> int:
-    """Return the bytes of the data set's files that trainers map and read."""
-    edge = MAPPED_BYTES_PER_TRIPLE + (TRIPLE_ID_BYTES if len(size.parts) > 1 else 0)
-    edge += shared.WEIGHT_BYTES if part.has_weights else 0
-    nodes = NODE_ID_BYTES * sum(size.num_rows.values())
-    return edge * part.num_edges + nodes + MAPPED_BYTES_PER_TRIPLE * sum(size.splits.values())
+    """Return the bytes of the data set's files that trainers map: one copy, in the page cache, for all."""
+    edge = TRIPLE_BYTES + (ID_BYTES if len(size.parts) > 1 else 0)
+    edge += WEIGHT_BYTES if part.has_weights else 0
+    nodes = NODE_MAP_BYTES * sum(size.num_rows.values())
+    return edge * part.num_edges + nodes + TRIPLE_BYTES * sum(size.splits.values())
 
 
 def name_bytes(size: DatasetSize) -> int:

@@ -10,16 +10,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from dglkge.config import Config
+from dglkge.data.dataset_files import EDGE_ID_BYTES, WEIGHT_BYTES
 from dglkge.data.sizes import PartSize, read_dataset_size
 from dglkge.registry import registry_of
 from dglkge.typing import RELATION
 
 FLOAT_BYTES = 4
-TRIPLE_BYTES = 16
-"""Of each training triple: relation_id 8, triple_id 8."""
 EDGE_BYTES = 29
 """Of each edge, halo and relation edges too: source 8, number 8, original id 8, type 4, ownership 1."""
-WEIGHT_BYTES = 4
 NODE_BYTES = 17
 """Of each node and halo node: original id 8, start of its edges 8, ownership 1."""
 SEGMENT_BYTES = 4096
@@ -74,7 +72,7 @@ def graph_bytes(part: PartSize) -> int:
     """Return the bytes of the graph's structure and of what each edge carries."""
     num_nodes = sum(part.num_rows.values()) + part.most_halo_nodes
     num_edges = part.num_edges + part.num_halo_edges + part.num_rows[RELATION]
-    triple_bytes = TRIPLE_BYTES + (WEIGHT_BYTES if part.has_weights else 0)
+    triple_bytes = EDGE_ID_BYTES + (WEIGHT_BYTES if part.has_weights else 0)
     return (
         part.num_edges * triple_bytes
         + num_edges * EDGE_BYTES

@@ -13,10 +13,12 @@ import torch
 from dglkge import __version__
 from dglkge.checkpoint.conversion import dataset_fields
 from dglkge.checkpoint.courier import Courier
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, Progress
 from dglkge.checkpoint.manager import WRITER_LIMIT_SECONDS, CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import TRAIN, VALID
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl, request_timeout, request_timeout_seconds
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
@@ -45,6 +47,7 @@ from dglkge.training.components import (
 )
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
+from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.matmul_dtype import with_matmul_dtype
 from dglkge.training.stats import PhaseClock
@@ -155,7 +158,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     world = cluster.world
     config = with_recorded_imports(config)
     check_training(config, world.num_machines)
-    dataset = Dataset.open(config.dataset)
+    dataset = opened_dataset(config)
     refuse_empty_splits(config, dataset)
     refuse_bigraph_output(config)
     output = Path(config.output)
@@ -176,7 +179,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     edge_batches = EdgeBatches(
         layout.edge_table(world.machine),
         _pair_of_relation(dataset, layout, pairs),
-        len(dataset.split("train")),
+        len(dataset.split(TRAIN)),
         config.training.batch_size,
         config.negatives.chunk_size,
         world.local_rank,
@@ -191,7 +194,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         {name: dataset.vocabulary(name) for name in dataset.entity_types} if world.is_machine_leader else {}
     )
     checkpoints = CheckpointManager(
-        output / "checkpoint",
+        output / CHECKPOINT_FOLDER,
         world.rank,
         world.is_machine_leader,
         cluster.barrier,
@@ -223,7 +226,7 @@ def _record(config: Config, output: Path) -> None:
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
-        save_config(config, output / "config.json")
+        save_config(config, output / RUN_CONFIG_FILE)
     except OSError as error:
         raise write_error(f"cannot write to {output}", error) from error
 
@@ -241,7 +244,7 @@ def refuse_empty_splits(config: Config, dataset: Dataset) -> None:
         wanted.append(("evaluation.split", config.evaluation.split, config.evaluation.split, "none"))
     if config.evaluation.valid_every_epochs:
         every = str(config.evaluation.valid_every_epochs)
-        wanted.append(("evaluation.valid_every_epochs", every, "valid", "0"))
+        wanted.append(("evaluation.valid_every_epochs", every, VALID, "0"))
     for setting, value, split, allowed in wanted:
         if not len(dataset.split(split)):
             raise InputError(
@@ -361,7 +364,11 @@ def _meta(config: Config, dataset: Dataset) -> CheckpointMeta:
     return CheckpointMeta(
         config=config.to_dict(),
         **dataset_fields(dataset),
-        progress={"finished_epochs": 0, "batches_done": 0, "global_batch_size": config.training.batch_size},
+        progress={
+            Progress.FINISHED_EPOCHS: 0,
+            Progress.BATCHES_DONE: 0,
+            Progress.GLOBAL_BATCH_SIZE: config.training.batch_size,
+        },
         seed=config.seed,
         score_function=config.model.score_function,
         dim=config.model.dimension,

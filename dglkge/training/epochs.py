@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from dglkge.checkpoint.layout import epoch_snapshot
+from dglkge.checkpoint.layout import Progress, epoch_snapshot
 from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError
@@ -189,4 +189,4 @@ class CommitPolicy:
         every = self._config.checkpoint.keep_every_epochs
         if not every or epochs_done % every:
             return {}
-        return {epoch_snapshot(epochs_done): {"finished_epochs": epochs_done}}
+        return {epoch_snapshot(epochs_done): {Progress.FINISHED_EPOCHS: epochs_done}}

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
-from dglkge.data.sizes import read_dataset_size
 from dglkge.distributed.runtime import Cluster, is_server, num_servers
 from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.distributed.world import World
@@ -19,6 +18,20 @@ from dglkge.planning.memory import describe_hosts, plan_memory
 from dglkge.training.epochs import JOB
 
 logger = logging.getLogger(__name__)
+
+_opened: dict[str, Dataset] = {}
+"""The data set of the job that this process is in, by the path in the configuration."""
+
+
+def opened_dataset(config: Config) -> Dataset:
+    """Return the data set that :func:`join_cluster` opened, or open it outside of a job.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read.
+    """
+    return _opened.get(config.dataset) or Dataset.open(config.dataset)
 
 
 @contextlib.contextmanager
@@ -37,15 +50,18 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
         world = World.detect()
         build = importlib.import_module("dglkge.training.build")  # now, while the servers load the graph
         build.check_training(config, world.num_machines)
-    dataset = Dataset.open(config.dataset)
-    if not is_server():
-        check_memory(config, world)
-    part_config = str(dataset.graph_config_path)
-    with join_graph(dataset.graph_name, part_config, dataset.num_parts) as cluster:
-        try:
-            yield cluster
-        finally:
-            JOB.forget()  # a loop that an exception left open, and the trainer with its tables
+    dataset = _opened[config.dataset] = Dataset.open(config.dataset)
+    try:
+        if not is_server():
+            check_memory(config, world)
+        part_config = str(dataset.graph_config_path)
+        with join_graph(dataset.graph_name, part_config, dataset.num_parts) as cluster:
+            try:
+                yield cluster
+            finally:
+                JOB.forget()  # a loop that an exception left open, and the trainer with its tables
+    finally:
+        _opened.clear()
 
 
 def check_memory(config: Config, world: World) -> None:
@@ -56,7 +72,7 @@ def check_memory(config: Config, world: World) -> None:
     InputError
         The plan is logged before.
     """
-    size = read_dataset_size(config.dataset)
+    size = opened_dataset(config).size()
     if not config.training.check_memory or not world.is_machine_leader or world.machine >= len(size.parts):
         return
     servers = num_servers() if world.launched else 0

@@ -8,6 +8,7 @@ from typing import Callable
 from tqdm import tqdm
 
 from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import SPLITS
 from dglkge.data.known_triples import KnownTriples
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.table_set import TableSet
@@ -78,6 +79,6 @@ class LiveEvaluator:
     def _known_triples(self) -> KnownTriples | None:
         """Return what filtered ranking leaves out; made once."""
         if self._protocol.filtered and self._known is None:
-            everything = [self._dataset.split(name) for name in ("train", "valid", "test")]
+            everything = [self._dataset.split(name) for name in SPLITS]
             self._known = KnownTriples(everything, len(self._dataset.relations))
         return self._known

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config, current_names
 from dglkge.distributed.runtime import Cluster
@@ -58,7 +58,7 @@ def _recorded(config: Config) -> str | None:
         recorded = {}
     if not recorded:
         try:
-            recorded = json.loads((Path(config.output) / "config.json").read_text(encoding="utf-8"))
+            recorded = json.loads((Path(config.output) / RUN_CONFIG_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
     try:

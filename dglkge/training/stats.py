@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from dglkge.checkpoint.training_stats import epoch_record
+from dglkge.checkpoint.shared_texts import epoch_record
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 
@@ -129,6 +129,8 @@ class EpochReport:
         If it is on, the last record of the epoch says the seconds of each phase, summed over trainers.
     before : LossSoFar, optional
         What was trained of the epoch before, in another run of the job for instance.
+    check : callable, optional
+        Called before a line is written; raises if this job may no longer write to the run's folder.
     """
 
     def __init__(
@@ -142,7 +144,9 @@ class EpochReport:
         bar: bool,
         clock: PhaseClock | None = None,
         before: LossSoFar | None = None,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
+        self._check = check
         self._clock = PhaseClock() if clock is None else clock
         self._clock.take()  # whatever belongs to an epoch before
         self._cluster = cluster
@@ -214,6 +218,7 @@ class EpochReport:
 
     def _write(self, record: dict[str, Any]) -> None:
         """Append a line. Where that fails training goes on: a later commit may find room."""
+        self._check()
         try:
             with self._path.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps(record) + "\n")

@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dglkge.checkpoint.layout import RUN_METRICS_FILE, RUN_STATS_FILE, RUN_VALIDATION_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.config import Config, refused_changes
+from dglkge.data.dataset_files import VALID
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.table_set import TableSet
-from dglkge.errors import CheckpointError, InputError, write_error
+from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
 from dglkge.training.epochs import CommitPolicy, ElasticEpochs
@@ -29,9 +30,6 @@ from dglkge.training.warm_start import warm_start
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
-
-VALIDATION_FILE = "validation.json"
-"""Beside the checkpoint: after which epoch the valid split was ranked last."""
 
 
 class Trainer:
@@ -115,12 +113,13 @@ class Trainer:
         self._end_epoch()  # the one before, if it was left by break
         num_batches = len(self._edge_batches)
         total = self.config.training.num_epochs
-        path = self.output / "stats.jsonl"
+        path = self.output / RUN_STATS_FILE
         done = self._batches_done
         before = self._so_far if done and self._so_far is not None and self._so_far.epoch == epoch else None
         self._report = EpochReport(
-            self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock, before
-        )
+            self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock, before,
+            self._checkpoints.records.check_lease,
+        )  # fmt: skip
         try:
             self.stop_if_asked()
             while done < num_batches:
@@ -237,12 +236,13 @@ class Trainer:
         if self._policy.due_after_epoch(done):
             self._commit()
         if self._policy.validates_after_epoch(done):
-            mrr = self._evaluate("valid").both.mrr
+            mrr = self._evaluate(VALID).both.mrr
             if self.cluster.world.rank == 0:
                 logger.info("epoch %d: valid MRR %.4f", done, mrr)
                 if self.config.checkpoint.keep_best:
-                    self._checkpoints.keep_best(mrr, {"finished_epochs": done})
-                _write_json(self.output / VALIDATION_FILE, {"finished_epochs": done, "mrr": mrr})
+                    self._checkpoints.keep_best(mrr, {Progress.FINISHED_EPOCHS: done})
+                noted = {Progress.FINISHED_EPOCHS: done, "mrr": mrr}
+                self._checkpoints.records.write_json(RUN_VALIDATION_FILE, noted)
         self._ended = done
 
     def _leave(self) -> None:
@@ -259,18 +259,18 @@ class Trainer:
             self._checkpoints.fall_back(self.cluster.barrier)
         meta = self._checkpoints.latest()
         if meta is None:
-            warm_start(self.config, self.cluster, self._meta, self._own_parts)
+            warm_start(self.config, self.cluster, self._meta, self._checkpoints.names, self._own_parts)
             return
         check_same_run(meta, self._meta)
         self._check_settings(meta)
         num_bytes = self._checkpoints.num_bytes()
         self._checkpoints.raise_together(self._restore, lambda: self.cluster.barrier(num_bytes))
-        self._epochs.restore(meta.progress["finished_epochs"])
+        self._epochs.restore(meta.progress[Progress.FINISHED_EPOCHS])
         self._position = (self._epochs.finished(), self._resumed_batches(meta))
         self._committed = (self._epochs.finished(), self._batches_done)
         self._so_far = _loss_so_far(meta)
         self._ended = self._epochs.finished()
-        if meta.progress.get("validation_pending") and not self._is_validated(self._ended):
+        if meta.progress.get(Progress.VALIDATION_PENDING) and not self._is_validated(self._ended):
             self._ended -= 1
         if self.cluster.world.rank == 0:
             logger.info("resumed: %d epochs and %d batches done", *self._committed)
@@ -289,7 +289,7 @@ class Trainer:
         CheckpointError
             Naming each of them with both values.
         """
-        is_finished = saved.progress["finished_epochs"] >= self.config.training.num_epochs
+        is_finished = saved.progress[Progress.FINISHED_EPOCHS] >= self.config.training.num_epochs
         changes = refused_changes(saved.config, self._meta.config, is_finished)
         if changes:
             raise CheckpointError(
@@ -302,8 +302,8 @@ class Trainer:
         found = 0
         if self.cluster.world.rank == 0:
             try:
-                noted = json.loads((self.output / VALIDATION_FILE).read_text(encoding="utf-8"))
-                found = int(noted["finished_epochs"] == finished_epochs)
+                noted = json.loads((self.output / RUN_VALIDATION_FILE).read_text(encoding="utf-8"))
+                found = int(noted[Progress.FINISHED_EPOCHS] == finished_epochs)
             except (OSError, ValueError, KeyError, TypeError):
                 pass  # ranked once more, which does no harm
         return bool(self.cluster.sum(np.array([found], dtype=np.int64))[0])
@@ -311,26 +311,26 @@ class Trainer:
     def _progress(self, finished_epochs: int, batches_done: int) -> dict[str, Any]:
         """Describe how far the run has come; a collective in the middle of an epoch."""
         progress: dict[str, Any] = {
-            "finished_epochs": finished_epochs,
-            "batches_done": batches_done,
-            "global_batch_size": self.config.training.batch_size,
+            Progress.FINISHED_EPOCHS: finished_epochs,
+            Progress.BATCHES_DONE: batches_done,
+            Progress.GLOBAL_BATCH_SIZE: self.config.training.batch_size,
         }
         if self._ended < finished_epochs and self._policy.validates_after_epoch(finished_epochs):
-            progress["validation_pending"] = 1
+            progress[Progress.VALIDATION_PENDING] = 1
         so_far = self._so_far if self._report is None else self._report.so_far(batches_done)
         if batches_done and so_far is not None and so_far.epoch == finished_epochs:
             loss, num_triples, _ = so_far.total + self.cluster.sum(so_far.recent)
-            progress["epoch_loss"], progress["epoch_triples"] = float(loss), int(num_triples)
+            progress[Progress.EPOCH_LOSS], progress[Progress.EPOCH_TRIPLES] = float(loss), int(num_triples)
         return progress
 
     def _resumed_batches(self, meta: CheckpointMeta) -> int:
         """Return the batches done in the open epoch, in batches of this run's size."""
-        done = meta.progress["batches_done"] * meta.progress["global_batch_size"]
+        done = meta.progress[Progress.BATCHES_DONE] * meta.progress[Progress.GLOBAL_BATCH_SIZE]
         size = self.config.training.batch_size
         if done % size:
             raise InputError(
                 f"training.batch_size is {size}; the checkpoint stands {done} triples into an epoch: "
-                f"allowed are {meta.progress['global_batch_size']} and what else divides {done}"
+                f"allowed are {meta.progress[Progress.GLOBAL_BATCH_SIZE]} and what else divides {done}"
             )
         return done // size
 
@@ -353,35 +353,16 @@ class Trainer:
         return self.tables[RELATION].whole(self._state(RELATION))
 
     def _write_metrics(self, split: str, result: RankingResult) -> None:
-        path = self.output / "metrics.json"
+        path = self.output / RUN_METRICS_FILE
         metrics = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         metrics[split] = result.to_dict()
-        _write_json(path, metrics)
+        self._checkpoints.records.write_json(RUN_METRICS_FILE, metrics)
 
 
 def _loss_so_far(meta: CheckpointMeta) -> LossSoFar | None:
     """Return what a checkpoint says of the loss of its open epoch; None where it says nothing."""
     progress = meta.progress
-    if not progress["batches_done"] or "epoch_loss" not in progress:
+    if not progress[Progress.BATCHES_DONE] or Progress.EPOCH_LOSS not in progress:
         return None
-    total = np.array([progress["epoch_loss"], progress["epoch_triples"], 0], dtype=float)
-    return LossSoFar(progress["finished_epochs"], total, np.zeros(3))
-
-
-def _write_json(path: Path, value: Any) -> None:
-    """Write a small file in one step.
-
-    Raises
-    ------
-    CheckpointError
-        If it may not be written.
-    StorageError
-        If the disk is full or fails.
-    """
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise write_error(f"cannot write {path}", error) from error
+    total = np.array([progress[Progress.EPOCH_LOSS], progress[Progress.EPOCH_TRIPLES], 0], dtype=float)
+    return LossSoFar(progress[Progress.FINISHED_EPOCHS], total, np.zeros(3))

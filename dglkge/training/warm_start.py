@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Callable
 
@@ -16,7 +16,7 @@ from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
-from dglkge.data.dataset import Dataset
+from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, TablePart
@@ -49,7 +49,11 @@ def refuse_bigraph_output(config: Config) -> None:
 
 
 def warm_start(
-    config: Config, cluster: Cluster, meta: CheckpointMeta, own_parts: Callable[[], Sequence[TablePart]]
+    config: Config,
+    cluster: Cluster,
+    meta: CheckpointMeta,
+    names: Mapping[str, Vocabulary],
+    own_parts: Callable[[], Sequence[TablePart]],
 ) -> None:
     """Fill the tables of a new run from another checkpoint, where one is configured; a collective.
 
@@ -63,6 +67,8 @@ def warm_start(
     cluster : Cluster
     meta : CheckpointMeta
         Of the new run.
+    names : mapping of str to Vocabulary
+        The run's entities by type, on the trainers that lead a machine.
     own_parts : callable
         Returns this machine's parts of all tables.
 
@@ -77,7 +83,6 @@ def warm_start(
     checkpoint = open_checkpoint(path)
     checkpoint.storage.check_texts(checkpoint.manifest)  # rows are checked where they are read
     by_name.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
-    dataset = Dataset.open(config.dataset)
     types = by_name.saved_types(checkpoint.entity_types, list(meta.entity_types))
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
     saved: str | None
@@ -87,7 +92,7 @@ def warm_start(
                 saved, saved_ids = RELATION, by_name.saved_relation_ids(checkpoint, meta, types)
             else:
                 saved = types[part.table]
-                saved_ids = by_name.saved_entity_ids(checkpoint, saved, dataset.vocabulary(part.table))
+                saved_ids = by_name.saved_entity_ids(checkpoint, saved, names[part.table])
             found[place] = by_name.take_over(checkpoint, part, saved_ids, saved)
     cluster.barrier(sum(entry.size_bytes for entry in checkpoint.manifest.files))
     found = cluster.sum(found)  # also lets nobody train before all rows are there

@@ -23,6 +23,7 @@ from typing import Callable
 import torch
 
 from dglkge.checkpoint import CheckpointManager, CheckpointMeta
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress
 from dglkge.typing import RELATION, Relation, TablePart
 
 BLOCK_BYTES = 64 << 20
@@ -37,7 +38,7 @@ def meta_of(num_rows: int, dim: int) -> CheckpointMeta:
         dataset_fingerprint="benchmark",
         entity_types={"entity": num_rows},
         relations=[Relation("relation", "entity", "entity")],
-        progress={"finished_epochs": 0, "batches_done": 0, "global_batch_size": 1},
+        progress={Progress.FINISHED_EPOCHS: 0, Progress.BATCHES_DONE: 0, Progress.GLOBAL_BATCH_SIZE: 1},
         seed=0,
         score_function="complex",
         dim=dim,
@@ -92,7 +93,7 @@ def measure(folder: Path, num_rows: int, dim: int, num_repeats: int) -> dict[str
     """
     torch.manual_seed(0)
     part, relations = table("entity", num_rows, dim), table(RELATION, 1, dim)
-    manager = CheckpointManager(folder / "checkpoint", 0, True, lambda: None)
+    manager = CheckpointManager(folder / CHECKPOINT_FOLDER, 0, True, lambda: None)
     manager.reserve([part])
     meta = meta_of(num_rows, dim)
     num_bytes = 8 * num_rows * dim
@@ -113,7 +114,7 @@ def measure(folder: Path, num_rows: int, dim: int, num_repeats: int) -> dict[str
         times["save"].append(seconds(lambda: manager.save([part], relations, meta)))
         times["stall"].append(seconds(lambda: manager.start([part], relations, meta)))
         times["rest"].append(seconds(manager.finish))
-        forget((folder / "checkpoint").iterdir())
+        forget((folder / CHECKPOINT_FOLDER).iterdir())
         times["read"].append(seconds(lambda: manager.restore([part])))
     times["background"] = [sum(pair) for pair in zip(times["stall"], times["rest"])]
     typical = {name: statistics.median(values[1:]) for name, values in times.items()}

@@ -25,6 +25,7 @@ import psutil
 
 from cluster_hosts import ClusterHost, cluster_hosts, what_is_missing
 from cluster_jobs import LAUNCHER_LOG, TRAIN, job_process, launch, launcher_process, make_dataset
+from dglkge.checkpoint.layout import RUN_STATS_FILE
 
 ALLOWED_SECONDS = 20.0
 PATIENCE_SECONDS = 60.0
@@ -150,7 +151,7 @@ def run_fault(fault: Fault, hosts: Sequence[ClusterHost], dataset: Path) -> Outc
         log = folder / LAUNCHER_LOG
         job = launch(hosts, folder, options, command, {"DGLKGE_TIMEOUT_SECONDS": fault.limit_seconds})
         try:
-            wait_until_trained(folder / "run" / "stats.jsonl", 2, job, log)
+            wait_until_trained(folder / "run" / RUN_STATS_FILE, 2, job, log)
             fault.strike(hosts)
             seconds = seconds_until(lambda: not any(host.processes() for host in hosts))
             job.wait(PATIENCE_SECONDS)

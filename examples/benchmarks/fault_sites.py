@@ -24,6 +24,7 @@ import psutil
 
 from cluster_hosts import ClusterHost
 from cluster_jobs import PORT, TRAIN, environment
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, Progress, manifest_file
 
 MARK = "DGLKGE_FAULTS_SITE"
 """Environment variable by which the processes of a site on this machine are found."""
@@ -121,15 +122,17 @@ class Site:
 
     def read_commit(self, output: Path) -> Commit:
         """Return the newest commit in a run's folder; the version may be dropped meanwhile."""
-        folder = output / "checkpoint"
+        folder = output / CHECKPOINT_FOLDER
         for _ in range(100):
             with contextlib.suppress(OSError, ValueError):
-                version = int((folder / "checkpoint_version.txt").read_text(encoding="ascii"))
+                version = int((folder / VERSION_FILE).read_text(encoding="ascii"))
                 if version == 0:
                     return 0, 0
-                text = (folder / f"manifest.v{version}.json").read_text(encoding="utf-8")
+                text = (folder / manifest_file(version)).read_text(encoding="utf-8")
                 progress = json.loads(text)["meta"]["progress"]
-                return version, self.batches(progress["finished_epochs"], progress["batches_done"])
+                return version, self.batches(
+                    progress[Progress.FINISHED_EPOCHS], progress[Progress.BATCHES_DONE]
+                )
             time.sleep(0.01)
         return 0, 0
 

@@ -42,7 +42,7 @@ from tqdm import tqdm
 from cluster_hosts import cluster_hosts, what_is_missing
 from cluster_jobs import make_dataset
 from dglkge.checkpoint import open_checkpoint
-from dglkge.checkpoint.layout import STATS_FILE, VERSION_FILE
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, STATS_FILE, VERSION_FILE
 from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError
 from fault_sites import BATCH_SIZE, OneMachine, Site, TwoDisks, TwoHosts
@@ -464,7 +464,7 @@ def main() -> int:
                 trials += run_trials(site, deal(type(site), number, site.can_be_filled()), shown)
                 trials.append(finish_and_compare(site, Path(name)))
                 if kind == kinds[-1]:
-                    trials += run_damages(site.output_folders()[0] / "checkpoint", options.damages)
+                    trials += run_damages(site.output_folders()[0] / CHECKPOINT_FOLDER, options.damages)
     print_table(trials)
     if options.json is not None:
         rows = [dataclasses.asdict(trial) for trial in trials]

@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.config import Config, field_table, load_config
 from dglkge.errors import DglkgeError
 from measuring import our_job, pbg_peer, pykeen_peer, tables
@@ -118,7 +119,7 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, list[RunFigures]]
                     path, settings(args, kind), args.trainers, folder, args.limit_seconds, args.max_batches
                 )
             )
-            shutil.rmtree(folder / "run" / "checkpoint", ignore_errors=True)
+            shutil.rmtree(folder / "run" / CHECKPOINT_FOLDER, ignore_errors=True)
         if python is not None:
             config = load_config(path, settings(args, kinds[0]))
             runs[args.peer].append(_run_peer(args, python, config, work / f"{args.peer}-{turn}"))

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from dglkge.checkpoint import open_checkpoint, training_stats
+from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint import part_files as row_stream
+from dglkge.checkpoint.shared_texts import read_stats
 from dglkge.config import load_config
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
@@ -313,7 +314,7 @@ def test_the_loss_of_an_epoch_covers_all_lives_of_the_run(tmp_path: Path) -> Non
     third = ToyRun(tmp_path / "parts")
     third.train(2)
     assert whole.committed() == third.committed() == (2, 0)
-    stats = [training_stats.read(tmp_path / name / "checkpoint") for name in ("whole", "parts")]
+    stats = [read_stats(tmp_path / name / "checkpoint") for name in ("whole", "parts")]
     losses = [sum(index * size for index, size in enumerate((5, 5, 5, 5, 3))) / 23] * 2
     for records in stats:
         assert [record["stats"]["count"] for record in records] == [NUM_TRIPLES] * 2
@@ -332,7 +333,7 @@ def test_batches_that_are_asked_for_twice_in_an_epoch_count_once(tmp_path: Path)
                     break
     assert len(life.trained) == NUM_BATCHES + 2  # a batch that is left by break is trained again
     assert life.committed() == (1, 0)
-    (record,) = training_stats.read(tmp_path / "checkpoint")
+    (record,) = read_stats(tmp_path / "checkpoint")
     assert record["stats"]["count"] == NUM_TRIPLES
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dglkge.checkpoint.layout import RUN_METRICS_FILE, RUN_STATS_FILE
 from measuring.processes import Finished, run_watched
 from measuring.run_figures import Epoch, RunFigures
 
@@ -99,13 +100,13 @@ def mean_phases(records: Iterable[dict[str, Any]], num_trainers: int) -> dict[st
 
 
 def _phases(run: Path, num_trainers: int) -> dict[str, float]:
-    path = run / "stats.jsonl"
+    path = run / RUN_STATS_FILE
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return mean_phases((json.loads(line) for line in lines), num_trainers)
 
 
 def _test_mrr(run: Path) -> float | None:
-    path = run / "metrics.json"
+    path = run / RUN_METRICS_FILE
     if not path.exists():
         return None
     return float(json.loads(path.read_text(encoding="utf-8"))["test"]["both"]["mrr"])

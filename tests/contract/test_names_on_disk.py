@@ -1,0 +1,175 @@
+"""Names on disk are typed once: in the owner of the data set's names, and in that of the checkpoint's."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dglkge.checkpoint import layout
+from dglkge.data import dataset_files
+from tests.contract.source_tree import sources
+
+OWNERS = (dataset_files, layout)
+CODE = sources("dglkge", "partition_tools", "examples")
+
+SUFFIXES = {layout.TEMPORARY_SUFFIX, layout.REPLACED_SUFFIX}
+"""Conventions of all programs; not the names of files."""
+
+OF_OTHERS = {
+    "dglkge/inference/dglke_files.py": {"config.json", "relations.tsv"},
+    "examples/benchmarks/measuring/pbg_peer.py": {
+        "dynamic_rel_count.txt",
+        "entity_count_\0_\0.txt",
+        "entities",
+        "train",
+        "format_version",
+    },
+    "examples/benchmarks/growth.py": {"partition.log"},
+    "examples/benchmarks/quality.py": {"partition.log"},
+    "dglkge/cli/inspect_run.py": {"num_parts"},
+    "dglkge/training/stats.py": {"epoch_loss"},
+}
+"""Names of ours that stand for something else in a file: DGL-KE's and PyTorch-BigGraph's files, a log that a
+benchmark writes, figures of a report."""
+
+
+def owned_texts(owner: ModuleType) -> set[str]:
+    """Return all texts that an owner names in upper case, those of its classes among them."""
+    found: set[str] = set()
+    for space in (owner, *(item for item in vars(owner).values() if inspect.isclass(item))):
+        for name, value in vars(space).items():
+            if name.isupper() and isinstance(value, (str, tuple)):
+                found |= {value} if isinstance(value, str) else {one for one in value if isinstance(one, str)}
+    return found
+
+
+def owned_templates(owner: ModuleType) -> set[str]:
+    """Return the names that an owner's functions make, with ``\\0`` in the place of each argument."""
+    functions: list[Any] = [item for _, item in inspect.getmembers(owner, inspect.isfunction)]
+    for _, item in inspect.getmembers(owner, inspect.isclass):
+        functions += [function for _, function in inspect.getmembers(item, inspect.isfunction)]
+    found = set()
+    for function in functions:
+        if function.__module__ == owner.__name__ and function.__name__.endswith(
+            ("_file", "_files", "_folder", "_pattern", "_snapshot")
+        ):
+            if not function.__name__.startswith(("is_", "staged", "temporary", "receipt_")):
+                found.add(function(*("\0" for _ in inspect.signature(function).parameters)))
+    return found
+
+
+TEXTS = set().union(*map(owned_texts, OWNERS)) - SUFFIXES
+FILES = {text for text in TEXTS if "." in text}
+FIELDS = {
+    value
+    for fields in (dataset_files.Field, layout.Progress)
+    for name, value in vars(fields).items()
+    if name.isupper() and "_" in value
+}
+WORDS = TEXTS - FILES
+TEMPLATES = set().union(*map(owned_templates, OWNERS))
+
+
+def docstrings(tree: ast.AST) -> set[int]:
+    """Return the ids of the nodes of texts that stand alone: docstrings."""
+    return {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+
+
+def path_words(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield what is joined to a path, and what looks a field up."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            yield node.right
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name in ("Path", "joinpath", "with_name", "join"):
+                yield from node.args
+
+
+def looked_up(tree: ast.AST) -> Iterator[ast.expr]:
+    """Yield the keys of subscripts and of ``get`` and ``pop``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript):
+            yield node.slice
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in ("get", "pop"):
+            yield from node.args[:1]
+
+
+def retyped(tree: ast.AST) -> list[tuple[int, str]]:
+    """Return (line, text) of each owned name that a file types itself."""
+    found = []
+    skipped = docstrings(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in skipped:
+            if node.value in FILES or node.value.rpartition("/")[2] in FILES:
+                found.append((node.lineno, node.value))
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
+            text = "".join(map(str, parts)).rpartition("/")[2]
+            if text in TEMPLATES or any(text.endswith(name) for name in FILES if "/" in "".join(parts)):
+                found.append((node.lineno, text))
+    for nodes, names in ((path_words(tree), WORDS), (looked_up(tree), FIELDS)):
+        found += [
+            (node.lineno, node.value)
+            for node in nodes
+            if isinstance(node, ast.Constant) and node.value in names
+        ]
+    return found
+
+
+def test_owners_have_names():
+    assert {"dataset.json", "manifest.v\0.json", "lease.json"} <= FILES | TEMPLATES
+    assert {"part\0", "part-\0", "node_ids_\0.npy", "embeddings_\0_\0.v\0.h5", "epoch_\0"} <= TEMPLATES
+    assert {"checkpoint", "partitions", "entities"} <= WORDS and "graph_name" in FIELDS
+
+
+def test_no_name_is_typed_twice():
+    owners = {owner.__name__ for owner in OWNERS}
+    assert not [
+        f"{source.name}:{line} types {text!r}: take it from its owner"
+        for source in CODE
+        if source.module not in owners
+        for line, text in retyped(source.tree)
+        if text not in OF_OTHERS.get(source.name, ())
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "open(folder / 'dataset.json')",
+        "open('runs/a/metrics.json')",
+        "NAME = 'checkpoint_version.txt'",
+        "path = run / 'checkpoint'",
+        "path = os.path.join(data, 'partitions')",
+        "description['graph_name']",
+        "progress.get('batches_done')",
+        "name = f'manifest.v{version}.json'",
+        "name = f'part{number}'",
+        "name = f'{folder}/part{number}'",
+        "name = f'{folder}/stats.jsonl'",
+    ],
+)
+def test_checker_finds_a_retyped_name(line):
+    assert retyped(ast.parse(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "'''See dataset.json.'''",
+        "command = 'checkpoint'",
+        "columns = ('partition', 'entities')",
+        "config['name']",
+        "name = f'{table}.npy'",
+        "name = path.name + '.tmp'",
+        "raise ValueError(f'{path} has no dataset.json')",
+    ],
+)
+def test_checker_lets_other_texts_pass(line):
+    assert not retyped(ast.parse(line))
