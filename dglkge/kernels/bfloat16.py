@@ -1,7 +1,7 @@
 """Rows in bfloat16 for compiled loops: numba has no such type, so they are 16-bit words here.
 
 A bfloat16 number is the upper half of a float32 number; narrowing rounds to nearest, ties to even, as torch
-does. Not-a-number stays one as long as its upper half says so, which holds for all that arithmetic makes.
+does. A NaN stays NaN if a bit of its payload is set in the upper half, as in every NaN that arithmetic makes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dglkge.kernels.jit import FAST_MATH, compiled, intrinsic, ir, overload, types
+from dglkge.kernels.jit import FAST_MATH, compiled_inline, intrinsic, ir, overload, types
 
 
 @intrinsic
@@ -33,7 +33,7 @@ def float_of(typing_context: Any, bits: Any) -> Any:
     return types.float32(types.uint32), generate
 
 
-@compiled
+@compiled_inline
 def narrow(number: Any) -> Any:
     """Round a float32 number to bfloat16."""
     bits = bits_of(number)
@@ -41,7 +41,7 @@ def narrow(number: Any) -> Any:
     return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
 
-@compiled
+@compiled_inline
 def widen(word: Any) -> Any:
     """Return a bfloat16 number as float32, exactly."""
     return float_of(np.uint32(word) << np.uint32(16))
@@ -57,7 +57,7 @@ def load_row(row: np.ndarray, out: np.ndarray) -> None:
     raise NotImplementedError("for compiled loops only")
 
 
-@overload(store_row, jit_options={"fastmath": FAST_MATH})
+@overload(store_row, jit_options={"fastmath": FAST_MATH, "forceinline": True})
 def _store_row(row: Any, scale: Any, out: Any) -> Any:
     if out.dtype == types.uint16:
 
@@ -74,7 +74,7 @@ def _store_row(row: Any, scale: Any, out: Any) -> Any:
     return copy
 
 
-@overload(load_row)
+@overload(load_row, jit_options={"forceinline": True})
 def _load_row(row: Any, out: Any) -> Any:
     if row.dtype == types.uint16:
 

@@ -1,7 +1,11 @@
-"""Compiled loops of a step: find equal ids, add up their rows, apply an update rule.
+"""Compiled loops that group gradient rows by id, add them up, and choose the trainer that updates each row.
 
-Gradient rows stay where they are (the autograd leaf, a receive buffer, a neighbour's shared memory); a loop
-is handed the address of each row, so nothing is concatenated or copied before it is added up.
+Gradient rows stay where they are (autograd's leaf, a receive buffer, another trainer's shared memory): the
+loops take the address of each row, so nothing is concatenated or copied before it is added up.
+
+Ids are found in a hash table with linear probing that holds positions, not ids: half the memory of a table of
+64-bit ids, and one array to empty between steps. The rows of an id form a linked list (its chain) in order of
+arrival, so sums are added in the same order in every run.
 """
 
 from __future__ import annotations
@@ -10,54 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from dglkge.kernels.jit import carray, compiled, intrinsic, ir, types
+from dglkge.kernels.jit import carray, compiled, compiled_inline
+from dglkge.kernels.rows import pointer_to
 
 #: Multiplier of Fibonacci hashing: 2**64 divided by the golden ratio (Knuth, TAOCP vol. 3, section 6.4).
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-CACHE_LINE_BYTES = 64
-#: Rows between the one that is worked on and the one that is asked for from memory.
-LOOKAHEAD = 4
 
 
-@intrinsic
-def pointer_to(typing_context: Any, address: Any, like: Any) -> Any:
-    """Return an integer address as a pointer to the element type of the array ``like``."""
-    pointer_type = types.CPointer(like.dtype)
+@compiled_inline
+def slot_of(key: Any, mask: Any) -> Any:
+    """Return the first slot of a key in a hash table of ``mask`` + 1 slots, a power of two.
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(pointer_type))
-
-    return pointer_type(address, like), generate
-
-
-@intrinsic
-def _prefetch(typing_context: Any, address: Any) -> Any:
-    """Ask the processor to bring the cache line at an integer address near, for writing."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        byte_pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte_pointer, number, number, number])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [byte_pointer], kind)
-        builder.call(
-            function, [builder.inttoptr(arguments[0], byte_pointer), number(1), number(3), number(1)]
-        )
-        return context.get_dummy_value()
-
-    return types.void(types.intp), generate
-
-
-@compiled
-def prefetch_bytes(address: int, num_bytes: int) -> None:
-    """Bring some memory near. The rows of a step lie anywhere, and waiting for each would take half of its
-    time."""
-    for offset in range(0, num_bytes, CACHE_LINE_BYTES):
-        _prefetch(address + offset)
-
-
-@compiled
-def prefetch_row(array: np.ndarray, row: int) -> None:
-    """Bring a row of a contiguous "(N, D)" array near."""
-    prefetch_bytes(array.ctypes.data + row * array.strides[0], array.strides[0])
+    The upper bits of the product are the well mixed ones, so 20 of the lower ones are dropped.
+    """
+    return ((np.uint64(key) * GOLDEN) >> np.uint64(20)) & mask
 
 
 @compiled
@@ -65,7 +35,7 @@ def index_keys(slots: np.ndarray, keys: np.ndarray, num_keys: int) -> None:
     """Enter the first ``num_keys`` distinct keys into an emptied hash table (after it grew)."""
     mask = np.uint64(slots.shape[0] - 1)
     for position in range(num_keys):
-        slot = ((np.uint64(keys[position]) * GOLDEN) >> np.uint64(20)) & mask
+        slot = slot_of(keys[position], mask)
         while slots[slot] >= 0:
             slot = (slot + np.uint64(1)) & mask
         slots[slot] = position
@@ -80,11 +50,11 @@ def find_keys(slots: np.ndarray, keys: np.ndarray, wanted: np.ndarray, found: np
     slots, keys : np.ndarray
         Hash table, "(H,) int32" positions into "(K,) int64" keys, H a power of two.
     wanted, found : np.ndarray
-        "(n,) int64" keys asked for, and the answer.
+        "(n,) int64" keys to look up, and their positions, written.
     """
     mask = np.uint64(slots.shape[0] - 1)
     for i in range(wanted.shape[0]):
-        slot = ((np.uint64(wanted[i]) * GOLDEN) >> np.uint64(20)) & mask
+        slot = slot_of(wanted[i], mask)
         while slots[slot] >= 0 and keys[slots[slot]] != wanted[i]:
             slot = (slot + np.uint64(1)) & mask
         found[i] = slots[slot]
@@ -128,7 +98,7 @@ def chain_sources(
     for i in range(ids.shape[0]):
         source = first_source + i
         links[source] = -1
-        slot = ((np.uint64(ids[i]) * GOLDEN) >> np.uint64(20)) & mask
+        slot = slot_of(ids[i], mask)
         while slots[slot] >= 0 and keys[slots[slot]] != ids[i]:
             slot = (slot + np.uint64(1)) & mask
         position = slots[slot]
@@ -144,11 +114,11 @@ def chain_sources(
     return num_keys
 
 
-@compiled
+@compiled_inline
 def add_chain(
     head: int, links: np.ndarray, addresses: np.ndarray, counts: np.ndarray, total: np.ndarray
 ) -> int:
-    """Add up the rows of one chain into ``total`` "(D,)" and return how many gradients they stand for."""
+    """Add up the rows of one chain into ``total`` "(D,)"; returns the number of gradients in them."""
     dim = total.shape[0]
     row = carray(pointer_to(addresses[head], total), (dim,))
     for j in range(dim):
@@ -174,13 +144,13 @@ def merge_chains(
     merged: np.ndarray,
     merged_counts: np.ndarray,
 ) -> None:
-    """Write the summed row of each selected key to ``merged`` "(n, D)" and its number of gradients beside
-    it."""
+    """Write the summed row of each selected key to ``merged`` "(n, D)", its number of gradients to
+    ``merged_counts`` "(n,)"."""
     for i in range(selected.shape[0]):
         merged_counts[i] = add_chain(heads[selected[i]], links, addresses, counts, merged[i])
 
 
-@compiled
+@compiled_inline
 def prepare_gradient(
     head: int,
     links: np.ndarray,
@@ -208,11 +178,13 @@ def prepare_gradient(
     Returns
     -------
     bool
-        False when the gradient has a NaN or an infinity: the row must then be left alone.
+        False if the gradient has a NaN or an infinity: the row must not be updated then.
     """
     count = add_chain(head, links, addresses, counts, gradient)
     dim = gradient.shape[0]
     zero = gradient.dtype.type(0)
+    # 0 times NaN or infinity is NaN, which stays in the sum: one vectorised pass without a branch a number.
+    # It needs NaN to keep its meaning: see FAST_MATH in jit.
     poison = zero
     for j in range(dim):
         poison += gradient[j] * zero
@@ -241,19 +213,18 @@ def prepare_gradient(
 def choose_owners(
     positions: np.ndarray, ids: np.ndarray, place: int, num_places: int, owners: np.ndarray
 ) -> None:
-    """Make the holder at ``place`` the owner of each key that it holds and stands nearer to than the owner so
-    far.
+    """Make the trainer at ``place`` the owner of the rows to which it is nearer than the owner so far.
 
-    A holder's distance from a row is (place - id) modulo the number of places, so hubs are dealt out evenly.
+    Its distance from a row is (place - id) modulo the number of places, so hubs are spread evenly.
 
     Parameters
     ----------
     positions : np.ndarray
-        "(n,) int64" keys that the holder has too, -1 to be passed over.
+        "(n,) int64" position of each row that the trainer has a gradient for, -1: skip.
     ids : np.ndarray
         "(n,) int64" their row ids.
     place, num_places : int
-        The holder's place among so many.
+        Number of the trainer among those of the machine, and how many these are.
     owners : np.ndarray
         "(num_keys,) int64" places of the owners so far, changed.
     """

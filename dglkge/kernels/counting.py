@@ -1,4 +1,4 @@
-"""Compiled passes over a tile of scores: what is greater than a true answer's, and what is close to it."""
+"""Compiled passes over a tile of scores: counts of scores greater than, or close to, a true answer's."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def list_close(
         end = place + num_close[k]
         first = 0
         while place < end:
-            # Most strips hold no close score, and a strip is counted 16 columns at a time.
+            # Most strips hold no close score; counting a strip is vectorised, listing its columns is not.
             strip = scores[row_of[k], first : first + STRIP_COLUMNS]
             num_in_strip = 0
             for column in range(len(strip)):

@@ -1,12 +1,12 @@
-"""Compiled loops of a batch's queries under DistMult and ComplEx: forwards, and the gradients by hand.
+"""Compiled loops of a batch's queries under DistMult and ComplEx: forward, and gradients written out.
 
 With q = a o r the query of anchor a and relation r (o multiplies number by number, real or complex), g the
 gradient of q, t the true answer, m and s the gradients of the scores q.t and q.a:
 
     gradient of a: g o conj(r) + s q     of r: g o conj(a)     of t: m q
 
-where g holds m t + s a besides what the negatives give. A relation that is read backwards without rows of its
-own for that is conjugated: q = a o conj(r), and then the gradient of a is g o r + s q, that of r a o conj(g).
+where g is m t + s a plus the contribution of the negatives. Without reciprocal relations the query for the
+head has the conjugated relation: q = a o conj(r); the gradient of a is then g o r + s q, of r a o conj(g).
 ``heads``, ``tails`` and ``relations`` "(B,) int64" are the addresses of the batch's float32 rows, see
 :class:`FoundRows`. ``operator`` = (is_complex, is_reciprocal), ``operand`` arrays hold float32 or bfloat16
 words.
@@ -17,9 +17,8 @@ from __future__ import annotations
 import numpy as np
 
 from dglkge.kernels.bfloat16 import load_row, store_row
-from dglkge.kernels.chains import LOOKAHEAD
-from dglkge.kernels.jit import compiled, compiled_unaliased
-from dglkge.kernels.rows import prefetch_rows_at, row_at
+from dglkge.kernels.jit import compiled, compiled_inline, compiled_unaliased
+from dglkge.kernels.rows import LOOKAHEAD, prefetch_rows_at, row_at
 
 
 @compiled_unaliased
@@ -39,7 +38,7 @@ def query_of(
         query[half + k] = anchor[k] * imaginary + anchor[half + k] * real
 
 
-@compiled
+@compiled_inline
 def inner_product(left: np.ndarray, right: np.ndarray) -> float:
     """Return the inner product of two rows."""
     total = left.dtype.type(0)
@@ -88,9 +87,9 @@ def make_queries(
         store_row(query, one, operand[num + i])
 
 
-@compiled
+@compiled_inline
 def penalize(row: np.ndarray, factor: float, is_complex: bool, gradient: np.ndarray) -> float:
-    """Write factor times the gradient of N3 of a row, and return N3 (see :class:`model.regularizers.N3`)."""
+    """Write factor times the gradient of N3 of a row; returns N3 (see :class:`model.regularizers.N3`)."""
     total = row.dtype.type(0)
     if factor == 0:
         gradient[:] = 0
@@ -128,7 +127,7 @@ def add_query_gradients(
     of_relation: np.ndarray,
     of_truth: np.ndarray,
 ) -> None:
-    """Add the gradients of a query's three rows; ``of_query`` holds what the negatives give."""
+    """Add the gradients of a query's three rows; ``of_query`` holds the contribution of the negatives."""
     if not is_complex:
         for k in range(anchor.shape[0]):
             query = anchor[k] * relation[k]
@@ -174,13 +173,13 @@ def write_gradients(
     Parameters
     ----------
     of_queries : np.ndarray
-        "(2 B, D)" operand: the gradients of the queries that the negatives give.
+        "(2 B, D)" operand: contribution of the negatives to the gradients of the queries.
     missing, own_shares : np.ndarray
         "(2 B,)" gradients of the scores of the true answers and of the own entities.
     factors : np.ndarray
-        "(B,)" what each triple's loss is multiplied by in the gradient.
+        "(B,)" factor of each triple's loss in the gradient.
     n3 : float
-        Weight of the regularizer, 0 for none; each side pays for its three rows.
+        Weight of the regularizer, 0 for none; it counts the three rows of a triple once for each side.
     of_heads, of_tails, of_relations : np.ndarray
         "(B, D)", "(B, D)" and "(B, D or 2 D)", written.
 

@@ -1,6 +1,4 @@
-"""Pseudo-random numbers as a function of a key and a counter: any process computes any of them alone.
-
-SplitMix64 (Steele, Lea and Flood 2014) is the mixing function throughout.
+"""Pseudo-random numbers as a function of a key and a counter: every process computes any of them by itself.
 
 The bits are the outputs of SplitMix64 (Steele, Lea and Flood 2014): state = key + position * gamma, mixed.
 """
@@ -56,7 +54,7 @@ def in_range(bits: np.ndarray, limit: int) -> np.ndarray:
     -------
     (...) int64
     """
-    # numpy has no product of 128 bits, so it is put together from products of halves, as on paper.
+    # numpy has no 128-bit product: the sum of four products of 32-bit halves, with their carries.
     half, low_bits = np.uint64(32), np.uint64((1 << 32) - 1)
     high, low = bits >> half, bits & low_bits
     limit_high, limit_low = np.uint64(limit >> 32), np.uint64(limit & int(low_bits))
@@ -73,7 +71,7 @@ def split_mix(states: Any) -> Any:
 
 
 mix_word = compiled(split_mix)
-"""The same for one word, in compiled loops: numpy warns of every overflow of a single number."""
+""":func:`split_mix` for one word, compiled: numpy warns of every overflow of a single number."""
 
 
 _MASK = (1 << 64) - 1

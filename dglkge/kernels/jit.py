@@ -19,22 +19,32 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.cgutils import ir
 from numba.core.compiler import Compiler
 
-__all__ = ["FAST_MATH", "carray", "compiled", "compiled_unaliased", "intrinsic", "ir", "overload", "types"]
+__all__ = [
+    "FAST_MATH",
+    "carray",
+    "compiled",
+    "compiled_inline",
+    "compiled_unaliased",
+    "intrinsic",
+    "ir",
+    "overload",
+    "types",
+]
 
 logger = logging.getLogger(__name__)
 
 intrinsic: Any = extending.intrinsic  # numba's types say that it is called as it is defined, which it is not
 overload: Any = extending.overload
 
-#: Reordering of sums is allowed (it vectorises them); NaN and infinity keep their meaning, the loops test for
-#: them.
+#: Sums may be reordered (which vectorises them), products fused with sums, and the sign of zero ignored. NaN
+#: and infinity keep their meaning ("nnan" and "ninf" are absent): the loops test for them.
 FAST_MATH = {"reassoc", "contract", "nsz"}
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def _digest_of_sources(folder: Path) -> str:
-    """Digest of the files below a folder that use this module: all that machine code is made from."""
+    """Digest of the files below a folder that import this module: the sources of all compiled loops."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         text = path.read_bytes()
@@ -43,31 +53,31 @@ def _digest_of_sources(folder: Path) -> str:
     return digest.hexdigest()
 
 
-#: Taken when this module is imported: the code of a process stays as it was then, whatever becomes of the
-#: files, and must not be cached as that of newer ones.
+#: Computed at import: a process keeps the code that it imported, and must not cache it under the digest of
+#: files that were edited since.
 _SOURCES_DIGEST = _digest_of_sources(_PACKAGE)
 
 
 class _DigestedCode(CompileResultCacheImpl):
-    """Contents of a cache file: machine code, and the digest of the sources that it was made from."""
+    """Contents of a cache file: machine code, and the digest of the sources that it was compiled from."""
 
     def reduce(self, data: Any) -> Any:
-        """Return what is written for a compiled function."""
+        """Return the tuple that is pickled for a compiled function."""
         return _SOURCES_DIGEST, super().reduce(data)
 
     def rebuild(self, target_context: Any, reduced_data: Any) -> Any:
-        """Return the compiled function, or None where it is made from other sources (it is then replaced)."""
+        """Return the compiled function; None if its sources were others: it is compiled again then."""
         digest, code = reduced_data
         return super().rebuild(target_context, code) if digest == _SOURCES_DIGEST else None
 
 
 class _KernelCache(FunctionCache):
-    """Numba's cache of a function, whose files count for one state of all sources only."""
+    """Numba's cache of a function; a file of it is valid for one state of all sources only."""
 
     _impl_class = _DigestedCode
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled function from the cache, None where it has none."""
+        """Return the compiled function from the cache, None if it is absent or unreadable."""
         try:
             return super().load_overload(sig, target_context)
         except Exception as error:  # unpickling a damaged file raises almost anything
@@ -82,7 +92,7 @@ class _KernelCache(FunctionCache):
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Use the cache of this function no more."""
+        """Disable the cache of this function."""
         self.disable()
         logger.info("compiled loops are not cached in %s: %r", self.cache_path, error)
 
@@ -120,22 +130,34 @@ def compiled(function: Callable) -> Callable:
     return _compile(function)
 
 
-def compiled_unaliased(function: Callable) -> Callable:
-    """Compile a loop that writes to no array that it reaches through another argument too.
+def compiled_inline(function: Callable) -> Callable:
+    """Compile a part of loops: LLVM inlines it into every caller, whatever its size.
 
-    As :func:`compiled` otherwise. Before a loop over vectors runs, it must be known that what it writes is
-    not what it reads. LLVM tests that for pairs of pointers when the loop is entered, which costs more than
-    the loop itself where rows are short and many. Numba knows the promise that C calls ``restrict``, but only
-    as a flag of its compiler.
+    Otherwise results could depend on the state of the cache in the last bit. A caller's machine code holds a
+    copy of each function that it calls, and LLVM has optimised that copy once more, together with the caller:
+    products and sums may be fused differently. The symbols are weak, so the first definition in a process is
+    used: the function's own code in a process that compiles, the caller's copy in one that loads the caller
+    from the cache. Inlined code exists once. As :func:`compiled` otherwise.
     """
-    return _compile(function, pipeline_class=_Unaliased)
+    return _compile(function, forceinline=True)
+
+
+def compiled_unaliased(function: Callable) -> Callable:
+    """Compile a part of loops that writes to no array that it reaches through another argument too.
+
+    As :func:`compiled_inline` otherwise. A vectorised loop must not write to memory that it reads. LLVM
+    compares the pointers, pair by pair, each time the loop is entered: more work than the loop itself if rows
+    are short. Numba has C's promise ``restrict``, but only as a flag of its compiler: see
+    :class:`_Unaliased`.
+    """
+    return _compile(function, forceinline=True, pipeline_class=_Unaliased)
 
 
 def _compile(function: Callable, **options: Any) -> Callable:
     """Compile a loop with the options that all loops share."""
     loop: Any = numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", **options)(function)
     try:
-        loop._cache = _KernelCache(function)  # what numba's own option cache=True does, with its cache
+        loop._cache = _KernelCache(function)  # numba's option cache=True does this with its own class
     except RuntimeError:  # neither the folder of the file nor the user's cache folder can be written
         logger.info("compiled loops are not cached: no folder to write to")
     return loop

@@ -1,4 +1,4 @@
-"""Compiled loops of the order of training: the walk of the keyed permutation, and a search in buckets."""
+"""Compiled loops of the training order: the keyed permutation (cycle walking), and a search in buckets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,24 @@ from dglkge.kernels.jit import compiled
 
 @compiled
 def walk_all(values: np.ndarray, num: int, a: int, b: int, keys: np.ndarray, forward: bool) -> None:
-    """Walk from each value, in place."""
+    """Permute each value of [0, num), in place.
+
+    A Feistel network permutes [0, a b) with a b >= num; values outside [0, num) are permuted again until they
+    are inside (cycle walking), which is a bijection of [0, num).
+
+    Parameters
+    ----------
+    values : np.ndarray
+        "(n,) int64", changed.
+    num : int
+        Number of values of the permutation.
+    a, b : int
+        Sizes of the two halves of a value: value = right * a + left.
+    keys : np.ndarray
+        "(rounds,) uint64" key of each round.
+    forward : bool
+        False: the inverse permutation.
+    """
     for i in range(values.shape[0]):
         value = values[i]
         while True:
@@ -33,7 +50,7 @@ def walk_all(values: np.ndarray, num: int, a: int, b: int, keys: np.ndarray, for
 
 @compiled
 def _draw(key: Any, value: Any, limit: Any) -> Any:
-    """Return the value of the round function in [0, limit): one word of the keyed hash, halved."""
+    """Return the round function of a value: one word of the keyed hash, modulo the limit."""
     word = mix_word(np.uint64(value) * GOLDEN_GAMMA + key)
     return np.int64((word >> np.uint64(1)) % np.uint64(limit))
 
@@ -42,7 +59,21 @@ def _draw(key: Any, value: Any, limit: Any) -> Any:
 def find_rows(
     wanted: np.ndarray, triple_ids: np.ndarray, starts: np.ndarray, shift: int, rows: np.ndarray
 ) -> None:
-    """Write the row of each wanted id, -1 for those that are not there."""
+    """Write the row of each wanted id, -1 for ids that are absent.
+
+    Parameters
+    ----------
+    wanted : np.ndarray
+        "(n,) int64" ids to look up.
+    triple_ids : np.ndarray
+        "(N,) int64" sorted ids.
+    starts : np.ndarray
+        First row of each bucket, and N; a bucket holds the ids with the same ``id >> shift``.
+    shift : int
+        Logarithm of the number of ids in a bucket.
+    rows : np.ndarray
+        "(n,) int64", written.
+    """
     last = starts.shape[0] - 2
     for i in range(wanted.shape[0]):
         rows[i] = -1

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from dglkge.kernels.jit import compiled
+from dglkge.kernels.jit import compiled_inline
 
 
-@compiled
+@compiled_inline
 def adagrad(row: np.ndarray, gradient: np.ndarray, total: np.ndarray, lr: float, eps: float) -> None:
     r"""Adagrad: :math:`G \leftarrow G + g^2,\; w \leftarrow w - \eta\, g / (\sqrt{G} + \epsilon)`.
 
@@ -31,7 +31,7 @@ def adagrad(row: np.ndarray, gradient: np.ndarray, total: np.ndarray, lr: float,
         row[j] -= lr * gradient[j] / (np.sqrt(total[j]) + eps)
 
 
-@compiled
+@compiled_inline
 def row_adagrad(row: np.ndarray, gradient: np.ndarray, total: np.ndarray, lr: float, eps: float) -> None:
     r"""Adagrad with one accumulator a row:
     :math:`G \leftarrow G + \frac{1}{D}\sum_j g_j^2,\; w \leftarrow w - \eta\, g / (\sqrt{G} + \epsilon)`.
@@ -56,7 +56,7 @@ def row_adagrad(row: np.ndarray, gradient: np.ndarray, total: np.ndarray, lr: fl
         row[j] -= step_size * gradient[j]
 
 
-@compiled
+@compiled_inline
 def adam(
     row: np.ndarray,
     gradient: np.ndarray,
@@ -72,7 +72,7 @@ def adam(
     w \leftarrow w - \frac{\eta}{1-\beta_1^t}\, m / (\sqrt{v / (1-\beta_2^t)} + \epsilon)`.
 
     Source: Kingma and Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1. The bias
-    corrections come in as ``step_size`` :math:`= \eta/(1-\beta_1^t)` and ``root_scale``
+    corrections are passed as ``step_size`` :math:`= \eta/(1-\beta_1^t)` and ``root_scale``
     :math:`= 1/\sqrt{1-\beta_2^t}`. With ``power`` of shape "(1,)" the row has one second moment, fed by the
     mean of the squares.
 

@@ -1,4 +1,4 @@
-"""Compiled loops over scores: negatives that are the answer, and softmax with its gradient, in one pass."""
+"""Compiled loops over scores: masking of negatives that are the true answer; softmax and its gradient."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from dglkge.kernels.bfloat16 import bits_of, float_of, load_row, store_row
-from dglkge.kernels.chains import GOLDEN
-from dglkge.kernels.jit import compiled
+from dglkge.kernels.chains import slot_of
+from dglkge.kernels.jit import compiled, compiled_inline
 
 LOWEST_EXPONENT = np.float32(-60.0)
 """Powers below e^-60 count as 0: they are lost in any float32 sum with 1, and denormal numbers are slow."""
@@ -16,7 +16,7 @@ LOG2_E = np.float32(1.4426950408889634)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 
 
-@compiled
+@compiled_inline
 def power(exponent: Any) -> Any:
     """Return e^x for x <= 0 in float32, relative error below 3e-7; 0 below :data:`LOWEST_EXPONENT`.
 
@@ -40,11 +40,11 @@ def power(exponent: Any) -> Any:
     return p * two_to_whole if is_kept else kind(0)
 
 
-@compiled
+@compiled_inline
 def greatest_of(row: np.ndarray) -> Any:
     """Return the greatest of float32 numbers.
 
-    Compared as integers in the same order: a maximum of floats is not vectorised, for the sake of NaN.
+    Compared as integers in the same order: LLVM does not vectorise a maximum of floats, because of NaN.
     """
     greatest = np.int32(-2147483648)
     for j in range(row.shape[0]):
@@ -52,7 +52,7 @@ def greatest_of(row: np.ndarray) -> Any:
     return float_of(np.uint32(_in_order(greatest)))
 
 
-@compiled
+@compiled_inline
 def _in_order(bits: Any) -> Any:
     """Map the bits of floats to integers of the same order, and back."""
     return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
@@ -69,7 +69,7 @@ def ignore_truths(
     true_ids, negative_ids : np.ndarray
         "(B,) int64" and "(N,) int64".
     ignored : scalar of the type of the scores
-        What is written.
+        Value that is written.
     slots : np.ndarray
         "(H + N,) int32" room for a hash table of H slots, a power of two and at least 2 N, and for links.
     scores : np.ndarray
@@ -81,13 +81,13 @@ def ignore_truths(
     table[:] = -1
     mask = np.uint64(num_slots - 1)
     for j in range(num_negatives):
-        slot = ((np.uint64(negative_ids[j]) * GOLDEN) >> np.uint64(20)) & mask
+        slot = slot_of(negative_ids[j], mask)
         while table[slot] >= 0 and negative_ids[table[slot]] != negative_ids[j]:
             slot = (slot + np.uint64(1)) & mask
         links[j] = table[slot]
         table[slot] = j
     for i in range(true_ids.shape[0]):
-        slot = ((np.uint64(true_ids[i]) * GOLDEN) >> np.uint64(20)) & mask
+        slot = slot_of(true_ids[i], mask)
         while table[slot] >= 0 and negative_ids[table[slot]] != true_ids[i]:
             slot = (slot + np.uint64(1)) & mask
         j = table[slot]
@@ -105,10 +105,10 @@ def softmax(
     missing: np.ndarray,
     own_shares: np.ndarray,
 ) -> float:
-    """Turn scores into gradients of the summed softmax loss, in place; returns the loss.
+    """Overwrite scores by the gradients of the summed softmax loss; returns the loss.
 
     With p the probabilities and f a query's factor: the gradients are f p_j for the negatives, f (p_t - 1)
-    for the true answer and f p_o for the own entity. What is not finite stays so.
+    for the true answer and f p_o for the own entity. NaN and infinity in a row make its loss NaN.
 
     Parameters
     ----------

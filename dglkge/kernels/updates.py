@@ -1,18 +1,22 @@
-"""Compiled loops of the owner: for each touched row, finish its gradient and apply the update rule in place.
+"""Compiled loops over the touched rows: finish the gradient of each and apply the update rule in place.
 
 All loops share these arguments: ``rows`` and state arrays "(N, D)" or "(N, 1)" in place, ``targets`` "(n,)
 int64" row of each update in those arrays, ``selected`` "(n,) int64" its position among the chains, ``chain``
 = (heads, links, addresses, counts) of :class:`RowChains`, ``options`` = (mean, max_norm, weight_decay) as in
-:func:`dglkge.kernels.chains.prepare_gradient`. All return the number of rows left alone because their
-gradient was not finite.
+:func:`dglkge.kernels.chains.prepare_gradient`. All return the number of rows that were skipped because
+their gradient was not finite.
+
+The plain twins are the methods ``update_rows`` of the rules in ``dglkge.optim.optimizers``. The loops are
+written out for each rule, not handed the rule as an argument: numba caches no loop that takes a function.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from dglkge.kernels.chains import LOOKAHEAD, prefetch_bytes, prefetch_row, prepare_gradient
+from dglkge.kernels.chains import prepare_gradient
 from dglkge.kernels.jit import compiled
+from dglkge.kernels.rows import LOOKAHEAD, prefetch_bytes, prefetch_row
 from dglkge.kernels.rules import adagrad, adam, row_adagrad
 
 
@@ -27,7 +31,7 @@ def update_adagrad(
     lr: float,
     eps: float,
 ) -> int:
-    """Apply :func:`update_rules.adagrad` to the target rows."""
+    """Apply :func:`rules.adagrad` to the target rows."""
     heads, links, addresses, counts = chain
     mean, max_norm, weight_decay = options
     gradient = np.empty(rows.shape[1], rows.dtype)
@@ -59,7 +63,7 @@ def update_row_adagrad(
     lr: float,
     eps: float,
 ) -> int:
-    """Apply :func:`update_rules.row_adagrad` to the target rows."""
+    """Apply :func:`rules.row_adagrad` to the target rows."""
     heads, links, addresses, counts = chain
     mean, max_norm, weight_decay = options
     gradient = np.empty(rows.shape[1], rows.dtype)
@@ -95,10 +99,10 @@ def update_adam(
     betas: tuple,
     global_step: int,
 ) -> int:
-    """Apply :func:`update_rules.adam` to the target rows.
+    """Apply :func:`rules.adam` to the target rows.
 
     ``step`` "(N,)" counts the updates of each row; bias is corrected by it (DGL's rule) or, where
-    ``global_step`` is not 0, by that number, epsilon then standing inside the correction as in
+    ``global_step`` is not 0, by that number; epsilon is then scaled by the correction too, as in
     ``torch.optim.SparseAdam``. ``betas`` are float64: their powers are taken in double precision.
     """
     heads, links, addresses, counts = chain
@@ -120,6 +124,7 @@ def update_adam(
         ):
             num_bad += 1
             continue
+        # In float32, 1 - beta2**t loses half of its digits in the first steps: float64 until the division.
         time = float(global_step) if global_step > 0 else step[target] + 1.0
         step[target] = time
         step_size = kind(lr / (1.0 - beta1**time))

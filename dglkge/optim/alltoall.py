@@ -82,7 +82,7 @@ class Alltoall:
         return [json.loads(bytes(received[end - num : end])) for num, end in zip(lengths, ends)]
 
     def counts(self, counts: np.ndarray) -> np.ndarray:
-        """Send row r of "(size, k) int64" to rank r; row r of the answer came from rank r."""
+        """Send row r of "(size, k) int64" to rank r; row r of the result is from rank r."""
         if self.size == 1:
             return counts
         sent = torch.from_numpy(counts).to(self.device)

@@ -9,7 +9,7 @@ boundaries of the partitions. It is read with ``weights_only=True``.
 
 A file without these additions was written by DGL. DGL's Adagrad, where it updates on the CPU, keeps the root
 of the sum of squares (see ``tests/optim/test_dgl_defects.py``); with gradients on a GPU it keeps the sum.
-Nothing in the file tells which, and DGL's distributed training updates on the CPU unless rows were read to a
+The file does not record which, and DGL's distributed training updates on the CPU unless rows were read to a
 GPU; so the numbers are squared unless ``dgl_keeps_roots=False``.
 """
 

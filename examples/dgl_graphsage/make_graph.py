@@ -14,7 +14,7 @@ import torch
 def community_graph(num_nodes: int, num_classes: int, degree: int, seed: int) -> dgl.DGLGraph:
     """Return a stochastic block model: nine of ten edges stay in a node's own community.
 
-    Nodes have a label and masks, but no features: what a model knows of a node it must learn.
+    Nodes have a label and masks, but no features: a model has to learn an embedding for each node.
     """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.arange(num_nodes) % num_classes

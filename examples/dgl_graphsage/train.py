@@ -23,7 +23,7 @@ EMBEDDING_DIM, HIDDEN_DIM, FANOUTS = 16, 32, [5, 5]
 
 
 def initial_rows(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return the embeddings' first rows; the servers call this, so it stands before ``initialize``."""
+    """Return the initial embeddings; servers call it inside ``initialize``, so it is defined before that."""
     return torch.zeros(shape, dtype=dtype).normal_(0, 0.1)
 
 
@@ -64,7 +64,7 @@ def loader(graph: Any, nodes: torch.Tensor, shuffle: bool) -> Any:
 
 
 def accuracy(graph: Any, nodes: torch.Tensor, model: torch.nn.Module, embedding: Any) -> float:
-    """Return the share of nodes of all trainers whose class is found."""
+    """Return the accuracy over the nodes of all trainers."""
     counts = torch.zeros(2)
     with torch.no_grad():
         for input_nodes, seeds, blocks in loader(graph, nodes, shuffle=False):

@@ -7,7 +7,10 @@ import sys
 
 from tests.contract.source_tree import ROOT, sources
 
-LOOPS = ("dglkge.kernels", *(f"dglkge.kernels.{name}" for name in ("chains", "jit", "rules", "updates")))
+LOOPS = (
+    "dglkge.kernels",
+    *(f"dglkge.kernels.{name}" for name in ("chains", "jit", "rows", "rules", "updates")),
+)
 PROGRAM = """
 import importlib, sys
 

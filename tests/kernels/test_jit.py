@@ -29,6 +29,31 @@ update_adagrad(rows, total, first, first, chains.chain, options, one, zero)
 print(rows[0].tolist(), len(update_adagrad.stats.cache_hits))
 """
 
+DIGEST_OF_ADAM_STEPS = """
+import hashlib, sys
+import numpy as np
+from dglkge.kernels import rules
+from dglkge.kernels.updates import update_adam
+from dglkge.optim.row_chains import RowChains
+f = np.float32
+rng = np.random.default_rng(0)
+if "part first" in sys.argv:
+    one = np.ones(3, f)
+    rules.adam(one, one.copy(), one.copy(), one.copy(), f(0.9), f(0.9), f(1), f(1), f(1))
+chains = RowChains(50, np.dtype(f))
+gradients = rng.standard_normal((300, 50)).astype(f)
+chains.add(rng.integers(0, 70, 300), gradients)
+rows, mem = rng.standard_normal((2, 70, 50)).astype(f)
+power, step = rng.random((70, 50)).astype(f), np.arange(70).astype(f)
+options, selected = (False, f(np.inf), f(0)), np.arange(chains.num_keys)
+for _ in range(5):
+    update_adam(
+        rows, step, mem, power, chains.keys, selected, chains.chain, options, 0.1, 1e-8, (0.9, 0.999), 0
+    )
+digest = hashlib.sha256(rows.tobytes() + mem.tobytes() + power.tobytes())
+print(digest.hexdigest(), len(update_adam.stats.cache_hits))
+"""
+
 EVERY_LOOP_OF_MODEL_AND_EVALUATION = """
 import torch
 import dglkge.model.autograd_functions as distances
@@ -47,12 +72,12 @@ def copied_package(folder: Path) -> Path:
     return folder / "dglkge"
 
 
-def run(program: str, folder: Path, home: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, folder: Path, home: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program with the package of a folder and a home of its own."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("NUMBA_", "XDG_"))}
     environment.update(PYTHONPATH=str(folder), HOME=home, DGLBACKEND="pytorch")
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program, *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -77,6 +102,17 @@ def test_a_changed_rule_in_another_file_reaches_its_callers(tmp_path: Path) -> N
     assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-3.0, -3.0] 1\n"
     rule.write_text(text, encoding="utf-8")
     assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 0\n"
+
+
+def test_results_do_not_depend_on_the_cache(tmp_path: Path) -> None:
+    """Compiled, loaded from the cache, or loaded after a part of the loop: the same bits."""
+    copied_package(tmp_path)
+    runs = [
+        run(DIGEST_OF_ADAM_STEPS, tmp_path, str(tmp_path), *arguments).stdout.split()
+        for arguments in ([], [], ["part first"])
+    ]
+    assert [num_hits for _, num_hits in runs] == ["0", "1", "1"]
+    assert len({digest for digest, _ in runs}) == 1
 
 
 def test_nothing_needs_a_folder_to_write_to(tmp_path: Path) -> None:
