@@ -66,6 +66,7 @@ class _Writer:
     def put(self, descriptor: int, data: bytes) -> None:
         """Queue some bytes, or count them as dropped; the next queued bytes are preceded by that count."""
         with self._changed:
+            # Dropping is better than blocking: heartbeats and timeouts depend on the loop that writes here.
             if self._num_bytes + len(data) > MOST_WAITING_BYTES:
                 self._num_dropped += data.count(b"\n")
                 return
@@ -105,6 +106,7 @@ class _Writer:
                 while not self._queue:
                     self._changed.wait()
                 descriptor, data = self._queue[0]
+            # Written outside of the lock, so that put() never waits for the terminal.
             num_written = _write_some(descriptor, data[:BLOCK_BYTES])
             with self._changed:
                 self._last_progress = time.monotonic()
@@ -277,6 +279,7 @@ class ProcessOutput:
         data = text.encode(errors="replace")
         try:
             if self._log is None:
+                # O_APPEND: a log that an administrator truncates in mid-run goes on at its new end.
                 self._log = os.open(self.log_path, self._open_flags, 0o666)
                 self._open_flags &= ~os.O_TRUNC
             while data:

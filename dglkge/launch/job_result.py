@@ -126,6 +126,7 @@ def run_with_restarts(
         result = run(attempt)
         if not is_restartable(result):
             return result
+        # A stop with status 143 is no failure: a preempted job restarts after the shortest pause.
         num_failures = 0 if result.status == RESTART_STATUS else num_failures + 1
         pause = pause_seconds(num_failures)
         report(f"attempt {attempt + 1}: {result.reason}; logs in {result.log_dir}")

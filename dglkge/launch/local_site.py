@@ -142,6 +142,8 @@ def lock_machine(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
         raise NotReadyError(f"cannot open {folder}, where DGL's tables lie: {error.strerror}") from None
     try:
         try:
+            # Python opens files with O_CLOEXEC: children do not inherit the lock, so it ends with the
+            # launcher.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise NotReadyError(

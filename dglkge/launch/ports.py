@@ -59,6 +59,7 @@ def with_ports_chosen_again(run: Callable[[], JobResult], report: Callable[[str]
 def taken_port(result: JobResult) -> str | None:
     """Return the address that a process of an ended attempt found in use; None if none did."""
     for process in result.processes:
+        # The log line is checked too: a user's script may end with the same status.
         if process.status != PORT_TAKEN_STATUS:
             continue
         try:

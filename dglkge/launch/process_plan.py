@@ -210,6 +210,7 @@ def plan_processes(
     servers, trainers = [], []
     for machine, host in enumerate(hosts):
         command = (*(host.runner or runner), *settings.command)
+        # Python buffers output to a pipe, which would hold back the lines of the console.
         conveniences = {"PYTHONUNBUFFERED": "1"}
         if settings.shows_progress:
             conveniences["DGLKGE_PROGRESS"] = "1"
@@ -221,6 +222,7 @@ def plan_processes(
             own = {
                 "DGL_ROLE": "server",
                 "DGL_SERVER_ID": str(number),
+                # Read by dgl 1.1.3 alone: with 1 a server would outlive its clients.
                 "DGL_KEEP_ALIVE": "0",
                 "OMP_NUM_THREADS": str(settings.num_server_threads),
             }
@@ -259,6 +261,7 @@ def plan_to_dict(processes: Sequence[PlannedProcess]) -> list[dict[str, object]]
 
 def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]:
     """Return the variables that servers and trainers share."""
+    # DGL counts samplers as clients: a server waits until this number has connected.
     num_clients = settings.num_trainers * (1 + settings.num_samplers) * num_hosts
     environment = {
         "DGL_NUM_SAMPLER": str(settings.num_samplers),
@@ -285,6 +288,7 @@ def _trainer_environment(
     return {
         "DGL_ROLE": "client",
         "DGL_DIST_MODE": "distributed",
+        # DGL numbers groups of clients of long-lived servers; a job of this launcher has one.
         "DGL_GROUP_ID": "0",
         "OMP_NUM_THREADS": str(num_threads),
         "RANK": str(machine * settings.num_trainers + local),

@@ -101,6 +101,7 @@ def script_config(command: Sequence[str], folder: Path) -> Config | None:
         None for scripts with another command line, and for a wrong configuration, which the script itself
         then reports.
     """
+    # Scripts of other projects may have a --config of their own: what does not parse is not ours.
     if not any(word.partition("=")[0] in ("--config", "--set") for word in command):
         return None
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

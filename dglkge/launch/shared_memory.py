@@ -90,6 +90,7 @@ def remove_job_segments(segments: Collection[str], before: Collection[str]) -> l
     before : collection of str
         Those that existed before the job; they are kept.
     """
+    # Names that existed before are kept even if the job used them: they may be another job's.
     new = segment_names() - set(before)
     unseen = dgl_segments(new) - set(segments)
     return remove_segments((new & set(segments)) | (unseen - segment_users(unseen).keys()))
@@ -185,6 +186,8 @@ def _records(folder: str) -> Iterator[tuple[str, bool]]:
         except OSError:  # removed meanwhile
             continue
         try:
+            # A shared lock succeeds only if no watchdog holds its exclusive one, and two callers do not
+            # collide.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             yield name, False
         except BlockingIOError:

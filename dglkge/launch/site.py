@@ -118,6 +118,7 @@ class SiteChooser:
             If a name of ip_config has no IPv4 address.
         """
         is_local = not self._has_own_disks and are_all_local(machines, local_interfaces())
+        # A restart reads ip_config again, which may name other machines by then.
         if self._site is None or is_local != self._is_local:
             self.close()
             self._site, self._is_local = self._open(is_local), is_local

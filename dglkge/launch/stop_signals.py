@@ -82,6 +82,7 @@ def _handled(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) ->
     """Install handlers for signals that are not ignored; restore the earlier ones at the end."""
     before = {number: signal.getsignal(number) for number in handlers}
     for number, handler in handlers.items():
+        # nohup and shells in the background ignore signals on purpose; the job must survive the logout.
         if before[number] != signal.SIG_IGN:
             signal.signal(number, handler)
     try:

@@ -98,7 +98,9 @@ class Supervisor:
             if self._signals or any(process.status for process in self._processes):
                 return
             self._outputs[planned.name] = ProcessOutput(self._log_dir / planned.log_name)
+            # Servers come first in the plan: trainers then find them listening and need no second attempt.
             process = self._executor.start(planned)
+            # Two pipes for each process, output and reports, in one selector: no threads, so no locks.
             self._processes.append(process)
             self._selector.register(process.output, selectors.EVENT_READ, process)
             self._selector.register(process.reports, selectors.EVENT_READ, process)
@@ -136,6 +138,8 @@ class Supervisor:
                 self._fail(failed, describe_status(status), status)
                 return True
             running = [trainer.planned.name for trainer in trainers if trainer.status is None]
+            # A server leaves with status 0 once its clients have disconnected. If trainers still run long
+            # after, they lost it, and DGL would let them wait without a timeout.
             if is_server and running and seconds > self._limits.exit_seconds:
                 names, limit = ", ".join(running), f"{self._limits.exit_seconds:g} s"
                 self._fail(process, f"ended with status 0, and {names} still ran {limit} later", 1)
@@ -264,6 +268,8 @@ class Supervisor:
         Every step runs even if an earlier one fails.
         """
         with contextlib.ExitStack() as last:
+            # Callbacks run in reverse order: processes, selector, and shared memory last, when no process
+            # maps it.
             last.callback(self._clean_up)
             last.callback(self._selector.close)
             for process in self._processes:
@@ -320,7 +326,11 @@ class Supervisor:
                 self._show(process, self._outputs[process.planned.name].feed(data))
         self._warn_of_logs()
         for process in self._processes:
+            # Sent by this loop and not by a thread: if the launcher hangs, heartbeats stop and the job is
+            # ended.
             process.send_heartbeat()
+        # Reports of one poll come in the order of file descriptors. The time that the watchdog measured gives
+        # the order of the ends, which tells cause from consequence.
         self._ended.extend(sorted(ended, key=lambda process: process.ended_at))
 
     def _warn_of_logs(self) -> None:

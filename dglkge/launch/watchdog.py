@@ -150,6 +150,7 @@ class Watchdog:
     """
 
     def __init__(self, protected_segments: list[str], heartbeat_timeout: float = 0.0) -> None:
+        # Segments of other programs, or of a job that was started without this launcher, are never removed.
         self._protected = set(protected_segments)
         self._heartbeat_timeout = heartbeat_timeout
         self._last_received = self._last_sent = time.monotonic()
@@ -172,9 +173,12 @@ class Watchdog:
         OSError
             If the program or the folder does not exist.
         """
+        # Orphans of the process become children of this watchdog, so that it finds and ends them.
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         for end in self._wakeup:
             os.set_blocking(end, False)
+        # Python writes the number of each signal to this pipe, so that select wakes up when a child has
+        # ended.
         signal.set_wakeup_fd(self._wakeup[1], warn_on_full_buffer=False)
         # Empty handlers instead of SIG_IGN: an ignored signal would be inherited by the process.
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -243,6 +247,7 @@ class Watchdog:
 
     def _send(self, number: int) -> None:
         """Send a signal to the process, and SIGKILL to all its descendants too."""
+        # SIGTERM and SIGINT go to the process alone, which decides what they mean to its children.
         targets = descendants(os.getpid()) if number == signal.SIGKILL else [self._pid]
         if self._status is None or number == signal.SIGKILL:
             for pid in targets:
@@ -300,6 +305,7 @@ class Watchdog:
         self._send(signal.SIGKILL)
         self._end_descendants(signal.SIGKILL)
         # The next job may use the names by now: then the inode differs, or a process has mapped the segment.
+        # Every process is looked at, since a process of the next job may be the child of another watchdog.
         used = set().union(*(mapped_segments(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()))
         for name, inode in self._segments.items():
             if name not in used and segment_inode(name) == inode:

@@ -81,6 +81,8 @@ class WatchedProcess:
         self.segments: set[str] = set()
         self._partial = b""
         self._last_sent = self._last_received = time.monotonic()
+        # A session of its own: Ctrl-C in the terminal must reach the launcher only, which forwards it.
+        # Unbuffered pipes: select sees bytes only while they are in the kernel.
         pipe = subprocess.PIPE
         self._watchdog = subprocess.Popen(
             watchdog_command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
@@ -129,6 +131,7 @@ class WatchedProcess:
         if now - self._last_sent >= HEARTBEAT_SECONDS:
             self._last_sent = now
             self._write(b"\n")
+        # Before its first report the watchdog may still wait for a login, in which no heartbeats are sent.
         limit = START_SECONDS if self.pid is None else HEARTBEAT_TIMEOUT_SECONDS
         if now - self._last_received > limit:
             self.error = f"no heartbeat for {limit:g} s"
@@ -136,6 +139,7 @@ class WatchedProcess:
 
     def close(self) -> None:
         """Close the pipes. A watchdog that still runs then ends its process, cleans up and exits."""
+        # An ssh process that still runs would keep its pipes, and the pipes of others, open.
         if self.is_remote and not self.is_gone:
             self._cut()
             self.is_gone = True

@@ -98,6 +98,7 @@ def check_machine(
             problems.append(str(error))
             return None
 
+    # All checks run, so that the user gets all problems of a machine at once.
     attempt(_check_address, address)
     attempt(_check_folder, folder, script)
     attempt(check_server_ports, address, port, num_servers)
@@ -122,6 +123,7 @@ def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
         If it cannot be written.
     """
     folder = Path(log_dir)
+    # Renamed into its place: machines with a shared disk write the same file at the same time.
     temporary = folder / f"ip_config.txt.{os.uname().nodename}.{os.getpid()}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -213,6 +215,7 @@ def serve(requests: int, answers: int) -> None:
 
     with contextlib.ExitStack() as held:
         tasks = {**TASKS, "lock": lock}
+        # Without this timeout an agent would keep the lock after the launcher's machine has lost power.
         while select.select([requests], [], [], HEARTBEAT_TIMEOUT_SECONDS)[0]:
             try:
                 data = os.read(requests, 65536)
@@ -240,6 +243,7 @@ def _answer(tasks: Mapping[str, Callable[..., Any]], request: dict[str, Any]) ->
 
 def main() -> None:
     """Serve the launcher over stdin and stdout; prints of other code go to stderr."""
+    # Libraries and login shells print to file descriptor 1. Replies have a descriptor of their own.
     answers = os.dup(1)
     os.dup2(2, 1)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):

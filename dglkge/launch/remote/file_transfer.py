@@ -87,6 +87,7 @@ def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: 
         session.call("stale_files", COMPARE_SECONDS, folder=tree.there, wanted=wanted), wanted, last
     )
     if stale or is_mirror:
+        # Unpacked beside the target and renamed: an interrupted copy never leaves a half-written file.
         staging = session.call("make_staging", folder=tree.there)
         _pipe(_pack(tree.here), session.command(_unpack(staging)), stale, session)
         keep = list(tree.names) if is_mirror else []
@@ -146,6 +147,7 @@ def fetch(
         staging = make_staging(here)
         try:
             _pipe(session.command(_pack(there)), _unpack(staging), stale, session, is_cancelled)
+            # The last moment at which nothing has changed here.
             check()
             place_files(here, staging, last)
             if dropped_in is not None:
@@ -205,6 +207,7 @@ def _pipe(
         return session.is_cut or is_cancelled()
 
     with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors:
+        # The list of names goes through a file: a pipe could fill up while tar already writes its output.
         listed.write(b"".join(name.encode(errors="surrogateescape") + b"\0" for name in names))
         listed.seek(0)
         processes: list[subprocess.Popen[bytes]] = []
@@ -273,6 +276,7 @@ def _pump(source: int, sink: int, is_cancelled: Callable[[], bool]) -> None:
     InputError
         If the transfer is cancelled.
     """
+    # Non-blocking: a write to a pipe that accepts less than a block would otherwise ignore the timeout.
     os.set_blocking(sink, False)
     while True:
         _await_ready([source], [], is_cancelled)

@@ -72,6 +72,7 @@ def place_files(folder: str, staging: str, last: Sequence[str] = (), keep: Colle
     """
     names = sorted(names_below(staging), key=lambda name: (name in last, name))
     for name in names:
+        # Content first, then the name, then the folder: after a power failure no name is without its content.
         _sync(os.path.join(staging, name))
         target = os.path.join(folder, name)
         os.makedirs(os.path.dirname(target), exist_ok=True)

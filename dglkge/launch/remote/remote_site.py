@@ -141,6 +141,7 @@ class ClusterExecutor:
         removed = []
         for address, names in segments.items():
             session = self._sessions[address]
+            # A dead session would cost CLEAN_UP_SECONDS of waiting for a reply.
             if session.is_alive:
                 question = {"segments": sorted(names), "before": self._before[address]}
                 try:
@@ -211,6 +212,7 @@ class RemoteSite:
         for address in addresses:
             if address not in self._sessions:
                 self._sessions[address] = self._open(address, names[address])
+        # All machines reply in parallel: a login over SSH takes most of a second.
         self._described = self._call_all({address: {} for address in addresses}, "describe")
         if is_locked:
             # listed only under the lock: watchdogs of an ended job might remove some of them before
@@ -257,6 +259,7 @@ class RemoteSite:
             self._problems += [(address, text) for text in answer["problems"]]
         prints = {address: answer["fingerprint"] for address, answer in found.items()}
         self._problems += compare_fingerprints(prints)
+        # Stable: the order of ip_config, and of the checks on each machine.
         self._problems.sort(key=lambda problem: self._order.index(problem[0]))
         raise_problems(self._problems, len(self._order))
 
@@ -272,6 +275,7 @@ class RemoteSite:
         first = hosts[0]
         avoid = list(range(first.port, first.port + settings.num_servers))
         question = {"address": first.address, "avoid": avoid}
+        # Chosen as late as possible: any program may take the port until torch binds it.
         ports = self._call_all({first.address: question}, "choose_master_port")
         raise_problems(self._problems, len(self._order))
         return plan_processes(hosts, settings, ports[first.address], (), os.environ)

@@ -133,6 +133,7 @@ def hold_version(folder: str, known: str) -> str | None:
             continue
         except OSError as error:
             raise InputError(f"cannot write to {hold}: {error.strerror}") from None
+        # Read, link, compare: the job takes no lock for this and may have published a version meanwhile.
         if read_copy(hold).checksum == copy.checksum:
             return str(hold)
     drop_hold(str(hold))

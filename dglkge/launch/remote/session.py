@@ -177,11 +177,14 @@ class HostSession:
         self.python = python
         self.environment = dict(environment)
         starter = Path(agent_starter.__file__).read_bytes()
+        # A file and not a pipe: a full pipe that is not read would block ssh.
         self._errors = tempfile.TemporaryFile()
         self._replies = b""
         self._num_calls = 0
         self.is_cut = False
+        # Heartbeats and calls come from different threads; a line must not be split.
         self._writing = threading.Lock()
+        # The source of the starter is sent: it sets PYTHONPATH and the like before dglkge is imported.
         command = self.command(python_from_stdin(python, starter))
         try:
             self._process = subprocess.Popen(
@@ -227,6 +230,7 @@ class HostSession:
             Error of the task, or that the agent has ended or does not reply in time.
         """
         self._num_calls += 1
+        # The id marks the reply: an earlier call may have timed out, and its reply may still come.
         self._write(json.dumps({"id": self._num_calls, "do": task, **arguments}).encode() + b"\n")
         deadline = time.monotonic() + seconds
         while True:
@@ -261,7 +265,7 @@ class HostSession:
         while b"\n" not in self._replies:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([replies], [], [], left)[0]:
-                raise InputError(f"did not reply within {seconds:g} s")
+                raise InputError(f"did not answer within {seconds:g} s")
             data = os.read(replies, 65536)
             if not data:
                 raise InputError(self._describe_end())

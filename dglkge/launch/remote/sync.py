@@ -236,6 +236,7 @@ def fetch_output(
     there = str(places.on_machines(output))
     found = session.call("describe_copy", folder=there, launcher=launcher_place(output), job=job)
     copy, own = copy_from_dict(found["copy"]), read_copy(output)
+    # A copy is replaced only by one that continues it: results must not be overwritten by older ones.
     if copy.problem or (own.version and not own.problem and not copy.continues(own)):
         reason = copy.problem or f"it has {copy.describe()}, which does not go on from {own.describe()}"
         raise InputError(f"{there} was not brought to {output}: {reason}")
