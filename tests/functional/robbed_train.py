@@ -2,7 +2,7 @@
 
 Before the job listens on the port for the first time another socket does: on a server's (``server``), on that
 of torch's rendezvous (``rendezvous``), or on that of a trainer, which DGL chooses while it connects
-(``trainer``). The folder remembers that it has happened.
+(``trainer``). A file in the folder records it. With ``always`` every attempt finds its server's port taken.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def steal(address: str, port: int) -> None:
 
 
 role, rank = os.environ["DGL_ROLE"], os.environ.get("RANK")
-if what == "server" and role == "server":
+if what in ("server", "always") and role == "server":
     address, port = Path(os.environ["DGL_IP_CONFIG"]).read_text(encoding="utf-8").split()
     steal(address, int(port))
-if what in ("rendezvous", "always") and rank == "0":
+if what == "rendezvous" and rank == "0":
     steal(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 if what == "trainer" and rank == "1":
     wait = dgl.distributed.rpc.wait_for_senders

@@ -42,5 +42,5 @@ def test_it_does_not_start_again_for_ever(tmp_path: Path) -> None:
     assert done.returncode == 75
     assert done.stderr.count("choosing ports again") == 4
     stolen = (tmp_path / "stolen").read_text()
-    assert f"dglkge: port taken: {stolen}" in (tmp_path / "logs" / "trainer-0.log").read_text()
+    assert f"dglkge: port taken: {stolen}" in (tmp_path / "logs" / "server-0.log").read_text()
     assert not (tmp_path / "run").exists()
