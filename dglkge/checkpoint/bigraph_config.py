@@ -37,7 +37,7 @@ DEFAULTS: dict[str, Any] = {
     "distributed_init_method": None,
     "distributed_tree_init_order": True,
 }
-"""PyTorch-BigGraph's own, of the keys that need no value of the run."""
+"""PyTorch-BigGraph's defaults of the keys that do not depend on the run."""
 
 
 def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         "num_epochs": num_epochs(meta),
         "num_edge_chunks": 1,
         "batch_size": int(chosen["training"].get("batch_size", DEFAULTS["batch_size"])),
-        # It refuses batches that are no multiple of these; all of ours are told as uniform ones.
+        # PyTorch-BigGraph refuses batches that are no multiple of these. All negatives are declared uniform.
         "num_batch_negs": 0,
         "num_uniform_negs": int(chosen["negatives"].get("num_uniform", DEFAULTS["num_uniform_negs"])),
         "lr": learning_rate(meta),

@@ -1,4 +1,4 @@
-"""A checkpoint that PyTorch-BigGraph wrote, described as one of ours: it has no manifest."""
+"""Reads a checkpoint of PyTorch-BigGraph, which has no manifest: describes it as one of ours."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_manifest(folder: Path, version: int) -> Manifest:
     ----------
     folder : Path
     version : int
-        What checkpoint_version.txt says.
+        The number in checkpoint_version.txt.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Makes a checkpoint of a run on a data set out of rows from elsewhere, matched by name."""
+"""Converts rows of another checkpoint to a run on a data set; entities and relations are matched by name."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def saved_relation_ids(
 def take_over(
     checkpoint: Checkpoint, part: TablePart, saved_ids: np.ndarray, table: str | None = None
 ) -> int:
-    """Write a checkpoint's rows and state over those of a live part; rows that it lacks stay as they are.
+    """Copy rows and state of a checkpoint to a live part; rows that the checkpoint lacks keep their values.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def save_converted(
     names : mapping of str to Vocabulary
         The entities' names by type.
     stats : sequence of mapping
-        What was measured while the rows were trained, for training_stats.json.
+        Records of the training of the rows, for training_stats.json.
 
     Returns
     -------
@@ -225,7 +225,7 @@ def save_converted(
 
 
 def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pairs: Sequence[str] = ()) -> int:
-    """Write a checkpoint, PyTorch-BigGraph's for one, as that of a run on a dataset, which can be resumed.
+    """Convert a checkpoint, for instance PyTorch-BigGraph's, to a run on a data set that can be resumed.
 
     Rows and optimizer state keep their values.
 
@@ -275,7 +275,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
 
 
 def _check_types(source: Checkpoint, dataset: Dataset, types: Mapping[str, str | None]) -> None:
-    """Refuse a data set with an entity type that the checkpoint has not."""
+    """Refuse a data set with an entity type that the checkpoint lacks."""
     lacking = [name for name, saved in types.items() if saved is None]
     if lacking:
         theirs, ours, wanted = (

@@ -1,7 +1,7 @@
-"""Checkpoints of machines that share no disk: each sends the files it wrote to the first machine.
+"""Checkpoints of machines that share no disk: each machine sends its files to the first one.
 
-The first machine's folder then is the checkpoint, like any other: whole, published in one step after every
-file has been brought to its disk. The others keep what they write in an outbox until it is delivered.
+The first machine's folder is the checkpoint: it is published in one step after every file is on that
+machine's disk. The other machines keep their files in an outbox folder until these are delivered.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from dglkge.errors import CheckpointError, write_error
 
 BLOCK_BYTES = 4 << 20
 FLUSH_BYTES = 256 << 20
-"""Received bytes go to the disk in such steps, so that none of them takes long."""
+"""Received bytes are flushed in such steps: no single flush may exceed the sender's time limit."""
 PROGRESS_SECONDS = 2.0
 STILL_WRITING = -1
-"""Sent instead of the length of a list of files: they are not complete yet, but have changed."""
+"""Heartbeat, sent instead of the length of a list of files: these are incomplete, but growing."""
 
 
 class Courier:
-    """Carries files between one trainer of each machine, in threads beside training; made by all trainers.
+    """Transfer of files from one trainer of each machine, in threads; created by all trainers.
 
-    The first machine receives from all others at the same time. What is limited is the time in which nothing
-    moves between two machines, not that of a whole transfer. A machine whose trainer has died is noticed by
-    its closed connection, one that was cut off by the limit.
+    The first machine receives from all others at the same time. The time limit applies to each message and
+    not to a whole transfer. The death of a trainer closes its connection, which raises an error. A machine
+    that was cut off from the network is found by the limit.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Courier:
     leaders : sequence of int
         The rank of the trainer that writes, of each machine; the first is 0.
     limit_seconds : float
-        How long one side waits for the next block of the other, or for its next sign of progress.
+        Timeout of one side for the next block of the other, or for its next heartbeat.
     """
 
     def __init__(self, rank: int, leaders: Sequence[int], limit_seconds: float) -> None:
@@ -56,27 +56,27 @@ class Courier:
         self._leaders = list(leaders)
         self._is_abandoned = threading.Event()
         limit = datetime.timedelta(seconds=limit_seconds)
-        # a group of its own: training uses the others at the same time
+        # A separate process group: training sends messages over the others at the same time.
         self._group: Any = dist.new_group(self._leaders, timeout=limit, backend="gloo")
 
     @contextlib.contextmanager
-    def telling_progress(self, signs: Callable[[], object]) -> Iterator[None]:
-        """Tell the first machine that files are being written, as long as ``signs`` changes.
+    def sending_heartbeats(self, signs: Callable[[], object]) -> Iterator[None]:
+        """Send heartbeats to the first machine inside the block, as long as ``signs`` changes.
 
-        A part may take longer to write than the first machine waits for a message.
+        Writing a part may take longer than the first machine's timeout for a message.
         """
         is_done = threading.Event()
 
-        def tell() -> None:
+        def send_heartbeats() -> None:
             before = signs()
             while not is_done.wait(PROGRESS_SECONDS):
                 now = signs()
                 if now != before:
                     before = now
-                    with contextlib.suppress(RuntimeError):  # :meth:`send` will find out and say so
+                    with contextlib.suppress(RuntimeError):  # the next :meth:`send` raises it
                         self._send(torch.tensor([STILL_WRITING]))
 
-        thread = threading.Thread(target=tell, name="dglkge-progress", daemon=True)
+        thread = threading.Thread(target=send_heartbeats, name="dglkge-progress", daemon=True)
         thread.start()
         try:
             yield
@@ -86,7 +86,7 @@ class Courier:
 
     @contextlib.contextmanager
     def abandoning_on_error(self) -> Iterator[None]:
-        """Stop receiving if the work inside fails: the version will not be published, and the job ends."""
+        """Stop receiving if the block fails: the version will not be published, and the job ends."""
         try:
             yield
         except BaseException:
@@ -94,12 +94,12 @@ class Courier:
             raise
 
     def send(self, outbox: Path) -> None:
-        """Deliver all files of a folder to the first machine, then remove it.
+        """Send all files of a folder to the first machine, then remove the folder.
 
         Raises
         ------
         CheckpointError
-            If the first machine does not take them.
+            If the first machine does not receive them.
         """
         paths = sorted(outbox.iterdir())
         sizes = [path.stat().st_size for path in paths]
@@ -114,7 +114,7 @@ class Courier:
                             raise CheckpointError(f"{path} was cut short while it was sent")
                         self._send(buffer[:count])
                         size -= count
-            # the first machine answers when all is on its disk
+            # The first machine answers when all files are on its disk. Only then may they be removed here.
             dist.recv(torch.empty(1, dtype=torch.int64), 0, group=self._group)
         except RuntimeError as error:
             raise CheckpointError(
@@ -125,9 +125,9 @@ class Courier:
         shutil.rmtree(outbox)
 
     def receive(self, storage: CheckpointStorage) -> None:
-        """Take the files of all other machines into the checkpoint's folder, and check their checksums.
+        """Receive the files of all other machines into the checkpoint's folder, and verify their checksums.
 
-        All machines send at the same time, each to a thread.
+        All machines send at the same time; a thread receives from each.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class Courier:
                 one.result()
 
     def _receive_from(self, leader: int, storage: CheckpointStorage) -> None:
-        """Take the files of one machine."""
+        """Receive the files of one machine."""
         try:
             checksums = self._receive_files(leader, storage)
             dist.send(torch.zeros(1, dtype=torch.int64), leader, group=self._group)
@@ -155,7 +155,7 @@ class Courier:
                     raise CheckpointError(f"{storage.path / name} was damaged on its way from rank {leader}")
 
     def _receive_files(self, leader: int, storage: CheckpointStorage) -> dict[str, int]:
-        """Write what one machine sends; return the CRC-32 of each file."""
+        """Write the files of one machine; return the CRC-32 of each."""
         checksums = {}
         buffer = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
         for name, size in json.loads(self._receive_bytes(leader)):
@@ -180,7 +180,7 @@ class Courier:
         return checksums
 
     def _stop_if_abandoned(self) -> None:
-        """Raise if the version will not be published in any case."""
+        """Raise an error if another thread has failed."""
         if self._is_abandoned.is_set():
             raise CheckpointError("receiving was given up: the version cannot be completed")
 
@@ -194,7 +194,7 @@ class Courier:
         dist.send(values, 0, group=self._group)
 
     def _receive_bytes(self, leader: int) -> bytes:
-        """Receive what :meth:`_send_bytes` sends, after any number of signs of progress."""
+        """Receive the bytes of :meth:`_send_bytes`, after any number of heartbeats."""
         length = torch.full((1,), STILL_WRITING, dtype=torch.int64)
         while int(length) == STILL_WRITING:
             self._stop_if_abandoned()
@@ -205,7 +205,7 @@ class Courier:
 
 
 def empty_outbox(checkpoint: Path, rank: int) -> Path:
-    """Make the folder beside a checkpoint's in which a machine keeps what it has not delivered yet.
+    """Make the empty outbox folder of a machine, beside the checkpoint's folder.
 
     Raises
     ------

@@ -27,7 +27,7 @@ STATE_BLOB = "state_dict"
 BLOB_DTYPE = np.dtype("V1")
 
 BLOCK_BYTES = 2 << 20
-"""Rows are put in order in blocks of about this size: small enough for a cache, and for memory used again."""
+"""Size of a block of rows that is reordered at a time: it fits into the CPU's cache, and is reused."""
 
 
 @contextlib.contextmanager
@@ -53,10 +53,10 @@ def create(path: Path, attributes: Mapping[str, Any]) -> Iterator[h5py.File]:
 
 
 def _new_file(path: Path) -> h5py.File:
-    """Make a file whose small datasets are written at once.
+    """Create a file without HDF5's buffer for small datasets.
 
-    HDF5 holds them otherwise until their dataset is closed; where the disk is full that fails, and HDF5 may
-    take the process down afterwards.
+    HDF5 would keep them in its sieve buffer until the dataset is closed. On a full disk that write fails, and
+    HDF5 may abort the process afterwards.
     """
     try:
         with h5py.File(path, "w") as empty:
@@ -101,10 +101,10 @@ def open_file(path: Path, opened: BinaryIO | None = None) -> Iterator[h5py.File]
 
 
 def allocate_rows(group: h5py.Group, name: str, values: torch.Tensor) -> None:
-    """Give rows a place in a new file, contiguous and uncompressed; the rows come later.
+    """Allocate space for rows in a new file, contiguous and uncompressed; the rows are written later.
 
-    HDF5 itself writes none of the rows: where a disk is full, it can take the process down when it closes
-    a file whose rows it still holds.
+    HDF5 itself writes none of the rows: on a full disk it can abort the process when it closes a file with
+    rows in its buffers.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ def allocate_rows(group: h5py.Group, name: str, values: torch.Tensor) -> None:
 
 
 def numpy_dtype(values: torch.Tensor) -> np.dtype:
-    """Return numpy's equal of a tensor's type."""
+    """Return the numpy dtype of a tensor."""
     return values.detach()[:0].cpu().numpy().dtype
 
 
@@ -135,7 +135,7 @@ def row_blocks(
 
 
 def map_rows(path: Path | BinaryIO, dataset: h5py.Dataset) -> np.ndarray:
-    """Map a contiguous dataset into memory: nothing is read before it is looked at.
+    """Map a contiguous dataset into memory; pages are read on first access.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def map_rows(path: Path | BinaryIO, dataset: h5py.Dataset) -> np.ndarray:
     """
     offset = dataset.id.get_offset()
     if dataset.size == 0 or offset is None:
-        # An empty dataset has no place in the file, a chunked or compressed one has many.
+        # An empty dataset has no offset in the file; a chunked or compressed one has several.
         return dataset[...]
     return np.memmap(path, dtype=dataset.dtype, mode="c", offset=offset, shape=dataset.shape)
 
@@ -170,7 +170,7 @@ def write_blob(group: h5py.Group, state: Mapping[str, Any]) -> None:
 
 
 def read_blob(dataset: h5py.Dataset) -> Any:
-    """Read :func:`write_blob`'s bytes, of PyTorch-BigGraph's making or ours, running no code in them.
+    """Read the bytes of :func:`write_blob` or of PyTorch-BigGraph without running code in them.
 
     Raises
     ------
@@ -189,9 +189,9 @@ def read_blob(dataset: h5py.Dataset) -> Any:
 
 
 def read_state(file: h5py.File) -> dict[str, h5py.Dataset | np.ndarray]:
-    """Return the optimizer state by name: the plain datasets, else what PyTorch-BigGraph's blob holds.
+    """Return the optimizer state by name: the plain datasets, else the tensors in PyTorch-BigGraph's blob.
 
-    In a file of operators that blob is by parameter and not by row, and is passed over.
+    In a file of operators the blob is ordered by parameter and not by row, and is ignored.
 
     Raises
     ------

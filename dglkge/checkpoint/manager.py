@@ -26,12 +26,21 @@ from dglkge.distributed.lease import Lease
 from dglkge.errors import CheckpointError, StorageError, write_error
 from dglkge.typing import TablePart
 
+logger = logging.getLogger(__name__)
+
+WRITER_LIMIT_SECONDS = 600.0
+"""A save fails if another machine's files have not changed for so long."""
+
+AGREEMENT_SECONDS = 30.0
+"""Limit of the delay with which a host sees on a shared disk what another host has published."""
+AGREEMENT_POLL_SECONDS = 0.5
+
 
 class RowCopy:
-    """Copies parts into memory that is used again for the next copy.
+    """Copies of parts, in memory that is reused for the next version.
 
-    It holds the rows and the optimizer's state of one machine once, from the first copy to the end of the
-    run: 8·n·D bytes for n rows of D float32 with element-wise Adagrad.
+    It holds one copy of the rows and of the optimizer's state of a machine from the first version to the end
+    of the run: 8·n·D bytes for n rows of D float32 with element-wise Adagrad.
     """
 
     def __init__(self) -> None:
@@ -39,11 +48,11 @@ class RowCopy:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the copies take."""
+        """Bytes of memory of the copies."""
         return sum(values.numel() * values.element_size() for values in self._memory.values())
 
     def of(self, part: TablePart) -> TablePart:
-        """Return a copy of a part; the copy made before of the same part is overwritten."""
+        """Return a copy of a part; overwrites the previous copy of the same part."""
         state = {name: self._copy(part, f"state {name}", values) for name, values in part.state.items()}
         rows = self._copy(part, "rows", part.rows)
         return TablePart(part.table, part.part, part.original_ids, rows, state)
@@ -57,26 +66,23 @@ class RowCopy:
         return memory.copy_(values)
 
 
-logger = logging.getLogger(__name__)
-
-
 def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None = None) -> int | None:
-    """Make the newest version with good rows the one that counts, if the one that counts now is damaged.
+    """Publish the newest version with undamaged rows, if the published version is damaged.
 
-    Every file is read. What is newer than the good version is not deleted: it is moved to
-    ``damaged_v{V}/``, with the snapshots that link to it. Damaged text files of the good version are moved
-    there too, and written anew out of its rows and the names.
+    Reads every file. Newer files are not deleted: they are moved to ``damaged_v{V}/``, with the snapshots
+    that link to them. Damaged text files of the good version are moved there too, and are written again from
+    its rows and the names.
 
     Parameters
     ----------
     storage : CheckpointStorage
     names : mapping of str to Vocabulary, optional
-        By entity type, as they were handed to the writer of the checkpoint.
+        By entity type, as the writer of the checkpoint had them.
 
     Returns
     -------
     int or None
-        The version that was gone back to; None where nothing is damaged, or there is no checkpoint.
+        The version that was published; None if nothing is damaged, or there is no checkpoint.
 
     Raises
     ------
@@ -98,7 +104,7 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
 
 
 def go_back(storage: CheckpointStorage, good: int, names: Mapping[str, Vocabulary] | None = None) -> None:
-    """Make a version the one that counts, move what is newer aside, and write damaged texts anew.
+    """Publish an older version, move newer files aside, and write damaged texts again.
 
     Raises
     ------
@@ -122,19 +128,19 @@ def go_back(storage: CheckpointStorage, good: int, names: Mapping[str, Vocabular
 
 
 def survey(storage: CheckpointStorage, is_thorough: bool) -> dict[str, Any]:
-    """Read every file of a disk's copy, without changing anything.
+    """Verify every file of a disk's copy; changes nothing.
 
     Parameters
     ----------
     storage : CheckpointStorage
     is_thorough : bool
-        Whether to look at versions beside the one that counts as well.
+        Whether to verify all versions, and not only the published one.
 
     Returns
     -------
     dict
-        ``problem`` with the version that counts, empty where it is whole; ``whole``, the checksums of the
-        manifests of versions whose rows are whole, by version as text, since this goes through JSON.
+        ``problem``: description of damage to the published version, or an empty text. ``whole``: checksums
+        of the manifests of versions whose rows are whole, by version. JSON needs the version as text.
     """
     problem, whole = "", []
     try:
@@ -160,8 +166,8 @@ def choose_common(surveys: Mapping[str, Mapping[str, Any]]) -> int:
     Raises
     ------
     CheckpointError
-        If there is none; or if the first machine's newest version is whole and only copies are damaged, so
-        that going back would give up work for nothing.
+        If there is none; or if the first machine's newest version is whole and only copies are damaged: going
+        back would lose work without need.
     """
     first = next(iter(surveys.values()))
     damaged = [f"{name}: {one['problem']}" for name, one in surveys.items() if one["problem"]]
@@ -182,7 +188,7 @@ def choose_common(surveys: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 def _take_texts_of_snapshots(storage: CheckpointStorage, manifest: Manifest) -> None:
-    """Stage the texts of a version that a snapshot has and the folder has not, or of a newer version."""
+    """Stage the texts of a version that only a snapshot still has."""
     kept = [path for path, versions in snapshots.snapshots(storage.path) if manifest.version in versions]
     for text in manifest.all_texts.values():
         if not layout.is_replaced_text(text.name) or _is_whole(storage.path, text, manifest.version):
@@ -203,26 +209,18 @@ def _is_whole(folder: Path, text: TextEntry, version: int) -> bool:
 
 
 def _set_aside(storage: CheckpointStorage, good: int) -> str:
-    """Move what is newer than ``good`` out of the way; returns where to, for the message."""
+    """Move files newer than ``good`` to a folder of damaged files; return a text that names the folder."""
     newer = {path: found.version for path, found in storage.versioned() if found.version > good}
     if not newer:
         return ""
     target = storage.damaged_folder(max(newer.values()))
-    # Snapshots first: their relative links must not come to life again with the next version of that number.
+    # Snapshots first: their relative links would point to files of the next version with the same number.
     for path, versions in list(snapshots.snapshots(storage.path)):
         if max(versions, default=0) > good:
             os.replace(path, target / path.name)
     for path in newer:
         os.replace(path, target / path.name)
     return f"; newer files were moved to {target}"
-
-
-WRITER_LIMIT_SECONDS = 600.0
-"""A save fails when another machine's files have not changed for so long."""
-
-AGREEMENT_SECONDS = 30.0
-"""A host may see what another one has published on a shared disk so much later."""
-AGREEMENT_POLL_SECONDS = 0.5
 
 
 class CheckpointManager:
@@ -294,7 +292,7 @@ class CheckpointManager:
         self._stats: list[Mapping[str, Any]] = []
 
     def latest(self) -> CheckpointMeta | None:
-        """Return what the newest version says about its run; None where the folder holds no checkpoint.
+        """Return the newest version's description of its run; None if the folder holds no checkpoint.
 
         A collective: all trainers find the same version with the same manifest, or all raise the same error.
 
@@ -313,7 +311,7 @@ class CheckpointManager:
         return 0 if manifest is None else sum(entry.size_bytes for entry in manifest.files)
 
     def fall_back(self, wait: Callable[[int], object] = lambda num_bytes: None) -> None:
-        """Go back to the newest good version if the newest is damaged, on every disk; a collective.
+        """Publish the newest undamaged version on every disk, if the newest is damaged; a collective.
 
         Parameters
         ----------
@@ -344,7 +342,7 @@ class CheckpointManager:
             )
 
     def raise_together(self, work: Callable[[], object], wait: Callable[[], object] = lambda: None) -> None:
-        """Do some work; if it fails on one trainer, all raise its error. A collective.
+        """Run a function; if it fails on one trainer, all raise its error. A collective.
 
         Parameters
         ----------
@@ -355,7 +353,7 @@ class CheckpointManager:
         Raises
         ------
         CheckpointError
-            If the user can mend it.
+            For an error that the user can correct.
         StorageError
             If the disk is full or fails.
         """
@@ -405,9 +403,9 @@ class CheckpointManager:
         Parameters
         ----------
         parts : sequence of TablePart
-            The entity rows that this machine owns; looked at where ``is_writer``.
+            The entity rows that this machine owns; ignored unless ``is_writer``.
         relations : TablePart or None
-            All relations, in memory that nobody changes; looked at on rank 0.
+            All relations, in memory that does not change; ignored on other ranks than 0.
         meta : CheckpointMeta
             The run, its progress among it; the same on every rank.
         snapshots : mapping of str to mapping, optional
@@ -427,16 +425,16 @@ class CheckpointManager:
             dataset. What goes wrong in the thread, :meth:`check` and :meth:`finish` raise.
         """
         self.finish()
-        self.barrier()  # the save before is published
+        self.barrier()  # the previous save is published
         previous, version = self._previous(meta)
-        self.barrier()  # nobody writes before all have seen the same version
+        self.barrier()  # no rank writes before all ranks have read the same version
         if self.rank == 0:
             self.storage.prepare()
             self.storage.drop_unpublished(version - 1)
             self.records.drop_temporaries()
             if previous is not None:
                 self.storage.place_texts(previous)
-        self.barrier()  # nobody writes before the leavings of an interrupted save are gone
+        self.barrier()  # no rank writes before the files of an interrupted save are removed
         mine = parts if self.is_writer else []
         if copy:
             mine = [self.row_copy.of(part) for part in mine]
@@ -450,18 +448,18 @@ class CheckpointManager:
 
     @property
     def is_writing(self) -> bool:
-        """Whether the thread is at work; on rank 0, until the version counts and older ones are gone."""
+        """Whether the thread runs; on rank 0 until the version is published and older ones are removed."""
         return self._writing is not None and not self._writing.done()
 
     def check(self) -> None:
-        """Raise what went wrong in the thread, if anything did, or that the lease is lost; does not wait."""
+        """Raise an error of the thread, or that the lease is lost; does not wait."""
         if self.storage.lease is not None:
             self.storage.lease.check_renewal()
         if self._writing is not None and self._writing.done():
             self.finish()
 
     def finish(self) -> None:
-        """Wait until this process's share of the save is on the disk; on rank 0, until the version counts.
+        """Wait until this process's share of the save is on the disk; on rank 0, until it is published.
 
         Raises
         ------
@@ -473,7 +471,7 @@ class CheckpointManager:
             writing.result()
 
     def add_stats(self, record: Mapping[str, Any]) -> None:
-        """Take note of what training measured; the next version brings it to training_stats.json."""
+        """Add a record of training; the next version writes it to training_stats.json."""
         self._stats.append(record)
 
     def keep_best(self, score: float, note: Mapping[str, Any]) -> bool:
@@ -516,9 +514,9 @@ class CheckpointManager:
         return manifest.meta
 
     def _owns_disk(self) -> bool:
-        """Tell whether this trainer mends its disk's checkpoint: the first leader that sees it; a collective.
+        """Tell whether this trainer repairs its disk: it is the first leader that sees it; a collective.
 
-        Who holds the lease of a disk names the disk: a trainer of one of its machines, or the launcher.
+        The holder of the lease identifies the disk: a trainer of one of its machines, or the launcher.
         """
         lease = self.storage.lease
         mine = ""
@@ -527,9 +525,9 @@ class CheckpointManager:
         return self._gather(mine).index(mine) == self.rank and self.is_writer
 
     def _published_everywhere(self, texts: bool) -> tuple[Manifest | None, list[dict[str, Any]]]:
-        """Return this disk's newest manifest, and what all trainers found, by rank; a collective.
+        """Return this disk's newest manifest, and the findings of all trainers by rank; a collective.
 
-        ``texts`` tells whether text files are looked at, beside those with rows.
+        ``texts`` also checks the sizes of text files.
 
         Raises
         ------
@@ -555,7 +553,7 @@ class CheckpointManager:
     def _previous(self, meta: CheckpointMeta) -> tuple[Manifest | None, int]:
         """Return the version before, where this trainer sees it, and the number of the next; a collective.
 
-        With a courier rank 0's disk is the checkpoint, and what lies on the others does not matter.
+        With a courier, rank 0's disk is the checkpoint, and copies on other disks are ignored.
         """
         if self._courier is not None:
             own: list[Manifest | None] = []
@@ -571,9 +569,9 @@ class CheckpointManager:
         return previous, 1 if previous is None else previous.version + 1
 
     def _agreed(self, texts: bool) -> Manifest | None:
-        """Return the newest manifest, which all trainers find; a collective.
+        """Return the newest manifest once all trainers find the same one; a collective.
 
-        On a shared disk a host that sees it late is waited for.
+        A shared disk may show a new version to some hosts with a delay, so this polls up to a limit.
 
         Raises
         ------
@@ -610,13 +608,13 @@ class CheckpointManager:
         return {f"rank {rank}, {one['where']}": one for rank, one in enumerate(found) if one}
 
     def _in_thread(self, work: Callable[[], object]) -> None:
-        """Start some work in a thread of its own, which ends with it."""
+        """Run a function in a new thread."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint")
         self._writing = thread.submit(work)
         thread.shutdown(wait=False)
 
     def _write(self, new: NewVersion) -> None:
-        """Write in the thread; what goes wrong is told at once, on every rank."""
+        """Write in the thread; logs an error at once, on every rank."""
         try:
             self._writer.write(new)
         except BaseException as error:
@@ -625,7 +623,7 @@ class CheckpointManager:
 
 
 def _disagreement(found: Sequence[Mapping[str, Any]]) -> CheckpointError:
-    """Describe what trainers found, those that agree with rank 0 only once."""
+    """Build the error for trainers that found different checkpoints: rank 0's and the first other one."""
     first = found[0]
     rank, other = next(
         (rank, one)
@@ -640,6 +638,6 @@ def _disagreement(found: Sequence[Mapping[str, Any]]) -> CheckpointError:
 
 
 def _describe_found(one: Mapping[str, Any]) -> str:
-    """Say what one trainer found."""
+    """Describe the finding of one trainer."""
     what = f"version {one['version']} (manifest {one['checksum']})" if one["version"] else "none"
     return f"{what} in {one['where']}"

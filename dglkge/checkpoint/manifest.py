@@ -1,4 +1,4 @@
-"""What a version says about itself: the run it belongs to, and each of its files."""
+"""Manifest of a version: the run that it belongs to, and each of its files with size and checksum."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, Relation
 
 UNKNOWN_CRC32 = -1
-"""Stands where there is no checksum: in what PyTorch-BigGraph wrote."""
+"""Value for an unknown checksum: PyTorch-BigGraph writes none."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class TextEntry:
     Attributes
     ----------
     name : str
-        The name under which PyTorch-BigGraph and we look for it.
+        Its name while the version is published.
     size_bytes, crc32 : int
     """
 
@@ -102,9 +102,9 @@ class FileEntry:
         Rows of the table that it holds.
     size_bytes, crc32 : int
         Length and CRC-32 of the whole file. CRC-32 finds torn and flipped bits at the speed of the
-        disk; it is no protection against someone who means harm.
+        disk; it is no protection against an attacker.
     ids_crc32 : int
-        CRC-32 of the original ids, which tells whether a part still has the same rows.
+        CRC-32 of the original ids; equal if a part still has the same rows.
     shapes : mapping of str to list of int
         Shape of each dataset.
     texts : sequence of TextEntry
@@ -130,7 +130,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that belongs to one version.
+    """Content of a manifest file: all that belongs to one version.
 
     Attributes
     ----------
@@ -140,9 +140,9 @@ class Manifest:
     texts : sequence of TextEntry
         Those that belong to no part.
     run_id : str
-        Made with a run's first version, equal for all later ones.
+        Drawn with the first version of a run, equal for all later ones.
     lineage : sequence of JobVersions
-        The jobs that wrote the versions that this one came from; the last wrote this one.
+        The jobs that wrote the ancestors of this version; the last one wrote this version.
     """
 
     version: int
@@ -206,7 +206,7 @@ class Manifest:
 
 
 def check_same_run(saved: CheckpointMeta, wanted: CheckpointMeta) -> None:
-    """Refuse to go on from, or to write over, a checkpoint of another model or dataset.
+    """Refuse to resume from, or to overwrite, a checkpoint of another model or data set.
 
     Raises
     ------
@@ -243,7 +243,7 @@ def check_complete(meta: CheckpointMeta, files: Sequence[FileEntry]) -> None:
 
 
 def _check_values(manifest: Manifest) -> None:
-    """Check the type and the range of each value: the checksum does not say who wrote it.
+    """Check the type and the range of each value: a file with a right checksum may be hostile.
 
     Raises
     ------
@@ -260,7 +260,7 @@ def _check_values(manifest: Manifest) -> None:
     _check_number("dim", meta.dim, 1)
     _check_number("seed", meta.seed, 0)
     for name, value in meta.progress.items():
-        # Counts of epochs and batches are whole; what was measured, a summed loss for instance, need not be.
+        # Counts of epochs and batches are whole numbers; measurements, a summed loss for instance, are not.
         if isinstance(value, float) and math.isfinite(value):
             continue
         _check_number(f"progress {name}", value, 1 if name == Progress.GLOBAL_BATCH_SIZE else 0)

@@ -1,4 +1,4 @@
-"""Writes the rows that a machine owns: one HDF5 file for a part of an entity type, one for the relations."""
+"""Writes the rows of a machine: one HDF5 file for each part of an entity type, one for the relations."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from dglkge.model.choices import OPTIMIZERS
 from dglkge.typing import RELATION, TablePart
 
 NUM_BLOCKS_IN_MEMORY = 4
-"""Blocks of rows that are being put in order or wait to be written."""
+"""Blocks of rows that are being reordered or wait to be written: back-pressure on the reordering."""
 
 NUM_BLOCKS_BETWEEN_ADVICE = 8
-"""Blocks after which the disk is told to begin; each time the kernel waits for all cores for a moment."""
+"""Blocks between two calls of posix_fadvise, each of which makes the kernel wait for all cores briefly."""
 
 
 def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tensor) -> int:
     """Write rows in a given order to their places in a closed file.
 
-    The disk begins at once and not when the file is synced, and what it has leaves the page cache: a
-    version must not push out of memory what training reads.
+    Write-back starts at once and not when the file is synced, and written pages leave the page cache: a
+    version must not evict the files that training has mapped.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tenso
 
 
 class _BlockWriter:
-    """Writes blocks one after the other in a thread, in memory that is used again.
+    """Writes blocks one after the other in a thread, from memory that is reused.
 
     Parameters
     ----------
@@ -123,9 +123,9 @@ class _BlockWriter:
 
 
 def _ordered_blocks(values: np.ndarray, order: np.ndarray, writer: _BlockWriter) -> Iterator[memoryview]:
-    """Yield the bytes of rows in a given order, in memory that the writer has done with.
+    """Yield the bytes of rows in a given order, in blocks of memory that the writer has released.
 
-    By numpy and not by torch, whose threads would wait for one another on cores that training has taken.
+    By numpy and not by torch: torch's threads would wait for cores that training uses.
     """
     memories: list[np.ndarray] = []
     for start, stop in hdf5_format.row_blocks(values.shape, values.itemsize):
@@ -140,7 +140,7 @@ def _ordered_blocks(values: np.ndarray, order: np.ndarray, writer: _BlockWriter)
 
 
 def _pass_over(raw: io.FileIO, start: int, stop: int, checksum: int) -> int:
-    """Add what HDF5 itself wrote between two datasets to a checksum."""
+    """Add the bytes that HDF5 wrote between two datasets to a checksum."""
     while start < stop:
         piece = os.pread(raw.fileno(), min(stop - start, hdf5_format.BLOCK_BYTES), start)
         if not piece:
@@ -331,7 +331,7 @@ def _bigraph_state(sums: Sequence[torch.Tensor], meta: CheckpointMeta) -> dict[s
     numbers = list(range(len(sums)))
     group = {"lr": learning_rate(meta), "lr_decay": 0, "weight_decay": 0, "params": numbers}
     group |= {"eps": 1e-10, "initial_accumulator_value": 0}
-    # Copies, since torch.save writes all of the memory that a view looks into.
+    # Copies: torch.save writes the whole storage of a view.
     state = {number: {"step": torch.tensor(0.0), "sum": sums[number].clone()} for number in numbers}
     return {"state": state, "param_groups": [group]}
 

@@ -168,7 +168,7 @@ def relation_table(
 
 
 OPEN_ATTEMPTS = 10
-"""Training may drop a version while it is opened; the next one is taken, so often at most."""
+"""Attempts to open the newest version: training may remove a version while it is being opened."""
 
 
 def open_checkpoint(path: str | os.PathLike[str], verify: bool = False) -> Checkpoint:
@@ -243,7 +243,7 @@ def checkpoint_folder(path: str | os.PathLike[str]) -> Path:
 class Checkpoint:
     """One version of a checkpoint, for reading. Get one from :func:`open_checkpoint`.
 
-    It is a :class:`dglkge.typing.RowSource`, so it can be evaluated and asked like live tables.
+    It is a :class:`dglkge.typing.RowSource`: it can be evaluated and queried like live tables.
 
     Parameters
     ----------
@@ -290,7 +290,7 @@ class Checkpoint:
 
     @property
     def progress(self) -> Mapping[str, Any]:
-        """How far the run had come."""
+        """Progress of the run: finished epochs, batches done, and others."""
         return self.meta.progress
 
     @property
@@ -413,6 +413,6 @@ def _open_all(folder: Path, manifest: Manifest) -> dict[str, BinaryIO]:
 
 
 def _close_all(files: Mapping[str, BinaryIO]) -> None:
-    """Close files; what is mapped of them stays mapped."""
+    """Close files; their mapped pages stay valid."""
     for file in files.values():
         file.close()

@@ -1,4 +1,4 @@
-"""Fills live tables from a version's files, whatever parts it was written in, and checks them on the way."""
+"""Fills live tables from the files of a version, however it was partitioned, and verifies the checksums."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, TablePart
 
+logger = logging.getLogger(__name__)
+
 NUM_BLOCKS_AHEAD = 4
-"""Blocks that are read while the one before is put where it belongs."""
+"""Blocks that are read ahead while an earlier one is copied to its rows."""
 
 Rows = Union[h5py.Dataset, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of a file's bytes: rows of a dataset, or what lies between two datasets.
+    """Range of a file's bytes: rows of a dataset, or bytes between two datasets.
 
     Attributes
     ----------
@@ -52,7 +54,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Span:
-    """Where a dataset lies in a file: ``num_rows`` times ``row_bytes`` from ``offset`` on."""
+    """Place of a dataset in a file: ``num_rows`` times ``row_bytes`` from ``offset`` on."""
 
     name: str
     offset: int
@@ -68,8 +70,8 @@ class Span:
 def plan_pieces(num_bytes: int, spans: Sequence[Span]) -> list[Piece]:
     """Cut a file into pieces, in order, that hold whole rows of one dataset or none.
 
-    Datasets that lie outside of the file or inside one another, which no good file has, are not told from
-    what lies between datasets.
+    Datasets that lie outside of the file or overlap, which no undamaged file has, are treated like bytes
+    between datasets.
     """
     pieces: list[Piece] = []
     place = 0
@@ -90,10 +92,10 @@ def _between(start: int, stop: int) -> list[Piece]:
 
 
 class RowReader:
-    """Yields ``(name, first row, rows)`` of a file's datasets, by blocks; a block is good until the next.
+    """Yields ``(name, first row, rows)`` of a file's datasets, by blocks; a block is valid until the next.
 
-    Rows that lie in one run of the file come as the file has them, from a thread that reads ahead; others,
-    compressed ones for instance, come after them.
+    Contiguous datasets come first, in the order of the file, from a thread that reads ahead; others, for
+    instance compressed ones, come after them. One pass over the file gives both the rows and the checksum.
 
     Parameters
     ----------
@@ -170,9 +172,6 @@ def _span_of(name: str, rows: Rows) -> Span | None:
     return Span(name, offset, rows.shape[0], row_bytes)
 
 
-logger = logging.getLogger(__name__)
-
-
 def fill_part(
     storage: CheckpointStorage, manifest: Manifest, part: TablePart, saved_ids: torch.Tensor | None = None
 ) -> None:
@@ -210,7 +209,8 @@ def fill_part(
         try:
             found, crc32 = _fill_from(storage.path / entry.name, manifest.meta, part, live, first_id)
         except Exception:
-            check_file(storage.path, entry, checksum=True)  # what is damaged is told before what came of it
+            # A damaged file is reported as such, not by the error that its content caused.
+            check_file(storage.path, entry, checksum=True)
             raise
         if crc32 is None:
             unread.append(entry)
@@ -262,7 +262,7 @@ def _fill_from(
         for name, start, block in reader:
             first, last = np.searchsorted(here, (start, start + len(block)))
             chosen = here[first:last] - start
-            # Not by torch, whose threads would wait for the one that reads.
+            # By numpy: torch would start threads that compete for cores with the one that reads.
             target = targets[name].detach().numpy()
             target[target_rows[first:last]] = block if len(chosen) == len(block) else block[chosen]
         return len(here), reader.crc32
@@ -340,7 +340,7 @@ def _matches(ids: np.ndarray, live_ids: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _state_fits(name: str, live: torch.Tensor, state: Mapping[str, Rows], path: Path) -> bool:
-    """Tell whether stored state can fill live state, and log where it cannot."""
+    """Tell whether stored state fits live state; logs a warning if not."""
     if name not in state:
         logger.warning("%s: has no optimizer state %r; it starts anew", path, name)
         return False

@@ -23,7 +23,7 @@ def write(
     names: Mapping[str, Vocabulary],
     previous: Manifest | None,
 ) -> tuple[TextEntry, ...]:
-    """Write what a version needs; what the version before has, and is the same, is not written again.
+    """Write the texts of a version; those that the version before has already are not written again.
 
     Parameters
     ----------
@@ -58,9 +58,9 @@ def write(
 
 
 def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[str, Vocabulary]) -> list[str]:
-    """Write the damaged and the missing text files of a version again, out of its rows and the names.
+    """Write the damaged and the missing text files of a version again, from its rows and the names.
 
-    What is damaged is moved to a folder of damaged files.
+    Damaged files are moved to a folder of damaged files.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
     Raises
     ------
     CheckpointError
-        If a text does not come out as it was.
+        If a text differs from the lost one.
     """
     damaged = {}
     for text in manifest.all_texts.values():
@@ -126,7 +126,7 @@ def _write_one(
     config: str,
     names: Mapping[str, Vocabulary],
 ) -> TextEntry:
-    """Write one of the texts under another name or its own, and describe it."""
+    """Write one of the texts under a given name; return its entry."""
     vocabularies = {layout.vocabulary_file(table): vocabulary for table, vocabulary in names.items()}
     labels = list(RelationVocabulary(meta.relations).labels.names)
     with storage.new_file(target) as path:
@@ -150,7 +150,7 @@ def _config_of(storage: CheckpointStorage, model: FileEntry) -> str:
 
 
 def epoch_record(epoch: int, num_triples: int, mean_loss: float) -> dict[str, Any]:
-    """Describe an epoch as PyTorch-BigGraph describes a pass over one bucket.
+    """Return the record of an epoch, in PyTorch-BigGraph's form for a pass over one bucket.
 
     Parameters
     ----------
@@ -173,9 +173,10 @@ def epoch_record(epoch: int, num_triples: int, mean_loss: float) -> dict[str, An
 
 
 def append_stats(storage: CheckpointStorage, records: Sequence[Mapping[str, Any]]) -> None:
-    """Add lines, in one step; lines of the same epochs, which an interrupted save left, are replaced.
+    """Add records to ``training_stats.json`` atomically; replaces those of the same epochs.
 
-    Without any, the file is made where there is none: PyTorch-BigGraph's readers expect one.
+    An interrupted save leaves records of epochs that are trained again. Without records an empty file is made
+    if there is none: PyTorch-BigGraph's readers expect one.
     """
     if not records:
         if not (storage.path / layout.STATS_FILE).exists():
@@ -187,13 +188,13 @@ def append_stats(storage: CheckpointStorage, records: Sequence[Mapping[str, Any]
 
 
 def _epoch_of(record: Mapping[str, Any]) -> int:
-    """Return the epoch of a line, which another program may have written."""
+    """Return the epoch of a record; -1 for a record of another program."""
     epoch = record.get("epoch_idx", -1)
     return epoch if isinstance(epoch, int) else -1
 
 
 def read_stats(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a checkpoint's statistics, PyTorch-BigGraph's or ours, apart from torn ones."""
+    """Return the records of ``training_stats.json``, PyTorch-BigGraph's or ours, except torn lines."""
     path = folder / layout.STATS_FILE
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:

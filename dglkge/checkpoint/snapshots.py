@@ -1,4 +1,4 @@
-"""Versions that are kept: ``epoch_{E}/`` and ``best/``, folders of links beside the versions' own files.
+"""Snapshots: versions kept as folders of links, ``epoch_{E}/`` and ``best/``, beside the versions' own files.
 
 A snapshot is a checkpoint folder itself, PyTorch-BigGraph's as well as ours. Files of the version are
 relative symbolic links, so the run's folder can be moved as a whole; lists of names, which a later version
@@ -22,7 +22,7 @@ WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.STATS_FILE)
 
 
 def take(folder: Path, name: str, version: int, note: Mapping[str, Any], texts: Mapping[str, Path]) -> None:
-    """Keep a version under a name; a snapshot of that name is replaced.
+    """Make a snapshot of a version; replaces an older one of that name.
 
     Parameters
     ----------
@@ -33,9 +33,9 @@ def take(folder: Path, name: str, version: int, note: Mapping[str, Any], texts: 
     version : int
         All its files are on the disk.
     note : mapping
-        Why it is kept; :func:`read_note` returns it.
+        The reason; :func:`read_note` returns it.
     texts : mapping of str to Path
-        Where each text file of the version lies now, by its name; empty where its manifest lists none.
+        Current path of each text file of the version, by name; empty if its manifest lists none.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def take(folder: Path, name: str, version: int, note: Mapping[str, Any], texts: 
 
 
 def read_note(folder: Path, name: str) -> dict[str, Any]:
-    """Return why a version was kept; empty where there is no such snapshot."""
+    """Return the note of a snapshot; empty if there is no such snapshot."""
     try:
         note = json.loads((folder / name / layout.SNAPSHOT_NOTE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -86,15 +86,15 @@ def kept_versions(folder: Path) -> set[int]:
 
 
 def snapshots(folder: Path) -> Iterator[tuple[Path, set[int]]]:
-    """Yield each snapshot and the versions of the files in it, read off their names."""
+    """Yield each snapshot and the versions of its files, which are part of their names."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if layout.is_snapshot(path.name) and path.is_dir():
             found = (layout.parse_versioned(name) for name in os.listdir(path))
             yield path, {one.version for one in found if one is not None}
 
 
-def mend(folder: Path, version: int) -> None:
-    """Undo what an interrupted save left: half-made snapshots, and those of versions that never counted."""
+def recover(folder: Path, version: int) -> None:
+    """Clean up after an interrupted save: half-made snapshots, and those of unpublished versions."""
     for path in sorted(folder.glob("*" + layout.TEMPORARY_SUFFIX)):
         if path.is_dir() and layout.is_snapshot(path.stem):  # others' folders stay
             shutil.rmtree(path)
@@ -109,7 +109,7 @@ def mend(folder: Path, version: int) -> None:
 
 
 def _counts(snapshot: Path, version: int) -> bool:
-    """Tell whether a snapshot is there and no newer than the version that counts."""
+    """Tell whether a snapshot exists and is no newer than the published version."""
     return any(
         path == snapshot and max(versions, default=0) <= version
         for path, versions in snapshots(snapshot.parent)
@@ -117,7 +117,7 @@ def _counts(snapshot: Path, version: int) -> bool:
 
 
 def _hard_link(source: Path, target: Path) -> None:
-    """Give a file one more name; where the disk knows no hard links, or it may change, copy it."""
+    """Hard-link a file; copy it if it may change later, or if the disk has no hard links."""
     try:
         if target.name not in WRITTEN_IN_PLACE:
             os.link(source, target)

@@ -1,4 +1,4 @@
-"""The folder of a checkpoint: its specification, and what is atomic and durable about it."""
+"""The folder of a checkpoint: specification of its files, checks, publication and removal of versions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dglkge.errors import CheckpointError, write_error
 
 
 def check_file(folder: Path, entry: FileEntry, checksum: bool = False) -> None:
-    """Check that a file is there and has its size and, when asked, its checksum.
+    """Check that a file exists and has its size and, if wanted, its checksum.
 
     Raises
     ------
     CheckpointError
-        If it is not as it was written.
+        If it is missing or damaged.
     """
     path = folder / entry.name
     with _failures_to_read(path):
@@ -38,7 +38,7 @@ def check_open_file(folder: Path, entry: FileEntry, file: BinaryIO) -> None:
     Raises
     ------
     CheckpointError
-        If it is not as it was written.
+        If it is missing or damaged.
     """
     with _failures_to_read(folder / entry.name):
         _check_size(folder / entry.name, entry, os.fstat(file.fileno()).st_size)
@@ -70,7 +70,7 @@ def check_text(folder: Path, entry: TextEntry, version: int, checksum: bool = Fa
 
 
 def is_there(folder: Path, entry: TextEntry) -> bool:
-    """Tell whether a text lies in its place with its size; its checksum stays what it was."""
+    """Tell whether a text has its own name and its size. Its content is not read: it does not change."""
     path = folder / entry.name
     return path.is_file() and path.stat().st_size == entry.size_bytes
 
@@ -82,7 +82,7 @@ def describe_text(path: Path, name: str) -> TextEntry:
 
 @contextlib.contextmanager
 def _failures_to_read(path: Path) -> Iterator[None]:
-    """Raise CheckpointError where the disk fails: an older version may be whole."""
+    """Raise read errors as CheckpointError: an older version may be undamaged."""
     try:
         yield
     except FileNotFoundError:
@@ -184,7 +184,7 @@ class CheckpointStorage(LeasedFolder):
     """
 
     def published_version(self) -> int:
-        """Return the version that counts; 0 where the folder holds no checkpoint.
+        """Return the published version; 0 if the folder holds no checkpoint.
 
         Raises
         ------
@@ -214,7 +214,7 @@ class CheckpointStorage(LeasedFolder):
         return version
 
     def version_text(self) -> str | None:
-        """Return what the version file says, None where there is none."""
+        """Return the content of the version file; None if there is none."""
         try:
             return (self.path / layout.VERSION_FILE).read_text(encoding="utf-8", errors="replace").strip()
         except (FileNotFoundError, NotADirectoryError):
@@ -225,13 +225,12 @@ class CheckpointStorage(LeasedFolder):
             ) from None
 
     def published(self, texts: bool = True) -> Manifest | None:
-        """Return the manifest of the version that counts, having looked at its files' sizes.
+        """Return the manifest of the published version; checks the sizes of its files.
 
         Parameters
         ----------
         texts : bool
-            Whether to look at text files too. The next version does not need those of this one: it writes
-            what is missing anew.
+            Whether to check text files too. Writing the next version does not need them.
 
         Raises
         ------
@@ -246,7 +245,7 @@ class CheckpointStorage(LeasedFolder):
             self.check_files(manifest, texts=texts)
         except CheckpointError as error:
             if self.version_text() != str(version):
-                raise  # replaced by a newer one while it was looked at
+                raise  # a newer version was published during the check
             raise CheckpointError(f"{error}; {self._advice()}") from None
         return manifest
 
@@ -270,7 +269,7 @@ class CheckpointStorage(LeasedFolder):
         return manifest
 
     def checksum_of(self, version: int) -> str:
-        """Return the checksum of a version's manifest, which names its content; empty for version 0."""
+        """Return the checksum of a version's manifest, which identifies its content; empty for version 0."""
         if version == 0:
             return ""
         try:
@@ -279,12 +278,12 @@ class CheckpointStorage(LeasedFolder):
             raise CheckpointError(f"cannot read the manifest of version {version}: {error}") from None
 
     def check_files(self, manifest: Manifest, checksums: bool = False, texts: bool = True) -> None:
-        """Check that the files of a version have their size and, when asked, their checksum.
+        """Check that the files of a version have their size and, if wanted, their checksum.
 
         Raises
         ------
         CheckpointError
-            Naming the first file that is not as it was written.
+            Naming the first missing or damaged file.
         """
         for entry in manifest.files:
             check_file(self.path, entry, checksums)
@@ -292,24 +291,24 @@ class CheckpointStorage(LeasedFolder):
             self.check_texts(manifest, checksums)
 
     def check_texts(self, manifest: Manifest, checksums: bool = True) -> None:
-        """Check the text files of a version alone: they take little time beside the rows.
+        """Check the text files of a version, which takes little time compared with its rows.
 
         Raises
         ------
         CheckpointError
-            Naming the first file that is not as it was written.
+            Naming the first missing or damaged file.
         """
         for text in manifest.all_texts.values():
             check_text(self.path, text, manifest.version, checksums)
 
     def newest_good(self) -> int | None:
-        """Return the newest version whose rows are all there with the right checksums; None if no one is."""
+        """Return the newest version whose rows are complete and undamaged; None if there is none."""
         return next(self.whole_versions(), None)
 
     def whole_versions(self) -> Iterator[int]:
-        """Yield the versions whose rows are all there with the right checksums, the newest first.
+        """Yield the versions whose rows are complete and undamaged, the newest first.
 
-        Their texts need not be whole: the fallback writes them anew.
+        Their texts may be damaged: the fallback writes them again.
         """
         versions = {found.version for _, found in self.versioned() if not found.temporary}
         for version in sorted(versions, reverse=True):
@@ -318,7 +317,7 @@ class CheckpointStorage(LeasedFolder):
                 yield version
 
     def prepare(self) -> None:
-        """Make the folder, and say in it that nothing counts yet, before the first file is written.
+        """Make the folder and publish version 0 in it, before the first file is written.
 
         Raises
         ------
@@ -335,27 +334,27 @@ class CheckpointStorage(LeasedFolder):
             self.publish(0)
 
     def publish(self, version: int) -> None:
-        """Make a version the one that counts."""
+        """Publish a version: all readers use it from now on."""
         self.write_text(layout.VERSION_FILE, f"{version}\n")
 
     def write_receipt(self, entry: FileEntry) -> None:
-        """Leave a note for rank 0 about a file that was written."""
+        """Write the receipt of a file, for which rank 0 waits."""
         note = {"nonce": self.nonce, **dataclasses.asdict(entry)}
         self.write_text(layout.receipt_file(entry.name), json.dumps(note))
 
     def read_receipts(self, version: int) -> list[FileEntry]:
-        """Return what all writers of this job wrote of a version."""
+        """Return the entries in the receipts of this job for a version."""
         paths = sorted(self.path.glob(layout.receipts_pattern(version)))
         notes = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         return [FileEntry.from_dict(note) for note in notes if note.pop("nonce", None) == self.nonce]
 
     def remove_receipts(self, version: int) -> None:
-        """Remove the notes of a version."""
+        """Remove the receipts of a version."""
         for path in self.path.glob(layout.receipts_pattern(version)):
             path.unlink(missing_ok=True)
 
     def signs_of_life(self, version: int) -> list[tuple[str, int]]:
-        """Return the files of a version, unfinished ones among them, and when they last changed."""
+        """Return the files of a version, also unfinished ones, and the times of their last change."""
         found = []
         for path, one in self.versioned():
             if one.version == version:
@@ -364,7 +363,7 @@ class CheckpointStorage(LeasedFolder):
         return found
 
     def keep(self, version: int, name: str, note: Mapping[str, Any]) -> None:
-        """Keep a version under a name, as :func:`dglkge.checkpoint.snapshots.take` does."""
+        """Make a snapshot of a version, see :func:`dglkge.checkpoint.snapshots.take`."""
         self.check_lease()
         try:
             texts = self.manifest(version).all_texts.values()
@@ -383,7 +382,7 @@ class CheckpointStorage(LeasedFolder):
                 path.unlink(missing_ok=True)
 
     def drop_unpublished(self, version: int) -> None:
-        """Remove what an interrupted save left: files newer than ``version`` and unfinished ones.
+        """Remove the files of an interrupted save: those newer than ``version``, and unfinished ones.
 
         Raises
         ------
@@ -394,7 +393,7 @@ class CheckpointStorage(LeasedFolder):
         """
         self.check_lease()
         try:
-            snapshots.mend(self.path, version)
+            snapshots.recover(self.path, version)
             self.drop_temporaries()
             for path, found in self.versioned():
                 if found.version > version or found.temporary:
@@ -403,9 +402,10 @@ class CheckpointStorage(LeasedFolder):
             raise write_error(f"cannot write to {self.path}", error) from error
 
     def withdraw_texts(self, version: int, kept: Collection[str]) -> None:
-        """Stage the texts of the version that counts, before the next one does, apart from some that stay.
+        """Stage the texts of the published version, before the next one is published, except some.
 
-        So no reader finds the names of one version beside the rows of another; it may find none for a moment.
+        No reader then finds the names of one version beside the rows of another. It may find no names for a
+        moment.
 
         Raises
         ------
@@ -424,9 +424,9 @@ class CheckpointStorage(LeasedFolder):
             raise write_error(f"cannot write to {self.path}", error) from error
 
     def place_texts(self, manifest: Manifest) -> None:
-        """Give the staged texts of the version that counts their own names; those of no part go.
+        """Rename the staged texts of the published version to their own names; remove those of no part.
 
-        Does nothing where all is in its place, and in folders that only have manifests of version 1.
+        Does nothing if all texts have their names, and in folders with manifests of version 1 only.
 
         Raises
         ------
@@ -478,7 +478,7 @@ class CheckpointStorage(LeasedFolder):
         return total
 
     def _advice(self) -> str:
-        """Say which version is good and what the user may do."""
+        """Return the advice for a damaged checkpoint: the newest good version and the user's options."""
         good = self.newest_good()
         if good is None:
             return "no version in the folder is whole; move the folder away to start anew"

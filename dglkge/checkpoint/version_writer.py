@@ -1,4 +1,4 @@
-"""Writing one version from start to publication. No collectives: this may run in a thread beside training."""
+"""Writes one version from its first file to publication. No collectives: runs in a thread beside training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.02
 
 @contextlib.contextmanager
 def _failures_of_others() -> Iterator[None]:
-    """Raise JobError for what other machines do not deliver: another attempt may succeed."""
+    """Raise failures of other machines as JobError: a restart of the job may succeed."""
     try:
         yield
     except CheckpointError as error:
@@ -40,7 +40,7 @@ def _failures_of_others() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class NewVersion:
-    """What one process has to write of a version.
+    """Share of one process in a version.
 
     Attributes
     ----------
@@ -55,9 +55,9 @@ class NewVersion:
     previous : Manifest or None
         The version before.
     snapshots : mapping of str to mapping
-        Names under which the version is kept for good, and why.
+        Names of snapshots of the version, and notes on their reason.
     stats : sequence of mapping
-        What training measured since the version before.
+        Records of training since the version before.
     """
 
     version: int
@@ -71,17 +71,18 @@ class NewVersion:
 
 
 class VersionWriter:
-    """Writes a process's files; on rank 0 waits for those of the others and publishes.
+    """Writes a process's files; on rank 0 waits for the files of the others, then publishes.
 
-    Writers tell rank 0 through receipts in the folder, which all machines see; training may go on meanwhile.
-    Where machines share no disk, a courier brings files and receipts of the others into rank 0's folder.
+    The exchange protocol is files alone, so that training can use the network meanwhile: each writer leaves a
+    receipt beside each file, and rank 0 polls the folder for all receipts. Where machines share no disk, a
+    courier brings files and receipts of the others into rank 0's folder.
 
     Parameters
     ----------
     storage : CheckpointStorage
     names : mapping of str to Vocabulary
     limit_seconds : float
-        Rank 0 gives up when the other writers' files have not changed for so long.
+        Rank 0 fails if the files of the other writers have not changed for so long.
     courier : Courier or None
         None where all machines see the folder.
     """
@@ -120,12 +121,12 @@ class VersionWriter:
                 outbox = CheckpointStorage(
                     empty_outbox(self.storage.path, self.courier.rank), self.storage.lease
                 )
-                with self.courier.telling_progress(lambda: outbox.signs_of_life(new.version)):
+                with self.courier.sending_heartbeats(lambda: outbox.signs_of_life(new.version)):
                     self._write_parts(outbox, new, attributes)
                 with _failures_of_others():
                     self.courier.send(outbox.path)
         else:
-            # The others send while this machine still writes its own parts.
+            # Receiving overlaps with writing: both are bound by the disk or the network, not by the CPU.
             with ThreadPoolExecutor(1, "dglkge-courier") as thread, self.courier.abandoning_on_error():
                 receiving = thread.submit(self.courier.receive, self.storage)
                 self._write_parts(self.storage, new, attributes)
@@ -154,7 +155,7 @@ class VersionWriter:
             storage.write_receipt(entry)
 
     def _wait_for_all(self, new: NewVersion) -> list[FileEntry]:
-        """Return the receipts of all writers, once they are there."""
+        """Wait for the receipts of all writers, and return them."""
         expected = new.num_parts * len(new.meta.entity_types) + 1
         signs: list[tuple[str, int]] = []
         last_news = time.monotonic()
@@ -169,14 +170,14 @@ class VersionWriter:
             time.sleep(POLL_SECONDS)
 
     def _same_names(self, entry: FileEntry, previous: Manifest | None) -> Sequence[TextEntry]:
-        """Return the names and the count of a part if they are those of the version before, else nothing."""
+        """Return the entries of a part's names and count if the version before has the same, else nothing."""
         for old in () if previous is None else previous.files:
             if (old.table, old.part, old.ids_crc32) == (entry.table, entry.part, entry.ids_crc32):
                 return old.texts if all(is_there(self.storage.path, text) for text in old.texts) else ()
         return ()
 
     def _publish(self, new: NewVersion, files: Sequence[FileEntry], config: Mapping[str, Any]) -> None:
-        """Describe a version whose files are all there, make it the one that counts, and drop older ones."""
+        """Write the manifest of a version whose files are complete, publish it, and remove older versions."""
         storage, version, previous = self.storage, new.version, new.previous
         config_text = json.dumps(config, indent=4)
         texts = shared_texts.write(storage, version, new.meta, config_text, self.names, previous)
@@ -186,7 +187,7 @@ class VersionWriter:
         lineage = extended(before, self._job, version, socket.gethostname(), self._since)
         manifest = Manifest(version, new.meta, files, texts, run_id or new_nonce(), lineage)
         if previous is None:
-            storage.place_texts(manifest)  # no version counts yet to which they would be wrong names
+            storage.place_texts(manifest)  # no published version has other texts under these names
         storage.write_text(layout.manifest_file(version), manifest.to_json())
         for name, note in new.snapshots.items():
             storage.keep(version, name, note)
@@ -196,12 +197,19 @@ class VersionWriter:
             storage.withdraw_texts(previous.version, self._drop_same(manifest, previous))
             storage.publish(version)
             storage.place_texts(manifest)
-        storage.remove_receipts(version)
-        storage.drop_older(version)
+        try:
+            storage.remove_receipts(version)
+            storage.drop_older(version)
+        except OSError as error:
+            # The version is published, so the save has succeeded. The next one removes the same files.
+            logger.warning(
+                "checkpoint version %d is published, but older files in %s could not be removed: %s",
+                version, storage.path, error.strerror or error,
+            )  # fmt: skip
         logger.info("checkpoint version %d in %s", version, storage.path)
 
     def _drop_same(self, manifest: Manifest, previous: Manifest) -> set[str]:
-        """Return the texts that are the same in the next version; drop what was staged of them again."""
+        """Return the texts that do not change with the next version; remove their staged files."""
         same = {name for name, text in manifest.all_texts.items() if previous.all_texts.get(name) == text}
         same = {name for name in same if is_there(self.storage.path, manifest.all_texts[name])}
         for name in same:

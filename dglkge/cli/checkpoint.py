@@ -98,6 +98,9 @@ def run(args: argparse.Namespace) -> int:
 def _convert(args: argparse.Namespace) -> int:
     """Write the files, or the run."""
     output = Path(args.output)
+    for option, value in (("--reciprocal", args.reciprocal), ("--score-function", args.score_function)):
+        if value and not args.source_format:
+            raise InputError(f"{option} goes with --from; a checkpoint has its own score function and shape")
     if args.to != TO_RUN:
         if args.source_format:
             raise InputError(f"--from goes with --to {TO_RUN}, got --to {args.to}")

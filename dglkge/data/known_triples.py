@@ -22,7 +22,7 @@ class KnownTriples:
 
     Notes
     -----
-    Entity ids are counted per type. The relation fixes the types, so (entity, relation) says which entity.
+    Entity ids are counted per type. The relation fixes the types, so (entity, relation) is unambiguous.
     """
 
     def __init__(self, triples: Sequence[np.ndarray], num_relations: int) -> None:
@@ -38,7 +38,7 @@ class KnownTriples:
         Parameters
         ----------
         side : Side
-            What is asked for: with ``Side.TAIL`` the entities are heads and the answers are tails.
+            The wanted side: with ``Side.TAIL`` the entities are heads and the answers are tails.
         entity_ids : (Q,) int64
             The entity given in each query.
         relation_ids : (Q,) int64
@@ -56,7 +56,7 @@ class KnownTriples:
         first = np.searchsorted(keys, wanted, side="left")
         count = np.searchsorted(keys, wanted, side="right") - first
         query_index = np.repeat(np.arange(len(wanted), dtype=np.int64), count)
-        # place within the run of a query's answers, plus where that run starts
+        # Place within the range of a query's answers, plus the start of that range.
         place = np.arange(len(query_index)) - np.repeat(np.cumsum(count) - count, count)
         return query_index, answers[place + np.repeat(first, count)]
 
@@ -64,7 +64,7 @@ class KnownTriples:
         return entity_ids.astype(np.int64) * self._num_relations + relation_ids
 
     def _sorted(self, side: Side) -> tuple[np.ndarray, np.ndarray]:
-        """Return keys (n,) ascending and their answers (n,); built at the first question for that side."""
+        """Return keys (n,) ascending and their answers (n,); built at the first query of that side."""
         if side not in self._index:
             columns = [np.zeros((0, 3), dtype=np.int64), *self._triples]
             keys = np.concatenate([self._keys(t[:, side.anchor_column], t[:, 1]) for t in columns])

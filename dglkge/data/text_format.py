@@ -1,7 +1,7 @@
 """Files of triples: which column holds what, how lines are split, and the first bad line.
 
-The fast reader works on blocks and knows no line numbers; once it has met something bad, this reads the file
-again, only to tell the user where.
+The fast reader parses blocks and has no line numbers. After an error in a block, the code here reads the file
+again line by line to find the first bad line for the message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a triple's parts stand.
+    """Columns of the parts of a triple.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Columns:
 
 
 def parse_columns(text: str) -> Columns:
-    """Understand the ``--columns`` option.
+    """Parse the ``--columns`` option.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ _DELIMITER_NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "space": " ", "semic
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How a line of text becomes fields.
+    """Format of a line of text.
 
     Attributes
     ----------
@@ -134,7 +134,7 @@ class TextFormat:
 
 
 def is_gz(path: Path) -> bool:
-    """Tell by its name whether a file is compressed."""
+    """Tell whether a file has the name of a compressed one."""
     return path.suffix.lower() == ".gz"
 
 
@@ -144,7 +144,7 @@ def extension(path: Path) -> str:
 
 
 def parse_delimiter(text: str) -> str:
-    """Understand the ``--delimiter`` option: one character, or its name.
+    """Parse the ``--delimiter`` option: one character, or its name.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def text_format(path: Path, delimiter: str | None) -> TextFormat:
     path : Path
         The file, with or without ``.gz``.
     delimiter : str or None
-        What the user says instead of the comma or tab.
+        The user's choice instead of the comma or tab.
     """
     quoted = extension(path) == ".csv"
     return TextFormat(delimiter or ("," if quoted else "\t"), quoted)
@@ -179,7 +179,7 @@ def open_binary(raw: BinaryIO, path: Path) -> BinaryIO:
 
 @dataclass(frozen=True)
 class RowRules:
-    """What a row of triples must be.
+    """Rules for a row of triples.
 
     Attributes
     ----------
@@ -196,7 +196,7 @@ class RowRules:
         return bool(self.limits)
 
     def fault(self, role: str, value: str) -> str | None:
-        """Return what is wrong with one field, or None."""
+        """Return the fault of one field as text, or None."""
         if role == WEIGHT:
             return _weight_fault(value)
         if value == "":
@@ -229,7 +229,7 @@ def first_bad_line(
     has_header: bool,
     rules: RowRules,
 ) -> tuple[int, str] | None:
-    """Return the number of the first bad line, from 1, and what is wrong with it.
+    """Return the number of the first bad line, from 1, and its fault.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def first_bad_line(
     has_header : bool
         Whether the first line holds no triple.
     rules : RowRules
-        What the fields must be.
+        Rules for the fields.
 
     Returns
     -------

@@ -40,7 +40,7 @@ _READ_ERRORS = (OSError, EOFError, zlib.error, pa.ArrowException)
 
 @dataclass(frozen=True)
 class _TextFile:
-    """A text file whose first line has been looked at."""
+    """A text file and the columns that its first line gives."""
 
     path: Path
     text: TextFormat
@@ -63,7 +63,7 @@ def read_chunks(
     path : Path
         A ``.tsv``, ``.txt`` or ``.csv`` file, each also with ``.gz``, or a ``.parquet`` file.
     columns : Columns, optional
-        Where the parts of a triple stand; head, relation, tail by default.
+        Columns of the parts of a triple; head, relation, tail by default.
     delimiter : str, optional
         Instead of the comma of CSV and the tab of the others.
     rules : RowRules, optional
@@ -71,12 +71,12 @@ def read_chunks(
     on_bytes : callable, optional
         Called after each chunk with the number of bytes of the file read so far.
     block_bytes : int
-        How much text is parsed at a time; no line may be longer.
+        Bytes of text parsed at a time; no line may be longer.
 
     Yields
     ------
     DataFrame
-        Columns head, relation, tail (categorical, or int64 with integer ids) and, if asked for, weight
+        Columns head, relation, tail (categorical, or int64 with integer ids) and, if wanted, weight
         (float32).
 
     Raises
@@ -106,7 +106,7 @@ def read_chunks(
 
 
 def frame_chunks(frame: pd.DataFrame, columns: Columns, rules: RowRules, name: str) -> Iterator[pd.DataFrame]:
-    """Read triples from a data frame; what :func:`read_chunks` does for a file.
+    """Read triples from a data frame, in the same form as :func:`read_chunks` for a file.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def _bad_rows(frame: pd.DataFrame, rules: RowRules) -> np.ndarray:
 
 
 def _look_at(path: Path, columns: Columns, text: TextFormat) -> _TextFile:
-    """Read the first line: does the file have a header, and which column is which?"""
+    """Read the first line: find out whether it is a header, and the column of each part."""
     with open(path, "rb") as raw:
         line = open_binary(raw, path).readline().decode("utf-8-sig", errors="replace").rstrip("\r\n")
     try:
@@ -229,7 +229,7 @@ def _read_text(
         raise InputError(f"{path}: cannot be read: {error}") from error
     names = columns.names_or_roles if file.has_header else {role: role for role in columns.order}
     try:
-        # Arrow's own files, because it reads ahead in a thread: one that called Python could abort the exit.
+        # Arrow's own file objects: its read-ahead thread would call a Python one during exit, and abort.
         raw = pa.OSFile(str(path))
         stream = pa.CompressedInputStream(raw, "gzip") if is_gz(path) else raw
         for batch in _open_csv(file, stream, names, rules, block_bytes):

@@ -23,7 +23,7 @@ class Vocabulary:
     names : sequence of str
         The name of id 0, 1, 2, ...
     noun : str
-        What the names stand for, for error messages, e.g. ``"entity"``.
+        Noun for error messages, e.g. ``"entity"``.
     """
 
     def __init__(self, names: Sequence[str], noun: str) -> None:
@@ -74,7 +74,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path, noun: str) -> Vocabulary:
-        """Read what :meth:`save` wrote.
+        """Read a file of :meth:`save`.
 
         Raises
         ------
@@ -112,8 +112,8 @@ class RelationVocabulary:
     Attributes
     ----------
     labels : Vocabulary
-        What people call each relation: its name, or ``name (lhs → rhs)`` where the name joins several
-        pairs of entity types.
+        Label of each relation: its name, or ``name (lhs → rhs)`` where the name joins several pairs of
+        entity types.
     """
 
     def __init__(self, relations: Sequence[Relation]) -> None:
@@ -146,7 +146,7 @@ class RelationVocabulary:
         Raises
         ------
         InputError
-            If there is no such relation, or the name alone does not say which.
+            If there is no such relation, or the name alone is ambiguous.
         """
         ids = self._ids_of_name.get(label_or_name)
         if ids is None:
@@ -173,7 +173,7 @@ class RelationVocabulary:
 
     @classmethod
     def load(cls, path: Path) -> RelationVocabulary:
-        """Read what :meth:`save` wrote.
+        """Read a file of :meth:`save`.
 
         Raises
         ------
@@ -190,7 +190,7 @@ class RelationVocabulary:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file whose every line ends in a newline (only ``\\n`` ends a line).
+    """Return the lines of a UTF-8 file in which every line, the last too, ends in ``\\n``.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Chunks of triples to arrays of ids: names become ids in the order of the names, within their types."""
+"""Converts chunks of triples to arrays of ids: ids follow the order of the names within each type."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def ingest_ids(
     Raises
     ------
     InputError
-        If integers are missing among those that occur, and no id map says that this is right.
+        If integers are missing among those that occur, and no id map allows it.
     """
     splits, weights = _collect(chunks_of_split, lambda role, column: column.to_numpy())
     if entity_names is None:
@@ -167,7 +167,7 @@ def _dense_names(columns: list[np.ndarray], noun: str) -> list[str]:
 
 @dataclass
 class TypedIds:
-    """How ids without types become original ids.
+    """Map from ids without types to original ids.
 
     Attributes
     ----------

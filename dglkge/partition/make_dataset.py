@@ -27,7 +27,7 @@ from dglkge.partition.inputs import (
     read_id_map,
     types_of_entities,
 )
-from dglkge.partition.report import partition_figures, reading_progress, say
+from dglkge.partition.report import partition_figures, reading_progress, show_line
 from dglkge.partition.run_build import GraphJob, run_build
 from dglkge.partition.splits import split_by_hash
 from dglkge.typing import RELATION
@@ -163,7 +163,7 @@ def _make(triples: IdTriples, output: Path, options: Options) -> dict[str, Any]:
         del triples, ids, type_of
         graph_name = re.sub(r"[^A-Za-z0-9_-]", "_", name)
         keys = (Field.ENTITY_TYPES, Field.EDGE_TYPES, Field.NUM_RELATIONS, Field.HAS_WEIGHTS)
-        say(options.progress, f"partitioning into {options.num_parts} ({options.method})")
+        show_line(options.progress, f"partitioning into {options.num_parts} ({options.method})")
         run_build(
             folder,
             GraphJob(

@@ -22,7 +22,7 @@ def shows(progress: bool | None) -> bool:
     return sys.stderr.isatty() if progress is None else progress
 
 
-def say(progress: bool | None, message: str) -> None:
+def show_line(progress: bool | None, message: str) -> None:
     """Write a line to stderr where progress is shown."""
     if shows(progress):
         sys.stderr.write(message + "\n")

@@ -191,12 +191,12 @@ def slow_machine(rank: int, folder: Path, fault: str) -> None:
         carrier._send = send
     if rank == 1 and fault == "writes long":
         courier_module.PROGRESS_SECONDS = SLOW_LIMIT_SECONDS / 4
-        with carrier.telling_progress(time.monotonic):
+        with carrier.sending_heartbeats(time.monotonic):
             time.sleep(2 * SLOW_LIMIT_SECONDS)
     if rank == 1 and fault == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if rank == 1 and fault == "is silent":
-        with carrier.telling_progress(lambda: "nothing changes"):
+        with carrier.sending_heartbeats(lambda: "nothing changes"):
             time.sleep(LIMIT_SECONDS)
     try:
         carrier.send(outbox)

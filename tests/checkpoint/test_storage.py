@@ -207,3 +207,26 @@ def test_a_disk_that_fails_to_rename_is_no_bad_input(tmp_path, monkeypatch, numb
             work()
     with pytest.raises(kind, match=f"outbox_1: {os.strerror(number)}$"):
         empty_outbox(tmp_path / "checkpoint", 1)
+
+
+def test_a_version_counts_although_older_files_stay(tmp_path, monkeypatch, caplog):
+    """The disk fails after the version was published: the save is done, and the next one cleans up."""
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables)
+    unlink = Path.unlink
+
+    def failing(path, missing_ok=False):
+        if ".v1." in path.name or path.name.endswith(layout.RECEIPT_SUFFIX):
+            raise OSError(errno.EIO, "Input/output error")
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", failing)
+        save_toy(tmp_path, meta, tables)
+    assert "version 2 is published, but older files" in caplog.text and "Input/output error" in caplog.text
+    assert open_checkpoint(tmp_path).version == 2
+    assert (tmp_path / "model.v1.h5").exists()
+    save_toy(tmp_path, meta, tables)
+    assert open_checkpoint(tmp_path).version == 3
+    assert not [name for name in names_in(tmp_path) if ".v1." in name or ".v2." in name]

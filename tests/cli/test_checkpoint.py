@@ -85,6 +85,9 @@ def test_dglke_there_and_back(tmp_path, capsys):
     [
         (["--to", "run"], "--to run needs --dataset"),
         (["--to", "npy", "--from", "npy"], "--from goes with --to run, got --to npy"),
+        (["--to", "npy", "--reciprocal"], "--reciprocal goes with --from"),
+        (["--to", "run", "--dataset", "DATASET", "--reciprocal"], "--reciprocal goes with --from"),
+        (["--to", "npy", "--score-function", "complex"], "--score-function goes with --from"),
         (
             ["--to", "dglke"],
             "DGL-KE has transe_l1, transe_l2, distmult, complex, rotate of one entity type, no reciprocal",

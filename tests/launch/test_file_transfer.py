@@ -94,6 +94,19 @@ def test_a_version_file_is_never_taken_for_unchanged(session: HostSession, tmp_p
         assert (again / "version.txt").read_text() == f"{version}\n"
 
 
+def test_records_of_one_second_and_size_are_sent(session: HostSession, tmp_path: Path) -> None:
+    """Two versions of metrics.json may differ in a digit only."""
+    there, back, again = (tmp_path / name for name in ("there", "back", "again"))
+    there.mkdir()
+    for mrr in ("0.25", "0.31"):
+        (there / "metrics.json").write_text(mrr)
+        os.utime(there / "metrics.json", (1_000_000_000, 1_000_000_000))
+        assert fetch(session, str(there), str(back)) == 1
+        assert send(session, Tree(str(there), str(again), ("metrics.json",))) == 1
+        assert (back / "metrics.json").read_text() == (again / "metrics.json").read_text() == mrr
+        assert fetch(session, str(there), str(back)) == 0
+
+
 def test_links_stay_links(session: HostSession, tmp_path: Path) -> None:
     """Kept versions of a checkpoint are links."""
     (tmp_path / "from" / "best").mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -222,12 +223,49 @@ def test_a_version_that_is_dropped_while_it_is_held_is_tried_again(tmp_path, mon
     job(run, 1)
     real, calls = run_copies._link_version, []
 
-    def link(folder, target, version):
+    def link(folder, target, version, deadline):
         calls.append(version)
         if len(calls) < 3:
             job(run, 1)
-        real(folder, target, version)
+        real(folder, target, version, deadline)
 
     monkeypatch.setattr(run_copies, "_link_version", link)
     held = hold_version(str(run), known="")
     assert calls == [1, 2, 3] and read_copy(Path(held)).version == 3
+
+
+def test_a_hold_without_hard_links_is_copied_in_slices(tmp_path, monkeypatch):
+    """Each call ends in bounded time and the next goes on, also within a file."""
+    run = tmp_path / "run"
+    first = job(run, 2, keep="epoch_1")
+    (run / "stats.jsonl").write_text("one\n")
+
+    def no_links(source, target):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(run_copies, "COPY_BLOCK_BYTES", 4096)
+    sizes = []
+    while isinstance(found := hold_version(str(run), known="", seconds=0.0), dict):
+        sizes.append(found["copied_bytes"])
+        assert read_copy(Path(run, run_copies.HOLD_FOLDER)).version == 0  # nothing counts before all is there
+    assert len(sizes) > 3 and sizes == sorted(set(sizes))
+    held = CheckpointStorage(Path(found) / "checkpoint")
+    assert read_copy(Path(found)) == first
+    held.check_files(held.published(), checksums=True)
+    assert not list(Path(found).rglob("*.tmp"))
+
+
+def test_a_hold_in_slices_begins_anew_for_a_newer_version(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    job(run, 1)
+
+    def no_links(source, target):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    assert isinstance(hold_version(str(run), known="", seconds=0.0), dict)
+    newest = job(run, 1)
+    found = hold_version(str(run), known="")
+    assert read_copy(Path(found)) == newest
+    assert not [name for name in os.listdir(Path(found) / "checkpoint") if ".v1." in name]

@@ -93,7 +93,7 @@ def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: 
         keep = list(tree.names) if is_mirror else []
         question = {"folder": tree.there, "staging": staging, "last": list(last), "keep": keep}
         missing = set(stale)
-        num_bytes = sum(size for name, size, _ in wanted if name in missing)
+        num_bytes = sum(size for name, size, *_ in wanted if name in missing)
         session.call("place_files", PLACE_SECONDS + num_bytes / SLOWEST_DISK_BYTES_PER_SECOND, **question)
     return len(stale)
 

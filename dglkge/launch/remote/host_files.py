@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
+import zlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from dglkge.errors import InputError
 
 STAGING_PREFIX = ".dglkge-sync-"
-FileState = tuple[str, int, int]
-"""Name in its folder, bytes, and whole seconds of its modification time, which tar keeps."""
+FileState = tuple[str, int, int, int]
+"""Name in its folder, bytes, whole seconds of its last change (which tar keeps), CRC-32 of a small file."""
+
+SMALL_FILE_BYTES = 1 << 20
+"""Files up to this size are compared by content: two of one second and size may differ."""
 
 
 def list_files(folder: str) -> list[FileState]:
@@ -104,7 +109,18 @@ def file_state(folder: str, name: str) -> FileState | None:
         found = os.lstat(os.path.join(folder, name))
     except OSError:
         return None
-    return name, found.st_size, int(found.st_mtime)
+    return name, found.st_size, int(found.st_mtime), _small_crc32(os.path.join(folder, name), found)
+
+
+def _small_crc32(path: str, found: os.stat_result) -> int:
+    """Return the CRC-32 of a small regular file; 0 for any other, and for one that cannot be read."""
+    if not stat.S_ISREG(found.st_mode) or found.st_size > SMALL_FILE_BYTES:
+        return 0
+    try:
+        with open(path, "rb") as file:
+            return zlib.crc32(file.read())
+    except OSError:
+        return 0
 
 
 def _sync(path: str) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, LEASE_FILE, ORIGIN_FILE, VERSION_FILE
-from dglkge.checkpoint.lineage import RunCopy, copy_to_dict, read_copy
+from dglkge.checkpoint.lineage import RunCopy, copy_to_dict, manifest_checksum, read_copy
 from dglkge.distributed.lease import Holder
 from dglkge.errors import InputError
 from dglkge.launch.remote.host_files import STAGING_PREFIX, names_below
@@ -29,6 +31,9 @@ OWN_FILES = (LEASE_FILE, ORIGIN_FILE)
 
 HOLD_FOLDER = STAGING_PREFIX + "held"
 HOLD_ATTEMPTS = 5
+HOLD_SLICE_SECONDS = 60.0
+"""Time that one call of :func:`hold_version` copies, where the disk has no hard links: see there."""
+COPY_BLOCK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,11 @@ def note_origin(folder: str, launcher: str) -> None:
         raise InputError(f"cannot write to {folder}: {error.strerror}") from None
 
 
-def hold_version(folder: str, known: str) -> str | None:
+class _SliceEnded(Exception):
+    """The time of a call is over, and files are still to be copied."""
+
+
+def hold_version(folder: str, known: str, seconds: float = math.inf) -> str | dict[str, int] | None:
     """Link the files of the newest version into a folder, which keeps them while they are copied.
 
     The job continues meanwhile, and removes a version when it has published the next.
@@ -109,12 +118,15 @@ def hold_version(folder: str, known: str) -> str | None:
         The run's.
     known : str
         Checksum of the version that is known already.
+    seconds : float
+        Copies of files, on a disk without hard links, go on for so long; the next call continues them. The
+        launcher's limit for an answer is therefore one of progress, and not of the whole copy.
 
     Returns
     -------
-    str or None
-        A folder with the run's records and its checkpoint; None if there is nothing new, or versions follow
-        each other too fast.
+    str, dict or None
+        A folder with the run's records and its checkpoint; ``{"copied_bytes": n}`` if the time was over; None
+        if there is nothing new, or versions follow each other too fast.
 
     Raises
     ------
@@ -122,13 +134,17 @@ def hold_version(folder: str, known: str) -> str | None:
         If the folder cannot be made.
     """
     hold = Path(folder, HOLD_FOLDER)
+    deadline = time.monotonic() + seconds
     for _ in range(HOLD_ATTEMPTS):
         copy = read_copy(Path(folder))
         if copy.version == 0 or copy.problem or copy.checksum == known:
             return None
-        drop_hold(str(hold))
+        if not _is_hold_of(hold, copy):
+            drop_hold(str(hold))
         try:
-            _link_version(Path(folder), hold, copy.version)
+            _link_version(Path(folder), hold, copy.version, deadline)
+        except _SliceEnded:
+            return {"copied_bytes": sum(path.lstat().st_size for path in hold.rglob("*"))}
         except FileNotFoundError:  # dropped meanwhile
             continue
         except OSError as error:
@@ -198,35 +214,64 @@ def choose_copy(launcher: Candidate, machines: Mapping[str, Candidate]) -> str |
     return next(address for address, one in machines.items() if one is newest)
 
 
-def _link_version(run: Path, hold: Path, version: int) -> None:
-    """Link the checkpoint's files, except those of an unpublished version; copy the records."""
+def _is_hold_of(hold: Path, copy: RunCopy) -> bool:
+    """Tell whether a folder holds a part of a version: its manifest is linked before all other files."""
+    try:
+        content = (hold / CHECKPOINT_FOLDER / layout.manifest_file(copy.version)).read_bytes()
+    except OSError:
+        return False
+    return manifest_checksum(content) == copy.checksum
+
+
+def _link_version(run: Path, hold: Path, version: int, deadline: float) -> None:
+    """Link the checkpoint's files, apart from those of a version that does not count; copy the records.
+
+    Files that are in the hold already stay: an earlier call linked or copied them.
+
+    Raises
+    ------
+    _SliceEnded
+        If a file was to be copied after the deadline.
+    """
     folder, target = run / CHECKPOINT_FOLDER, hold / CHECKPOINT_FOLDER
-    target.mkdir(parents=True)
-    for name in names_below(str(folder)):
+    target.mkdir(parents=True, exist_ok=True)
+    manifest = layout.manifest_file(version)
+    for name in sorted(names_below(str(folder)), key=lambda name: (name != manifest, name)):
         found = layout.parse_versioned(os.path.basename(name))
         is_newer = found is not None and found.version > version
         is_unfinished = any(layout.is_transient(part) for part in Path(name).parts)
         if name == VERSION_FILE or is_unfinished or is_newer:
             continue
         (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(target / name):
+            continue
         if (folder / name).is_symlink():
             os.symlink(os.readlink(folder / name), target / name)
         else:
-            _link(folder / name, target / name)
+            # The manifest is small, and without it the next call would begin anew.
+            _link(folder / name, target / name, math.inf if name == manifest else deadline)
     (target / VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")
     for path in sorted(run.iterdir()):
         if path.is_file() and path.name not in OWN_FILES and not path.name.endswith(layout.TEMPORARY_SUFFIX):
             shutil.copy2(path, hold / path.name)
 
 
-def _link(source: Path, target: Path) -> None:
-    """Hard-link a file, or copy it if the disk has no hard links."""
+def _link(source: Path, target: Path, deadline: float) -> None:
+    """Give a file one more name; on a disk without hard links, copy it, or go on with its copy."""
     try:
         os.link(source, target)
     except FileNotFoundError:
         raise
     except OSError:
-        shutil.copy2(source, target)
+        unfinished = target.with_name(target.name + layout.TEMPORARY_SUFFIX)
+        with open(source, "rb") as old, open(unfinished, "ab") as new:
+            old.seek(new.tell())
+            while block := old.read(COPY_BLOCK_BYTES):
+                new.write(block)
+                if time.monotonic() >= deadline:
+                    raise _SliceEnded from None
+        shutil.copystat(source, unfinished)
+        os.replace(unfinished, target)
 
 
 def _read_origin(folder: Path) -> dict[str, Any]:

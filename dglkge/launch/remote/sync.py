@@ -20,8 +20,8 @@ from dglkge.config import Config
 from dglkge.data.dataset_files import PARTITIONS, Field, part_of_folder
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
-from dglkge.launch.remote.file_transfer import COMPARE_SECONDS, Tree, fetch, files_below, send
-from dglkge.launch.remote.run_copies import HOLD_FOLDER, OWN_FILES, Candidate, choose_copy
+from dglkge.launch.remote.file_transfer import CANCELLED, COMPARE_SECONDS, Tree, fetch, files_below, send
+from dglkge.launch.remote.run_copies import HOLD_FOLDER, HOLD_SLICE_SECONDS, OWN_FILES, Candidate, choose_copy
 from dglkge.launch.remote.session import HostSession
 
 
@@ -263,7 +263,12 @@ def fetch_version(
     there = str(places.on_machines(output))
     if session.ssh is None and Path(there).resolve() == output.resolve():
         return None
-    hold = session.call("hold_version", COMPARE_SECONDS, folder=there, known=read_copy(output).checksum)
+    question = {"folder": there, "known": read_copy(output).checksum, "seconds": HOLD_SLICE_SECONDS}
+    hold = session.call("hold_version", COMPARE_SECONDS, **question)
+    while isinstance(hold, dict):  # it copies files, and every answer is progress
+        if is_cancelled():
+            raise InputError(CANCELLED)
+        hold = session.call("hold_version", COMPARE_SECONDS, **question)
     if hold is None:
         return None
     try:
