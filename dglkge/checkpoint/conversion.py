@@ -176,6 +176,7 @@ def _places_again(wanted: torch.Tensor) -> dict[int, int]:
 
 def _places(known: list[str], wanted: list[str]) -> np.ndarray:
     """Return where each wanted name stands among the known ones, -1 where it does not."""
+    # The usual case, a checkpoint of the same data set, needs no index of names.
     if known == wanted:
         return np.arange(len(known), dtype=np.int64)
     import pandas as pd  # here: most runs start from no other, and importing it takes a fifth of a second

@@ -147,6 +147,7 @@ class Courier:
             dist.send(torch.zeros(1, dtype=torch.int64), leader, group=self._group)
         except RuntimeError as error:
             raise CheckpointError(f"rank {leader} did not send its parts: {error}") from error
+        # The checksum was taken from the received bytes; the receipt has that of the sender's file.
         for name, checksum in checksums.items():
             receipt = storage.path / layout.receipt_file(name)
             if receipt.name in checksums:
@@ -159,6 +160,7 @@ class Courier:
         checksums = {}
         buffer = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
         for name, size in json.loads(self._receive_bytes(leader)):
+            # A name from the network must not lead out of the folder.
             if "/" in name or name.startswith("."):
                 raise CheckpointError(f"rank {leader} sent a file named {name!r}")
             checksum = unflushed = 0

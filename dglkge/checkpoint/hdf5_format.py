@@ -63,6 +63,7 @@ def _new_file(path: Path) -> h5py.File:
             access = empty.id.get_access_plist()
     except RuntimeError as error:
         raise OSError(str(error)) from error
+    # h5py has no argument for this property, so the file is opened through the low-level interface.
     access.set_sieve_buf_size(0)
     return h5py.File(h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, access))
 
@@ -114,6 +115,7 @@ def allocate_rows(group: h5py.Group, name: str, values: torch.Tensor) -> None:
     values : (n, ...) tensor
     """
     how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    # Early allocation fixes the offsets that the rows are written to. No fill: each row is written anyway.
     how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     group.create_dataset(name, shape=tuple(values.shape), dtype=numpy_dtype(values), dcpl=how)

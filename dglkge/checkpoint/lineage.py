@@ -75,6 +75,8 @@ class RunCopy:
             return True
         if older.version >= self.version or not older.lineage:
             return False
+        # The older version is an ancestor if this lineage has it among the versions of the job that wrote it.
+        # An abandoned job has a shorter range here than in its own lineage.
         last = older.lineage[-1]
         return any(one.job == last.job and one.first <= last.last <= one.last for one in self.lineage)
 
@@ -90,6 +92,7 @@ def extended(
     lineage: Sequence[JobVersions], job: str, version: int, host: str, since: str
 ) -> list[JobVersions]:
     """Return a lineage with one more version at its end."""
+    # The versions of one job are one entry, so the list grows with restarts and not with versions.
     if lineage and lineage[-1].job == job and lineage[-1].last == version - 1:
         return [*lineage[:-1], dataclasses.replace(lineage[-1], last=version)]
     return [*lineage, JobVersions(job, version, version, host, since)][-MOST_JOBS:]

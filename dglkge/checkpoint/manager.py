@@ -438,6 +438,7 @@ class CheckpointManager:
         mine = parts if self.is_writer else []
         if copy:
             mine = [self.row_copy.of(part) for part in mine]
+            # All machines copy at the same batch boundary, so the copies belong to one state of training.
             self.barrier()  # from here on training may change the rows
         num_parts = self.num_parts or 1 + max((part.part for part in parts), default=0)
         shared = refuse_missing_relations(relations) if self.rank == 0 else None
@@ -583,7 +584,7 @@ class CheckpointManager:
             manifest, found = self._published_everywhere(texts)
             if len({(one["version"], one["checksum"]) for one in found}) == 1:
                 return manifest
-            # Rank 0's clock decides for all.
+            # Rank 0's clock decides for all: else one rank could raise while another polls on.
             if self._gather("late" if time.monotonic() >= deadline else "")[0]:
                 raise _disagreement(found)
             time.sleep(AGREEMENT_POLL_SECONDS)
@@ -611,6 +612,7 @@ class CheckpointManager:
         """Run a function in a new thread."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint")
         self._writing = thread.submit(work)
+        # No wait: the thread ends with its work, and the interpreter joins it at exit.
         thread.shutdown(wait=False)
 
     def _write(self, new: NewVersion) -> None:

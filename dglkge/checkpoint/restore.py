@@ -199,6 +199,7 @@ def fill_part(
     """
     wanted = part.original_ids if saved_ids is None else saved_ids
     present = (wanted >= 0).nonzero().squeeze(1)
+    # Both lists of ids are sorted, so rows are matched by merging: no index of all ids is built.
     sorted_ids, order = torch.sort(wanted[present])
     live_rows = present[order].numpy()
     live = (sorted_ids.cpu().numpy(), live_rows)

@@ -63,6 +63,8 @@ def take(folder: Path, name: str, version: int, note: Mapping[str, Any], texts: 
     note_path.write_text(json.dumps({"version": version, **note}) + "\n", encoding="utf-8")
     for path in (new / layout.VERSION_FILE, note_path, new):
         sync(path)
+    # No call swaps two folders everywhere, so the old snapshot is renamed first. A crash between the renames
+    # leaves it with the suffix, and recover() renames it back.
     if target.exists():
         shutil.rmtree(old, ignore_errors=True)
         os.replace(target, old)

@@ -55,7 +55,8 @@ def check_text(folder: Path, entry: TextEntry, version: int, checksum: bool = Fa
         If it is missing or not as it was written.
     """
     own, staged = folder / entry.name, folder / layout.staged_file(entry.name, version)
-    for path in (staged, own, staged):  # it may be renamed in the meantime, there or back
+    # A writer may rename the text between two attempts, in either direction: the third attempt finds it.
+    for path in (staged, own, staged):
         try:
             with open(path, "rb") as file:
                 _check_size(path, entry, os.fstat(file.fileno()).st_size)
@@ -376,7 +377,7 @@ class CheckpointStorage(LeasedFolder):
         """Remove all files of older versions, apart from those that a snapshot keeps."""
         kept = snapshots.kept_versions(self.path)
         for path, found in self.versioned():
-            # Snapshots have the texts themselves, so staged ones need not stay for them.
+            # Snapshots have the texts under their own names, so staged texts are not kept for them.
             leaving = path.name.endswith(layout.RECEIPT_SUFFIX) or found.staged
             if found.version < version and (leaving or found.version not in kept):
                 path.unlink(missing_ok=True)

@@ -162,6 +162,7 @@ class VersionWriter:
         while True:
             files = self.storage.read_receipts(new.version)
             now = time.monotonic()
+            # On timeout, check_complete raises the error with the list of parts that are missing.
             if len(files) >= expected or now - last_news > self.limit_seconds:
                 check_complete(new.meta, files)
                 return files
@@ -188,12 +189,17 @@ class VersionWriter:
         manifest = Manifest(version, new.meta, files, texts, run_id or new_nonce(), lineage)
         if previous is None:
             storage.place_texts(manifest)  # no published version has other texts under these names
+        # The order from here on is the commit protocol. The manifest lists files that are all durable.
+        # Snapshots come before publication: one of an unpublished version is removed at the next start, but a
+        # published version without its snapshot would never get one.
         storage.write_text(layout.manifest_file(version), manifest.to_json())
         for name, note in new.snapshots.items():
             storage.keep(version, name, note)
         if previous is None:
             storage.publish(version)
         else:
+            # Texts have the same names in all versions. They are renamed before and after the version file is
+            # replaced, so a reader finds the texts of the version that it reads, or none.
             storage.withdraw_texts(previous.version, self._drop_same(manifest, previous))
             storage.publish(version)
             storage.place_texts(manifest)

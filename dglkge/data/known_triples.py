@@ -69,6 +69,7 @@ class KnownTriples:
             columns = [np.zeros((0, 3), dtype=np.int64), *self._triples]
             keys = np.concatenate([self._keys(t[:, side.anchor_column], t[:, 1]) for t in columns])
             answers = np.concatenate([t[:, side.column] for t in columns])
+            # Sorted arrays and binary search: a dict of sets would need Python objects for every triple.
             order = np.lexsort((answers, keys))
             keys, answers = keys[order], answers[order]
             new = np.ones(len(keys), dtype=bool)

@@ -139,6 +139,7 @@ class PartitionLayout:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{config_path} is no description of DGL partitions: {error!r}") from error
         layout = cls(path, boundaries, config)
+        # Mapped now, so that a missing or damaged map is an error before training starts.
         for ntype in layout.ntypes:
             layout.original_ids(ntype)
             layout.node_ids(ntype)

@@ -141,6 +141,7 @@ def _part_sizes(
     sizes = []
     for part in range(num_parts):
         num_rows = {ntype: counts[part] for ntype, counts in rows.items()}
+        # Each partition's cut edges come from the others in equal shares (rounded up).
         num_halo_edges = -(-(sum(cut_edges) - cut_edges[part]) // max(num_parts - 1, 1))
         num_others = sum(map(sum, rows.values())) - sum(num_rows.values())
         most_halo_nodes = min(cut_edges[part] + num_halo_edges, num_others)

@@ -84,6 +84,7 @@ class Vocabulary:
         return cls(read_lines(path), noun)
 
     def _id_of_name(self) -> dict[str, int]:
+        # Built at the first lookup by name: training has no such lookup, and the dict is large.
         if self._ids is None:
             self._ids = {name: id_ for id_, name in enumerate(self.names)}
         return self._ids

@@ -10,6 +10,7 @@ import dataclasses
 import json
 from pathlib import Path
 
+from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.config import Config
 from dglkge.errors import InputError
 from dglkge.model.choices import NEGATIVE_SAMPLERS, OPTIMIZERS
@@ -49,7 +50,7 @@ def with_recorded_imports(config: Config) -> Config:
     A resume then needs no ``--import``, where the folder is on this machine's disk.
     """
     try:
-        saved = json.loads((Path(config.output) / "config.json").read_text(encoding="utf-8"))
+        saved = json.loads((Path(config.output) / RUN_CONFIG_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return config
     recorded = recorded_imports(saved) if isinstance(saved, dict) else []
