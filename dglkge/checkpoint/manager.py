@@ -23,13 +23,11 @@ from dglkge.checkpoint.storage import CheckpointStorage, check_text
 from dglkge.checkpoint.version_writer import NewVersion, VersionWriter, refuse_missing_relations
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import Lease
+from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
 from dglkge.errors import CheckpointError, StorageError, write_error
 from dglkge.typing import TablePart
 
 logger = logging.getLogger(__name__)
-
-WRITER_LIMIT_SECONDS = 600.0
-"""A save fails if another machine's files have not changed for so long."""
 
 AGREEMENT_SECONDS = 30.0
 """Limit of the delay with which a host sees on a shared disk what another host has published."""
@@ -244,7 +242,7 @@ class CheckpointManager:
     num_parts : int or None
         Parts of each table over all machines; None where this process owns them all.
     limit_seconds : float
-        How long rank 0 waits for another machine of which nothing new is seen.
+        A save fails if no file of another machine has changed for so long.
     courier : Courier or None
         Brings files to rank 0 where machines share no disk.
     lease : Lease or None
@@ -270,7 +268,7 @@ class CheckpointManager:
         barrier: Callable[[], None],
         names: Mapping[str, Vocabulary] | None = None,
         num_parts: int | None = None,
-        limit_seconds: float = WRITER_LIMIT_SECONDS,
+        limit_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         courier: Courier | None = None,
         lease: Lease | None = None,
         gather: Callable[[str], Sequence[str]] | None = None,

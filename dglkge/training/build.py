@@ -14,7 +14,7 @@ from dglkge import __version__
 from dglkge.checkpoint.conversion import dataset_fields
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, Progress
-from dglkge.checkpoint.manager import WRITER_LIMIT_SECONDS, CheckpointManager
+from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
@@ -200,6 +200,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         cluster.barrier,
         names,
         dataset.num_parts,
+        world.timeout_seconds,
         courier=_build_courier(world),
         lease=lease,
         gather=cluster.gather_texts,
@@ -320,7 +321,7 @@ def _build_courier(world: World) -> Courier | None:
     if not world.has_own_disk or world.num_machines == 1:
         return None
     leaders = range(0, world.world_size, world.trainers_per_machine)
-    return Courier(world.rank, leaders, WRITER_LIMIT_SECONDS)
+    return Courier(world.rank, leaders, world.timeout_seconds)
 
 
 def _pair_of_relation(dataset: Dataset, layout: PartitionLayout, pairs: list[tuple[str, str]]) -> np.ndarray:

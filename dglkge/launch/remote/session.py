@@ -212,7 +212,7 @@ class HostSession:
         """Return the command that runs some words on the machine."""
         return words if self.ssh is None else ssh_command(self.ssh, self.address, words)
 
-    def call(self, task: str, seconds: float = REPLY_SECONDS, **arguments: Any) -> Any:
+    def call(self, task: str, seconds: float = REPLY_SECONDS, /, **arguments: Any) -> Any:
         """Call a task of the agent and return its result.
 
         Parameters
@@ -222,7 +222,7 @@ class HostSession:
         seconds : float
             Timeout.
         **arguments
-            Of the task.
+            Of the task; any names, ``seconds`` included.
 
         Raises
         ------
@@ -268,7 +268,7 @@ class HostSession:
                 raise InputError(f"did not answer within {seconds:g} s")
             data = os.read(replies, 65536)
             if not data:
-                raise InputError(self._describe_end())
+                raise InputError(self.describe_end())
             self._replies += data
         line, _, self._replies = self._replies.partition(b"\n")
         with contextlib.suppress(ValueError):
@@ -289,10 +289,12 @@ class HostSession:
             f"{error.strerror}; install OpenSSH's client"
         )
 
-    def _describe_end(self) -> str:
+    def describe_end(self) -> str:
         """Describe why there is no agent, by the last line of ssh, the shell or Python."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
+        if (self._process.returncode or 0) < 0:
+            return f"the connection was ended by {signal.Signals(-self._process.returncode).name}"
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         words = lines[-1].strip() if lines else f"status {self._process.returncode}"
