@@ -293,8 +293,8 @@ class HostSession:
         """Describe why there is no agent, by the last line of ssh, the shell or Python."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
-        if (self._process.returncode or 0) < 0:
-            return f"the connection was ended by {signal.Signals(-self._process.returncode).name}"
+        if self.ssh is not None and (self._process.returncode or 0) < 0:
+            return f"its ssh client was killed by {signal.Signals(-self._process.returncode).name}"
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         words = lines[-1].strip() if lines else f"status {self._process.returncode}"
