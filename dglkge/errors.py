@@ -28,7 +28,7 @@ class DglkgeError(Exception):
 
 
 class InputError(DglkgeError):
-    """The user can mend this: the message says what was wrong, what was got and what is allowed."""
+    """Bad input: the message has what was wrong, what was got and what is allowed."""
 
 
 class CheckpointError(InputError):
@@ -38,13 +38,13 @@ class CheckpointError(InputError):
 class NotReadyError(InputError):
     """A machine cannot take the job now: a port in use, a name without an address, another job's lock.
 
-    The user can mend this before a first start. Before a restart it may pass by itself, so another attempt
-    is made.
+    The user can correct this before a first start. Before a restart it may pass by itself, so another
+    attempt is made.
     """
 
 
 class JobError(DglkgeError):
-    """Something failed while the job ran that no change of the input would mend."""
+    """A failure while the job ran that no change of the input would correct."""
 
 
 class StorageError(JobError):
@@ -57,7 +57,7 @@ def write_error(what: str, error: OSError) -> DglkgeError:
     Parameters
     ----------
     what : str
-        What could not be done, e.g. ``"cannot write runs/a/checkpoint/model.v2.h5"``.
+        The action that failed, e.g. ``"cannot write runs/a/checkpoint/model.v2.h5"``.
     error : OSError
         Why.
 
@@ -95,12 +95,12 @@ def exit_status_of(error: BaseException) -> int:
 
 
 def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> InputError:
-    """Build the error for a name that nobody knows.
+    """Build the error for an unknown name.
 
     Parameters
     ----------
     noun : str
-        What the name stands for, e.g. ``"score function"``.
+        Kind of the name, e.g. ``"score function"``.
     got : str
         The name as the user wrote it.
     known : iterable of str

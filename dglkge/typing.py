@@ -1,4 +1,4 @@
-"""The ground types that every floor of the house shares."""
+"""Types that all packages share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:  # the launcher reads this file and does without torch
+if TYPE_CHECKING:  # the launcher imports this file and no torch
     import torch
 
 RELATION = "relation"
@@ -15,7 +15,7 @@ RELATION = "relation"
 
 
 class Side(enum.Enum):
-    """The side of a triple that is corrupted or asked for.
+    """The side of a triple that is corrupted or predicted.
 
     ``Side.TAIL`` stands for (h, r, ?) and ``Side.HEAD`` for (?, r, t).
     """
@@ -57,7 +57,7 @@ class Relation:
 
 @dataclass(frozen=True)
 class TablePart:
-    """What one machine owns of one embedding table.
+    """Rows of one embedding table that one machine owns.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class TablePart:
 
 
 class RowSource(Protocol):
-    """Whoever can look up rows of any table by original id: live tables, or a checkpoint's files."""
+    """Lookup of rows of any table by original id: live tables, or a checkpoint's files."""
 
     def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table."""

@@ -198,7 +198,7 @@ def _pieces(
 ) -> Iterator[tuple[np.ndarray, str, int, str]]:
     """Yield (view of the rows, parameter name, sign, side) for each parameter.
 
-    The side is the one that the operator acts on: the tail is asked for by acting on the head (lhs).
+    The side is the one that the operator acts on: tails are predicted by acting on the head (lhs).
     """
     if meta.reciprocal:
         halves = zip(np.split(rows, 2, axis=1), ("lhs", "rhs"))

@@ -121,7 +121,7 @@ def save_config(config: Config, path: str | os.PathLike[str]) -> None:
 
 
 def _compose(path: Path) -> yaml.Node | None:
-    """Parse a YAML file into nodes, which know their lines."""
+    """Parse a YAML file into nodes, which have line numbers."""
     try:
         return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
@@ -191,7 +191,7 @@ def _build(of: Any, prefix: str, values: Mapping[str, _Given]) -> Any:
 
 
 def _convert(given: _Given, kind: type, key: str) -> Any:
-    """Return the value as its field's type, or say what the type is.
+    """Return the value as its field's type, or raise an error that names the type.
 
     The field decides how a text is read, not YAML: a text stays as it was written, and a whole number is
     decimal (or hexadecimal after 0x).

@@ -144,7 +144,7 @@ class EmbeddingTable:
 
 
 def _mapped(array: np.ndarray) -> torch.Tensor:
-    """View an array that is mapped read-only as a tensor, which torch warns of; nobody writes to it."""
+    """View an array that is mapped read-only as a tensor, which torch warns about; it is never written to."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)

@@ -1,4 +1,4 @@
-"""Rows of a batch where they lie: in this machine's shared memory, or in the message that brought them."""
+"""Rows of a batch in place: in this machine's shared memory, or in the message that they came with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class FoundRows:
-    """Rows of one table, as often as they were asked for.
+    """Rows of one table, one for each time that a batch has the id.
 
     Compiled loops take their addresses: a choice between two arrays for every row costs them as much as
     reading it.
@@ -24,11 +24,11 @@ class FoundRows:
     Attributes
     ----------
     addresses : (n,) int64
-        Where the float32 numbers of each row begin in memory.
+        Address of the first float32 number of each row.
     dim : int
         Numbers of a row.
     arrays : tuple of arrays
-        What the rows lie in, kept alive.
+        The memory of the rows, kept alive.
     """
 
     addresses: Ids
@@ -66,6 +66,6 @@ class FoundRows:
 
 
 def _addresses(rows: Rows, places: Ids) -> Ids:
-    """Return where rows of an array begin."""
+    """Return the addresses of rows of an array."""
     base: int = rows.__array_interface__["data"][0]
     return base + places * rows.strides[0]

@@ -1,7 +1,7 @@
-"""Rows of other machines through the trainers' own exchange: unique ids out, rows back, all tables in one.
+"""Exchange of remote rows between trainers: unique ids out, rows back, all tables in one round.
 
-Whoever wants rows of machine m asks a trainer of m, which reads them from its machine's shared memory. Both
-halves are collectives: every trainer takes part in every one, also with nothing to ask for.
+A trainer sends the ids of machine m to a trainer of m, which reads the rows from its machine's shared memory.
+Both halves are collectives: every trainer takes part in each, also with no ids to send.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What every trainer wants to know of every other: the result of the first half.
+class RowRequests:
+    """Requests of every trainer to every other: the result of the first half.
 
     Attributes
     ----------
     to_get : (size, T) int64
-        Rows of each table that come from each rank, in the order in which they were asked for.
+        Rows of each table that each rank sends, in the order of the ids.
     to_give : (size, T) int64
-        Rows of each table that each rank wants.
+        Rows of each table that each rank requests.
     given : list of (n,) int64
-        For each rank and, in it, each table: the local rows that are to be read.
+        For each rank and, in it, each table: the local rows to read.
     """
 
     to_get: Ids
@@ -42,12 +42,12 @@ class Asked:
 
 
 class RowExchange:
-    """The ways to the rows of other machines. Constructed by all trainers together.
+    """Exchange of remote rows. Constructed by all trainers together.
 
     Parameters
     ----------
     group : Alltoall
-        All trainers, in a group in which nobody else communicates.
+        All trainers, in a group that nothing else uses.
     part_id : int
         The partition on this trainer's machine.
     tables : sequence of EmbeddingTable
@@ -57,7 +57,7 @@ class RowExchange:
     Attributes
     ----------
     sent_bytes : int
-        Bytes sent to other machines since the start: numbers of rows, ids and rows.
+        Bytes sent to other machines since the start: counts, ids and rows.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class RowExchange:
         self._num_strangers = group.size - len(self._machines[part_id])
         self._outgoing, self._incoming = Buffer(), Buffer()
         self._outgoing_ids, self._incoming_ids = Buffer(), Buffer()
-        # Rows that have come are read while those of the next batch may already arrive.
+        # Two sets of buffers: rows of one batch are read while those of the next may already arrive.
         self._sorted, self._spare_sorted = ([Buffer() for _ in tables] for _ in range(2))
         self.sent_bytes = 0
 
@@ -84,11 +84,11 @@ class RowExchange:
         return self._group.size
 
     def owners(self, table: int, ids: Ids) -> npt.NDArray[np.int32]:
-        """Return the rank (n,) of the trainer that answers for each node id of a table."""
+        """Return the rank (n,) of the trainer that serves each node id of a table."""
         return owner_ranks(ids, self._tables[table].range_starts, self._machines)
 
-    def ask(self, wanted: Sequence[Sequence[Ids]], batch: int) -> Asked:
-        """Tell the owners which rows this trainer wants, and hear what they want of it.
+    def exchange_ids(self, wanted: Sequence[Sequence[Ids]], batch: int) -> RowRequests:
+        """Send the ids of rows to their owners, and receive the ids that other trainers request.
 
         Parameters
         ----------
@@ -103,6 +103,7 @@ class RowExchange:
             If another trainer is at another batch.
         """
         size, num_tables = self._group.size, len(self._tables)
+        # The batch number travels with the counts: a trainer that lost step is found before rows mix.
         counts = np.empty((size, num_tables + 1), np.int64)
         counts[:, num_tables] = batch
         for table, by_rank in enumerate(wanted):
@@ -127,21 +128,21 @@ class RowExchange:
         self.sent_bytes += len(sent) + self._num_strangers * counts[0].nbytes
         ids = np.split(arrived.view(self._id_dtype).astype(np.int64), np.cumsum(to_give.ravel())[:-1])
         firsts = [table.first_node_id for table in self._tables] * size
-        return Asked(to_get, to_give, [some - first for some, first in zip(ids, firsts)])
+        return RowRequests(to_get, to_give, [some - first for some, first in zip(ids, firsts)])
 
-    def read(self, asked: Asked) -> npt.NDArray[np.uint8]:
-        """Copy the rows that others want from shared memory; nothing travels yet.
+    def read(self, requests: RowRequests) -> npt.NDArray[np.uint8]:
+        """Copy the rows that others request from shared memory; nothing is sent yet.
 
         Returns
         -------
         (n,) uint8
             The messages to all ranks, one after the other, valid until the next call.
         """
-        total = int((asked.to_give * self._dims).sum())
+        total = int((requests.to_give * self._dims).sum())
         buffer = self._outgoing.take(total * self._wire_dtype.itemsize)
         message = self._as_numbers(buffer)
         start = 0
-        for number, rows in enumerate(asked.given):
+        for number, rows in enumerate(requests.given):
             if not len(rows):
                 continue
             table = self._tables[number % len(self._tables)]
@@ -154,30 +155,30 @@ class RowExchange:
             start = end
         return buffer
 
-    def send(self, asked: Asked, message: npt.NDArray[np.uint8]) -> list[torch.Tensor]:
-        """Send what was read, and take what the others read for this trainer.
+    def send(self, requests: RowRequests, message: npt.NDArray[np.uint8]) -> list[torch.Tensor]:
+        """Send the rows that were read, and receive those of this trainer's requests.
 
         Returns
         -------
         list of (n, D) float32 tensor
-            For each table the rows that it asked for, rank after rank; valid until the next call but one.
+            For each table the requested rows, rank after rank; valid until the next call but one.
         """
         width = self._wire_dtype.itemsize
-        out_bytes = (asked.to_give * self._dims).sum(1) * width
-        in_bytes = (asked.to_get * self._dims).sum(1) * width
+        out_bytes = (requests.to_give * self._dims).sum(1) * width
+        in_bytes = (requests.to_get * self._dims).sum(1) * width
         arrived = self._incoming.take(int(in_bytes.sum()))
         self._group.messages(message, out_bytes.tolist(), arrived, in_bytes.tolist())
         self.sent_bytes += int(out_bytes.sum())
-        return self._unpack(asked.to_get, self._as_numbers(arrived))
+        return self._unpack(requests.to_get, self._as_numbers(arrived))
 
     def _as_numbers(self, message: npt.NDArray[np.uint8]) -> torch.Tensor:
-        """View bytes as numbers of the wire's type; torch views no empty array as another type."""
+        """View bytes as numbers of the wire's type; torch cannot view an empty array as another type."""
         if not len(message):
             return torch.empty(0, dtype=self._wire_dtype)
         return torch.from_numpy(message).view(self._wire_dtype)
 
     def _unpack(self, counts: Ids, message: torch.Tensor) -> list[torch.Tensor]:
-        """Sort what arrived, rank after rank, by table."""
+        """Sort received rows, rank after rank, by table."""
         self._sorted, self._spare_sorted = self._spare_sorted, self._sorted
         spaces = zip(self._sorted, counts.sum(0).tolist(), self._tables)
         rows = [torch.from_numpy(space.rows(n, table.dim, FLOAT32)) for space, n, table in spaces]

@@ -1,4 +1,4 @@
-"""Where the rows of a batch come from: shared memory, DGL's kvstore, or the trainers' own exchange."""
+"""Lookup of the rows of a batch: from shared memory, DGL's kvstore, or the trainers' own exchange."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.found_rows import FoundRows
-from dglkge.embeddings.row_exchange import Asked, Ids, RowExchange
+from dglkge.embeddings.row_exchange import Ids, RowExchange, RowRequests
 
 Wanted = Mapping[str, torch.Tensor]
-"""Node ids (n,) int64 that are wanted of some tables, by name; ids may repeat."""
+"""Node ids (n,) int64 to look up in some tables, by name; ids may repeat."""
 
 
 class RowLookup(Protocol):
     """Fetches the rows of one batch after the other."""
 
     looks_ahead: bool
-    """Whether it is of use to announce a batch before its rows are fetched."""
+    """Whether a batch should be announced before its rows are fetched."""
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this trainer sent to other machines, or had sent to it by their servers."""
+        """Bytes that this trainer sent to other machines, or that their servers sent to it."""
         ...
 
     def announce(self, batch: int, wanted: Wanted) -> None:
-        """Say what the next call of ``rows`` will want."""
+        """Start the lookup of the batch that the next call of ``rows`` is for."""
         ...
 
     def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
@@ -39,16 +39,16 @@ class RowLookup(Protocol):
         ...
 
     def before_update(self) -> None:
-        """Wait until no row of this machine is being read any more for the batch that was announced."""
+        """Wait until the rows of this machine have been read for the announced batch."""
         ...
 
     def finish(self) -> None:
-        """Let what goes on in the background end, before this trainer leaves."""
+        """Wait for the work in the background, before this trainer exits."""
         ...
 
 
 class DirectLookup:
-    """Rows from this machine's shared memory, and what is not there through DGL's kvstore.
+    """Rows from this machine's shared memory, and remote rows through DGL's kvstore.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class DirectLookup:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of ids and rows that went through the kvstore; its own overhead is not in it."""
+        """Bytes of ids and rows that went through the kvstore, without its own overhead."""
         return sum(table.pulled_bytes for table in self._tables.values())
 
     def announce(self, batch: int, wanted: Wanted) -> None:
@@ -78,14 +78,14 @@ class DirectLookup:
         """Do nothing: nothing is read ahead."""
 
     def finish(self) -> None:
-        """Do nothing: nothing goes on in the background."""
+        """Do nothing: there is no work in the background."""
 
 
 class ExchangeLookup:
     """Rows of other machines through a :class:`RowExchange`; a collective, as is each of its methods.
 
     Rows of this machine are always read when they are needed. Ids of an announced batch travel in a
-    thread while the caller computes. With ``staleness`` 0 the rows follow when they are asked for; with
+    thread while the caller computes. With ``staleness`` 0 the rows follow when they are requested; with
     1 they are read and travel right after the ids: those of other machines then are as they were before
     the update of the batch in between. Only one batch can be announced, and it may be dropped.
 
@@ -120,39 +120,39 @@ class ExchangeLookup:
         )
 
     def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
-        """Return the rows of each table's ids; those of the batch that was announced, or any other.
+        """Return the rows of each table's ids, for the announced batch or any other.
 
-        Those that came from elsewhere are valid until the next call, or the next announcement but one.
+        Remote rows are valid until the next call, or the next announcement but one.
 
         Raises
         ------
         RuntimeError
             If another trainer is at another batch.
         TimeoutError
-            If a trainer did not come.
+            If a trainer did not take part in time.
         ConnectionError
-            If a trainer ended.
+            If a trainer exited.
         """
         prepared = self._take_announced(batch) or self._prepare(batch, wanted)
         remote = prepared.rows
         if remote is None:
-            remote = self._exchange.send(prepared.asked, self._exchange.read(prepared.asked))
+            remote = self._exchange.send(prepared.requests, self._exchange.read(prepared.requests))
         found = zip(self._tables, prepared.routes, remote)
         return {name: route.found(rows) for name, route, rows in found if name in wanted}
 
     def before_update(self) -> None:
-        """Wait until the rows that were announced to be read before this update have been read."""
+        """Wait until the rows that are read ahead, as they were before this update, have been read."""
         if self._announced is not None and self._reads_ahead:
             self._announced.read.wait()
 
     def finish(self) -> None:
-        """Let the exchange of a batch end that was announced and is not trained any more."""
+        """Wait for the exchange of a batch that was announced and will not be trained."""
         self._take_announced()
 
     def _take_announced(self, batch: int | None = None) -> _Prepared | None:
-        """Let the exchange of the announced batch end, and return what came of it if it is this batch.
+        """Wait for the exchange of the announced batch; return its result if it is this batch.
 
-        It is never cut short, since the other trainers take part in it to its end.
+        It is never cancelled, since the other trainers take part in it to its end.
         """
         announced, self._announced = self._announced, None
         if announced is None:
@@ -166,29 +166,29 @@ class ExchangeLookup:
             _Route(table, wanted.get(name), self._exchange, number)
             for number, (name, table) in enumerate(self._tables.items())
         ]
-        return _Prepared(routes, self._exchange.ask([route.by_rank for route in routes], batch))
+        return _Prepared(routes, self._exchange.exchange_ids([route.by_rank for route in routes], batch))
 
     @torch.no_grad()
     def _prepare_ahead(self, batch: int, wanted: Wanted, read: threading.Event) -> _Prepared:
-        """Do in the background what can be done before the update."""
+        """Exchange ids in the background, and with staleness 1 the rows as they are before the update."""
         try:
             prepared = self._prepare(batch, wanted)
             if not self._reads_ahead:
                 return prepared
-            message = self._exchange.read(prepared.asked)
+            message = self._exchange.read(prepared.requests)
         finally:
             read.set()  # also after a failure, which the result then raises
-        prepared.rows = self._exchange.send(prepared.asked, message)
+        prepared.rows = self._exchange.send(prepared.requests, message)
         return prepared
 
 
 class _Route:
-    """The ids that are wanted of one table, split into those of this machine and the distinct others.
+    """Requested ids of one table, split into those of this machine and the distinct remote ones.
 
     Attributes
     ----------
     by_rank : list of (m,) int64
-        The distinct ids of other machines for each rank that answers for them.
+        The distinct remote ids for each rank that serves them.
     """
 
     def __init__(
@@ -209,22 +209,22 @@ class _Route:
         self.by_rank = np.split(distinct[order], np.cumsum(counts)[:-1])
 
     def found(self, remote: torch.Tensor) -> FoundRows:
-        """Say where all rows are: on this machine, and among the (U, D) that came."""
+        """Locate all rows: on this machine, and among the (U, D) received."""
         return FoundRows.in_either(self._table.local_rows.numpy(), remote.numpy(), self._places)
 
 
 @dataclass
 class _Prepared:
-    """A batch whose ids have been exchanged, and its rows of other machines where they may be stale."""
+    """A batch after the exchange of ids, with its remote rows where they may be stale."""
 
     routes: list[_Route]
-    asked: Asked
+    requests: RowRequests
     rows: list[torch.Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class _Announced:
-    """A batch whose exchange has begun in the background."""
+    """A batch with its exchange in progress in the background."""
 
     batch: int
     work: Future[_Prepared]

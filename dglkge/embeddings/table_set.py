@@ -31,7 +31,7 @@ class TableSet(Mapping[str, EmbeddingTable]):
     Attributes
     ----------
     lookup : RowLookup
-        Where the rows of a batch come from; :meth:`use_exchange` replaces it on several machines.
+        Lookup of the rows of a batch; :meth:`use_exchange` replaces it on several machines.
     """
 
     def __init__(

@@ -25,7 +25,14 @@ from dglkge.evaluation.queries import (
     plan_queries,
     score_queries,
 )
-from dglkge.evaluation.ranking import competing, draw_candidates, rank_against_candidates, rank_against_shard
+from dglkge.evaluation.ranking import (
+    competing,
+    count_greater,
+    count_greater_plainly,
+    draw_candidates,
+    rank_against_candidates,
+    rank_against_shard,
+)
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import Relation, RowShard, RowSource, Side
 
@@ -45,10 +52,15 @@ class RankingEvaluator:
     relations : sequence of Relation
         By relation id.
     protocol : Protocol
+    kernels : {"auto", "reference"}
+        Count by compiled loops, or by torch's operations; the ranks are the same.
     """
 
-    def __init__(self, model: KgeModel, relations: Sequence[Relation], protocol: Protocol) -> None:
+    def __init__(
+        self, model: KgeModel, relations: Sequence[Relation], protocol: Protocol, kernels: str = "auto"
+    ) -> None:
         self._model = model
+        self._count = count_greater if kernels == "auto" else count_greater_plainly
         self._relations = relations
         self._protocol = protocol
 
@@ -137,7 +149,7 @@ class RankingEvaluator:
         # Sampling with replacement from fewer entities than samples would be a worse full ranking.
         if num_candidates is None or num_candidates >= num_entities:
             negatives = _count_negatives(queries, num_entities)
-            counted = [rank_against_shard(self._model, queries, shard) for shard in shards]
+            counted = [rank_against_shard(self._model, queries, shard, self._count) for shard in shards]
         else:
             drawn = draw_candidates(batch, num_candidates, num_entities, self._protocol.seed).to(device)
             competes = competing(queries, drawn)

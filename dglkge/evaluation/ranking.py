@@ -7,6 +7,7 @@ score farther from the true one than the bound is decided; the few others are co
 from __future__ import annotations
 
 import math
+from typing import Callable
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ def count_greater(
         The scores in [low, high]: index of the true answer, and column.
     """
     if scores.device.type != "cpu":
-        return _count_greater_torch(scores, row_of, low, high)
+        return count_greater_plainly(scores, row_of, low, high)
     # Two passes, so that the list of close scores is allocated once at its exact size.
     arrays = (scores.contiguous().numpy(), row_of.numpy(), low.numpy(), high.numpy())
     num_greater, num_close = np.empty((2, len(row_of)), np.int64)
@@ -51,10 +52,10 @@ def count_greater(
     return torch.from_numpy(num_greater), torch.from_numpy(close), torch.from_numpy(column)
 
 
-def _count_greater_torch(
+def count_greater_plainly(
     scores: torch.Tensor, row_of: torch.Tensor, low: torch.Tensor, high: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the same as :func:`count_greater` by torch's operations, for accelerators."""
+    """Return the same as :func:`count_greater` by torch's operations: the reference, and for accelerators."""
     of_answers = scores[row_of]
     greater = of_answers > high.unsqueeze(1)
     close, column = ((of_answers >= low.unsqueeze(1)) & ~greater).nonzero(as_tuple=True)
@@ -66,8 +67,12 @@ CANDIDATE_TILE = 1024
 """Queries and candidates of one matmul: 4 MiB of scores, counted while they are in the cache."""
 
 
+Counter = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""Has the parameters and the result of :func:`count_greater`."""
+
+
 def rank_against_shard(
-    model: KgeModel, queries: ScoredQueries, shard: RowShard
+    model: KgeModel, queries: ScoredQueries, shard: RowShard, count: Counter = count_greater
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Count the rows of a shard that score higher than, and the same as, each true answer.
 
@@ -91,7 +96,9 @@ def rank_against_shard(
     known = _KnownPlaces(queries, shard)
     for first in range(0, len(rows), CANDIDATE_TILE):
         block = rows[first : first + CANDIDATE_TILE].float()
-        greater, close, place = _count_block(model, query, queries.query_of, limits, block, first, known)
+        greater, close, place = _count_block(
+            model, query, queries.query_of, limits, block, first, known, count
+        )
         # The true answer is always among the close ones, so it is excluded here and not from the tiles.
         others = original_ids[place] != queries.true_ids[close]
         close, place = close[others], place[others]
@@ -110,6 +117,7 @@ def _count_block(
     block: torch.Tensor,
     first_place: int,
     known: _KnownPlaces,
+    count: Counter,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Score queries (U, D) against a block of candidates (N, D) in float32.
 
@@ -129,7 +137,7 @@ def _count_block(
         known.leave_out(scores, first, first_place)
         answers = slice(int(answer_starts[tile]), int(answer_starts[tile + 1]))
         row_of = query_of[answers] - first
-        greater, close, column = count_greater(scores, row_of, low[answers], high[answers])
+        greater, close, column = count(scores, row_of, low[answers], high[answers])
         counts.append(greater)
         closes.append(close + answers.start)
         places.append(column + first_place)

@@ -28,7 +28,7 @@ FLOAT32_SAFE_MAX = 1e37
 SAFETY = 1.05
 """Covers the second-order terms that the bounds leave out (D u is below 0.01 for D up to 160,000)."""
 TINY_PER_DIM = 1e-37
-"""What underflow can cost per product of two float32 numbers (2^-126, even if flushed to 0)."""
+"""Error of underflow per product of two float32 numbers (2^-126, even if flushed to 0)."""
 TINY_MODULUS_PER_DIM = 1e-18
 """The same under a square root."""
 

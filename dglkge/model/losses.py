@@ -90,7 +90,7 @@ def build_loss(name: str, **options: float) -> Loss:
     Raises
     ------
     InputError
-        If nobody knows the name, the loss has no such option, or a value is out of range.
+        If the name is not registered, the loss has no such option, or a value is out of range.
     """
     return build_with_options(LOSSES, name, options)
 

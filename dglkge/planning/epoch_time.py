@@ -1,4 +1,4 @@
-"""How long an epoch should take: a stated model on measured rates, to tell minutes from days."""
+"""Estimated time of an epoch: a simple model on measured rates, to tell minutes from days."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MATMULS = 6
 thus costs 12 K D floating-point operations: 2 for each number of a score in each matmul."""
 
 ROW_PASSES = 25
-"""How often the rows of a batch go through memory: gather, score, gradient, merge, update and so on."""
+"""Passes of the rows of a batch through memory: gather, score, gradient, merge, update and so on."""
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What the machine does, all cores together.
+    """Measured rates of a machine, all cores together.
 
     Attributes
     ----------

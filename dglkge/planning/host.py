@@ -1,4 +1,4 @@
-"""What a machine has: memory, shared memory, disk. And whether a plan fits into it."""
+"""Free memory, shared memory and disk of a machine, and whether a plan fits into them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class HostMemory:
-    """What is there for a job now.
+    """Free resources of a machine.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class HostMemory:
 
 
 def host_memory(output: str | Path) -> HostMemory:
-    """Look at this machine.
+    """Measure the free resources of this machine.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def host_memory(output: str | Path) -> HostMemory:
 
 
 def installed_base() -> ProcessBase:
-    """Return what processes take with the DGL that is installed here."""
+    """Return the base memory of processes with the installed version of DGL."""
     try:
         version = importlib.metadata.version("dgl")
     except importlib.metadata.PackageNotFoundError:
@@ -76,20 +76,20 @@ def available_memory(info: Path = MEMORY_INFO, group: Path = CONTROL_GROUP) -> i
         used = int((group / "memory.current").read_text(encoding="ascii"))
         statistics = (group / "memory.stat").read_text(encoding="ascii").splitlines()
         cache = next(int(line.split()[1]) for line in statistics if line.startswith("inactive_file "))
-    except (OSError, StopIteration):  # no such group, or none that counts memory
+    except (OSError, StopIteration):  # no control group, or one without memory accounting
         return available
     return available if limit == "max" else min(available, max(0, int(limit) - used + cache))
 
 
 def misfits(planned: PlannedHost, there: HostMemory, has_started: bool = False) -> list[str]:
-    """Say what does not fit; files that are only mapped can be dropped from memory and do not count.
+    """Return the resources that a plan exceeds; mapped files can be dropped from memory and do not count.
 
     Parameters
     ----------
     planned : PlannedHost
     there : HostMemory
     has_started : bool
-        Whether the processes run already, so that interpreters and libraries are no longer to come.
+        Whether the processes run already, with their interpreters and libraries loaded.
 
     Returns
     -------

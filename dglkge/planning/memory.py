@@ -1,6 +1,6 @@
-"""What a configuration needs of each machine: pure arithmetic, nothing is started, opened or measured here.
+"""Memory and disk that a configuration needs on each machine: arithmetic only, nothing is started.
 
-The figures that are no exact sizes are the constants below; ``examples/benchmarks/memory_plan.py`` compares
+The estimates are the constants below; ``examples/benchmarks/memory_plan.py`` compares
 the sum with the peak of a running job (proportional set size of all its processes).
 """
 
@@ -21,7 +21,7 @@ LAUNCHER_BYTES = 13 * MIB
 KEEPER_BYTES = 6 * MIB
 
 SERVER_BYTES_PER_EDGE = 30
-"""What DGL's server keeps, apart from shared memory, of reading a partition's graph."""
+"""Server heap after loading a partition's graph, apart from shared memory."""
 
 KEPT_BLOCK_BYTES = 32 * MIB
 """glibc gives larger freed blocks back to the system, smaller ones may stay (``M_MMAP_THRESHOLD_MAX``)."""
@@ -33,7 +33,7 @@ KNOWN_TRIPLE_BYTES = 72
 """Filtered ranking, of each triple of all splits: two sorted indices (32) and the sort of one (40)."""
 
 SPARE_SHARE = 1.125
-"""Buffers are made an eighth larger than what asked for them."""
+"""Buffers are allocated an eighth larger than requested."""
 
 AUTOGRAD_SCORES = 6
 """Copies of the scores that are alive at once where torch's autograd computes the loss."""
@@ -47,7 +47,7 @@ RANKED_QUERY_NUMBERS = 4
 
 @dataclass(frozen=True)
 class ProcessBase:
-    """What a process takes before it has any data: the interpreter and the libraries.
+    """Memory of a process before it has any data: the interpreter and the libraries.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ BASE_OF_DGL = {1: ProcessBase(), 2: ProcessBase(335 * MIB, 262 * MIB, 300 * MIB)
 
 @dataclass(frozen=True)
 class PlannedHost:
-    """What one machine needs.
+    """Memory and disk that one machine needs.
 
     Attributes
     ----------
@@ -140,34 +140,34 @@ def _plan_host(
     mapped = mapped_bytes(part, size)
     copy_bytes = table_bytes + state_bytes if config.checkpoint.background else 0
     work = num_trainers * max(batch_bytes(config, size, world_size), ranking_bytes(config, size))
-    outboxes = num_trainers * outbox_bytes(config, size, world_size)
-    later = work + outboxes + copy_bytes + name_bytes(size)
-    making = making_bytes(part, config, later) if num_servers else 0
+    exchange = num_trainers * exchange_bytes(config, size, world_size)
+    later = work + exchange + copy_bytes + name_bytes(size)
+    creating = creation_bytes(part, config, later) if num_servers else 0
     memory = (
         ("tables", table_bytes),
         ("optimizer state", state_bytes),
         ("graph of DGL's servers", graph_bytes if num_servers else 0),
         ("server heap after loading the graph", num_servers * SERVER_BYTES_PER_EDGE * part.num_edges),
-        ("temporary copy while tables are made", making),
+        ("temporary copy while tables are created", creating),
         ("edges and ids, mapped files", mapped),
         ("batches and ranking", work),
-        ("exchange between trainers", outboxes),
+        ("exchange between trainers", exchange),
         ("names", name_bytes(size)),
         ("checkpoint's background copy", copy_bytes),
         ("interpreters and libraries", base_bytes),
     )
     in_shared_memory = table_bytes + state_bytes + graph_bytes if num_servers else 0
-    # the new version lies beside the old one until it counts
+    # The new version is written beside the old one, which is dropped after it is published.
     versions = 2 + _kept_versions(config)
     disk_bytes = versions * (table_bytes + state_bytes)
     return PlannedHost(machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes)
 
 
-def making_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
-    """Return what the server's making of tables adds to the peak.
+def creation_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
+    """Return the addition to the peak while servers create tables.
 
-    It makes each table in its own memory and copies that to shared memory (``kvstore.py``, ``init_data``).
-    That is over when trainers begin to take the memory that they need later.
+    A server creates each table in its own memory and copies it to shared memory (``kvstore.py``,
+    ``init_data``). It is done before trainers allocate the memory that they need later.
     """
     largest = max(
         count * shared.row_width(table, config) * shared.FLOAT_BYTES for table, count in part.num_rows.items()
@@ -176,13 +176,13 @@ def making_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
 
 
 def batch_rows(config: Config, world_size: int) -> tuple[int, int]:
-    """Return how many rows of entities and of relations a trainer reads for one batch."""
+    """Return the numbers of rows of entities and of relations that a trainer reads for one batch."""
     share = -(-config.training.batch_size // world_size)
     return 2 * share + _num_chunks(config) * config.negatives.num_uniform, share
 
 
 def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
-    """Return the memory that one trainer works in: rows, their gradients, queries and scores."""
+    """Return the working memory of one trainer: rows, their gradients, queries and scores."""
     dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
     num_entities, num_relations = batch_rows(config, world_size)
     rows = 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
@@ -204,8 +204,8 @@ def is_compiled(config: Config) -> bool:
     return bool(score_function.compiled and loss.compiled) and config.training.kernels == "auto"
 
 
-def outbox_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
-    """Return the memory in which one trainer hands gradients to the others, and merges them."""
+def exchange_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
+    """Return the memory in which one trainer sends gradients to the others and merges received ones."""
     if world_size == 1:
         return 0
     num_entities, num_relations = batch_rows(config, world_size)
@@ -251,19 +251,19 @@ def describe_hosts(hosts: Sequence[PlannedHost]) -> str:
 
 
 def _num_chunks(config: Config) -> int:
-    """Return how many chunks, each with negatives of its own, a global batch has."""
+    """Return the number of chunks of a global batch, each with negatives of its own."""
     return -(-config.training.batch_size // config.negatives.chunk_size)
 
 
 def _kept_versions(config: Config) -> int:
-    """Return how many old versions stay on the disk."""
+    """Return the number of old versions that stay on the disk."""
     every = config.checkpoint.keep_every_epochs
     kept = config.training.num_epochs // every if every else 0
     return kept + int(config.checkpoint.keep_best)
 
 
 def readable(num_bytes: int) -> str:
-    """Write bytes for people."""
+    """Return a size in binary units."""
     value, unit = float(num_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

@@ -1,8 +1,8 @@
-"""How many bytes of ``/dev/shm`` a machine's part of a job takes: DGL's servers keep tables and graph there.
+"""Bytes of ``/dev/shm`` that a machine's part of a job needs: DGL's servers keep tables and graph there.
 
 Pure arithmetic on sizes. The figures were read off the segments of dgl 1.1.3 and 2.1.0, which agree; a test
-compares them with the segments of a running job. A machine with too little dies of SIGBUS in mid-start,
-without a word.
+compares them with the segments of a running job. On a machine with too little, processes end by SIGBUS
+during the start, without a message.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def state_bytes(part: PartSize, config: Config) -> int:
 
 
 def graph_bytes(part: PartSize) -> int:
-    """Return the bytes of the graph's structure and of what each edge carries."""
+    """Return the bytes of the graph's structure and of its edge data."""
     num_nodes = sum(part.num_rows.values()) + part.most_halo_nodes
     num_edges = part.num_edges + part.num_halo_edges + part.num_rows[RELATION]
     triple_bytes = EDGE_ID_BYTES + (WEIGHT_BYTES if part.has_weights else 0)
@@ -82,7 +82,7 @@ def graph_bytes(part: PartSize) -> int:
 
 
 def row_width(table: str, config: Config) -> int:
-    """Return how many numbers a row of a table has; those of a relation depend on the score function."""
+    """Return the width of a table's rows; that of relations depends on the score function."""
     model = config.model
     if table != RELATION:
         return model.dimension
@@ -92,7 +92,7 @@ def row_width(table: str, config: Config) -> int:
 
 
 def state_widths(width: int, config: Config) -> tuple[int, ...]:
-    """Return how many numbers a row has in each tensor of the optimizer's state."""
+    """Return the width of a row in each tensor of the optimizer's state."""
     widths: tuple[int, ...] = registry_of("optimizer").get(config.optimizer.name).state_widths(width)
     return widths
 

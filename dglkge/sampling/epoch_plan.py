@@ -17,7 +17,7 @@ from dglkge.kernels.hashing import combine
 from dglkge.kernels.order import walk_all
 
 NUM_ROUNDS = 6
-_ORDER_KEY = 0x0EDE  # tells the order's numbers from those of the negatives
+_ORDER_KEY = 0x0EDE  # keeps the random stream of the order apart from that of the negatives
 
 
 def num_batches(num_triples: int, batch_size: int) -> int:

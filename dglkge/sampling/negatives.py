@@ -12,7 +12,7 @@ from dglkge.kernels.hashing import below, combine
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.shares import split_count
 
-_NEGATIVES_KEY = 0x4E6  # tells the negatives' numbers from those of the order
+_NEGATIVES_KEY = 0x4E6  # keeps the random stream of the negatives apart from that of the order
 
 
 class UniformNegatives:
@@ -95,7 +95,7 @@ class MixedNegatives:
     * *local*: uniform entities of the type that live on this machine, the same for all of its trainers; no
       row travels. On one machine they are global ones. Where the type has none here, they are global too.
     * *in-batch*: entities of the type in the positives of the chunk that this trainer holds, drawn with
-      replacement, so as often as they occur; their rows are there already.
+      replacement, in proportion to their occurrences; their rows are looked up anyway.
 
     Only global ones make a result independent of how the graph is partitioned; in-batch ones depend on how
     a batch is split between trainers too.

@@ -57,14 +57,14 @@ from dglkge.training.warm_start import refuse_bigraph_output
 from dglkge.typing import RELATION
 
 ATTEMPT_SECONDS = 5.0
-"""How long one trainer tries before all of them exchange what they found: well below their time limit."""
+"""Time that one trainer tries before all of them exchange their results: well below their timeout."""
 
 
 def hold_run(output: Path, cluster: Cluster) -> Lease:
-    """Take the lease on a run's folder; given back when this trainer ends, however it ends. A collective.
+    """Take the lease on a run's folder, released when this trainer ends, however it ends; a collective.
 
-    Rank 0 takes it, and where machines share no disk one trainer of each machine does. The others get a lease
-    of the same nonce that they can check.
+    Rank 0 takes it, and where machines share no disk one trainer of each machine. The others get a lease of
+    the same nonce, which they can check.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
 
 
 def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
-    """Let rows of other machines come in the way that is configured; a collective.
+    """Select how remote rows are fetched, as configured; a collective.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
     Raises
     ------
     InputError
-        If rows that the kvstore brings are to be stale.
+        If rows that the kvstore fetches are configured to be stale.
     """
     check_lookup(config)
     chosen = config.training
@@ -126,7 +126,7 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
 
 
 def check_training(config: Config, num_machines: int) -> None:
-    """Refuse a configuration that cannot be trained on so many machines, whatever the data set.
+    """Refuse a configuration that cannot be trained on a number of machines, whatever the data set.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def check_training(config: Config, num_machines: int) -> None:
 
 
 def build_trainer(config: Config, cluster: Cluster) -> Trainer:
-    """Make everything that training needs; goes on from the newest checkpoint in ``config.output``.
+    """Build a trainer; it resumes from the newest checkpoint in ``config.output``.
 
     A collective: every trainer calls it. SIGTERM, SIGINT and SIGHUP end it at once: nothing is trained yet.
 
@@ -148,7 +148,7 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
         For an unknown component, values that do not fit each other, or a checkpoint that
         does not fit the configuration.
     Preempted
-        If this trainer was asked to stop.
+        If this trainer received a signal to stop.
     """
     with cluster.stop.leaving_at_once():
         return _build(config, cluster)
@@ -205,7 +205,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         lease=lease,
         gather=cluster.gather_texts,
     )
-    evaluator = LiveEvaluator(dataset, model, tables, cluster, _protocol(config))
+    evaluator = LiveEvaluator(dataset, model, tables, cluster, _protocol(config), config.training.kernels)
     meta = _meta(config, dataset)
     trainer = Trainer(
         config, cluster, tables, optimizer, edge_batches, train_step, evaluator, checkpoints, meta, JOB, clock
@@ -255,7 +255,7 @@ def refuse_empty_splits(config: Config, dataset: Dataset) -> None:
 
 
 def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int) -> Any:
-    """Make the optimizer of all tables.
+    """Build the optimizer of all tables.
 
     Raises
     ------
@@ -264,7 +264,7 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
     """
     check_machines(config, num_machines)
     make = OPTIMIZERS.get(config.optimizer.name).load()
-    # Gradients are narrowed on their way to other machines only.
+    # Trainers of one machine exchange gradients in shared memory, where bfloat16 would save nothing.
     wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None
     return make(
         embeddings,
@@ -272,6 +272,7 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
         synchronous=config.training.synchronous,
         wire_dtype=wire_dtype,
         timeout_seconds=request_timeout_seconds(),
+        kernels=config.training.kernels,
     )
 
 
@@ -317,7 +318,7 @@ def _build_negatives(
 
 
 def _build_courier(world: World) -> Courier | None:
-    """Return what brings checkpoints to the first machine where machines share no disk."""
+    """Return the transfer of checkpoints to the first machine; None where machines share a disk."""
     if not world.has_own_disk or world.num_machines == 1:
         return None
     leaders = range(0, world.world_size, world.trainers_per_machine)

@@ -1,6 +1,6 @@
-"""Elastic epochs, and when the parameters are written.
+"""Elastic epochs, and the cadence of commits.
 
-The loop over epochs goes on where the last committed run of the job stood.
+The loop over epochs resumes after the last committed state of the job.
 
 The semantics are AdaptDL's (``adaptdl.torch.epoch``; Qiao et al. 2021, "Pollux"): the state is one
 integer, the number of finished epochs.
@@ -44,7 +44,7 @@ class ElasticEpochs:
         self.forget()
 
     def forget(self) -> None:
-        """Forget an open loop and the listeners; the count stays."""
+        """Drop an open loop and the listeners; the count stays."""
         self._generation += 1
         self._current = None
         self._listeners = []
@@ -56,7 +56,7 @@ class ElasticEpochs:
     def remaining_until(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that are left until ``num_epochs`` are finished.
 
-        An epoch is finished when its body is left, in whatever way. While one is open,
+        An epoch is finished when its body is left, also by ``break`` or an exception. While one is open,
         ``current() == finished()``.
 
         Raises
@@ -90,7 +90,7 @@ class ElasticEpochs:
 
 
 JOB = ElasticEpochs()
-"""This process's job; :func:`dglkge.training.build.build_trainer` sets it to what the checkpoint says."""
+"""This process's job; :func:`dglkge.training.build.build_trainer` restores it from the checkpoint."""
 
 
 def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
@@ -114,7 +114,7 @@ def finished_epochs() -> int:
 
 
 class CommitPolicy:
-    """The cadence of commits and of what is kept.
+    """Cadence of commits and of kept versions.
 
     Parameters
     ----------
@@ -142,20 +142,20 @@ class CommitPolicy:
         self._is_due = False
 
     def committed(self) -> None:
-        """Take note of a commit, from which minutes count."""
+        """Restart the count of minutes after a commit."""
         self._last = self._clock()
         self._is_due = False
 
     def due_after_batch(self, batches_done: int, num_batches: int, is_writing: bool = False) -> bool:
-        """Tell whether to commit between two batches; a collective where one may be due.
+        """Return whether to commit between two batches; a collective where a commit may be due.
 
         Parameters
         ----------
         batches_done, num_batches : int
-            Of the epoch; what comes after its last batch is :meth:`due_after_epoch`'s.
+            Of the epoch; after its last batch :meth:`due_after_epoch` decides.
         is_writing : bool
-            Whether a version is still being written. What is due then waits for the first batch that ends
-            after it: training does not wait for the disk. Rank 0's counts.
+            Whether a version is still being written. A due commit then waits for the first batch after it:
+            training does not wait for the disk. Rank 0's value counts.
         """
         if batches_done >= num_batches:
             return False
@@ -171,7 +171,7 @@ class CommitPolicy:
         return due
 
     def due_after_epoch(self, epochs_done: int) -> bool:
-        """Tell whether to commit after an epoch."""
+        """Return whether to commit after an epoch."""
         every = (self._config.checkpoint.every_epochs, self._config.checkpoint.keep_every_epochs)
         return (
             any(number and epochs_done % number == 0 for number in every)
@@ -180,7 +180,7 @@ class CommitPolicy:
         )
 
     def validates_after_epoch(self, epochs_done: int) -> bool:
-        """Tell whether the valid split is ranked after an epoch."""
+        """Return whether the valid split is ranked after an epoch."""
         every = self._config.evaluation.valid_every_epochs
         return bool(every) and epochs_done % every == 0
 

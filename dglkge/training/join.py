@@ -1,4 +1,4 @@
-"""How a script joins its job. Apart from the rest of training, which servers have no use for."""
+"""Entry of a script into its job. Separate from the rest of training, which servers do not import."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
 
 
 def check_memory(config: Config, world: World) -> None:
-    """Refuse, before tables are made, what does not fit into this machine; one trainer of it looks.
+    """Refuse, before tables are created, a run that does not fit into this machine; one trainer of it checks.
 
     Raises
     ------

@@ -28,12 +28,21 @@ class LiveEvaluator:
     tables : TableSet
     cluster : Cluster
     protocol : Protocol
-        Its split is replaced by the one that is asked for.
+        Its split is replaced by that of each ranking.
+    kernels : {"auto", "reference"}
+        As of :class:`RankingEvaluator`.
     """
 
     def __init__(
-        self, dataset: Dataset, model: KgeModel, tables: TableSet, cluster: Cluster, protocol: Protocol
+        self,
+        dataset: Dataset,
+        model: KgeModel,
+        tables: TableSet,
+        cluster: Cluster,
+        protocol: Protocol,
+        kernels: str = "auto",
     ) -> None:
+        self._kernels = kernels
         self._dataset = dataset
         self._model = model
         self._tables = tables
@@ -48,12 +57,12 @@ class LiveEvaluator:
         ----------
         split : str
         max_triples : int
-            Rank only the first so many triples; 0 for all.
+            Rank only this number of triples from the start; 0 for all.
         bar : bool
             Whether to show a progress bar on stderr.
         between : callable
-            Called after each batch of queries; these are the same on every trainer. What it raises ends
-            the ranking.
+            Called after each batch of queries; these are the same on every trainer. An exception
+            from it ends the ranking.
 
         Returns
         -------
@@ -65,7 +74,7 @@ class LiveEvaluator:
         shards = {name: [self._tables[name].shard(0, 1)] for name in self._tables.entity_types}
         triples = self._dataset.split(split)[: max_triples or None]
         protocol = dataclasses.replace(self._protocol, split=split)
-        evaluator = RankingEvaluator(self._model, self._dataset.relations.relations, protocol)
+        evaluator = RankingEvaluator(self._model, self._dataset.relations.relations, protocol, self._kernels)
         with tqdm(total=2 * len(triples), desc=f"ranking {split}", unit="query", disable=not bar) as shown:
 
             def progress(num_queries: int) -> None:
@@ -77,7 +86,7 @@ class LiveEvaluator:
             )
 
     def _known_triples(self) -> KnownTriples | None:
-        """Return what filtered ranking leaves out; made once."""
+        """Return the known answers that filtered ranking leaves out; built once."""
         if self._protocol.filtered and self._known is None:
             everything = [self._dataset.split(name) for name in SPLITS]
             self._known = KnownTriples(everything, len(self._dataset.relations))

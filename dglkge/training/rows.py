@@ -1,4 +1,7 @@
-"""Rows that a batch needs, by table: requested for groups of edges, found, and their gradients."""
+"""Rows that a batch needs, by table: requests for groups of edges, the rows, their gradients.
+
+Steps 3 and 4 of a batch: negatives are drawn, and with them all ids that a batch looks up are known.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,8 @@ NodeIds = npt.NDArray[np.int64]
 class RowRequest:
     """Collects ids of one table for a batch, finds their rows, and holds their gradients.
 
-    A row has a place for each time that it is asked for; equal ids are merged by the optimizer, which has to
-    do it for all trainers' gradients anyway. Memory is kept from batch to batch.
+    A row has a place for each time that it is requested. Equal ids are merged by the optimizer, which has to
+    merge the gradients of all trainers anyway. Memory is kept from batch to batch.
 
     Parameters
     ----------
@@ -61,7 +64,7 @@ class RowRequest:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the batch."""
+        """Drop the batch; its memory is used again."""
         self._wanted: list[NodeIds] = []
         self._num_wanted = 0
         self._ids: torch.Tensor | None = None
@@ -69,7 +72,7 @@ class RowRequest:
         self.gradients = self._scratch.take("gradients", 0, self.table.dim)
 
     def add(self, node_ids: NodeIds) -> RowPlaces:
-        """Ask for the rows of node ids (n,)."""
+        """Request the rows of node ids (n,)."""
         start = self._num_wanted
         self._wanted.append(node_ids)
         self._num_wanted += len(node_ids)
@@ -77,22 +80,22 @@ class RowRequest:
 
     @property
     def ids(self) -> torch.Tensor:
-        """All node ids (n,) that were asked for, as often as they were."""
+        """All requested node ids (n,), with repetitions."""
         if self._ids is None:
             wanted = np.concatenate(self._wanted) if self._wanted else np.empty(0, np.int64)
             self._ids = torch.from_numpy(wanted)
         return self._ids
 
     def open(self, copy: bool, rows: FoundRows | None = None) -> None:
-        """Find all rows that were asked for.
+        """Find all requested rows.
 
         Parameters
         ----------
         copy : bool
-            Copy them, and start with gradients of 0; otherwise they are read where they lie, and gradients
-            are undefined until they are written.
+            Copy them, and start with gradients of 0; otherwise they are read in place, and gradients are
+            undefined until they are written.
         rows : FoundRows, optional
-            The rows, where somebody has found them already.
+            The rows, where the lookup has found them already.
         """
         ids = self.ids.numpy()
         self.gradients = self._scratch.take("gradients", len(ids), self.table.dim)
@@ -115,7 +118,7 @@ class RowRequest:
         return leaf
 
     def found(self, place: slice) -> FoundRows:
-        """Return the rows of a place where they lie."""
+        """Return the rows of a place, without a copy."""
         return self._found.part(place)
 
 
@@ -131,7 +134,7 @@ class RowPlaces:
         return self.request.leaf(self.place)
 
     def found(self) -> FoundRows:
-        """Return the rows where they lie."""
+        """Return the rows, without a copy."""
         return self.request.found(self.place)
 
     @property
@@ -178,13 +181,13 @@ class Group:
         return len(self.head_ids)
 
 
-def ask_for_rows(
+def request_rows(
     batch: EdgeBatch,
     pairs: Sequence[tuple[str, str]],
     sampler: NegativeSampler,
     requests: Mapping[str, RowRequest],
 ) -> list[Group]:
-    """Make the groups of a batch, drawing negatives and asking for all rows.
+    """Make the groups of a batch: draw its negatives and request all rows.
 
     Groups of one chunk share negatives by entity type.
 

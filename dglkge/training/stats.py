@@ -33,7 +33,7 @@ PHASES = (
     "waiting",
     "other",
 )
-"""What a trainer does, in the order of a batch; the last is what none of the others names."""
+"""Phases of a trainer, in the order of a batch; the last is all time outside the others."""
 
 _NUMBER = {phase: number for number, phase in enumerate(PHASES)}
 
@@ -61,7 +61,7 @@ class PhaseClock:
         self._since = 0.0
 
     def enter(self, phase: str) -> None:
-        """End the phase that runs and begin another."""
+        """End the running phase and begin another."""
         if not self.is_on:
             return
         now = time.perf_counter()
@@ -70,7 +70,7 @@ class PhaseClock:
         self._running, self._since = _NUMBER[phase], now
 
     def stop(self) -> None:
-        """End the phase that runs; what comes belongs to none until the next begins."""
+        """End the running phase; the time until the next one begins is not counted."""
         if self.is_on and self._running >= 0:
             self._seconds[self._running] += time.perf_counter() - self._since
             self._running = -1
@@ -90,12 +90,12 @@ def as_array(seconds: Mapping[str, float]) -> npt.NDArray[np.float64]:
 logger = logging.getLogger(__name__)
 
 REPORTS_PER_EPOCH = 20
-"""Losses are summed over trainers this often; more often would only cost a round of messages."""
+"""Losses are summed over trainers this often; each sum costs a round of messages."""
 
 
 @dataclass(frozen=True)
 class LossSoFar:
-    """Sums of what an epoch has trained: loss, triples and bytes sent.
+    """Sums over the batches of an epoch so far: loss, triples and bytes sent.
 
     Attributes
     ----------
@@ -122,13 +122,13 @@ class EpochReport:
     epoch, num_epochs : int
         This epoch, and how many there will be.
     first_batch, num_batches : int
-        Where the epoch goes on, and how many global batches it has.
+        First batch of this report, and the number of global batches of the epoch.
     bar : bool
         Whether to show a progress bar on stderr.
     clock : PhaseClock, optional
-        If it is on, the last record of the epoch says the seconds of each phase, summed over trainers.
+        If it is on, the last record of the epoch has the seconds of each phase, summed over trainers.
     before : LossSoFar, optional
-        What was trained of the epoch before, in another run of the job for instance.
+        Sums of the epoch's earlier batches, from an earlier run of the job for instance.
     check : callable, optional
         Called before a line is written; raises if this job may no longer write to the run's folder.
     """
@@ -148,7 +148,7 @@ class EpochReport:
     ) -> None:
         self._check = check
         self._clock = PhaseClock() if clock is None else clock
-        self._clock.take()  # whatever belongs to an epoch before
+        self._clock.take()  # drops the time of an earlier epoch
         self._cluster = cluster
         self._path = path
         self._epoch = epoch
@@ -167,7 +167,7 @@ class EpochReport:
         )
 
     def count(self, batches_done: int, loss: float, num_triples: int, num_bytes: int = 0) -> None:
-        """Take note of a trained batch, for which so many bytes went to other machines."""
+        """Count a trained batch and the bytes that it sent to other machines (step 7 of a batch)."""
         self._open = (batches_done, np.array([loss, num_triples, num_bytes], dtype=float))
         self._recent += self._open[1]
         if batches_done % self._every == 0 or batches_done == self._num_batches:
@@ -185,7 +185,7 @@ class EpochReport:
         return epoch_record(self._epoch, int(num_triples), loss / max(num_triples, 1))
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._bar.close()
 
     def _report(self, batches_done: int) -> None:
@@ -217,7 +217,7 @@ class EpochReport:
         self._last = now
 
     def _write(self, record: dict[str, Any]) -> None:
-        """Append a line. Where that fails training goes on: a later commit may find room."""
+        """Append a line. A failure does not stop training: a later commit may find space."""
         self._check()
         try:
             with self._path.open("a", encoding="utf-8") as lines:
@@ -236,17 +236,17 @@ class EpochReport:
 
 
 def reports_apart(num_batches: int) -> int:
-    """Return how many batches lie between two reports of an epoch."""
+    """Return the number of batches between two reports of an epoch."""
     return max(1, num_batches // REPORTS_PER_EPOCH)
 
 
 def wants_bar(setting: str, world: World) -> bool:
-    """Tell whether this trainer shows progress bars: rank 0 does.
+    """Return whether this trainer shows progress bars: rank 0 does.
 
     Parameters
     ----------
     setting : str
-        ``always``, ``never``, or ``auto``: where a person watches on a terminal.
+        ``always``, ``never``, or ``auto``: on a terminal.
     world : World
     """
     watched = world.shows_progress or sys.stderr.isatty()

@@ -1,4 +1,8 @@
-"""What happens to one batch: find rows, score, differentiate, update."""
+"""One training step, as docs/architecture.md numbers it: negatives, lookup, score, update.
+
+Steps 1 and 2, order and edges, are the batch itself (``sampling/edge_batches.py``); step 7 counts it
+(``Trainer.batches``, ``EpochReport.count``).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.negatives import NegativeSampler
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax
-from dglkge.training.rows import Group, RowRequest, Scratch, ask_for_rows
+from dglkge.training.rows import Group, RowRequest, Scratch, request_rows
 from dglkge.training.stats import PhaseClock
 
 
@@ -33,14 +37,14 @@ class TrainStep:
         Entity types of the heads and tails of each edge type.
     clock : PhaseClock
     stop : StopRequest
-        What this trainer was asked; a step tells all trainers.
+        Signals that this trainer received; each step sums them over the trainers.
     following : callable
         Returns this trainer's share of the batch that comes after one, None after the last.
 
     Attributes
     ----------
     someone_must_stop : bool
-        Whether one of the trainers was asked to stop before the last step: the same on all of them.
+        Whether one of the trainers had received a signal to stop before the last step; equal on all of them.
     """
 
     def __init__(
@@ -79,16 +83,21 @@ class TrainStep:
             The sum of the losses of this trainer's triples, both sides, regularizer included. Shares
             are uneven, so losses are summed over trainers and divided by the global batch, never averaged.
         """
+        # 3 negatives: drawn already where the step before looked ahead.
         plan = self._take_plan(batch)
+        # 4 lookup: rows of this machine are read where they lie, remote rows come by the exchange.
         self._clock.enter("gather")
         self._open(plan)
+        # The next batch's ids travel in a thread while this one computes.
         self._announce_next(batch)
+        # 5 score: loss and backward; the gradients lie in the requests afterwards.
         loss = self._loss(plan.groups, batch.global_size)
+        # 6 update: owners must not write rows that are still being read for the announced batch.
         self._lookup.before_update()
         self._clock.enter("merge")
         self._optimizer.step_rows(
             [(request.table.embedding, request.ids, request.gradients) for request in plan.requests.values()],
-            extra=int(self._stop.is_noted),
+            extra=int(self._stop.is_noted),  # summed with the step: no round of messages of its own
         )
         self.someone_must_stop = self._optimizer.step_sum > 0
         return loss
@@ -98,34 +107,34 @@ class TrainStep:
         return self._tables.lookup
 
     def _open(self, plan: _Plan) -> None:
-        """Find the rows of a batch: where they lie, or as the lookup brings them."""
+        """Find the rows of a batch: in place, or as the lookup fetches them."""
         rows: Mapping[str, FoundRows] = {}
         if not isinstance(self._lookup, DirectLookup):
-            self._optimizer.finish()
+            self._optimizer.finish()  # asynchronous steps write to rows that others read here
             wanted = {name: request.ids for name, request in plan.requests.items()}
             rows = self._lookup.rows(plan.number, wanted)
         for name, request in plan.requests.items():
             request.open(copy=not self._loss.reads_in_place, rows=rows.get(name))
 
     def _take_plan(self, batch: EdgeBatch) -> _Plan:
-        """Return the plan of a batch, which was made already if the step before looked ahead to it."""
+        """Return the plan of a batch; it exists already if the step before looked ahead."""
         plan, self._next_plan = self._next_plan, None
         if plan is None or plan.number != _number(batch):
             plan = self._plan(batch)
         return plan
 
     def _plan(self, batch: EdgeBatch) -> _Plan:
-        """Draw the negatives of a batch and ask for its rows."""
+        """Draw the negatives of a batch and request its rows."""
         self._clock.enter("negatives")
         requests, self._spare_requests = self._spare_requests, self._requests
         self._requests = requests
         for request in requests.values():
             request.clear()
-        groups = ask_for_rows(batch, self._pairs, self._negatives, requests)
+        groups = request_rows(batch, self._pairs, self._negatives, requests)
         return _Plan(_number(batch), requests, groups)
 
     def _announce_next(self, batch: EdgeBatch) -> None:
-        """Let the ids of the next batch travel while this one computes, where rows live elsewhere too."""
+        """Send the ids of the next batch while this one computes, where rows live on other machines too."""
         if not self._lookup.looks_ahead:
             return
         following = self._following(batch, self._clock.enter)
@@ -135,13 +144,13 @@ class TrainStep:
 
 
 def _number(batch: EdgeBatch) -> int:
-    """Number a batch among those of all epochs."""
+    """Return a number that no other batch of any epoch has."""
     return (batch.epoch << 32) + batch.index
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """All that is known of a batch before its rows are there.
+    """Groups and requests of a batch, before its rows are fetched.
 
     Attributes
     ----------

@@ -46,10 +46,10 @@ class Trainer:
     evaluator : LiveEvaluator
     checkpoints : CheckpointManager
     meta : CheckpointMeta
-        What every version of the checkpoint says of the run; its progress is updated.
+        Description of the run in every version of the checkpoint; its progress is updated.
     epochs : ElasticEpochs
     clock : PhaseClock, optional
-        The one that the train step heeds too.
+        The clock of the train step.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Trainer:
         self._clock = PhaseClock() if clock is None else clock
         self._position = (0, 0)  # an epoch, and its batches that are done
         self._so_far: LossSoFar | None = None  # of the epoch that was trained last
-        self._has_stopped = False  # when asked to: what is committed then stays
+        self._has_stopped = False  # after a signal: nothing is committed later
         self._ended = 0  # finished epochs after which nothing is left to do, see _end_epoch
         self._report: EpochReport | None = None
-        self._must_stop: bool | None = None  # what the last step told all trainers
+        self._must_stop: bool | None = None  # the sum of the signals in the last step; None: unknown
         self._bytes_sent = self._bytes_sent_so_far()
         self._committed: tuple[int, int] | None = None
         self._policy = CommitPolicy(config, cluster)
@@ -98,14 +98,15 @@ class Trainer:
     def batches(self) -> Iterator[EdgeBatch]:
         """Yield this trainer's share of each global batch that the current epoch has left.
 
-        A batch counts as done when the next one is asked for. Must run inside an epoch loop.
+        A batch counts as done when the loop requests the next one (step 7 of a batch). Must run inside an
+        epoch loop.
 
         Raises
         ------
         RuntimeError
             Outside of ``for epoch in remaining_epochs_until(n)``.
         Preempted
-            At a batch boundary, on all trainers, if one of them was asked to stop.
+            At a batch boundary, on all trainers, if one of them received a signal to stop.
         """
         epoch = self._epochs.current()
         if epoch is None:
@@ -130,7 +131,7 @@ class Trainer:
                 self._clock.enter("waiting")
                 self._position = (epoch, done)
                 self._checkpoints.check()
-                if self._asks_to_stop(done, num_batches):
+                if self._exchanges_stop(done, num_batches):
                     self.stop_if_asked()
                 if self._policy.due_after_batch(done, num_batches, self._checkpoints.is_writing):
                     self._clock.stop()
@@ -142,15 +143,16 @@ class Trainer:
             self._report.close()
             self._report = None
 
-    def _asks_to_stop(self, done: int, num_batches: int) -> bool:
-        """Tell whether trainers ask each other now if they must stop; the same answer on all of them.
+    def _exchanges_stop(self, done: int, num_batches: int) -> bool:
+        """Return whether trainers exchange now if one of them must stop; equal on all of them.
 
-        The last step has told them, if it was synchronous. If not, asking makes them wait for one another.
+        A synchronous step has exchanged it already. Asynchronous trainers would wait for one another, so they
+        exchange it at the reports only.
         """
-        told, self._must_stop = self._must_stop, None
+        summed, self._must_stop = self._must_stop, None
         if not self.config.training.synchronous:
             return done % reports_apart(num_batches) == 0
-        return told is None or told
+        return summed is None or summed
 
     def step(self, batch: EdgeBatch) -> float:
         """Train one batch; returns the summed loss of this trainer's triples."""
@@ -187,7 +189,7 @@ class Trainer:
         self._policy.committed()
 
     def stop_if_asked(self) -> None:
-        """Leave, if one of the trainers was asked to stop: a collective, for places where all can stop.
+        """Stop if one of the trainers received a signal: a collective, for places where all can stop.
 
         ``batches`` and ``evaluate`` call it between batches; call it in long code of your own.
 
@@ -246,7 +248,7 @@ class Trainer:
         self._ended = done
 
     def _leave(self) -> None:
-        """Commit an epoch that the script left by ``break``, and see the last version to its end."""
+        """Commit an epoch that the script left by ``break``, and wait for the last version."""
         if self._ended < self._epochs.finished() and not self._has_stopped:
             self._commit()
             self._end_epoch()
@@ -254,7 +256,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Fill the tables from the newest version, if there is one."""
-        self._epochs.restore(0)  # whatever an earlier trainer of this process has left there
+        self._epochs.restore(0)  # drops the state of an earlier trainer of this process
         if self.config.checkpoint.fallback:
             self._checkpoints.fall_back(self.cluster.barrier)
         meta = self._checkpoints.latest()
@@ -282,7 +284,7 @@ class Trainer:
             self._checkpoints.restore(parts, relations)
 
     def _check_settings(self, saved: CheckpointMeta) -> None:
-        """Refuse to go on with other settings than those that the run was started with.
+        """Refuse to resume with other settings than those that the run was started with.
 
         Raises
         ------
@@ -298,7 +300,7 @@ class Trainer:
             )
 
     def _is_validated(self, finished_epochs: int) -> bool:
-        """Tell whether the valid split was ranked after so many epochs; rank 0's disk says it, to all."""
+        """Return whether the valid split was ranked after a number of epochs, from rank 0's file."""
         found = 0
         if self.cluster.world.rank == 0:
             try:
@@ -309,7 +311,7 @@ class Trainer:
         return bool(self.cluster.sum(np.array([found], dtype=np.int64))[0])
 
     def _progress(self, finished_epochs: int, batches_done: int) -> dict[str, Any]:
-        """Describe how far the run has come; a collective in the middle of an epoch."""
+        """Describe the progress of the run; a collective in the middle of an epoch."""
         progress: dict[str, Any] = {
             Progress.FINISHED_EPOCHS: finished_epochs,
             Progress.BATCHES_DONE: batches_done,
@@ -360,7 +362,7 @@ class Trainer:
 
 
 def _loss_so_far(meta: CheckpointMeta) -> LossSoFar | None:
-    """Return what a checkpoint says of the loss of its open epoch; None where it says nothing."""
+    """Return the recorded loss of a checkpoint's open epoch; None where there is none."""
     progress = meta.progress
     if not progress[Progress.BATCHES_DONE] or Progress.EPOCH_LOSS not in progress:
         return None

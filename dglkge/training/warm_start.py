@@ -9,7 +9,7 @@ from typing import Callable
 
 import numpy as np
 
-from dglkge.checkpoint import conversion as by_name
+from dglkge.checkpoint import conversion
 from dglkge.checkpoint.bigraph_reader import is_bigraph
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE
 from dglkge.checkpoint.manifest import CheckpointMeta
@@ -82,20 +82,20 @@ def warm_start(
         return
     checkpoint = open_checkpoint(path)
     checkpoint.storage.check_texts(checkpoint.manifest)  # rows are checked where they are read
-    by_name.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
-    types = by_name.saved_types(checkpoint.entity_types, list(meta.entity_types))
+    conversion.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
+    types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
     saved: str | None
     if cluster.world.is_machine_leader:
         for place, part in enumerate(own_parts()):
             if part.table == RELATION:
-                saved, saved_ids = RELATION, by_name.saved_relation_ids(checkpoint, meta, types)
+                saved, saved_ids = RELATION, conversion.saved_relation_ids(checkpoint, meta, types)
             else:
                 saved = types[part.table]
-                saved_ids = by_name.saved_entity_ids(checkpoint, saved, names[part.table])
-            found[place] = by_name.take_over(checkpoint, part, saved_ids, saved)
+                saved_ids = conversion.saved_entity_ids(checkpoint, saved, names[part.table])
+            found[place] = conversion.take_over(checkpoint, part, saved_ids, saved)
     cluster.barrier(sum(entry.size_bytes for entry in checkpoint.manifest.files))
-    found = cluster.sum(found)  # also lets nobody train before all rows are there
+    found = cluster.sum(found)  # also a barrier: no trainer starts before all rows are there
     if cluster.world.rank == 0:
         counts = {**meta.entity_types, RELATION: len(meta.relations)}
         for (table, count), old in zip(counts.items(), found.tolist()):

@@ -150,7 +150,7 @@ def test_the_trainers_of_a_machine_share_its_answers() -> None:
         ids = np.arange(first, end) if rank == 0 else nothing
         owners = exchange.owners(0, ids)
         by_rank = [ids[owners == owner] for owner in range(3)]
-        return int(exchange.ask([by_rank, [nothing] * 3, [nothing] * 3], 0).to_give.sum())
+        return int(exchange.exchange_ids([by_rank, [nothing] * 3, [nothing] * 3], 0).to_give.sum())
 
     with ThreadPoolExecutor(3) as pool:
         given = list(pool.map(trainer, range(3)))

@@ -80,8 +80,8 @@ def test_batch_buffers_by_hand() -> None:
     products = 4 * (2 * 80 * 8 + 2 * 30 * 8)
     scores = 4 * 80 * 30
     assert memory_plan.batch_bytes(chosen, one_part(), 2) == int(1.125 * (rows + products + scores))
-    assert memory_plan.outbox_bytes(chosen, one_part(), 2) == rows
-    assert memory_plan.outbox_bytes(chosen, one_part(), 1) == 0
+    assert memory_plan.exchange_bytes(chosen, one_part(), 2) == rows
+    assert memory_plan.exchange_bytes(chosen, one_part(), 1) == 0
 
 
 def test_peak_is_that_of_the_start_or_of_the_work() -> None:
@@ -89,10 +89,10 @@ def test_peak_is_that_of_the_start_or_of_the_work() -> None:
     table = 4 * 200 * 100_000
     part = one_part().parts[0]
     chosen = config("model.dimension=200")
-    assert memory_plan.making_bytes(part, chosen, 0) == table
-    assert memory_plan.making_bytes(part, chosen, 30_000_000) == table - 30_000_000
-    assert memory_plan.making_bytes(part, chosen, 10 * table) == memory_plan.KEPT_BLOCK_BYTES
-    assert memory_plan.making_bytes(part, config("model.dimension=2"), 10 * table) == 4 * 2 * 100_000
+    assert memory_plan.creation_bytes(part, chosen, 0) == table
+    assert memory_plan.creation_bytes(part, chosen, 30_000_000) == table - 30_000_000
+    assert memory_plan.creation_bytes(part, chosen, 10 * table) == memory_plan.KEPT_BLOCK_BYTES
+    assert memory_plan.creation_bytes(part, config("model.dimension=2"), 10 * table) == 4 * 2 * 100_000
     (host,) = plan_memory(chosen, one_part(), 1, 1, BASE)
     start = host.base_bytes + host.shared_memory_bytes + table + memory_plan.SERVER_BYTES_PER_EDGE * 1_000_000
     assert host.memory_bytes >= start + host.mapped_bytes

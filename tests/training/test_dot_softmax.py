@@ -16,7 +16,7 @@ from dglkge.model.score_functions import ComplEx
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax, is_compiled
-from dglkge.training.rows import Group, RowRequest, Scratch, ask_for_rows
+from dglkge.training.rows import Group, RowRequest, Scratch, request_rows
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import RELATION, Side
 
@@ -79,7 +79,7 @@ class Case:
             stand_in: Any = table
             self.requests[name] = RowRequest(stand_in)
         sampler: Any = SimpleNamespace(sample=sample)
-        self.groups = ask_for_rows(batch(weighted), PAIRS, sampler, self.requests)
+        self.groups = request_rows(batch(weighted), PAIRS, sampler, self.requests)
 
     def run(self, loss: Any) -> tuple[float, dict[str, np.ndarray]]:
         """Return the loss, and the gradients summed by row."""

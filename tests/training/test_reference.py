@@ -1,0 +1,97 @@
+"""``training.kernels: reference`` trains the tables of auto, for every score function, loss and optimizer.
+
+The reference is autograd over the definitions, sums of duplicate rows and update rules in plain torch; auto
+is compiled loops and gradients written by hand. Other tests check by hand what both share.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import dglkge
+from dglkge.config import load_config
+from dglkge.model.choices import OPTIMIZERS
+from dglkge.model.losses import LOSSES
+from dglkge.model.regularizers import REGULARIZERS
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.optim.sparse_optimizer import SparseOptimizer
+from dglkge.training import build
+from dglkge.training.autograd_loss import AutogradLoss
+from dglkge.training.dot_softmax import DotSoftmax
+from dglkge.training.epochs import JOB
+from tests.optim.test_new_rule import MomentumRule
+from tests.toy_kg import toy_dataset
+
+PAIRS = itertools.product(SCORE_FUNCTIONS, LOSSES)
+CASES = [f"model.score_function={one} loss.name={two}" for one, two in PAIRS]
+CASES += [f"regularizer.name={name} regularizer.weight=0.1" for name in REGULARIZERS if name != "none"]
+CASES += ["negatives.in_batch_share=0.5 negatives.global_share=0.5", "model.reciprocal_relations=false"]
+
+
+def momentum(embeddings: Sequence[Any], lr: float, **options: Any) -> SparseOptimizer:
+    """SGD with momentum, which is linear: Adagrad turns gradients of rounding noise into whole steps.
+
+    Of the Manhattan distance, e.g., gradients are sums of weights that cancel to 0 but for rounding.
+    """
+    defaults = {"lr": lr, "weight_decay": 0.0, "max_row_norm": None}
+    return SparseOptimizer(list(embeddings), MomentumRule(), defaults, **options)
+
+
+def trained(folder: Path, kernels: str, *more: str) -> tuple[list[float], dict[str, np.ndarray], object]:
+    """Train an epoch; return the losses of its batches, the tables and the loss of groups."""
+    settings = [
+        *(f"dataset={toy_dataset(typed=True)}", f"output={folder / kernels}", "training.num_epochs=1"),
+        *("model.dimension=8", "model.init_scale=0.3", "training.batch_size=20", "optimizer.lr=0.05"),
+        *("negatives.num_uniform=12", "negatives.chunk_size=20", "training.matmul_dtype=float32"),
+        *("checkpoint.every_epochs=0", "evaluation.max_triples=3", f"training.kernels={kernels}", *more),
+    ]
+    config = load_config(None, settings)
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        losses = []
+        for _ in dglkge.remaining_epochs_until(1):
+            losses += [trainer.step(batch) for batch in trainer.batches()]
+        tables = {name: trainer.tables[name].local_rows.numpy().copy() for name in trainer.tables}
+        mrr = trainer.evaluate("test").both.mrr
+        of_groups = trainer._train_step._loss
+    JOB.restore(0)
+    del trainer
+    gc.collect()  # its tables go before others of the same names come
+    return [*losses, mrr], tables, of_groups
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_reference_and_auto_agree(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "OPTIMIZERS", SimpleNamespace(get=lambda name: Momentum))
+    assert_agreement(tmp_path, case)
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_reference_and_auto_agree_for_every_optimizer(name: str, tmp_path: Path) -> None:
+    assert_agreement(tmp_path, f"optimizer.name={name}")
+
+
+Momentum = SimpleNamespace(load=lambda: momentum)
+
+
+def assert_agreement(folder: Path, case: str) -> None:
+    """Train both ways and compare losses, MRR and tables."""
+    losses, tables, _ = trained(folder, "auto", *case.split())
+    plain_losses, plain_tables, of_groups = trained(folder, "reference", *case.split())
+    assert len(losses) > 5 and isinstance(of_groups, AutogradLoss)
+    np.testing.assert_allclose(losses, plain_losses, rtol=1e-4)
+    assert tables.keys() == plain_tables.keys()
+    for name, rows in tables.items():
+        np.testing.assert_allclose(rows, plain_tables[name], rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_auto_takes_the_compiled_step(tmp_path: Path) -> None:
+    assert isinstance(trained(tmp_path, "auto")[2], DotSoftmax)
