@@ -13,7 +13,8 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dglkge.config import field_table
+from dglkge.config import component_fields, field_table
+from dglkge.registry import help_lines
 
 API = {
     "training": (
@@ -50,6 +51,9 @@ def configuration_page() -> str:
     ]
     for name, kind, default, meaning in field_table():
         lines.append(f"| `{name}` | {_cell(kind)} | `{_cell(default)}` | {_cell(meaning)} |")
+    for name, noun in component_fields():
+        lines += ["", f"## `{name}`", "", "| name | meaning |", "|---|---|"]
+        lines += [f"| `{member}` | {_cell(text)} |" for member, text in help_lines(noun)]
     return "\n".join(lines) + "\n"
 
 
