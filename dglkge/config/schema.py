@@ -138,6 +138,24 @@ class OptimizerConfig:
 class TrainingConfig:
     """Epochs, batches, and how trainers work together."""
 
+    objective: str = setting(
+        "negative_sampling",
+        "negative_sampling: each answer against sampled negatives; one_vs_all: against all entities of the "
+        "type, which every trainer scores where they are stored (loss.name softmax, or logistic for binary "
+        "cross entropy; the fields of negatives then have no effect)",
+        one_of("negative_sampling", "one_vs_all"),
+    )
+    label_smoothing: float = setting(
+        0.0,
+        "one_vs_all: share of each label that is spread evenly over all entities",
+        lambda value: None if 0 <= value < 1 else "at least 0 and below 1",
+    )
+    relation_prediction: float = setting(
+        0.0,
+        "one_vs_all: weight of the loss of (h, ?, t) against all relations (Chen et al. 2021); 0: none",
+        at_least(0),
+    )
+
     num_epochs: int = setting(10, "passes over the training triples", at_least(0), resume=FREE)
     batch_size: int = setting(
         1000, "triples in a global batch, over all trainers", at_least(1), resume=UNTIL_FINISHED

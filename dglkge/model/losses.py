@@ -38,15 +38,20 @@ class Loss(ABC):
     compiled : bool
         Whether the compiled training step (``training/dot_softmax.py``) computes exactly this loss and its
         gradient. A subclass may compute another one, so it does not inherit the fact.
+    candidate_kind : str
+        Its form over all candidates (``training/shard_objective.py``): "softmax", "bce", or empty: it has
+        none. Not inherited either.
     """
 
     help: ClassVar[str] = ""
     bigraph_name: ClassVar[str] = ""
     compiled: ClassVar[bool] = False
+    candidate_kind: ClassVar[str] = ""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.compiled = cls.__dict__.get("compiled", False)
+        cls.candidate_kind = cls.__dict__.get("candidate_kind", "")
 
     @classmethod
     def options(cls) -> list[str]:
@@ -106,6 +111,7 @@ class Softmax(Loss):
     help = "cross entropy of the true answer among its negatives"
     bigraph_name = "softmax"
     compiled = True
+    candidate_kind = "softmax"
 
     def __call__(
         self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
@@ -124,6 +130,7 @@ class Logistic(Loss):
     """
 
     help = "binary cross entropy, mean over the negatives (Trouillon et al. 2016)"
+    candidate_kind = "bce"
     bigraph_name = "logistic"
 
     def __call__(

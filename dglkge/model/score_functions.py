@@ -133,6 +133,39 @@ class ScoreFunction(Comparator):
         """
         return self.operate(entity, relation if side is Side.TAIL else self.adjoint(relation))
 
+    def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+        """Return the rows (B, Dr) whose inner products with relations are the scores (h, ?, t).
+
+        Optional. It counts for the class that defines it only: a subclass may operate otherwise.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no such form")
+
+    @property
+    def has_relation_product(self) -> bool:
+        """Whether :meth:`relation_product` is there."""
+        return "relation_product" in vars(type(self))
+
+    def relation_query_dim(self, dim: int) -> int:
+        """Return the width of :meth:`relation_query` for entities of width dim."""
+        return self.relation_dim(dim) if self.has_relation_product else 2 * dim
+
+    def relation_query(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+        """Return what relations are compared with, of pairs of entities: (B, D), (B, D) -> (B, Dq)."""
+        if self.has_relation_product:
+            return self.relation_product(given, answer)
+        return torch.cat([given, answer], dim=-1)
+
+    def compare_relations(self, query: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
+        """Score every pair of entities with every relation: (B, Dq), (N, Dr) -> (B, N).
+
+        Without :meth:`relation_product` it takes memory for (B, N, D) numbers.
+        """
+        if self.has_relation_product:
+            return query @ relations.T
+        given, answer = query.chunk(2, dim=-1)
+        carried = self.operate(given.unsqueeze(1), relations.unsqueeze(0))
+        return self.compare_pairs(carried, answer.unsqueeze(1))
+
 
 SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry("score function")
 
@@ -190,6 +223,10 @@ class DistMult(Dot, ScoreFunction):
         """Return r: DistMult is symmetric in head and tail."""
         return relation
 
+    def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+        """Return h t."""
+        return given * answer
+
 
 @SCORE_FUNCTIONS.register("complex")
 class ComplEx(Dot, ScoreFunction):
@@ -214,6 +251,11 @@ class ComplEx(Dot, ScoreFunction):
         """Return conj(r)."""
         real, imaginary = relation.chunk(2, dim=-1)
         return torch.cat([real, -imaginary], dim=-1)
+
+    def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+        """Return conj(h) t: Re(h r conj(t)) = Re(r conj(conj(h) t))."""
+        real, imaginary = self.adjoint(given).chunk(2, dim=-1)
+        return _complex_product(answer, real, imaginary)
 
 
 @SCORE_FUNCTIONS.register("rotate")

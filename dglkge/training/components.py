@@ -23,6 +23,8 @@ from dglkge.sampling.shares import split_count
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
 
+NEGATIVE_SAMPLING = "negative_sampling"
+
 
 def check_config(config: Config) -> None:
     """Import the user's modules; refuse unknown component names, and values that do not fit each other.
@@ -42,6 +44,7 @@ def check_config(config: Config) -> None:
     split_count(chosen.num_uniform, (chosen.global_share, chosen.local_share, chosen.in_batch_share))
     check_lookup(config)
     check_kernels(config)
+    check_objective(config)
 
 
 def with_recorded_imports(config: Config) -> Config:
@@ -71,6 +74,37 @@ def check_kernels(config: Config) -> None:
         raise InputError(
             "training.matmul_dtype is bfloat16 and training.kernels is reference: the reference computes in "
             "float32; allowed with it: float32 or auto"
+        )
+
+
+def check_objective(config: Config) -> None:
+    """Refuse settings that the objective does not have.
+
+    Raises
+    ------
+    InputError
+        Naming the field, the value and what is allowed.
+    """
+    chosen = config.training
+    if chosen.objective == NEGATIVE_SAMPLING:
+        for field in ("label_smoothing", "relation_prediction"):
+            value = getattr(chosen, field)
+            if value:
+                raise InputError(
+                    f"training.{field} is {value:g}: it takes training.objective one_vs_all, "
+                    f"got {chosen.objective}"
+                )
+        return
+    if not LOSSES.get(config.loss.name).candidate_kind:
+        known = [name for name in LOSSES if LOSSES.get(name).candidate_kind]
+        raise InputError(
+            f"training.objective {chosen.objective} takes loss.name {' or '.join(known)}, "
+            f"got {config.loss.name}"
+        )
+    if not chosen.synchronous:
+        raise InputError(
+            f"training.objective {chosen.objective} takes training.synchronous true: every trainer scores "
+            "the queries of all"
         )
 
 

@@ -184,7 +184,7 @@ class Group:
 def request_rows(
     batch: EdgeBatch,
     pairs: Sequence[tuple[str, str]],
-    sampler: NegativeSampler,
+    sampler: NegativeSampler | None,
     requests: Mapping[str, RowRequest],
 ) -> list[Group]:
     """Make the groups of a batch: draw its negatives and request all rows.
@@ -196,13 +196,14 @@ def request_rows(
     batch : EdgeBatch
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
-    sampler : NegativeSampler
+    sampler : NegativeSampler or None
+        None: the groups have no negatives.
     requests : mapping of str to RowRequest
         By table.
     """
     drawn: dict[tuple[int, str], Negatives] = {}
 
-    def negatives(entity_type: str, chunk: int) -> Negatives:
+    def negatives(sampler: NegativeSampler, entity_type: str, chunk: int) -> Negatives:
         if (chunk, entity_type) not in drawn:
             ids = sampler.sample(entity_type, batch, chunk)
             drawn[chunk, entity_type] = Negatives(ids, requests[entity_type].add(ids))
@@ -213,6 +214,11 @@ def request_rows(
         run = slice(found.start, found.end)
         lhs, rhs = pairs[found.pair]
         heads, relations, tails = batch.heads[run], batch.relations[run], batch.tails[run]
+        places = (requests[lhs].add(heads), requests[RELATION].add(relations), requests[rhs].add(tails))
+        against = {}
+        if sampler is not None:
+            against[Side.HEAD] = negatives(sampler, lhs, found.chunk)
+            against[Side.TAIL] = negatives(sampler, rhs, found.chunk)
         groups.append(
             Group(
                 lhs,
@@ -220,10 +226,8 @@ def request_rows(
                 heads,
                 tails,
                 None if batch.weights is None else batch.weights[run],
-                requests[lhs].add(heads),
-                requests[RELATION].add(relations),
-                requests[rhs].add(tails),
-                {Side.HEAD: negatives(lhs, found.chunk), Side.TAIL: negatives(rhs, found.chunk)},
+                *places,
+                against,
             )
         )
     return groups

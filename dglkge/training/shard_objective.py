@@ -27,7 +27,7 @@ import torch
 
 from dglkge.kernels import full_scores as kernels
 from dglkge.model.losses import IGNORED_SCORE
-from dglkge.training.dot_softmax import words
+from dglkge.training.dot_softmax import QUERY_MULTIPLE, words
 from dglkge.training.rows import Scratch
 
 Ids = npt.NDArray[np.int64]
@@ -48,11 +48,8 @@ ROWS_A_PANEL = 2048
 KEPT_BYTES = 256 * 2**20
 """Limit of the scores that are kept between the two halves; panels beyond it are scored a second time."""
 
-SHAPE_MULTIPLE = 16
-"""Products take a multiple of so many queries: torch's library compiles and keeps one for every shape."""
-
-TWIN_BLOCK_SCORES = 1 << 20
-"""Scores that the plain twin holds at a time."""
+TWIN_BLOCK_NUMBERS = 1 << 22
+"""Numbers that the plain twin holds at a time, for each operation of autograd."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +201,7 @@ class ProductShard:
     def score(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
         """Score all queries; see :class:`ShardObjective`."""
         num, dim = queries.shape
-        padded = -(-num // SHAPE_MULTIPLE) * SHAPE_MULTIPLE
+        padded = -(-num // QUERY_MULTIPLE) * QUERY_MULTIPLE
         self._queries, self._rows, self._answers, self._padded = queries, rows, answers, padded
         self._ones = np.ones(max(padded, len(rows)), np.float32)
         self._operand = self._scratch.take("queries", padded, dim, self._dtype)
@@ -390,13 +387,19 @@ class AutogradShard:
     objective : FullObjective
     compare : callable
         Scores queries (Q, D) against rows (b, D'): (Q, b).
+    numbers_a_score : int
+        Numbers that ``compare`` holds for each score: 1 for a matmul, D where it broadcasts.
     """
 
     def __init__(
-        self, objective: FullObjective, compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+        self,
+        objective: FullObjective,
+        compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        numbers_a_score: int = 1,
     ) -> None:
         self._objective = objective
         self._compare = compare
+        self._numbers_a_score = numbers_a_score
 
     @torch.no_grad()
     def score(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
@@ -438,7 +441,7 @@ class AutogradShard:
 
     def _row_blocks(self) -> Iterator[slice]:
         """Yield runs of the rows."""
-        step = max(1, TWIN_BLOCK_SCORES // max(1, len(self._queries)))
+        step = max(1, TWIN_BLOCK_NUMBERS // max(1, len(self._queries) * self._numbers_a_score))
         for start in range(0, len(self._rows), step):
             yield slice(start, min(start + step, len(self._rows)))
 

@@ -18,6 +18,7 @@ from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.negatives import NegativeSampler
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax
+from dglkge.training.one_vs_all import OneVsAll
 from dglkge.training.rows import Group, RowRequest, Scratch, request_rows
 from dglkge.training.stats import PhaseClock
 
@@ -27,12 +28,13 @@ class TrainStep:
 
     Parameters
     ----------
-    loss : AutogradLoss or DotSoftmax
+    loss : AutogradLoss, DotSoftmax or OneVsAll
         Of groups of edges.
     tables : TableSet
     optimizer : SparseOptimizer
         Of ``dglkge.optim``, over the embeddings of all tables.
-    negatives : NegativeSampler
+    negatives : NegativeSampler or None
+        None where the loss takes all candidates.
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     clock : PhaseClock
@@ -49,10 +51,10 @@ class TrainStep:
 
     def __init__(
         self,
-        loss: Union[AutogradLoss, DotSoftmax],
+        loss: Union[AutogradLoss, DotSoftmax, OneVsAll],
         tables: TableSet,
         optimizer: Any,
-        negatives: NegativeSampler,
+        negatives: NegativeSampler | None,
         pairs: Sequence[tuple[str, str]],
         clock: PhaseClock,
         stop: StopRequest,
@@ -95,12 +97,22 @@ class TrainStep:
         # 6 update: owners must not write rows that are still being read for the announced batch.
         self._lookup.before_update()
         self._clock.enter("merge")
+        gradients = [
+            (request.table.embedding, request.ids, request.gradients) for request in plan.requests.values()
+        ]
+        if isinstance(self._loss, OneVsAll):
+            gradients += self._loss.dense_gradients()
         self._optimizer.step_rows(
-            [(request.table.embedding, request.ids, request.gradients) for request in plan.requests.values()],
+            gradients,
             extra=int(self._stop.is_noted),  # summed with the step: no round of messages of its own
         )
         self.someone_must_stop = self._optimizer.step_sum > 0
         return loss
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of queries and their gradients that this trainer sent to other machines."""
+        return self._loss.sent_bytes if isinstance(self._loss, OneVsAll) else 0
 
     @property
     def _lookup(self) -> RowLookup:

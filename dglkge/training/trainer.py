@@ -165,8 +165,9 @@ class Trainer:
         return loss
 
     def _bytes_sent_so_far(self) -> int:
-        """Return the bytes of ids, rows and gradients that this trainer sent to other machines."""
-        return int(self.tables.lookup.sent_bytes + self.optimizer.network_bytes)
+        """Return the bytes of ids, rows, queries and gradients that this trainer sent to other machines."""
+        sent = self.tables.lookup.sent_bytes + self.optimizer.network_bytes + self._train_step.sent_bytes
+        return int(sent)
 
     def commit(self) -> None:
         """Write a version of the checkpoint, unless one holds this state; when it returns, it counts."""

@@ -125,7 +125,7 @@ def test_products_and_twin_equal_torch_in_float64(
     kind: str, most_answers: int, smoothing: float, bounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard_objective, "QUERIES_A_BLOCK", 16)
-    monkeypatch.setattr(shard_objective, "TWIN_BLOCK_SCORES", 7 * NUM_QUERIES)
+    monkeypatch.setattr(shard_objective, "TWIN_BLOCK_NUMBERS", 7 * NUM_QUERIES)
     given, objective = problem(kind, most_answers), FullObjective(kind, NUM_ROWS, smoothing)
     num = len(bounds) - 1
     products = [ProductShard(objective, torch.float32, rows_a_panel=23) for _ in range(num)]

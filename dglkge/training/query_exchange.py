@@ -1,0 +1,196 @@
+"""Exchange of queries between trainers: every trainer scores the queries of all, each against its own rows.
+
+Three rounds of messages a batch, none of which grows with the number of entities:
+
+1. :meth:`QueryExchange.gather`: queries, keys and factors of every trainer to every trainer.
+2. :meth:`QueryExchange.share`: three numbers a query of every shard to every trainer.
+3. :meth:`QueryExchange.return_gradients`: parts of the queries' gradients to the trainers of the queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.row_chains import Buffer
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.int64]
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class QueryBlock:
+    """Queries that are compared with the rows of one table.
+
+    Attributes
+    ----------
+    queries : (Q, D) float32 array
+    keys : (Q,) int64
+        Determines the true answers: the node id of the only one, or the number of the query.
+    factors : (Q,) float32
+        Factor of each query's loss.
+    """
+
+    queries: Floats
+    keys: Ids
+    factors: Floats
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class QueryExchange:
+    """Queries of all trainers, block by block. Every method is a collective.
+
+    Parameters
+    ----------
+    group : Alltoall
+        All trainers.
+    dims : sequence of int
+        Width of the queries of each block.
+    trainers_per_machine : int
+
+    Attributes
+    ----------
+    sent_bytes : int
+        Bytes sent to other machines since the start.
+    """
+
+    def __init__(self, group: Alltoall, dims: Sequence[int], trainers_per_machine: int) -> None:
+        self._group = group
+        self._dims = list(dims)
+        machines = np.arange(group.size) // trainers_per_machine
+        self._is_remote = machines != machines[group.rank]
+        self._sent, self._received = Buffer(), Buffer()
+        self._gathered = [Buffer() for _ in dims]
+        self.sent_bytes = 0
+
+    def gather(self, blocks: Sequence[QueryBlock]) -> list[QueryBlock]:
+        """Return each block with the queries of all trainers, rank after rank; valid until the next call."""
+        size = self._group.size
+        counts = np.array([len(block) for block in blocks], np.int64)
+        self._counts = self._group.counts(np.tile(counts, (size, 1)))  # (size, blocks)
+        self._ends = np.cumsum(self._counts, axis=0)
+        if size == 1:
+            return list(blocks)
+        message = self._pack(blocks)
+        row_bytes = np.array([8 + _FLOAT_BYTES * (1 + dim) for dim in self._dims])
+        in_bytes = (self._counts * row_bytes).sum(1).tolist()
+        received = self._received.take(sum(in_bytes))
+        self._send(message, [len(message)] * size, received, in_bytes)
+        return self._unpack(received)
+
+    def _pack(self, blocks: Sequence[QueryBlock]) -> npt.NDArray[np.uint8]:
+        """Write this trainer's message: for each block keys, factors and queries."""
+        pieces = [
+            np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            for block in blocks
+            for array in (block.keys, block.factors, block.queries)
+        ]
+        return np.concatenate(pieces)
+
+    def _unpack(self, received: npt.NDArray[np.uint8]) -> list[QueryBlock]:
+        """Sort the messages of all ranks by block."""
+        totals = self._ends[-1].tolist()
+        gathered = [
+            QueryBlock(
+                buffer.rows(total, dim, np.dtype(np.float32)),
+                np.empty(total, np.int64),
+                np.empty(total, np.float32),
+            )
+            for buffer, total, dim in zip(self._gathered, totals, self._dims)
+        ]
+        place = 0
+        for rank in range(self._group.size):
+            for number, block in enumerate(gathered):
+                run = self._run(rank, number)
+                for array in (block.keys, block.factors, block.queries):
+                    target = array[run]
+                    piece = received[place : place + target.nbytes]
+                    target[...] = piece.view(array.dtype).reshape(target.shape)
+                    place += target.nbytes
+        return gathered
+
+    def _run(self, rank: int, block: int) -> slice:
+        """Return where the queries of a rank are in a block."""
+        end = int(self._ends[rank, block])
+        return slice(end - int(self._counts[rank, block]), end)
+
+    def own_run(self, block: int) -> slice:
+        """Return where this trainer's queries are in a gathered block."""
+        return self._run(self._group.rank, block)
+
+    def share(self, numbers: Sequence[Floats]) -> list[Floats]:
+        """Return the numbers (S, 3, Q) of all shards for each block, from this shard's (3, Q)."""
+        size = self._group.size
+        if size == 1:
+            return [one[None] for one in numbers]
+        message = np.concatenate([one.reshape(-1) for one in numbers]).view(np.uint8)
+        received = np.empty((size, len(message)), np.uint8)
+        sizes = [len(message)] * size
+        self._send(message, sizes, received.reshape(-1), sizes)
+        shared, start = [], 0
+        for one in numbers:
+            piece = received[:, start : start + one.nbytes]
+            shared.append(piece.copy().view(np.float32).reshape(size, *one.shape))
+            start += one.nbytes
+        return shared
+
+    def return_gradients(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the gradients (q, D) of this trainer's queries of each block, summed over all shards.
+
+        Parameters
+        ----------
+        parts : sequence of (Q, D) float32 tensor
+            This shard's part for the queries of all trainers.
+        """
+        size, rank = self._group.size, self._group.rank
+        if size == 1:
+            return list(parts)
+        widths = _FLOAT_BYTES * np.array(self._dims)
+        out_bytes = (self._counts * widths).sum(1)
+        out_bytes[rank] = 0
+        message = self._sent.take(int(out_bytes.sum()))
+        place = 0
+        for other in range(size):
+            for number, part in enumerate(parts):
+                piece = part[self._run(other, number)]
+                if other != rank and len(piece):
+                    num_bytes = _FLOAT_BYTES * piece.numel()
+                    message[place : place + num_bytes] = piece.reshape(-1).numpy().view(np.uint8)
+                    place += num_bytes
+        own_bytes = int((self._counts[rank] * widths).sum())
+        in_bytes = [0 if other == rank else own_bytes for other in range(size)]
+        received = self._received.take(sum(in_bytes))
+        self._group.messages(message, out_bytes.tolist(), received, in_bytes)
+        self.sent_bytes += int(out_bytes[self._is_remote].sum())
+        # Sums in the order of ranks, so that a repeated run has the same bits.
+        sums = [torch.zeros(int(count), dim) for count, dim in zip(self._counts[rank], self._dims)]
+        place = 0
+        for other in range(size):
+            for number, total in enumerate(sums):
+                if other == rank:
+                    total += parts[number][self._run(rank, number)]
+                    continue
+                num_bytes = _FLOAT_BYTES * total.numel()
+                got = received[place : place + num_bytes].view(np.float32).reshape(tuple(total.shape))
+                total += torch.from_numpy(got)
+                place += num_bytes
+        return sums
+
+    def _send(
+        self,
+        message: npt.NDArray[np.uint8],
+        out_bytes: list[int],
+        received: npt.NDArray[np.uint8],
+        in_bytes: list[int],
+    ) -> None:
+        """Send one message to every trainer."""
+        self._group.messages(np.tile(message, self._group.size), out_bytes, received, in_bytes)
+        self.sent_bytes += len(message) * int(self._is_remote.sum())
