@@ -134,6 +134,9 @@ class OptimizerConfig:
     lr: float = setting(0.1, "learning rate", above(0))
 
 
+OBJECTIVES = ("negative_sampling", "one_vs_all", "k_vs_all")
+
+
 @dataclass(frozen=True)
 class TrainingConfig:
     """Epochs, batches, and how trainers work together."""
@@ -141,13 +144,13 @@ class TrainingConfig:
     objective: str = setting(
         "negative_sampling",
         "negative_sampling: each answer against sampled negatives; one_vs_all: against all entities of the "
-        "type, which every trainer scores where they are stored (loss.name softmax, or logistic for binary "
-        "cross entropy; the fields of negatives then have no effect)",
-        one_of("negative_sampling", "one_vs_all"),
+        "type; k_vs_all: all answers of a query at once, a batch being of queries (h, r, ?) and (?, r, t). "
+        "The last two take loss.name softmax, or logistic for binary cross entropy, and no negatives",
+        one_of(*OBJECTIVES),
     )
     label_smoothing: float = setting(
         0.0,
-        "one_vs_all: share of each label that is spread evenly over all entities",
+        "one_vs_all, k_vs_all: share of each label that is spread evenly over all candidates",
         lambda value: None if 0 <= value < 1 else "at least 0 and below 1",
     )
     relation_prediction: float = setting(

@@ -130,6 +130,15 @@ class KgeModel:
             return total
         return total + regularizer(self.direction(relation_row, side))
 
+    def query_penalty(
+        self, regularizer: Regularizer, entity: torch.Tensor, relation_row: torch.Tensor, side: Side
+    ) -> torch.Tensor:
+        """Regularize the two given factors of each query, as :meth:`penalty` does: (B,)."""
+        total = regularizer(entity)
+        if self.score_function.relation_init == "phase":
+            return total
+        return total + regularizer(self.direction(relation_row, side))
+
     def initial_rows(
         self, table: str, ids: torch.Tensor, seed: int, scale: float, distribution: str = "normal"
     ) -> torch.Tensor:

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from dglkge.config import Config
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.sizes import DatasetSize
-from dglkge.planning.memory import batch_rows
+from dglkge.planning.memory import batch_rows, is_sampled
 from dglkge.planning.shared_memory import FLOAT_BYTES
 from dglkge.registry import registry_of
+from dglkge.typing import RELATION
 
 MATMULS = 6
 """Matmuls of a training step: one forward and two backward, on each of two sides. A positive with K negatives
 thus costs 12 K D floating-point operations: 2 for each number of a score in each matmul."""
+
+DENSE_PASSES = 10
+"""How often all rows go through memory in a batch whose candidates are all entities."""
 
 ROW_PASSES = 25
 """Passes of the rows of a batch through memory: gather, score, gradient, merge, update and so on."""
@@ -48,12 +52,15 @@ def epoch_seconds(config: Config, size: DatasetSize, num_trainers: int, rates: R
         Of one machine.
     """
     num_machines, num_triples = len(size.parts), size.splits[TRAIN]
-    num_numbers = num_triples * config.negatives.num_uniform * config.model.dimension
+    largest_type = max(count for table, count in size.num_rows.items() if table != RELATION)
+    num_candidates = config.negatives.num_uniform if is_sampled(config) else largest_type
+    num_numbers = num_triples * num_candidates * config.model.dimension
     score_function = registry_of("score function").get(config.model.score_function)
     seconds = MATMULS * score_function.matmul_operations * num_numbers / rates.flops_per_second
     seconds += score_function.memory_passes * FLOAT_BYTES * num_numbers / rates.bytes_per_second
     num_batches = -(-num_triples // config.training.batch_size)
     num_entities, num_relations = batch_rows(config, num_trainers * num_machines)
     rows = num_trainers * num_machines * (num_entities + 2 * num_relations)
-    row_bytes = num_batches * rows * config.model.dimension * FLOAT_BYTES
-    return (seconds + ROW_PASSES * row_bytes / rates.bytes_per_second) / num_machines
+    passes = ROW_PASSES * rows + (0 if is_sampled(config) else DENSE_PASSES * sum(size.num_rows.values()))
+    row_bytes = num_batches * passes * config.model.dimension * FLOAT_BYTES
+    return (seconds + row_bytes / rates.bytes_per_second) / num_machines

@@ -35,6 +35,15 @@ KNOWN_TRIPLE_BYTES = 72
 SPARE_SHARE = 1.125
 """Buffers are allocated an eighth larger than requested."""
 
+KEPT_SCORE_BYTES = 256 * MIB
+"""Scores against all candidates that a trainer keeps for their gradients; others are computed twice."""
+
+QUERY_COPIES = 8
+"""Copies of all trainers' queries: messages out and in, operands of matmuls, and gradients likewise."""
+
+CHAIN_BYTES_PER_ROW = 128
+"""Ids, hash table and chains of the optimizer, for each row that has a gradient in every batch."""
+
 AUTOGRAD_SCORES = 6
 """Copies of the scores that are alive at once where torch's autograd computes the loss."""
 
@@ -178,7 +187,34 @@ def creation_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
 def batch_rows(config: Config, world_size: int) -> tuple[int, int]:
     """Return the numbers of rows of entities and of relations that a trainer reads for one batch."""
     share = -(-config.training.batch_size // world_size)
-    return 2 * share + _num_chunks(config) * config.negatives.num_uniform, share
+    num_negatives = _num_chunks(config) * config.negatives.num_uniform if is_sampled(config) else 0
+    return 2 * share + num_negatives, share
+
+
+def is_sampled(config: Config) -> bool:
+    """Return whether answers are scored against sampled negatives, not against all candidates."""
+    return config.training.objective == "negative_sampling"
+
+
+def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
+    """Return the memory in which one trainer scores its rows against the queries of all trainers."""
+    if is_sampled(config):
+        return 0
+    predicts_relations = config.training.relation_prediction > 0
+    trainers = world_size // len(size.parts)
+    numbers, rows = 0, 0
+    for table in size.num_rows:
+        if table != RELATION or predicts_relations:
+            owned = -(-max(part.num_rows[table] for part in size.parts) // trainers)
+            numbers += owned * shared.row_width(table, config)
+            rows += owned
+    number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
+    operands = numbers * number_bytes if number_bytes < shared.FLOAT_BYTES else 0
+    num_queries = (4 if predicts_relations else 2) * config.training.batch_size
+    queries = QUERY_COPIES * num_queries * config.model.dimension * shared.FLOAT_BYTES
+    scores = min(num_queries * rows * number_bytes, KEPT_SCORE_BYTES)
+    gradients = numbers * shared.FLOAT_BYTES + CHAIN_BYTES_PER_ROW * rows
+    return int(SPARE_SHARE * (operands + queries + scores + gradients))
 
 
 def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
@@ -186,7 +222,7 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
     num_entities, num_relations = batch_rows(config, world_size)
     rows = 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
-    num_negatives = config.negatives.num_uniform
+    num_negatives = config.negatives.num_uniform if is_sampled(config) else 0
     in_chunk = min(num_relations, config.negatives.chunk_size)
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
     operands = number_bytes * 2 * dim * (2 * in_chunk + num_negatives)
@@ -194,7 +230,7 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     if not is_compiled(config):
         scores = AUTOGRAD_SCORES * 2 * num_relations * num_negatives * shared.FLOAT_BYTES
         operands += rows
-    return int(SPARE_SHARE * (rows + operands + scores))
+    return int(SPARE_SHARE * (rows + operands + scores)) + candidate_bytes(config, size, world_size)
 
 
 def is_compiled(config: Config) -> bool:

@@ -209,10 +209,13 @@ class EdgeBatches:
 
     def _share(self, num: int) -> slice:
         """Return which of the machine's triples are this trainer's: a run, so that it meets few chunks."""
-        start, stop = (
-            num * rank // self._trainers_per_machine for rank in (self._local_rank, self._local_rank + 1)
-        )
-        return slice(start, stop)
+        return trainer_share(num, self._local_rank, self._trainers_per_machine)
+
+
+def trainer_share(num: int, local_rank: int, trainers_per_machine: int) -> slice:
+    """Return which of a machine's elements are a trainer's: one of nearly equal runs."""
+    start, stop = (num * rank // trainers_per_machine for rank in (local_rank, local_rank + 1))
+    return slice(start, stop)
 
 
 def _groups(chunks: Ids, pairs: Ids) -> tuple[EdgeGroup, ...]:

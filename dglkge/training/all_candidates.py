@@ -9,19 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any, Callable, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.model.regularizers import Regularizer
 from dglkge.training.query_exchange import QueryBlock, QueryExchange
 from dglkge.training.rows import Scratch
 from dglkge.training.shard_objective import Answers, ShardObjective, losses, normalizers
 from dglkge.training.stats import PhaseClock
 
 Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,19 @@ class AllCandidates:
         One of each block of queries, the same blocks on every trainer.
     exchange : QueryExchange
     clock : PhaseClock
+    regularizer : Regularizer, optional
+        Penalty on answers that state their share in it.
     """
 
-    def __init__(self, candidates: Sequence[Candidates], exchange: QueryExchange, clock: PhaseClock) -> None:
+    def __init__(
+        self,
+        candidates: Sequence[Candidates],
+        exchange: QueryExchange,
+        clock: PhaseClock,
+        regularizer: Regularizer | None = None,
+    ) -> None:
         self._candidates = list(candidates)
+        self._regularizer = regularizer
         self._exchange = exchange
         self._clock = clock
         self._scratch = Scratch()
@@ -105,16 +116,15 @@ class AllCandidates:
         self._clock.enter("exchange")
         gathered = self._exchange.gather(blocks)
         self._clock.enter("score")
-        numbers, used = [], []
+        numbers, answers = [], []
         for block, one in zip(gathered, self._candidates):
             if len(block):
-                queries = torch.from_numpy(block.queries)
-                numbers.append(one.shard.score(queries, one.rows, one.answers_of(block.keys)))
-                used.append(one)
+                answers.append(one.answers_of(block.keys))
+                numbers.append(one.shard.score(torch.from_numpy(block.queries), one.rows, answers[-1]))
         self._clock.enter("exchange")
         shared = self._exchange.share(numbers) if numbers else []
         self._clock.enter("backward")
-        parts, loss = self._differentiate(gathered, iter(shared))
+        parts, loss = self._differentiate(gathered, iter(zip(shared, answers)))
         self._clock.enter("exchange")
         return loss, self._exchange.return_gradients(parts)
 
@@ -127,7 +137,7 @@ class AllCandidates:
             parts.append(part)
             if not len(block):
                 continue
-            found = next(shared)
+            found, answers = next(shared)
             name, num_rows = one.table.name, one.stop - one.first
             if name not in self._dense:
                 self._dense[name] = self._scratch.take(f"dense~{name}", num_rows, one.table.dim)
@@ -135,9 +145,24 @@ class AllCandidates:
                     self._dense[name].zero_()
             of_rows = self._dense[name][:, one.columns]
             one.shard.differentiate(normalizers(one.kind, found), block.factors, part, of_rows)
+            loss += self._penalize(one, answers, block.factors, of_rows)
             run = self._exchange.own_run(number)
             loss += float((losses(one.kind, found[:, :, run]) * block.factors[run]).sum())
         return parts, loss
+
+    def _penalize(self, one: Candidates, answers: Answers, factors: Floats, of_rows: torch.Tensor) -> float:
+        """Add the gradients of the penalty on the answers among the owned rows; returns it."""
+        if self._regularizer is None or answers.penalty_shares is None:
+            return 0.0
+        shares = factors[answers.query_of] * answers.penalty_shares
+        weights = np.bincount(answers.places, weights=shares, minlength=one.stop - one.first)
+        used = torch.from_numpy(np.flatnonzero(weights))
+        rows = one.rows[used].requires_grad_()
+        penalty = (self._regularizer(rows) * torch.from_numpy(weights).float()[used]).sum()
+        if len(used):
+            (gradients,) = torch.autograd.grad(penalty, rows)
+            of_rows.index_add_(0, used, gradients)
+        return penalty.item()
 
     @staticmethod
     def _is_partial(one: Candidates) -> bool:
@@ -152,3 +177,113 @@ class AllCandidates:
         """
         tables = {one.table.name: one.table for one in self._candidates}
         return [(tables[name].embedding, self._owned[name], rows) for name, rows in self._dense.items()]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Queries of one group and block.
+
+    Attributes
+    ----------
+    block : str
+        Name of the candidates that they are compared with.
+    queries : (q, D) tensor
+    keys : (q,) int64
+    factors : (q,) float32
+    """
+
+    block: str
+    queries: torch.Tensor
+    keys: Ids
+    factors: Floats
+
+
+class QueryMaker(Protocol):
+    """Computes queries from rows, and the gradients of the rows from those of the queries.
+
+    Attributes
+    ----------
+    reads_in_place : bool
+        Whether rows are read where they are stored; otherwise they must have been copied.
+    """
+
+    reads_in_place: bool
+
+    def make(self, groups: Sequence[Any], global_size: int) -> list[Piece]:
+        """Return all queries of a batch's groups."""
+        ...
+
+    def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
+        """Write the gradients of the rows, given those of each piece's queries; returns the penalty."""
+        ...
+
+
+class CandidateLoss:
+    """Losses and gradients of a batch's groups against all candidates; a collective.
+
+    Parameters
+    ----------
+    maker : QueryMaker
+    blocks : sequence of str
+        Names of the blocks of queries, in the order of the candidates.
+    candidates : AllCandidates
+    dims : sequence of int
+        Width of the queries of each block.
+    clock : PhaseClock
+    """
+
+    def __init__(
+        self,
+        maker: QueryMaker,
+        blocks: Sequence[str],
+        dims: Sequence[int],
+        candidates: AllCandidates,
+        clock: PhaseClock,
+    ) -> None:
+        self.reads_in_place = maker.reads_in_place
+        self._maker = maker
+        self._blocks = list(zip(blocks, dims))
+        self._candidates = candidates
+        self._clock = clock
+
+    def __call__(self, groups: Sequence[Any], global_size: int) -> float:
+        """Return the summed loss; leaves the gradients, divided by ``global_size``, with the rows."""
+        self._clock.enter("score")
+        pieces = self._maker.make(groups, global_size)
+        order = [
+            [number for number, piece in enumerate(pieces) if piece.block == name] for name, _ in self._blocks
+        ]
+        blocks = [
+            _block([pieces[number] for number in numbers], dim)
+            for numbers, (_, dim) in zip(order, self._blocks)
+        ]
+        loss, gradients = self._candidates.run(blocks)
+        self._clock.enter("backward")
+        of_pieces = [torch.empty(0)] * len(pieces)
+        for numbers, of_block in zip(order, gradients):
+            parts = of_block.split([len(pieces[number].keys) for number in numbers])
+            for number, part in zip(numbers, parts):
+                of_pieces[number] = part
+        loss += self._maker.take_back(of_pieces)
+        return loss * global_size
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that this trainer sent to other machines."""
+        return self._candidates.sent_bytes
+
+    def dense_gradients(self) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
+        """Return (embedding, node ids, gradients) of the candidates that this trainer owns."""
+        return self._candidates.gradients()
+
+
+def _block(pieces: Sequence[Piece], dim: int) -> QueryBlock:
+    """Put the queries of one block together."""
+    if not pieces:
+        return QueryBlock(np.empty((0, dim), np.float32), np.empty(0, np.int64), np.empty(0, np.float32))
+    queries = [piece.queries.detach() for piece in pieces]
+    return QueryBlock(
+        (queries[0] if len(queries) == 1 else torch.cat(queries)).numpy(),
+        np.concatenate([piece.keys for piece in pieces]),
+        np.concatenate([piece.factors for piece in pieces]),
+    )

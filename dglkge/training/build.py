@@ -29,17 +29,16 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError, StorageError, write_error
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.choices import NEGATIVE_SAMPLERS, OPTIMIZERS
-from dglkge.model.comparators import Dot
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.losses import LOSSES
-from dglkge.model.regularizers import Regularizer
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.negatives import NegativeSampler
+from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.training import dot_softmax
-from dglkge.training.all_candidates import AllCandidates, Candidates, only_answers
 from dglkge.training.autograd_loss import AutogradLoss
+from dglkge.training.build_candidates import build_candidate_loss, build_query_batches
 from dglkge.training.components import (
+    K_VS_ALL,
     NEGATIVE_SAMPLING,
     REFERENCE,
     check_config,
@@ -55,14 +54,11 @@ from dglkge.training.epochs import JOB
 from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.matmul_dtype import with_matmul_dtype
-from dglkge.training.one_vs_all import RELATION_BLOCKS, AutogradQueries, LoopQueries, OneVsAll, has_loops
-from dglkge.training.query_exchange import QueryExchange
-from dglkge.training.shard_objective import AutogradShard, FullObjective, ProductShard, ShardObjective
 from dglkge.training.stats import PhaseClock
 from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
 from dglkge.training.warm_start import refuse_bigraph_output
-from dglkge.typing import RELATION, Side
+from dglkge.typing import RELATION
 
 ATTEMPT_SECONDS = 5.0
 """Time that one trainer tries before all of them exchange their results: well below their timeout."""
@@ -184,19 +180,23 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     choose_lookup(config, tables, world.num_machines)
     cluster.on_leave(tables.lookup.finish)
     pairs = [(lhs, rhs) for lhs, rhs, _, _ in dataset.edge_types]
-    edge_batches = EdgeBatches(
-        layout.edge_table(world.machine),
-        _pair_of_relation(dataset, layout, pairs),
-        len(dataset.split(TRAIN)),
-        config.training.batch_size,
-        config.negatives.chunk_size,
-        world.local_rank,
-        world.trainers_per_machine,
-        config.seed,
-    )
+    batches: TrainingBatches
+    if config.training.objective == K_VS_ALL:
+        batches = build_query_batches(config, dataset, world)
+    else:
+        batches = EdgeBatches(
+            layout.edge_table(world.machine),
+            _pair_of_relation(dataset, layout, pairs),
+            len(dataset.split(TRAIN)),
+            config.training.batch_size,
+            config.negatives.chunk_size,
+            world.local_rank,
+            world.trainers_per_machine,
+            config.seed,
+        )
     clock = PhaseClock(config.training.profile)
     train_step = _build_train_step(
-        config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, edge_batches, world
+        config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, batches, world
     )
     names = (
         {name: dataset.vocabulary(name) for name in dataset.entity_types} if world.is_machine_leader else {}
@@ -216,7 +216,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     evaluator = LiveEvaluator(dataset, model, tables, cluster, _protocol(config), config.training.kernels)
     meta = _meta(config, dataset)
     trainer = Trainer(
-        config, cluster, tables, optimizer, edge_batches, train_step, evaluator, checkpoints, meta, JOB, clock
+        config, cluster, tables, optimizer, batches, train_step, evaluator, checkpoints, meta, JOB, clock
     )
     if world.rank == 0:  # not before the trainer has found that what lies there is this run
         _record(config, output)
@@ -294,14 +294,14 @@ def _build_train_step(
     pairs: list[tuple[str, str]],
     clock: PhaseClock,
     stop: StopRequest,
-    edge_batches: EdgeBatches,
+    batches: TrainingBatches,
     world: World,
 ) -> TrainStep:
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
     if config.training.objective != NEGATIVE_SAMPLING:
-        full = build_one_vs_all(config, model, regularizer, tables, world, clock)
-        return TrainStep(full, tables, optimizer, None, pairs, clock, stop, edge_batches.following)
+        full = build_candidate_loss(config, model, regularizer, tables, batches, world, clock)
+        return TrainStep(full, tables, optimizer, None, pairs, clock, stop, batches.following)
     negatives = _build_negatives(config, dataset, layout, tables, pairs)
     own_entity = config.negatives.own_entity
     of_groups: Union[AutogradLoss, DotSoftmax]
@@ -311,60 +311,7 @@ def _build_train_step(
         of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock)
     else:
         of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock, is_reference)
-    return TrainStep(of_groups, tables, optimizer, negatives, pairs, clock, stop, edge_batches.following)
-
-
-def build_one_vs_all(
-    config: Config,
-    model: KgeModel,
-    regularizer: Regularizer | None,
-    tables: TableSet,
-    world: World,
-    clock: PhaseClock,
-) -> OneVsAll:
-    """Make the loss against all candidates, with this trainer's shards of the tables; a collective."""
-    chosen = config.training
-    is_reference = chosen.kernels == REFERENCE
-    score_function = model.score_function
-    blocks: list[tuple[str, int, Candidates]] = []
-
-    def add(
-        name: str, table_name: str, columns: slice, dim: int, compare: Any, numbers: int, is_product: bool
-    ) -> None:
-        table, kind = tables[table_name], LOSSES.get(config.loss.name).candidate_kind
-        owned = table.shard(world.local_rank, world.trainers_per_machine)
-        first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
-        objective = FullObjective(kind, len(table), chosen.label_smoothing)
-        shard: ShardObjective = AutogradShard(objective, compare, numbers)
-        if is_product and not is_reference:
-            shard = ProductShard(objective, getattr(torch, chosen.matmul_dtype))
-        candidates = Candidates(table, first, stop, columns, kind, shard, only_answers(first, stop))
-        blocks.append((name, dim, candidates))
-
-    has_products = type(model) is KgeModel and type(score_function).compare is Dot.compare
-    compare = model.compare_plainly if is_reference else model.compare
-    for name in tables.entity_types:
-        numbers = model.dim if is_reference else 1
-        add(name, name, slice(None), model.dim, compare, numbers, has_products)
-    if chosen.relation_prediction:
-        width = score_function.relation_dim(model.dim)
-        query_dim = score_function.relation_query_dim(model.dim)
-        for number, side in enumerate(RELATION_BLOCKS if model.reciprocal else [Side.TAIL]):
-            columns = slice(number * width, (number + 1) * width)
-            of_relations, is_product = score_function.compare_relations, score_function.has_relation_product
-            numbers = 1 if is_product else model.dim
-            add(RELATION_BLOCKS[side], RELATION, columns, query_dim, of_relations, numbers, is_product)
-    names, dims, candidates = zip(*blocks)
-    group = Alltoall(
-        request_timeout_seconds(),
-        purpose="exchange of queries",
-        duty="train every batch, also with no triples of its own",
-    )
-    exchange = QueryExchange(group, dims, world.trainers_per_machine)
-    maker: AutogradQueries | LoopQueries = AutogradQueries(model, regularizer, chosen.relation_prediction)
-    if has_loops(model, regularizer) and not is_reference:
-        maker = LoopQueries(model, regularizer, chosen.relation_prediction)
-    return OneVsAll(maker, names, dims, AllCandidates(candidates, exchange, clock), clock)
+    return TrainStep(of_groups, tables, optimizer, negatives, pairs, clock, stop, batches.following)
 
 
 def _build_negatives(

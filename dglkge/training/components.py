@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.config import Config
+from dglkge.config.schema import OBJECTIVES
 from dglkge.errors import InputError
 from dglkge.model.choices import NEGATIVE_SAMPLERS, OPTIMIZERS
 from dglkge.model.kge_model import KgeModel, build_model
@@ -23,7 +24,7 @@ from dglkge.sampling.shares import split_count
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
 
-NEGATIVE_SAMPLING = "negative_sampling"
+NEGATIVE_SAMPLING, ONE_VS_ALL, K_VS_ALL = OBJECTIVES
 
 
 def check_config(config: Config) -> None:
@@ -95,6 +96,11 @@ def check_objective(config: Config) -> None:
                     f"got {chosen.objective}"
                 )
         return
+    if chosen.objective == K_VS_ALL and chosen.relation_prediction:
+        raise InputError(
+            f"training.relation_prediction is {chosen.relation_prediction:g}: its loss is one of triples, "
+            "which training.objective k_vs_all does not have; it takes one_vs_all"
+        )
     if not LOSSES.get(config.loss.name).candidate_kind:
         known = [name for name in LOSSES if LOSSES.get(name).candidate_kind]
         raise InputError(

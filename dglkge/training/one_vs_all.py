@@ -8,8 +8,6 @@ multi-relational graph representations") adds (h, ?, t) against all relations, t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +16,8 @@ import torch
 from dglkge.kernels import dot as dot_kernels
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
-from dglkge.training.all_candidates import AllCandidates
-from dglkge.training.query_exchange import QueryBlock
+from dglkge.training.all_candidates import Piece
 from dglkge.training.rows import Group, Scratch
-from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
 
 Ids = npt.NDArray[np.int64]
@@ -29,37 +25,6 @@ Floats = npt.NDArray[np.float32]
 
 RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}
 """Names of the blocks of relation prediction; '~' cannot be confused with an entity type of that name."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Queries of one group and block.
-
-    Attributes
-    ----------
-    block : str
-        An entity type, or one of :data:`RELATION_BLOCKS`.
-    queries : (q, D) tensor
-    keys : (q,) int64
-    factors : (q,) float32
-    """
-
-    block: str
-    queries: torch.Tensor
-    keys: Ids
-    factors: Floats
-
-
-class QueryMaker(Protocol):
-    """Computes queries from rows, and the gradients of the rows from those of the queries."""
-
-    def make(self, groups: Sequence[Group], global_size: int) -> list[Piece]:
-        """Return the queries of both sides of all edges."""
-        ...
-
-    def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
-        """Write the gradients of the rows, given those of each piece's queries; returns the penalty."""
-        ...
 
 
 def relation_pieces(
@@ -217,74 +182,3 @@ class LoopQueries:
 def _addresses(group: Group) -> list[Ids]:
     """Return where the rows of the heads, tails and relations are in memory."""
     return [place.found().addresses for place in (group.heads, group.tails, group.relations)]
-
-
-class OneVsAll:
-    """Losses and gradients of groups of edges; a collective.
-
-    Parameters
-    ----------
-    maker : QueryMaker
-    blocks : sequence of str
-        Names of the blocks of queries, in the order of the candidates.
-    candidates : AllCandidates
-    dims : sequence of int
-        Width of the queries of each block.
-    clock : PhaseClock
-    """
-
-    def __init__(
-        self,
-        maker: AutogradQueries | LoopQueries,
-        blocks: Sequence[str],
-        dims: Sequence[int],
-        candidates: AllCandidates,
-        clock: PhaseClock,
-    ) -> None:
-        self.reads_in_place = maker.reads_in_place
-        self._maker = maker
-        self._blocks = list(zip(blocks, dims))
-        self._candidates = candidates
-        self._clock = clock
-
-    def __call__(self, groups: Sequence[Group], global_size: int) -> float:
-        """Return the summed loss; leaves the gradients, divided by ``global_size``, with the rows."""
-        self._clock.enter("score")
-        pieces = self._maker.make(groups, global_size)
-        order = [
-            [number for number, piece in enumerate(pieces) if piece.block == name] for name, _ in self._blocks
-        ]
-        blocks = [
-            _block([pieces[number] for number in numbers], dim)
-            for numbers, (_, dim) in zip(order, self._blocks)
-        ]
-        loss, gradients = self._candidates.run(blocks)
-        self._clock.enter("backward")
-        of_pieces = [torch.empty(0)] * len(pieces)
-        for numbers, of_block in zip(order, gradients):
-            parts = of_block.split([len(pieces[number].keys) for number in numbers])
-            for number, part in zip(numbers, parts):
-                of_pieces[number] = part
-        loss += self._maker.take_back(of_pieces)
-        return loss * global_size
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that this trainer sent to other machines."""
-        return self._candidates.sent_bytes
-
-    def dense_gradients(self) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
-        """Return (embedding, node ids, gradients) of the candidates that this trainer owns."""
-        return self._candidates.gradients()
-
-
-def _block(pieces: Sequence[Piece], dim: int) -> QueryBlock:
-    """Put the queries of one block together."""
-    if not pieces:
-        return QueryBlock(np.empty((0, dim), np.float32), np.empty(0, np.int64), np.empty(0, np.float32))
-    queries = [piece.queries.detach() for piece in pieces]
-    return QueryBlock(
-        (queries[0] if len(queries) == 1 else torch.cat(queries)).numpy(),
-        np.concatenate([piece.keys for piece in pieces]),
-        np.concatenate([piece.factors for piece in pieces]),
-    )

@@ -27,6 +27,7 @@ import torch
 
 from dglkge.kernels import full_scores as kernels
 from dglkge.model.losses import IGNORED_SCORE
+from dglkge.planning.memory import KEPT_SCORE_BYTES
 from dglkge.training.dot_softmax import QUERY_MULTIPLE, words
 from dglkge.training.rows import Scratch
 
@@ -39,14 +40,11 @@ GREATEST, TOTAL, TARGET = range(3)
 """Numbers (3, Q) of the queries in a shard. Softmax: greatest score, and sum of the powers of e relative to
 it; bce: 0, and sum of log(1 + e^s); both: sum of label times score."""
 
-QUERIES_A_BLOCK = 512
-"""Queries that are scored at a time: their scores are still in a cache when the second product reads them."""
+QUERIES_A_BLOCK = 2048
+"""Queries that are scored at a time, before the product that reads their scores."""
 
-ROWS_A_PANEL = 2048
+ROWS_A_PANEL = 8192
 """Rows of a shard that are scored at a time."""
-
-KEPT_BYTES = 256 * 2**20
-"""Limit of the scores that are kept between the two halves; panels beyond it are scored a second time."""
 
 TWIN_BLOCK_NUMBERS = 1 << 22
 """Numbers that the plain twin holds at a time, for each operation of autograd."""
@@ -63,11 +61,14 @@ class Answers:
         Rows of the shard: those of query i are ``places[starts[i]:starts[i + 1]]``, each once.
     shares : (A,) float32
         Label of each before smoothing: 1, or 1 / k in a softmax over k answers.
+    penalty_shares : (A,) float32 or None
+        Share of each in the regularizer of its query; None: none is computed with the candidates.
     """
 
     starts: Ids
     places: Ids
     shares: Floats
+    penalty_shares: Floats | None = None
 
     @property
     def query_of(self) -> Ids:
@@ -171,7 +172,7 @@ class ProductShard:
     greatest score of their row of this shard; the second product of these is the shard's part of the queries'
     gradients but for one factor a query. That factor is known when the numbers of all shards are there. Then
     the third product, with the queries scaled, gives the gradients of the rows. So no score is touched again
-    between the products, and none is computed twice as long as the powers are kept (:data:`KEPT_BYTES`).
+    between the products, and none is computed twice as long as the powers are kept (``kept_bytes``).
 
     Parameters
     ----------
@@ -179,14 +180,16 @@ class ProductShard:
     matmul_dtype : torch.dtype
         Type of the matrix products, ``torch.float32`` or ``torch.bfloat16``. Scores and gradients of true
         answers are float32 in any case.
-    kept_bytes, rows_a_panel : int
+    kept_bytes : int
+        Limit of the powers that are kept between the two halves; others are computed a second time.
+    rows_a_panel : int
     """
 
     def __init__(
         self,
         objective: FullObjective,
         matmul_dtype: torch.dtype,
-        kept_bytes: int = KEPT_BYTES,
+        kept_bytes: int = KEPT_SCORE_BYTES,
         rows_a_panel: int = ROWS_A_PANEL,
     ) -> None:
         self._objective = objective
@@ -431,13 +434,14 @@ class AutogradShard:
         queries.grad = of_queries.zero_()
         shift = torch.from_numpy(normalizer.astype(np.float32))[:, None]
         for block in self._row_blocks():
-            rows = self._rows[block].detach().requires_grad_()
-            rows.grad = of_rows[block].zero_()
+            rows = self._rows[block].detach().contiguous().requires_grad_()
             scores = self._compare(queries, rows)
             predicted = (
                 scores.detach().sigmoid() if self._objective.kind == BCE else (scores.detach() - shift).exp()
             )
             scores.backward((predicted - self._labels(block)) * torch.from_numpy(factors)[:, None])
+            if rows.grad is not None:
+                of_rows[block] = rows.grad
 
     def _row_blocks(self) -> Iterator[slice]:
         """Yield runs of the rows."""

@@ -14,12 +14,13 @@ from dglkge.distributed.preemption import StopRequest
 from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_lookup import DirectLookup, RowLookup
 from dglkge.embeddings.table_set import TableSet
-from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.negatives import NegativeSampler
+from dglkge.sampling.query_batches import QueryBatch, TrainingBatch
+from dglkge.training.all_candidates import CandidateLoss
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax
-from dglkge.training.one_vs_all import OneVsAll
-from dglkge.training.rows import Group, RowRequest, Scratch, request_rows
+from dglkge.training.k_vs_all import request_queries
+from dglkge.training.rows import RowRequest, Scratch, request_rows
 from dglkge.training.stats import PhaseClock
 
 
@@ -28,7 +29,7 @@ class TrainStep:
 
     Parameters
     ----------
-    loss : AutogradLoss, DotSoftmax or OneVsAll
+    loss : AutogradLoss, DotSoftmax or CandidateLoss
         Of groups of edges.
     tables : TableSet
     optimizer : SparseOptimizer
@@ -51,14 +52,14 @@ class TrainStep:
 
     def __init__(
         self,
-        loss: Union[AutogradLoss, DotSoftmax, OneVsAll],
+        loss: Union[AutogradLoss, DotSoftmax, CandidateLoss],
         tables: TableSet,
         optimizer: Any,
         negatives: NegativeSampler | None,
         pairs: Sequence[tuple[str, str]],
         clock: PhaseClock,
         stop: StopRequest,
-        following: Callable[[EdgeBatch, Callable[[str], None]], EdgeBatch | None],
+        following: Callable[[Any, Callable[[str], None]], TrainingBatch | None],
     ) -> None:
         self._stop = stop
         self.someone_must_stop = False
@@ -76,7 +77,7 @@ class TrainStep:
         self._clock = clock
         optimizer.when_phase(clock.enter)
 
-    def __call__(self, batch: EdgeBatch) -> float:
+    def __call__(self, batch: TrainingBatch) -> float:
         """Train one batch.
 
         Returns
@@ -100,7 +101,7 @@ class TrainStep:
         gradients = [
             (request.table.embedding, request.ids, request.gradients) for request in plan.requests.values()
         ]
-        if isinstance(self._loss, OneVsAll):
+        if isinstance(self._loss, CandidateLoss):
             gradients += self._loss.dense_gradients()
         self._optimizer.step_rows(
             gradients,
@@ -112,7 +113,7 @@ class TrainStep:
     @property
     def sent_bytes(self) -> int:
         """Bytes of queries and their gradients that this trainer sent to other machines."""
-        return self._loss.sent_bytes if isinstance(self._loss, OneVsAll) else 0
+        return self._loss.sent_bytes if isinstance(self._loss, CandidateLoss) else 0
 
     @property
     def _lookup(self) -> RowLookup:
@@ -128,24 +129,28 @@ class TrainStep:
         for name, request in plan.requests.items():
             request.open(copy=not self._loss.reads_in_place, rows=rows.get(name))
 
-    def _take_plan(self, batch: EdgeBatch) -> _Plan:
+    def _take_plan(self, batch: TrainingBatch) -> _Plan:
         """Return the plan of a batch; it exists already if the step before looked ahead."""
         plan, self._next_plan = self._next_plan, None
         if plan is None or plan.number != _number(batch):
             plan = self._plan(batch)
         return plan
 
-    def _plan(self, batch: EdgeBatch) -> _Plan:
+    def _plan(self, batch: TrainingBatch) -> _Plan:
         """Draw the negatives of a batch and request its rows."""
         self._clock.enter("negatives")
         requests, self._spare_requests = self._spare_requests, self._requests
         self._requests = requests
         for request in requests.values():
             request.clear()
-        groups = request_rows(batch, self._pairs, self._negatives, requests)
+        groups: list[Any]
+        if isinstance(batch, QueryBatch):
+            groups = request_queries(batch, requests)
+        else:
+            groups = request_rows(batch, self._pairs, self._negatives, requests)
         return _Plan(_number(batch), requests, groups)
 
-    def _announce_next(self, batch: EdgeBatch) -> None:
+    def _announce_next(self, batch: TrainingBatch) -> None:
         """Send the ids of the next batch while this one computes, where rows live on other machines too."""
         if not self._lookup.looks_ahead:
             return
@@ -155,7 +160,7 @@ class TrainStep:
             self._lookup.announce(plan.number, {name: request.ids for name, request in plan.requests.items()})
 
 
-def _number(batch: EdgeBatch) -> int:
+def _number(batch: TrainingBatch) -> int:
     """Return a number that no other batch of any epoch has."""
     return (batch.epoch << 32) + batch.index
 
@@ -169,9 +174,9 @@ class _Plan:
     number : int
     requests : mapping of str to RowRequest
         By table.
-    groups : list of Group
+    groups : list of Group, or of QueryGroup
     """
 
     number: int
     requests: Mapping[str, RowRequest]
-    groups: list[Group]
+    groups: list[Any]

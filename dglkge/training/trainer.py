@@ -21,7 +21,7 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import RankingResult
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
+from dglkge.sampling.query_batches import TrainingBatch, TrainingBatches
 from dglkge.training.epochs import CommitPolicy, ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.stats import EpochReport, LossSoFar, PhaseClock, reports_apart, wants_bar
@@ -41,7 +41,7 @@ class Trainer:
     cluster : Cluster
     tables : TableSet
     optimizer : SparseOptimizer
-    edge_batches : EdgeBatches
+    edge_batches : EdgeBatches or QueryBatches
     train_step : TrainStep
     evaluator : LiveEvaluator
     checkpoints : CheckpointManager
@@ -58,7 +58,7 @@ class Trainer:
         cluster: Cluster,
         tables: TableSet,
         optimizer: Any,
-        edge_batches: EdgeBatches,
+        edge_batches: TrainingBatches,
         train_step: TrainStep,
         evaluator: LiveEvaluator,
         checkpoints: CheckpointManager,
@@ -95,7 +95,7 @@ class Trainer:
             checkpoints.reserve(self._parts())
         epochs.when_finished(self._end_epoch)
 
-    def batches(self) -> Iterator[EdgeBatch]:
+    def batches(self) -> Iterator[TrainingBatch]:
         """Yield this trainer's share of each global batch that the current epoch has left.
 
         A batch counts as done when the loop requests the next one (step 7 of a batch). Must run inside an
@@ -154,7 +154,7 @@ class Trainer:
             return done % reports_apart(num_batches) == 0
         return summed is None or summed
 
-    def step(self, batch: EdgeBatch) -> float:
+    def step(self, batch: TrainingBatch) -> float:
         """Train one batch; returns the summed loss of this trainer's triples."""
         loss = self._train_step(batch)
         self._must_stop = self._train_step.someone_must_stop

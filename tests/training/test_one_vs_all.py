@@ -214,7 +214,7 @@ def test_relation_products_are_those_of_the_score_function_that_states_them() ->
         (["training.relation_prediction=4"], "training.relation_prediction is 4: it takes"),
         (
             ["training.objective=one_vs_all", "loss.name=margin_ranking"],
-            "takes loss.name softmax or logistic",
+            "takes loss.name logistic or softmax, got",
         ),
         (["training.objective=one_vs_all", "training.synchronous=false"], "takes training.synchronous true"),
     ],

@@ -1,0 +1,271 @@
+"""Queries with all their answers, and batches of them: what ``training.objective: k_vs_all`` trains on.
+
+A query is a distinct (head, relation, ?) or (?, relation, tail) of the training triples. Queries are numbered
+by side, relation and entity, all by original ids, so that neither the numbers nor their order in an epoch
+depend on how the graph was partitioned. An epoch is one pass over the queries; global batch s is the window
+[s·G, (s+1)·G) of their keyed permutation, as of triples in :mod:`.epoch_plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Callable, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.data.partition_layout import PartitionLayout
+from dglkge.sampling import epoch_plan
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, trainer_share
+from dglkge.typing import RELATION, Side
+
+Ids = npt.NDArray[np.int64]
+
+
+def _no_phase(phase: str) -> None:
+    """Ignore the name of a phase."""
+
+
+class QueryIndex:
+    """All queries of the training triples and their answers, by original ids.
+
+    Parameters
+    ----------
+    triples : (T, 3) integer array
+        Head, relation and tail.
+    num_relations : int
+
+    Attributes
+    ----------
+    sides : (Q,) int64
+        0: the tail is asked for, 1: the head.
+    relations, anchors : (Q,) int64
+        Relation and given entity of each query.
+    starts : (Q + 1,) int64
+    answers : (A,) int64
+        Distinct answers of query i, ascending: ``answers[starts[i]:starts[i + 1]]``.
+
+    Examples
+    --------
+    >>> index = QueryIndex(np.array([[0, 0, 1], [0, 0, 2], [0, 0, 2]]), num_relations=1)
+    >>> list(zip(index.sides.tolist(), index.anchors.tolist(), np.diff(index.starts).tolist()))
+    [(0, 0, 2), (1, 1, 1), (1, 2, 1)]
+    """
+
+    def __init__(self, triples: npt.NDArray[np.integer], num_relations: int) -> None:
+        heads, relations, tails = (np.asarray(column, np.int64) for column in triples.T)
+        width = int(max(heads.max(initial=0), tails.max(initial=0))) + 1
+        codes = np.concatenate([relations * width + heads, (num_relations + relations) * width + tails])
+        answers = np.concatenate([tails, heads])
+        order = np.lexsort((answers, codes))
+        codes, answers = codes[order], answers[order]
+        is_new = np.ones(len(codes), bool)
+        is_new[1:] = (codes[1:] != codes[:-1]) | (answers[1:] != answers[:-1])
+        codes, self.answers = codes[is_new], answers[is_new]
+        queries, first = np.unique(codes, return_index=True)
+        self.starts: Ids = np.append(first, len(codes)).astype(np.int64)
+        self.sides: Ids = queries // (num_relations * width)
+        self.relations: Ids = queries // width % num_relations
+        self.anchors: Ids = queries % width
+
+    def __len__(self) -> int:
+        return len(self.anchors)
+
+    @property
+    def num_answers(self) -> Ids:
+        """Number of answers of each query, (Q,)."""
+        return np.diff(self.starts)
+
+
+@dataclass(frozen=True)
+class QueryRun:
+    """A run of a batch's queries of one side of one pair of entity types.
+
+    Attributes
+    ----------
+    side : Side
+        The side asked for.
+    anchor_type, answer_type : str
+        Entity types of the given entity and of the answers.
+    start, end : int
+        The run: ``batch.anchors[start:end]`` and so on.
+    """
+
+    side: Side
+    anchor_type: str
+    answer_type: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class QueryBatch:
+    """One trainer's share of a global batch of queries.
+
+    Attributes
+    ----------
+    epoch, index : int
+        The epoch, and the number of the global batch in it.
+    global_size : int
+        Number of queries in the global batch, over all trainers.
+    query_ids : (B,) int64
+        Numbers of the queries.
+    anchors, relations : (B,) int64
+        Node ids.
+    runs : tuple of QueryRun
+    """
+
+    epoch: int
+    index: int
+    global_size: int
+    query_ids: Ids
+    anchors: Ids
+    relations: Ids
+    runs: tuple[QueryRun, ...]
+
+    def __len__(self) -> int:
+        return len(self.query_ids)
+
+
+class QueryBatches:
+    """Takes the queries of each global batch that this trainer trains: those whose entity its machine holds.
+
+    Parameters
+    ----------
+    index : QueryIndex
+    layout : PartitionLayout
+    types : sequence of (str, str)
+        Entity types of the heads and tails of each relation, by original id.
+    batch_size : int
+        Queries of a global batch.
+    machine, local_rank, trainers_per_machine : int
+        Place of this trainer.
+    seed : int
+
+    Attributes
+    ----------
+    index : QueryIndex
+    """
+
+    def __init__(
+        self,
+        index: QueryIndex,
+        layout: PartitionLayout,
+        types: Sequence[tuple[str, str]],
+        batch_size: int,
+        machine: int,
+        local_rank: int,
+        trainers_per_machine: int,
+        seed: int,
+    ) -> None:
+        self.index = index
+        self._batch_size = batch_size
+        self._place = (local_rank, trainers_per_machine)
+        self._seed = seed
+        self._relations = np.asarray(layout.node_ids(RELATION))[index.relations]
+        # A kind is a side and a pair of types; queries of one kind are looked up and scored together.
+        kinds = sorted({(side, *pair) for pair in types for side in (0, 1)})
+        number = {kind: i for i, kind in enumerate(kinds)}
+        kind_of = np.array([[number[(side, *pair)] for pair in types] for side in (0, 1)], np.int64)
+        self._kinds = [_kind(*kind) for kind in kinds]
+        self._kind = kind_of[index.sides, index.relations]
+        self._anchors = np.empty(len(index), np.int64)
+        self._is_here = np.zeros(len(index), bool)
+        for i, (_, anchor_type, _) in enumerate(self._kinds):
+            of_kind = np.flatnonzero(self._kind == i)
+            nodes = np.asarray(layout.node_ids(anchor_type))[index.anchors[of_kind]]
+            first, end = layout.node_range(anchor_type, machine)
+            self._anchors[of_kind] = nodes
+            self._is_here[of_kind] = (nodes >= first) & (nodes < end)
+        self._ahead: QueryBatch | None = None
+
+    def asks_for(self, entity_type: str) -> npt.NDArray[np.bool_]:
+        """Return which queries ask for an entity type, (Q,)."""
+        wanted = np.array([answer_type == entity_type for _, _, answer_type in self._kinds], bool)
+        return wanted[self._kind]
+
+    def __len__(self) -> int:
+        """Return the number of global batches in an epoch."""
+        return epoch_plan.num_batches(len(self.index), self._batch_size)
+
+    def batch(self, epoch: int, index: int, enter: Callable[[str], None] = _no_phase) -> QueryBatch:
+        """Return this trainer's share of a global batch; it may be empty."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and (ahead.epoch, ahead.index) == (epoch, index):
+            return ahead
+        return self._make(epoch, index, enter)
+
+    def following(self, batch: QueryBatch, enter: Callable[[str], None] = _no_phase) -> QueryBatch | None:
+        """Return this trainer's share of the batch that comes next in the epoch, None after the last."""
+        if batch.index + 1 >= len(self):
+            return None
+        self._ahead = self._make(batch.epoch, batch.index + 1, enter)
+        return self._ahead
+
+    def _make(self, epoch: int, index: int, enter: Callable[[str], None]) -> QueryBatch:
+        """Find this trainer's share, sorted by kind."""
+        enter("order")
+        positions = epoch_plan.window(index, self._batch_size, len(self.index))
+        ids = epoch_plan.inverse_permute(positions, len(self.index), self._seed, epoch)
+        enter("edges")
+        ids = ids[self._is_here[ids]]
+        ids = ids[trainer_share(len(ids), *self._place)]
+        ids = ids[np.argsort(self._kind[ids], kind="stable")]
+        bounds = np.searchsorted(self._kind[ids], np.arange(len(self._kinds) + 1)).tolist()
+        runs = tuple(
+            QueryRun(*kind, start, end)
+            for kind, start, end in zip(self._kinds, bounds, bounds[1:])
+            if end > start
+        )
+        anchors, relations = self._anchors[ids], self._relations[ids]
+        return QueryBatch(epoch, index, len(positions), ids, anchors, relations, runs)
+
+
+def _kind(side: int, lhs: str, rhs: str) -> tuple[Side, str, str]:
+    """Return the side asked for and the types of the given entity and of the answers."""
+    return (Side.TAIL, lhs, rhs) if side == 0 else (Side.HEAD, rhs, lhs)
+
+
+class ShardAnswers:
+    """Answers of all queries among the rows of one shard.
+
+    Parameters
+    ----------
+    index : QueryIndex
+    is_asked : (Q,) bool
+        Which queries ask for the shard's entity type.
+    node_ids : (n,) int64
+        Node id of every original id of that type.
+    first, stop : int
+        Run of node ids of the shard.
+
+    Attributes
+    ----------
+    starts : (Q + 1,) int64
+    places : (A,) int64
+        Rows of the shard that answer query i: ``places[starts[i]:starts[i + 1]]``.
+    """
+
+    def __init__(
+        self, index: QueryIndex, is_asked: npt.NDArray[np.bool_], node_ids: Ids, first: int, stop: int
+    ) -> None:
+        query_of = np.repeat(np.arange(len(index)), index.num_answers)
+        kept = np.flatnonzero(is_asked[query_of])
+        nodes = node_ids[index.answers[kept]]
+        is_here = (nodes >= first) & (nodes < stop)
+        counts = np.bincount(query_of[kept[is_here]], minlength=len(index))
+        self.starts: Ids = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self.places: Ids = nodes[is_here] - first
+
+    def of(self, query_ids: Ids) -> tuple[Ids, Ids]:
+        """Return (starts, places) of some queries, in CSR form as above."""
+        counts = self.starts[query_ids + 1] - self.starts[query_ids]
+        starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        offsets = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
+        return starts, self.places[np.repeat(self.starts[query_ids], counts) + offsets]
+
+
+TrainingBatch = Union[EdgeBatch, QueryBatch]
+TrainingBatches = Union[EdgeBatches, QueryBatches]
+"""What a trainer goes through in an epoch."""

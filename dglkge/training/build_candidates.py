@@ -1,0 +1,172 @@
+"""Builds what the objectives over all candidates, ``one_vs_all`` and ``k_vs_all``, train with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable
+
+import numpy as np
+import torch
+
+from dglkge.config import Config
+from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import TRAIN
+from dglkge.distributed.dgl_compat import request_timeout_seconds
+from dglkge.distributed.world import World
+from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.embeddings.table_set import TableSet
+from dglkge.errors import InputError
+from dglkge.model.comparators import Dot
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.losses import LOSSES
+from dglkge.model.regularizers import Regularizer
+from dglkge.optim.alltoall import Alltoall
+from dglkge.sampling.query_batches import QueryBatches, QueryIndex, ShardAnswers, TrainingBatches
+from dglkge.training.all_candidates import (
+    AllCandidates,
+    CandidateLoss,
+    Candidates,
+    QueryMaker,
+    only_answers,
+)
+from dglkge.training.components import REFERENCE
+from dglkge.training.k_vs_all import AnsweredQueries, all_answers
+from dglkge.training.one_vs_all import RELATION_BLOCKS, AutogradQueries, LoopQueries, has_loops
+from dglkge.training.query_exchange import QueryExchange
+from dglkge.training.shard_objective import AutogradShard, FullObjective, ProductShard, ShardObjective
+from dglkge.training.stats import PhaseClock
+from dglkge.typing import RELATION, Side
+
+
+def build_query_batches(config: Config, dataset: Dataset, world: World) -> QueryBatches:
+    """Make the batches of ``k_vs_all``.
+
+    Raises
+    ------
+    InputError
+        If the training triples have weights: a query stands for several of them.
+    """
+    if dataset.has_weights:
+        raise InputError(
+            f"training.objective k_vs_all takes no weights of triples, and {dataset.path} has them; "
+            "allowed: negative_sampling, one_vs_all"
+        )
+    relations = dataset.relations.relations
+    return QueryBatches(
+        QueryIndex(dataset.split(TRAIN), len(relations)),
+        dataset.layout(),
+        [(relation.lhs, relation.rhs) for relation in relations],
+        config.training.batch_size,
+        world.machine,
+        world.local_rank,
+        world.trainers_per_machine,
+        config.seed,
+    )
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """How the queries of a block are compared with rows.
+
+    Attributes
+    ----------
+    table : EmbeddingTable
+    columns : slice
+        Part of the rows.
+    query_dim : int
+    compare : callable
+        Scores queries (Q, D) against rows (b, D'): (Q, b).
+    numbers_a_score : int
+        Numbers that ``compare`` holds for each score.
+    is_product : bool
+        Whether it is the inner product.
+    """
+
+    table: EmbeddingTable
+    columns: slice
+    query_dim: int
+    compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    numbers_a_score: int
+    is_product: bool
+
+
+def _comparisons(config: Config, model: KgeModel, tables: TableSet) -> dict[str, _Comparison]:
+    """Return the comparison of each block of queries, by name, in the same order on every trainer."""
+    dim, score_function = model.dim, model.score_function
+    is_reference = config.training.kernels == REFERENCE
+    is_product = type(model) is KgeModel and type(score_function).compare is Dot.compare
+    compare = model.compare_plainly if is_reference else model.compare
+    numbers = dim if is_reference else 1
+    found = {
+        name: _Comparison(tables[name], slice(0, dim), dim, compare, numbers, is_product)
+        for name in tables.entity_types
+    }
+    if config.training.relation_prediction:
+        width = score_function.relation_dim(dim)
+        query_dim = score_function.relation_query_dim(dim)
+        is_product = score_function.has_relation_product
+        for number, side in enumerate((Side.TAIL, Side.HEAD) if model.reciprocal else (Side.TAIL,)):
+            columns = slice(number * width, (number + 1) * width)
+            found[RELATION_BLOCKS[side]] = _Comparison(
+                tables[RELATION],
+                columns,
+                query_dim,
+                score_function.compare_relations,
+                1 if is_product else dim,
+                is_product,
+            )
+    return found
+
+
+def _candidates(
+    config: Config, name: str, one: _Comparison, batches: TrainingBatches, world: World, penalizes: bool
+) -> Candidates:
+    """Make this trainer's shard of the candidates of a block."""
+    chosen = config.training
+    kind = LOSSES.get(config.loss.name).candidate_kind
+    owned = one.table.shard(world.local_rank, world.trainers_per_machine)
+    first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
+    objective = FullObjective(kind, len(one.table), chosen.label_smoothing)
+    shard: ShardObjective = AutogradShard(objective, one.compare, one.numbers_a_score)
+    if one.is_product and chosen.kernels != REFERENCE:
+        shard = ProductShard(objective, getattr(torch, chosen.matmul_dtype))
+    answers_of = only_answers(first, stop)
+    if isinstance(batches, QueryBatches):
+        node_ids = np.asarray(one.table.node_ids)
+        of_shard = ShardAnswers(batches.index, batches.asks_for(name), node_ids, first, stop)
+        answers_of = all_answers(batches.index, of_shard, kind, penalizes)
+    return Candidates(one.table, first, stop, one.columns, kind, shard, answers_of)
+
+
+def build_candidate_loss(
+    config: Config,
+    model: KgeModel,
+    regularizer: Regularizer | None,
+    tables: TableSet,
+    batches: TrainingBatches,
+    world: World,
+    clock: PhaseClock,
+) -> CandidateLoss:
+    """Make the loss against all candidates, with this trainer's shards of the tables; a collective."""
+    comparisons = _comparisons(config, model, tables)
+    penalizes = regularizer is not None
+    candidates = [
+        _candidates(config, name, one, batches, world, penalizes) for name, one in comparisons.items()
+    ]
+    dims = [one.query_dim for one in comparisons.values()]
+    group = Alltoall(
+        request_timeout_seconds(),
+        purpose="exchange of queries",
+        duty="train every batch, also with no triples of its own",
+    )
+    exchange = QueryExchange(group, dims, world.trainers_per_machine)
+    relation_weight = config.training.relation_prediction
+    maker: QueryMaker
+    if isinstance(batches, QueryBatches):
+        maker = AnsweredQueries(model, regularizer)
+    elif has_loops(model, regularizer) and config.training.kernels != REFERENCE:
+        maker = LoopQueries(model, regularizer, relation_weight)
+    else:
+        maker = AutogradQueries(model, regularizer, relation_weight)
+    scored = AllCandidates(candidates, exchange, clock, regularizer)
+    return CandidateLoss(maker, list(comparisons), dims, scored, clock)

@@ -1,0 +1,128 @@
+"""Queries with all their answers at once (KvsAll, Dettmers et al. 2018): one query for all that share it.
+
+In a softmax, each of k answers has label 1 / k; in binary cross entropy (loss.name logistic), label 1.
+The regularizer takes the given entity, the relation and the mean over the answers of each query; the answers'
+part is computed where their rows are stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.regularizers import Regularizer
+from dglkge.sampling.query_batches import QueryBatch, QueryIndex, ShardAnswers
+from dglkge.training.all_candidates import Piece
+from dglkge.training.rows import RowPlaces, RowRequest
+from dglkge.training.shard_objective import SOFTMAX, Answers
+from dglkge.typing import RELATION, Side
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class QueryGroup:
+    """Queries of a batch of one side and pair of entity types.
+
+    Attributes
+    ----------
+    side : Side
+        The side asked for.
+    answer_type : str
+    query_ids : (B,) int64
+    anchors, relations : RowPlaces
+    """
+
+    side: Side
+    answer_type: str
+    query_ids: Ids
+    anchors: RowPlaces
+    relations: RowPlaces
+
+
+def request_queries(batch: QueryBatch, requests: Mapping[str, RowRequest]) -> list[QueryGroup]:
+    """Make the groups of a batch of queries, requesting all rows, by table."""
+    groups = []
+    for run in batch.runs:
+        part = slice(run.start, run.end)
+        groups.append(
+            QueryGroup(
+                run.side,
+                run.answer_type,
+                batch.query_ids[part],
+                requests[run.anchor_type].add(batch.anchors[part]),
+                requests[RELATION].add(batch.relations[part]),
+            )
+        )
+    return groups
+
+
+class AnsweredQueries:
+    """Queries and penalties of any model, by autograd; a :class:`QueryMaker`.
+
+    Parameters
+    ----------
+    model : KgeModel
+    regularizer : Regularizer or None
+    """
+
+    reads_in_place = False
+
+    def __init__(self, model: KgeModel, regularizer: Regularizer | None) -> None:
+        self._model = model
+        self._regularizer = regularizer
+
+    def make(self, groups: Sequence[QueryGroup], global_size: int) -> list[Piece]:
+        """Return all queries of a batch's groups."""
+        model, pieces = self._model, []
+        self._penalty = torch.zeros(())
+        for group in groups:
+            anchors, relations = group.anchors.leaf(), group.relations.leaf()
+            factors = np.full(len(group.query_ids), 1 / global_size, np.float32)
+            query = model.query(anchors, relations, group.side)
+            pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
+            if self._regularizer is not None:
+                penalty = model.query_penalty(self._regularizer, anchors, relations, group.side)
+                self._penalty = self._penalty + penalty.sum() / global_size
+        self._queries = [piece.queries for piece in pieces]
+        return pieces
+
+    def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
+        """Write the gradients of the rows; returns the penalty."""
+        tensors, given = list(self._queries), list(gradients)
+        if self._penalty.requires_grad:
+            tensors, given = [*tensors, self._penalty], [*given, torch.ones(())]
+        if tensors:
+            torch.autograd.backward(tensors, given)
+        return self._penalty.item()
+
+
+def all_answers(
+    index: QueryIndex, of_shard: ShardAnswers, kind: str, penalizes: bool
+) -> Callable[[Ids], Answers]:
+    """Return the answers of queries, by number, among the rows of a shard.
+
+    Parameters
+    ----------
+    index : QueryIndex
+    of_shard : ShardAnswers
+    kind : str
+        Kind of the objective.
+    penalizes : bool
+        Whether the answers are regularized.
+    """
+    parts = (1 / np.maximum(index.num_answers, 1)).astype(np.float32)
+
+    def answers_of(query_ids: Ids) -> Answers:
+        starts, places = of_shard.of(query_ids)
+        equal_parts = np.repeat(parts[query_ids], np.diff(starts))
+        shares = equal_parts if kind == SOFTMAX else np.ones(len(places), np.float32)
+        return Answers(starts, places, shares, equal_parts if penalizes else None)
+
+    return answers_of

@@ -1,0 +1,96 @@
+"""Distinct queries, their answers, and how trainers and machines share batches of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dglkge.data.dataset import Dataset
+from dglkge.sampling.query_batches import QueryBatches, QueryIndex, ShardAnswers
+from dglkge.typing import Side
+from tests.toy_kg import toy_dataset
+
+
+def test_the_index_has_every_query_once_with_its_answers() -> None:
+    triples = np.random.default_rng(1).integers(0, 9, (300, 3))
+    index = QueryIndex(triples, num_relations=9)
+    got = {}
+    for i in range(len(index)):
+        key = (int(index.sides[i]), int(index.relations[i]), int(index.anchors[i]))
+        assert key not in got
+        got[key] = index.answers[index.starts[i] : index.starts[i + 1]].tolist()
+    expected: dict[tuple[int, int, int], set[int]] = {}
+    for h, r, t in triples.tolist():
+        expected.setdefault((0, r, h), set()).add(t)
+        expected.setdefault((1, r, t), set()).add(h)
+    assert got == {key: sorted(answers) for key, answers in expected.items()}
+    assert list(got) == sorted(got)
+
+
+def test_no_triples_have_no_queries() -> None:
+    assert len(QueryIndex(np.empty((0, 3), np.int64), num_relations=1)) == 0
+
+
+def batches_of(dataset: Dataset, machine: int, local_rank: int, trainers: int) -> QueryBatches:
+    """Return the batches of one trainer."""
+    relations = dataset.relations.relations
+    types = [(relation.lhs, relation.rhs) for relation in relations]
+    index = QueryIndex(dataset.split("train"), len(relations))
+    return QueryBatches(index, dataset.layout(), types, 64, machine, local_rank, trainers, seed=3)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize(("parts", "trainers"), [(1, 1), (1, 3), (2, 2)])
+def test_every_query_is_trained_once_an_epoch_in_the_same_batch(
+    parts: int, trainers: int, typed: bool
+) -> None:
+    dataset = Dataset.open(toy_dataset(parts, typed))
+    alone = batches_of(Dataset.open(toy_dataset(1, typed)), 0, 0, 1)
+    shares = [batches_of(dataset, m, rank, trainers) for m in range(parts) for rank in range(trainers)]
+    seen = []
+    for number in range(len(alone)):
+        whole = set(alone.batch(5, number).query_ids.tolist())
+        found = [share.batch(5, number) for share in shares]
+        ids = np.concatenate([batch.query_ids for batch in found])
+        assert len(ids) == len(whole) == found[0].global_size and set(ids.tolist()) == whole
+        for share, batch in zip(shares, found):
+            check_runs(share, batch)
+        seen += ids.tolist()
+    assert sorted(seen) == list(range(len(alone.index)))
+
+
+def check_runs(batches: QueryBatches, batch: object) -> None:
+    """Hold that the runs cover a batch and say the side of its queries."""
+    end = 0
+    for run in batch.runs:  # type: ignore[attr-defined]
+        assert run.start == end < run.end
+        end = run.end
+        ids = batch.query_ids[run.start : run.end]  # type: ignore[attr-defined]
+        assert set(batches.index.sides[ids].tolist()) == {0 if run.side is Side.TAIL else 1}
+        assert batches.asks_for(run.answer_type)[ids].all()
+    assert end == len(batch)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_was_made_ahead_is_the_same() -> None:
+    batches = batches_of(Dataset.open(toy_dataset()), 0, 0, 2)
+    expected = batches.batch(0, 1)
+    ahead = batches.following(batches.batch(0, 0))
+    assert ahead is not None and batches.batch(0, 1) is ahead
+    assert np.array_equal(ahead.query_ids, expected.query_ids)
+    assert batches.following(batches.batch(0, len(batches) - 1)) is None
+
+
+def test_answers_of_a_shard() -> None:
+    triples = np.random.default_rng(2).integers(0, 20, (200, 3)) % [20, 3, 20]
+    index = QueryIndex(triples, num_relations=3)
+    node_ids = np.random.default_rng(3).permutation(20)
+    is_asked = index.sides == 0
+    shard = ShardAnswers(index, is_asked, node_ids, first=5, stop=12)
+    wanted = np.random.default_rng(4).choice(np.flatnonzero(is_asked), 9, replace=False)
+    starts, places = shard.of(wanted)
+    for i, query in enumerate(wanted.tolist()):
+        nodes = node_ids[index.answers[index.starts[query] : index.starts[query + 1]]]
+        expected = sorted(nodes[(nodes >= 5) & (nodes < 12)] - 5)
+        assert sorted(places[starts[i] : starts[i + 1]].tolist()) == expected
+    assert shard.of(wanted[:0])[0].tolist() == [0]
+    assert not len(shard.of(np.flatnonzero(~is_asked))[1])

@@ -1,0 +1,132 @@
+"""Training on queries with all their answers, step by step against a dense float64 loop."""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import dglkge
+from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from dglkge.training.components import check_config
+from dglkge.training.epochs import JOB
+from dglkge.typing import RELATION, Side
+from tests.toy_kg import toy_dataset
+from tests.training.test_one_vs_all import cubes, pair_scores
+
+DIM, N3_WEIGHT, SMOOTHING = 8, 0.02, 0.1
+
+
+@pytest.fixture(autouse=True)
+def tables_go() -> Iterator[None]:
+    """Free the tables of a test before others of the same names come: reference cycles may hold them."""
+    yield
+    JOB.restore(0)
+    gc.collect()
+
+
+def settings(dataset: Path, run: Path, *more: str) -> list[str]:
+    """Return the settings of the run."""
+    return [
+        f"dataset={dataset}",
+        f"output={run}",
+        f"model.dimension={DIM}",
+        "model.init_scale=0.3",
+        "training.objective=k_vs_all",
+        "training.batch_size=70",
+        "training.num_epochs=2",
+        "checkpoint.every_epochs=0",
+        *more,
+    ]
+
+
+def known_answers(data: Dataset) -> dict[tuple[Side, int, int], set[int]]:
+    """Return the answers of every query (side, relation, entity), by original ids."""
+    found = defaultdict(set)
+    for h, r, t in np.array(data.split("train")).tolist():
+        found[Side.TAIL, r, h].add(t)
+        found[Side.HEAD, r, t].add(h)
+    return found
+
+
+def oracle(data: Dataset, rows: dict[str, torch.Tensor], queries: Any, config: dglkge.Config) -> torch.Tensor:
+    """Return the summed loss of queries (side, relation, entity) with their answers."""
+    smoothing, total = config.training.label_smoothing, torch.zeros((), dtype=torch.float64)
+    for (side, r, entity), answers in queries:
+        lhs, rhs = data.relations.relations[r].lhs, data.relations.relations[r].rhs
+        anchor_type, answer_type = (lhs, rhs) if side is Side.TAIL else (rhs, lhs)
+        width = rows[RELATION].shape[1] // 2
+        relation = rows[RELATION][r, :width] if side is Side.TAIL else rows[RELATION][r, width:]
+        given, candidates = rows[anchor_type][entity], rows[answer_type]
+        scores = pair_scores(config.model.score_function, given, relation, candidates)
+        labels = torch.zeros(len(candidates), dtype=torch.float64)
+        labels[sorted(answers)] = 1 / len(answers) if config.loss.name == "softmax" else 1.0
+        labels = (1 - smoothing) * labels + smoothing / len(candidates)
+        if config.loss.name == "softmax":
+            total = total + functional.cross_entropy(scores[None], labels[None], reduction="sum")
+        else:
+            total = total + functional.binary_cross_entropy_with_logits(scores, labels, reduction="sum")
+        if config.regularizer.weight:
+            of_answers = cubes(candidates[sorted(answers)], True).mean()
+            total = total + N3_WEIGHT * (cubes(given, True) + cubes(relation, True) + of_answers)
+    return total
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["one type", "three types"])
+@pytest.mark.parametrize("loss", ["softmax", "logistic"])
+@pytest.mark.parametrize(
+    "more",
+    [(), (f"training.label_smoothing={SMOOTHING}", "regularizer.name=n3", f"regularizer.weight={N3_WEIGHT}")],
+    ids=["plain", "all options"],
+)
+def test_two_epochs_equal_a_dense_float64_loop(
+    tmp_path: Path, typed: bool, loss: str, more: tuple[str, ...]
+) -> None:
+    dataset = toy_dataset(typed=typed)
+    config = load_config(None, settings(dataset, tmp_path / "run", f"loss.name={loss}", *more))
+    data = Dataset.open(dataset)
+    known = known_answers(data)
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        rows = {
+            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
+            for name, table in trainer.tables.items()
+        }
+        original = {name: np.asarray(table.original_ids) for name, table in trainer.tables.items()}
+        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
+        for _ in dglkge.remaining_epochs_until(2):
+            seen = []
+            for batch in trainer.batches():
+                queries = [
+                    (run.side, int(original[RELATION][r]), int(original[run.anchor_type][anchor]))
+                    for run in batch.runs
+                    for r, anchor in zip(
+                        batch.relations[run.start : run.end], batch.anchors[run.start : run.end]
+                    )
+                ]
+                assert len(queries) == len(batch) == batch.global_size
+                seen += queries
+                optimizer.zero_grad()
+                expected = oracle(data, rows, [(query, known[query]) for query in queries], config)
+                (expected / batch.global_size).backward()
+                optimizer.step()
+                assert trainer.step(batch) == pytest.approx(expected.item(), rel=1e-3)
+            assert len(seen) == len(set(seen)) and set(seen) == set(known)
+        for name, expected_rows in rows.items():
+            got = trainer.tables.gather(name, torch.arange(len(expected_rows)))
+            np.testing.assert_allclose(got, expected_rows.detach(), rtol=1e-3, atol=2e-4, err_msg=name)
+
+
+def test_it_has_no_triples_to_predict_the_relation_of() -> None:
+    overrides = ["dataset=toy", "training.objective=k_vs_all", "training.relation_prediction=2"]
+    with pytest.raises(InputError, match="relation_prediction is 2: its loss is one of triples"):
+        check_config(load_config(None, overrides))
