@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dglkge.config import Config
 from dglkge.data.dataset_files import ID_BYTES, NODE_MAP_BYTES, TRIPLE_BYTES, VALID, WEIGHT_BYTES
+from dglkge.data.dataset_files import TRAIN
 from dglkge.data.sizes import DatasetSize, PartSize
 from dglkge.planning import shared_memory as shared
 from dglkge.registry import registry_of
@@ -40,6 +41,9 @@ KEPT_SCORE_BYTES = 256 * MIB
 
 QUERY_COPIES = 8
 """Copies of all trainers' queries: messages out and in, operands of matmuls, and gradients likewise."""
+
+QUERY_INDEX_BYTES = 160
+"""Of each training triple under k_vs_all: the sort of its two queries, and afterwards their answers."""
 
 CHAIN_BYTES_PER_ROW = 128
 """Ids, hash table and chains of the optimizer, for each row that has a gradient in every batch."""
@@ -214,7 +218,8 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     queries = QUERY_COPIES * num_queries * config.model.dimension * shared.FLOAT_BYTES
     scores = min(num_queries * rows * number_bytes, KEPT_SCORE_BYTES)
     gradients = numbers * shared.FLOAT_BYTES + CHAIN_BYTES_PER_ROW * rows
-    return int(SPARE_SHARE * (operands + queries + scores + gradients))
+    index = QUERY_INDEX_BYTES * size.splits[TRAIN] if config.training.objective == "k_vs_all" else 0
+    return int(SPARE_SHARE * (operands + queries + scores + gradients)) + index
 
 
 def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:

@@ -15,8 +15,6 @@ from tests.toy_kg import toy_dataset
 SETTINGS = (
     "model.dimension=16",
     "model.init_scale=0.1",
-    "training.objective=one_vs_all",
-    "training.relation_prediction=2",
     "training.label_smoothing=0.1",
     "training.matmul_dtype=float32",
     "training.num_epochs=3",
@@ -36,19 +34,30 @@ def assert_same(dataset: Path, alone: Path, other_dataset: Path, run: Path) -> N
         np.testing.assert_allclose(found[name], rows, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.parametrize("typed", [False, True], ids=["one type", "three types"])
-def test_losses_and_tables_do_not_depend_on_trainers_and_hosts(tmp_path: Path, typed: bool) -> None:
+@pytest.mark.parametrize(
+    ("typed", "objective"),
+    [
+        (False, ("training.objective=one_vs_all", "training.relation_prediction=2")),
+        (True, ("training.objective=one_vs_all", "training.relation_prediction=2")),
+        (True, ("training.objective=k_vs_all", "loss.name=logistic")),
+    ],
+    ids=["one vs all, one type", "one vs all, three types", "k vs all, three types"],
+)
+def test_losses_and_tables_do_not_depend_on_trainers_and_hosts(
+    tmp_path: Path, typed: bool, objective: tuple[str, ...]
+) -> None:
     dataset, alone = toy_dataset(typed=typed), tmp_path / "alone"
-    done = commands.train_alone(f"dataset={dataset}", f"output={alone}", *SETTINGS)
+    settings = (*SETTINGS, *objective)
+    done = commands.train_alone(f"dataset={dataset}", f"output={alone}", *settings)
     assert done.returncode == 0, done.stderr
     assert all(record["bytes_sent"] == 0 for record in stats(alone))
     for trainers in (2, 3):
         run = tmp_path / f"run{trainers}"
-        done = commands.train(tmp_path, trainers, f"dataset={dataset}", f"output={run}", *SETTINGS)
+        done = commands.train(tmp_path, trainers, f"dataset={dataset}", f"output={run}", *settings)
         assert done.returncode == 0, done.stderr
         assert_same(dataset, alone, dataset, run)
         assert all(record["bytes_sent"] == 0 for record in stats(run))
     on_two, run = toy_dataset(2, typed, "metis" if typed else "random"), tmp_path / "hosts"
-    train_on_hosts(tmp_path / "job", on_two, 2 - typed, f"output={run}", *SETTINGS)
+    train_on_hosts(tmp_path / "job", on_two, 2 - typed, f"output={run}", *settings)
     assert_same(dataset, alone, on_two, run)
     assert all(record["bytes_sent"] > 0 for record in stats(run))

@@ -108,6 +108,27 @@ def test_buffers_grow_with_what_fills_them() -> None:
     assert of("training.batch_size=2000") > of("training.batch_size=1000")
 
 
+def test_candidates_by_hand() -> None:
+    """Two trainers own 50,000 rows of 8 numbers each; 160 queries of all trainers; relations of 16 numbers."""
+    chosen = ["training.objective=one_vs_all", "model.dimension=8", "training.batch_size=80"]
+    narrow = config(*chosen, "training.matmul_dtype=bfloat16")
+    numbers, chains = 50_000 * 8, memory_plan.CHAIN_BYTES_PER_ROW * 50_000
+    queries = memory_plan.QUERY_COPIES * 160 * 8 * 4
+    scores, gradients = 2 * 160 * 50_000, 4 * numbers + chains
+    expected = int(1.125 * (2 * numbers + queries + scores + gradients))
+    assert memory_plan.candidate_bytes(narrow, one_part(), 2) == expected
+    wide = config(*chosen, "training.matmul_dtype=float32")
+    expected = int(1.125 * (queries + 2 * scores + gradients))
+    assert memory_plan.candidate_bytes(wide, one_part(), 2) == expected
+    assert memory_plan.batch_rows(narrow, 2) == (80, 40)
+    many = config(*chosen, "training.batch_size=100000")
+    limit = memory_plan.KEPT_SCORE_BYTES + memory_plan.QUERY_COPIES * 200_000 * 8 * 4
+    assert memory_plan.candidate_bytes(many, one_part(), 2) <= 1.125 * (limit + gradients + 4 * numbers)
+    with_relations = config(*chosen, "training.relation_prediction=4")
+    assert memory_plan.candidate_bytes(with_relations, one_part(), 2) > expected
+    assert memory_plan.candidate_bytes(config(), one_part(), 2) == 0
+
+
 def test_ranking_counts_when_it_is_the_larger() -> None:
     size = one_part(num_edges=10_000_000)
     known = memory_plan.KNOWN_TRIPLE_BYTES * 10_010_000
