@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dglkge.config import Config
-from dglkge.data.dataset_files import ID_BYTES, NODE_MAP_BYTES, TRIPLE_BYTES, VALID, WEIGHT_BYTES
-from dglkge.data.dataset_files import TRAIN
+from dglkge.data.dataset_files import ID_BYTES, NODE_MAP_BYTES, TRAIN, TRIPLE_BYTES, VALID, WEIGHT_BYTES
 from dglkge.data.sizes import DatasetSize, PartSize
 from dglkge.planning import shared_memory as shared
 from dglkge.registry import registry_of

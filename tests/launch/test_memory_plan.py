@@ -109,7 +109,7 @@ def test_buffers_grow_with_what_fills_them() -> None:
 
 
 def test_candidates_by_hand() -> None:
-    """Two trainers own 50,000 rows of 8 numbers each; 160 queries of all trainers; relations of 16 numbers."""
+    """Two trainers own 50,000 rows of 8 numbers each; a batch has 160 queries."""
     chosen = ["training.objective=one_vs_all", "model.dimension=8", "training.batch_size=80"]
     narrow = config(*chosen, "training.matmul_dtype=bfloat16")
     numbers, chains = 50_000 * 8, memory_plan.CHAIN_BYTES_PER_ROW * 50_000
