@@ -18,6 +18,7 @@ from dglkge.errors import InputError
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.optim.optimizers import AdagradRule, AdamRule, RowAdagradRule
 from dglkge.planning import shared_memory as shared_memory_need
 from dglkge.typing import RELATION
 from tests.toy_kg import REPOSITORY, toy_dataset
@@ -81,12 +82,8 @@ def test_row_widths_are_the_models(score_function: str, reciprocal: bool) -> Non
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_state_widths_are_the_optimizers(name: str) -> None:
-    optimizer = OPTIMIZERS.get(name).load()
-    if name == "sparse_adam":
-        optimizer = type("Adam", (optimizer,), {"__init__": lambda self: None, "_row_wise": False})()
-        shapes = optimizer._state_shapes(7)
-    else:
-        shapes = optimizer._state_shapes(None, 7)
+    rule = {"sparse_adagrad": AdagradRule, "row_adagrad": RowAdagradRule, "sparse_adam": AdamRule}[name]
+    shapes = rule().state_shapes(7)
     widths = sorted(torch.empty(shape).numel() for shape in shapes.values())
     assert sorted(shared_memory_need.state_widths(7, config(f"optimizer.name={name}"))) == widths
 
