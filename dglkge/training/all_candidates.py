@@ -133,7 +133,7 @@ class AllCandidates:
         self._dense = {}
         parts, loss = [], 0.0
         for number, (block, one) in enumerate(zip(gathered, self._candidates)):
-            part = self._scratch.take(f"part{number}", *block.queries.shape)
+            part = self._scratch.take(f"of_queries~{number}", *block.queries.shape)
             parts.append(part)
             if not len(block):
                 continue

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.errors import DglkgeError
 from measuring import our_job
 from measuring.machine import describe_machine
@@ -77,7 +78,7 @@ def run_ours(args: argparse.Namespace, kind: str, folder: Path) -> dict[str, Any
         *args.set,
     ]
     found = our_job.train(None, settings, args.trainers, folder, args.limit_seconds, args.max_batches)
-    shutil.rmtree(folder / "run" / "checkpoint", ignore_errors=True)
+    shutil.rmtree(folder / "run" / CHECKPOINT_FOLDER, ignore_errors=True)
     per_query = 1 if objective == "k_vs_all" else 2
     return {
         "queries_per_second": per_query * found.edges_per_second,

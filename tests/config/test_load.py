@@ -217,7 +217,11 @@ DOCUMENTED = {
         f"training.{name}"
         for name in ("batch_size", "kernels", "matmul_dtype", "synchronous", "staleness", "wire")
     ],
-    schema.FIXED: ["seed", "checkpoint.init_path"],
+    schema.FIXED: [
+        "seed",
+        "checkpoint.init_path",
+        *(f"training.{name}" for name in ("objective", "label_smoothing", "relation_prediction")),
+    ],
 }
 """The table in docs/checkpoints.md, and whole sections:"""
 
