@@ -26,6 +26,7 @@ __all__ = ["Checkpoint", "CheckpointManager", "CheckpointMeta", "check_same_run"
 
 
 def __getattr__(name: str) -> Any:
+    # PEP 562: a module's __getattr__ is called for names that are not found otherwise.
     if name not in _HOME:
         raise AttributeError(f"module 'dglkge.checkpoint' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -60,10 +60,12 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
     """
     operator = operator_of(meta)
     if is_dynamic(meta):
+        # Dynamic relations share one entry in the schema: their number is in dynamic_rel_count.txt.
         lhs, rhs = meta.relation_pairs[0]
         relations = [_relation("all", lhs, rhs, operator.name)]
     else:
         relations = [_relation(one.name, one.lhs, one.rhs, operator.name) for one in meta.relations]
+    # Rows that were converted from another program come without a configuration, so any key may be missing.
     chosen = {name: meta.config.get(name, {}) for name in ("model", "loss", "negatives", "training")}
     loss = chosen["loss"].get("name", DEFAULTS["loss_fn"])
     loss_fn = LOSSES.get(loss).bigraph_name if loss in LOSSES else ""
@@ -98,7 +100,7 @@ def _relation(name: str, lhs: str, rhs: str, operator: str) -> dict[str, Any]:
 
 
 def learning_rate(meta: CheckpointMeta) -> float:
-    """Return the run's learning rate, PyTorch-BigGraph's default where rows came from elsewhere."""
+    """Return the run's learning rate, or PyTorch-BigGraph's default for converted rows."""
     return float(meta.optimizer.get("lr", DEFAULTS["lr"]))
 
 

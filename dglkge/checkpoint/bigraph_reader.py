@@ -27,6 +27,8 @@ def is_bigraph(folder: Path, version: int) -> bool:
     try:
         config = json.loads((folder / layout.CONFIG_FILE).read_text(encoding="utf-8"))
         with hdf5_format.open_file(first[0]) as file:
+            # The name of the first part and the keys of config.json are equal in both formats. Only our files
+            # have original ids.
             ours = hdf5_format.ORIGINAL_IDS in file
     except (OSError, ValueError, CheckpointError):
         return False
@@ -64,6 +66,8 @@ def read_manifest(folder: Path, version: int) -> Manifest:
         for part in range(int(entity["num_partitions"]))
     ]
     files.append(_entry(folder, layout.model_file(version), RELATION, 0, len(relations)))
+    # PyTorch-BigGraph counts a version for each pass over one edge path and one chunk of its edges. Its epoch
+    # is all of these passes.
     passes = 1
     for name in ("iteration/num_edge_paths", "iteration/num_edge_chunks"):
         passes *= max(int(attributes.get(name, 1)), 1)
@@ -112,12 +116,15 @@ def _score_function(config: Mapping[str, Any], model: h5py.File, folder: Path) -
     where = folder / layout.CONFIG_FILE
     operators = {relation["operator"] for relation in config["relations"]}
     comparator = config.get("comparator", "cos")
+    # A global embedding changes every score, unless all of it is zero.
     shifts = [f"model/entities/{name}/global_embedding" for name in config["entities"]]
     if any(path in model and bool(model[path][...].any()) for path in shifts):
         raise CheckpointError(
             f"{where}: global_emb adds a vector to all entities of a type; allowed is False"
         )
     if config.get("bias") or any(entity.get("featurized") for entity in config["entities"].values()):
+        # With bias, a row's first number is an additive term of the score. Featurized entities have no rows
+        # of their own.
         raise CheckpointError(f"{where}: bias and featurized entities are not dglkge's; allowed is False")
     name = score_function_of(operators, comparator)
     if name is not None:
@@ -153,7 +160,8 @@ def _entry(folder: Path, name: str, table: str, part: int, num_rows: int | None 
 
 
 def _beside(folder: Path, config: Mapping[str, Any], name: str) -> Path | None:
-    """Find a file in PyTorch-BigGraph's entity_path or in the checkpoint's folder."""
+    """Find a file in the checkpoint's folder, else in PyTorch-BigGraph's entity_path; None if absent."""
+    # The folder first: entity_path is a path on the machine that trained, and need not exist here.
     for place in (folder, Path(config.get("entity_path", folder))):
         if (place / name).is_file():
             return place / name

@@ -41,6 +41,7 @@ def check_same_model(saved: CheckpointMeta, wanted: CheckpointMeta, where: str) 
     CheckpointError
         Naming the first thing that differs, with both values.
     """
+    # The data set is not compared: rows are matched by name, and the data set may have other entities.
     for name in ("score_function", "dim", "reciprocal"):
         old, new = getattr(saved, name), getattr(wanted, name)
         if old != new:
@@ -81,6 +82,7 @@ def saved_types(
         if right in found:
             raise InputError(f"the entity type {right!r} of the data set is given twice by --type")
         found[right] = left
+    # With one type on each side only one match is possible, whatever the names.
     alone = theirs[0] if len(theirs) == len(ours) == 1 else None
     for name in ours:
         if name not in found:
@@ -149,11 +151,14 @@ def take_over(
     int
         How many of the part's rows were taken over.
     """
+    # ``saved_ids`` is by original id of the whole table; the part has its rows in the order of the partition.
     wanted = torch.from_numpy(saved_ids)[part.original_ids]
     num_found = int((wanted >= 0).sum())
     if num_found:
         # One relation of the checkpoint may be several of the run, where a type of it is several types here.
         source = dataclasses.replace(part, table=table or part.table)  # the same tensors
+        # fill_part matches two ascending lists by merging, so no id may occur twice. Further rows are copied
+        # afterwards from the first one.
         again = _places_again(wanted) if part.table == RELATION else {}
         once = wanted.clone()
         once[list(again)] = -1
@@ -217,6 +222,7 @@ def save_converted(
     """
     with hold(output, "a conversion") as lease:
         folder = output / CHECKPOINT_FOLDER
+        # One process writes everything, so its barrier has nothing to wait for.
         manager = CheckpointManager(folder, 0, True, lambda: None, names, 1, lease=lease)
         if manager.latest() is not None:
             raise CheckpointError(f"{output} holds a checkpoint already; take another folder")
@@ -271,6 +277,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
         part = TablePart(table, 0, torch.arange(count), torch.empty(count, width), state)
         take_over(source, part, saved_ids, saved)
         parts[table] = part
+    # Other programs may write records without the number of an epoch, by which append_stats selects.
     stats = [one for one in shared_texts.read_stats(source.path) if isinstance(one.get("epoch_idx"), int)]
     return save_converted(output, meta, parts, names, stats)
 
@@ -295,6 +302,8 @@ def _meta(source: Checkpoint, dataset: Dataset) -> CheckpointMeta:
     return CheckpointMeta(
         config={},
         **dataset_fields(dataset),
+        # Progress within an epoch counts positions in the order of the triples, which another data set does
+        # not have.
         progress={**old.progress, Progress.BATCHES_DONE: 0},
         seed=old.seed,
         score_function=old.score_function,

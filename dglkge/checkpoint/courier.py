@@ -71,6 +71,7 @@ class Courier:
             before = signs()
             while not is_done.wait(PROGRESS_SECONDS):
                 now = signs()
+                # No heartbeat without growth: a writer that hangs on its disk must run into the timeout.
                 if now != before:
                     before = now
                     with contextlib.suppress(RuntimeError):  # the next :meth:`send` raises it
@@ -107,7 +108,10 @@ class Courier:
             self._send_bytes(json.dumps([[path.name, size] for path, size in zip(paths, sizes)]).encode())
             buffer = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
             for path, size in zip(paths, sizes):
+                # Unbuffered, into memory that is reused: no copy besides the one to the socket.
                 with open(path, "rb", buffering=0) as file:
+                    # Exactly the announced size is sent. A file that grew meanwhile must not shift the bytes
+                    # of the next one.
                     while size:
                         count = file.readinto(buffer[: min(size, BLOCK_BYTES)].numpy().data)
                         if not count:
@@ -144,6 +148,8 @@ class Courier:
         """Receive the files of one machine."""
         try:
             checksums = self._receive_files(leader, storage)
+            # Sent after new_file() has renamed the last file: the sender removes its only other copy when it
+            # receives this.
             dist.send(torch.zeros(1, dtype=torch.int64), leader, group=self._group)
         except RuntimeError as error:
             raise CheckpointError(f"rank {leader} did not send its parts: {error}") from error
@@ -165,6 +171,8 @@ class Courier:
                 raise CheckpointError(f"rank {leader} sent a file named {name!r}")
             checksum = unflushed = 0
             with storage.new_file(name) as path, open(path, "wb") as file:
+                # new_file() renames the file once it is complete, so rank 0's poll for receipts finds whole
+                # files only. A file precedes its receipt in the sorted order of names.
                 while size:
                     self._stop_if_abandoned()
                     block = buffer[: min(size, BLOCK_BYTES)]
@@ -197,6 +205,8 @@ class Courier:
 
     def _receive_bytes(self, leader: int) -> bytes:
         """Receive the bytes of :meth:`_send_bytes`, after any number of heartbeats."""
+        # A heartbeat and a length have the same shape and dtype: the receiver cannot tell them apart before
+        # it has the value.
         length = torch.full((1,), STILL_WRITING, dtype=torch.int64)
         while int(length) == STILL_WRITING:
             self._stop_if_abandoned()

@@ -16,6 +16,7 @@ from dglkge.errors import write_error
 
 def sync(path: Path) -> None:
     """Flush a file, or the names in a folder, to the disk."""
+    # A read-only descriptor is enough for fsync on Linux, and the only kind that a folder has.
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -68,13 +69,17 @@ class LeasedFolder:
         StorageError
             If the disk is full or fails.
         """
+        # The temporary file is in the same folder, because os.replace is atomic within one file system only.
         temporary = self.path / layout.temporary_file(name, self.nonce)
         try:
             yield temporary
             # The content must be on the disk before the name: else a power cut could leave an empty file.
             sync(temporary)
+            # Checked after the flush, which may take minutes: the time between this check and the rename is
+            # what a job that lost its lease could still misuse.
             self.check_lease()
             os.replace(temporary, self.path / name)
+            # The rename itself is durable only when the folder is flushed.
             sync(self.path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
@@ -104,6 +109,8 @@ class LeasedFolder:
         """
         try:
             for path in self.path.iterdir():
+                # Names with a nonce only: another program's temporary files in this folder are not ours to
+                # remove.
                 if layout.is_temporary_of_a_job(path.name) and path.is_file():
                     path.unlink(missing_ok=True)
         except OSError as error:

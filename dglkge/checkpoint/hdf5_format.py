@@ -37,7 +37,7 @@ def create(path: Path, attributes: Mapping[str, Any]) -> Iterator[h5py.File]:
     Raises
     ------
     OSError
-        If it cannot be written to its end; HDF5 may notice a full disk only when it closes the file.
+        If it cannot be written to its end; HDF5 may report a full disk only when it closes the file.
     """
     file = _new_file(path)
     try:
@@ -49,6 +49,8 @@ def create(path: Path, attributes: Mapping[str, Any]) -> Iterator[h5py.File]:
         try:
             file.close()
         except RuntimeError as error:
+            # h5py raises RuntimeError if HDF5 fails to flush, for instance on a full disk. Callers handle
+            # OSError.
             raise OSError(str(error)) from error
 
 
@@ -59,6 +61,7 @@ def _new_file(path: Path) -> h5py.File:
     HDF5 may abort the process afterwards.
     """
     try:
+        # Created and closed first, because h5f.open with an access property list needs an existing HDF5 file.
         with h5py.File(path, "w") as empty:
             access = empty.id.get_access_plist()
     except RuntimeError as error:
@@ -123,6 +126,7 @@ def allocate_rows(group: h5py.Group, name: str, values: torch.Tensor) -> None:
 
 def numpy_dtype(values: torch.Tensor) -> np.dtype:
     """Return the numpy dtype of a tensor."""
+    # A slice of no rows: nothing is copied, whatever device the tensor is on.
     return values.detach()[:0].cpu().numpy().dtype
 
 
@@ -168,6 +172,8 @@ def write_blob(group: h5py.Group, state: Mapping[str, Any]) -> None:
     """Write an optimizer's state as the ``torch.save`` bytes that PyTorch-BigGraph reads."""
     with io.BytesIO() as buffer:
         torch.save(state, buffer)
+        # V1 is HDF5's opaque type of one byte, as in PyTorch-BigGraph's files. A string dataset would lose
+        # zero bytes at its end.
         group.create_dataset(STATE_BLOB, data=np.frombuffer(buffer.getbuffer(), dtype=BLOB_DTYPE))
 
 
@@ -181,6 +187,8 @@ def read_blob(dataset: h5py.Dataset) -> Any:
     """
     with io.BytesIO(dataset[...].tobytes()) as buffer:
         try:
+            # weights_only is the protection: a pickle from a stranger's checkpoint could otherwise run any
+            # code.
             return torch.load(buffer, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
             where = f"{dataset.file.filename}:{dataset.name}"
@@ -205,6 +213,8 @@ def read_state(file: h5py.File) -> dict[str, h5py.Dataset | np.ndarray]:
     if plain or STATE_BLOB not in group:
         return plain
     state = read_blob(group[STATE_BLOB]).get("state", {})
+    # A file of rows has one parameter, number 0. Several parameters have sums by operator, see
+    # bigraph_row_sums.
     tensors = state[0] if set(state) == {0} and "model" not in file else {}
     return {
         name: value.numpy()
@@ -235,6 +245,7 @@ def open_crc32(file: BinaryIO) -> int:
     """Return the CRC-32 of an open file from its first byte on, wherever it was read before."""
     checksum = place = 0
     buffer = memoryview(bytearray(1 << 20))
+    # preadv leaves the position of the descriptor alone: h5py or another thread may read from the same one.
     while count := os.preadv(file.fileno(), [buffer], place):
         checksum = zlib.crc32(buffer[:count], checksum)
         place += count

@@ -68,6 +68,8 @@ class Progress:
     VALIDATION_PENDING = "validation_pending"
 
 
+# One expression for all names of versions, because clean-up must find each of them: rows, manifests, staged
+# texts, and the receipts and unfinished files of these.
 _VERSIONED = re.compile(
     r"(?:embeddings_.+_\d+\.v(?P<part>\d+)\.h5|model\.v(?P<model>\d+)\.h5|manifest\.v(?P<manifest>\d+)\.json"
     r"|(?:entity_names_.+_\d+|config)\.v(?P<json>\d+)\.json|entity_count_.+_\d+\.v(?P<count>\d+)\.txt)"
@@ -76,6 +78,7 @@ _VERSIONED = re.compile(
 _NAMES = re.compile(
     r"(?:entity_names_.+_(?P<names>\d+)\.json|entity_count_.+_(?P<count>\d+)\.txt)(?:(?:\.[0-9a-f]{16})?\.tmp)?"
 )
+# 16 hexadecimal digits are a job's nonce. Temporary files of other programs do not have them.
 _OF_A_JOB = re.compile(r".+\.[0-9a-f]{16}\.tmp")
 _SNAPSHOT = re.compile(r"(?:epoch_\d+|best)(?:\.old)?")
 
@@ -193,6 +196,7 @@ def staged_file(name: str, version: int) -> str:
     PyTorch-BigGraph requires the names ``entity_names_person_0.json`` and ``config.json``. Before its version
     is published, and again before the next one is, such a text has the name ``config.v7.json``.
     """
+    # The version goes before the suffix, so that a staged file still ends in .json or .txt.
     stem, suffix = name.rsplit(".", 1)
     return f"{stem}.v{version}.{suffix}"
 
@@ -220,5 +224,6 @@ def parse_names_part(name: str) -> int | None:
 
 def parse_version(text: str) -> int | None:
     """Return the number that a version file holds; None for any other text."""
+    # str.isdigit alone also accepts digits of other scripts and superscripts; int() refuses the latter.
     is_number = text.isascii() and text.isdigit() and len(text) <= MOST_VERSION_DIGITS
     return int(text) if is_number else None

@@ -71,6 +71,7 @@ class RunCopy:
 
     def continues(self, older: RunCopy) -> bool:
         """Tell whether this version equals another one or descends from it."""
+        # Version 0 is an empty folder: every run descends from it.
         if older.version == 0 or (older.version == self.version and older.checksum == self.checksum):
             return True
         if older.version >= self.version or not older.lineage:
@@ -106,6 +107,8 @@ def read_lineage(body: Mapping[str, Any]) -> tuple[str, list[JobVersions]]:
     """
     if "lineage" in body:
         return str(body["run_id"]), [JobVersions(**one) for one in body["lineage"]]
+    # Both readers of manifests hash the same fields in sorted order, so the result does not depend on the
+    # file's layout.
     name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
     return name, [JobVersions(name, body["version"], body["version"])]
 
@@ -127,6 +130,7 @@ def read_copy(run: Path) -> RunCopy:
     try:
         text = path.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
+        # Without the version file an empty folder and a damaged one differ only by the files in it.
         left = sorted([*folder.glob(layout.HDF5_PATTERN), *folder.glob(layout.MANIFEST_PATTERN)])
         return RunCopy(problem=f"{path} is missing, but {left[0].name} lies beside it") if left else RunCopy()
     except OSError as error:
@@ -165,6 +169,7 @@ def _read_version(folder: Path, version: int) -> RunCopy:
         return RunCopy(version, problem=f"cannot read {path}: {error.strerror}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return RunCopy(version, problem=f"{path} is damaged: {error}")
+    # Sizes only: checksums would read the whole checkpoint on each machine at each start.
     for name, size in sizes.items():
         try:
             found = (folder / name).stat().st_size

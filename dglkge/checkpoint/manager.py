@@ -58,6 +58,8 @@ class RowCopy:
     def _copy(self, part: TablePart, name: str, values: torch.Tensor) -> torch.Tensor:
         values = values.detach()
         key = (part.table, part.part, name)
+        # The memory is kept for the next version: fresh pages would have to be zeroed by the kernel while
+        # training waits.
         memory = self._memory.get(key)
         if memory is None or memory.shape != values.shape or memory.dtype != values.dtype:
             memory = self._memory[key] = torch.empty(values.shape, dtype=values.dtype)
@@ -114,8 +116,11 @@ def go_back(storage: CheckpointStorage, good: int, names: Mapping[str, Vocabular
     storage.check_lease()
     manifest = storage.manifest(good)
     try:
+        # Newer files go first. If the publication came first, the next save after a crash would remove them
+        # as those of an interrupted save.
         aside = _set_aside(storage, good)
         _take_texts_of_snapshots(storage, manifest)
+        # Texts take their own names only after the publication, as in a normal save.
         storage.publish(good)
         storage.place_texts(manifest)
         written = shared_texts.write_anew(storage, manifest, names or {})
@@ -167,6 +172,7 @@ def choose_common(surveys: Mapping[str, Mapping[str, Any]]) -> int:
         If there is none; or if the first machine's newest version is whole and only copies are damaged: going
         back would lose work without need.
     """
+    # The first machine's copy decides, because the courier's checkpoint is there; others can be sent again.
     first = next(iter(surveys.values()))
     damaged = [f"{name}: {one['problem']}" for name, one in surveys.items() if one["problem"]]
     if not first["problem"]:
@@ -175,8 +181,11 @@ def choose_common(surveys: Mapping[str, Mapping[str, Any]]) -> int:
             f"{damaged[0]}; version {newest} is whole on the first machine: move the damaged copy away, and "
             "start again with --sync, which sends it there anew"
         )
+    # Equal version numbers are not enough: abandoned jobs may have written other rows under the same number.
     common = [
         int(version)
+        # Equal version numbers are not enough: abandoned jobs may have written other rows under the same
+        # number.
         for version, checksum in first["whole"].items()
         if all(one["whole"].get(version) == checksum for one in surveys.values())
     ]
@@ -285,6 +294,7 @@ class CheckpointManager:
         self._courier = courier
         self._gather = gather or (lambda text: [text])
         if lease is not None:
+            # A thread may still write when the trainer ends: the lease is not released until then.
             lease.keep_while(lambda: self.is_writing)
         self._writing: Future[object] | None = None
         self._stats: list[Mapping[str, Any]] = []
@@ -325,6 +335,8 @@ class CheckpointManager:
         # The slowest disk reads every version that lies there, and then again the one that is gone back to.
         num_bytes = 2 * max(int(text) for text in self._gather(str(self.storage.num_bytes())))
         if self._courier is None:
+            # Rank 0 alone works on a shared folder. All others wait in the barrier and then receive its
+            # error.
             self.raise_together(
                 lambda: fall_back(self.storage, self.names) if self.rank == 0 else None,
                 lambda: wait(num_bytes),
@@ -332,6 +344,7 @@ class CheckpointManager:
             return
         is_mine = self._owns_disk()
         surveys = self._survey_disks(is_mine, False, lambda: wait(num_bytes))
+        # Two passes: checksums of all versions are read only if a published one is damaged.
         if any(one["problem"] for one in surveys.values()):
             good = choose_common(self._survey_disks(is_mine, True, lambda: wait(num_bytes)))
             self.raise_together(
@@ -360,6 +373,7 @@ class CheckpointManager:
             work()
         except (CheckpointError, StorageError) as error:
             problem = (type(error).__name__, str(error))
+        # The barrier comes before the gather: the gather has a fixed timeout, and the work may take longer.
         wait()
         found = [json.loads(text) for text in self._gather(json.dumps(problem))]
         for rank, one in enumerate(found):
@@ -423,6 +437,7 @@ class CheckpointManager:
             dataset. What goes wrong in the thread, :meth:`check` and :meth:`finish` raise.
         """
         self.finish()
+        # finish() returns on other ranks when their own files are on the disk, before rank 0 has published.
         self.barrier()  # the previous save is published
         previous, version = self._previous(meta)
         self.barrier()  # no rank writes before all ranks have read the same version
@@ -440,6 +455,7 @@ class CheckpointManager:
             self.barrier()  # from here on training may change the rows
         num_parts = self.num_parts or 1 + max((part.part for part in parts), default=0)
         shared = refuse_missing_relations(relations) if self.rank == 0 else None
+        # Swapped and not cleared: the thread reads the old list while training adds to the new one.
         stats, self._stats = self._stats, []
         new = NewVersion(version, meta, num_parts, mine, shared, previous, snapshots or {}, stats)
         self._in_thread(lambda: self._write(new))
@@ -477,6 +493,7 @@ class CheckpointManager:
         """Keep the newest version as ``best/`` if its score is above that of the one kept; rank 0 alone."""
         self.finish()
         best = snapshots.read_note(self.storage.path, layout.BEST_SNAPSHOT).get("score")
+        # NaN compares false, so a score that is not a number never replaces a kept one.
         if best is not None and not score > best:
             return False
         self.storage.keep(self.storage.published_version(), layout.BEST_SNAPSHOT, {"score": score, **note})
@@ -518,6 +535,7 @@ class CheckpointManager:
         The holder of the lease identifies the disk: a trainer of one of its machines, or the launcher.
         """
         lease = self.storage.lease
+        # An empty text for trainers that do not write, so index() finds the first writer with the same disk.
         mine = ""
         if self.is_writer:
             mine = f"rank {self.rank}" if lease is None else lease.holder_process
@@ -577,6 +595,8 @@ class CheckpointManager:
         CheckpointError
             On all trainers, if one of them finds a damaged checkpoint or another one.
         """
+        # With a courier each machine has its own disk: a difference there is no delay, and waiting would not
+        # end it.
         deadline = time.monotonic() + (AGREEMENT_SECONDS if self._courier is None else 0.0)
         while True:
             manifest, found = self._published_everywhere(texts)
@@ -602,12 +622,14 @@ class CheckpointManager:
         if is_mine:
             mine = {"where": f"{self.storage.path} on {socket.gethostname()}"}
             mine |= survey(self.storage, is_thorough)
+        # The barrier's limit allows for reading whole checkpoints. The gather after it is then short.
         wait()
         found = [json.loads(text) for text in self._gather(json.dumps(mine))]
         return {f"rank {rank}, {one['where']}": one for rank, one in enumerate(found) if one}
 
     def _in_thread(self, work: Callable[[], object]) -> None:
         """Run a function in a new thread."""
+        # A new executor for each save: its thread ends with the save.
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint")
         self._writing = thread.submit(work)
         # No wait: the thread ends with its work, and the interpreter joins it at exit.

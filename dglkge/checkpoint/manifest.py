@@ -166,6 +166,7 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as a text that :meth:`from_json` reads and checks."""
         body = {"manifest_version": MANIFEST_VERSION, **dataclasses.asdict(self)}
+        # sort_keys in manifest_crc32 makes the checksum independent of the order of fields in the file.
         return json.dumps({"crc32": manifest_crc32(body), **body}, indent=1) + "\n"
 
     @classmethod
@@ -187,6 +188,7 @@ class Manifest:
         try:
             body = json.loads(text)
             checksum, version = body.pop("crc32"), body.pop("manifest_version")
+            # The version comes before the checksum: a newer format may compute the checksum in another way.
             if version > MANIFEST_VERSION:
                 raise CheckpointError(
                     f"{where}: manifest version {version}; this dglkge reads up to {MANIFEST_VERSION}"
@@ -213,6 +215,7 @@ def check_same_run(saved: CheckpointMeta, wanted: CheckpointMeta) -> None:
     CheckpointError
         Naming the first thing that differs, with both values.
     """
+    # The optimizer is not compared: restore logs state that does not fit, and lets it start anew.
     for name in ("dataset_fingerprint", "score_function", "dim", "reciprocal"):
         old, new = getattr(saved, name), getattr(wanted, name)
         if old != new:
@@ -290,6 +293,7 @@ def _check_values(manifest: Manifest) -> None:
 
 def _check_types(values: Mapping[str, Any], kind: type) -> None:
     for name, value in values.items():
+        # ``type`` and not isinstance: bool is a subclass of int, and true would pass as the number 1.
         if type(value) is not kind:
             raise ValueError(f"{name} is {value!r:.60}, expected {kind.__name__}")
 

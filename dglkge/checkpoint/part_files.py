@@ -58,12 +58,14 @@ def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tenso
     OSError
         If there is no room on the disk.
     """
+    # Offsets are read from the closed file: HDF5 must not write to it any more while the rows are written.
     with hdf5_format.open_file(path) as file:
         places = {name: file[name].id.get_offset() for name in tables}
     # An empty dataset has no place, and no blocks either.
     in_file_order = sorted((place, name) for name, place in places.items() if place is not None)
     checksum = 0
     with open(path, "r+b", buffering=0) as raw, _BlockWriter(raw) as writer:
+        # In the order of the file, so that the CRC-32 is computed in the same pass as the rows are written.
         for place, name in in_file_order:
             checksum = _pass_over(raw, writer.position, place, checksum)
             writer.position = place
@@ -85,6 +87,8 @@ class _BlockWriter:
         self.position = 0
         self._num_written = 0
         self._raw = raw
+        # One thread: CRC-32 and reordering of the next block overlap with the write of this one, and blocks
+        # stay in order.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint-blocks")
         self._waiting: deque[Future[None]] = deque()
 
@@ -113,6 +117,7 @@ class _BlockWriter:
 
     def _write(self, block: memoryview, place: int) -> None:
         descriptor, written = self._raw.fileno(), 0
+        # POSIX permits pwrite to write fewer bytes than given.
         while written < block.nbytes:
             written += os.pwrite(descriptor, block[written:], place + written)
         self._num_written += 1
@@ -193,7 +198,10 @@ def write_part(
         with hdf5_format.create(path, attributes) as file:
             for dataset, values in tables.items():
                 hdf5_format.allocate_rows(file, dataset, values)
+            # PyTorch-BigGraph's blob is small compared with the rows, so HDF5 writes it itself.
             sums = _bigraph_sums(part, meta)
+            # PyTorch-BigGraph keeps one sum for each entity row: the mean over the row is what row-wise
+            # Adagrad would have.
             of_rows = sums if sums.ndim == 1 else sums.mean(dim=1)
             state = _bigraph_state([of_rows[order].cpu()], meta)
             hdf5_format.write_blob(file.require_group(hdf5_format.OPTIMIZER_GROUP), state)
@@ -225,7 +233,10 @@ def write_relations(
     name = layout.model_file(version)
     with storage.new_file(name) as path:
         with hdf5_format.create(path, attributes) as file:
+            # As in PyTorch-BigGraph's files: members keep the order of creation. HDF5's default order is by
+            # name.
             file.create_group(MODEL_GROUP, track_order=True)
+            # Relations are few: they are reordered in memory and written by HDF5 itself.
             rows = part.rows.detach()[order].cpu().numpy()
             for dataset, key, values in to_parameters(rows, meta):
                 written = file.create_dataset(dataset, data=values)
@@ -266,6 +277,7 @@ def write_names(
     files = layout.entity_names_file(table, part), layout.entity_count_file(table, part)
     staged = [layout.staged_file(name, version) for name in files]
     with storage.new_file(staged[0]) as path:
+        # Streamed by hand: json.dumps of a list would build the whole text of millions of names in memory.
         with open(path, "w", encoding="utf-8") as file:
             file.write("[")
             for index, id_ in enumerate(ids):
@@ -289,6 +301,7 @@ def _ascending(part: TablePart, meta: CheckpointMeta) -> tuple[torch.Tensor, np.
         raise CheckpointError(f"table {part.table!r} is none of the run's: {', '.join(map(repr, counts))}")
     sorted_ids, order = torch.sort(part.original_ids)
     ids = sorted_ids.cpu().numpy()
+    # The sorted ids make both checks cheap: first and last give the range, equal neighbours are duplicates.
     if len(ids) and (ids[0] < 0 or ids[-1] >= counts[part.table] or (np.diff(ids) == 0).any()):
         raise CheckpointError(
             f"table {part.table!r}, part {part.part}: original ids must be distinct "
@@ -299,6 +312,7 @@ def _ascending(part: TablePart, meta: CheckpointMeta) -> tuple[torch.Tensor, np.
 
 def _state_datasets(part: TablePart) -> dict[str, torch.Tensor]:
     """Return each tensor of the optimizer's state by the dataset that it goes to."""
+    # A state named like PyTorch-BigGraph's blob would overwrite it, and a "/" would create a group.
     for name, values in part.state.items():
         if values.shape[0] != len(part.original_ids) or name == hdf5_format.STATE_BLOB or "/" in name:
             raise CheckpointError(

@@ -44,6 +44,7 @@ class FileShard:
         """Return the place of each original id (m,) among the rows, -1 where it is not here."""
         if not len(self.original_ids):
             return torch.full_like(ids, -1)
+        # searchsorted returns len() for ids behind the last one; the clamp makes the comparison below safe.
         places = torch.searchsorted(self.original_ids, ids).clamp_(max=len(self.original_ids) - 1)
         return torch.where(self.original_ids[places] == ids, places, -1)
 
@@ -114,6 +115,7 @@ class CheckpointTable:
             raise InputError(
                 f"table {self.name!r} has ids 0..{count - 1}; got {int(ids.min())}..{int(ids.max())}"
             )
+        # Each shard fills the rows that it holds, so ids may come in any order and from any shard.
         rows = torch.empty((len(ids), width), dtype=self.shards[0].rows.dtype)
         for shard in self.shards:
             places = shard.locate(ids)
@@ -146,6 +148,7 @@ def entity_table(
         path = folder / entry.name
         raw = opened[entry.name]
         with hdf5_format.open_file(path, raw) as file:
+            # Files of PyTorch-BigGraph have no ids: theirs count through the parts in order.
             ids = hdf5_format.original_ids(raw, file, first_id)
             rows = hdf5_format.map_rows(raw, file[hdf5_format.EMBEDDINGS])
         shards.append(FileShard(torch.from_numpy(ids), torch.from_numpy(rows)))
@@ -204,6 +207,8 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = False) -> Check
     storage = CheckpointStorage(folder)
     attempts = OPEN_ATTEMPTS
     while True:
+        # A failure counts only if the version file has not changed: else training dropped the files that were
+        # being opened, and the next attempt opens its successor.
         before = storage.version_text()
         attempts -= 1
         try:
@@ -237,6 +242,8 @@ def checkpoint_folder(path: str | os.PathLike[str]) -> Path:
     if not given.is_dir():
         raise CheckpointError(f"{given} is not a folder; expected the folder of a run")
     inner = given / layout.CHECKPOINT_FOLDER
+    # A run's folder has no version file of its own, so a folder that has one is the checkpoint even if it
+    # contains a folder of that name.
     return inner if inner.is_dir() and not (given / layout.VERSION_FILE).exists() else given
 
 
@@ -269,6 +276,7 @@ class Checkpoint:
         self._vocabularies: dict[str, Vocabulary] = {}
         self._verify = verify
         self._files = _open_all(storage.path, manifest)
+        # finalize and not __del__: it also runs at exit, and holds the files but not the checkpoint.
         weakref.finalize(self, _close_all, self._files)
         if verify:
             storage.check_texts(manifest)
@@ -319,6 +327,7 @@ class Checkpoint:
             count = self.meta.entity_types[entity_type]
             names = self._listed_names(entity_type)
             texts = self.manifest.all_texts
+            # A vocabulary that the manifest does not list is no part of this version.
             if names is None and path.is_file() and (not texts or path.name in texts):
                 names = Vocabulary.load(path, "entity")
             elif names is None:

@@ -1,4 +1,4 @@
-"""How rows of relations become PyTorch-BigGraph's operator parameters, and back, bit for bit."""
+"""Conversion between relation rows and PyTorch-BigGraph's operator parameters, exact to the bit."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ def operator_of(meta: CheckpointMeta) -> Operator:
             "yours registers it, give that with --import MODULE"
         )
     declared = SCORE_FUNCTIONS.get(name).operator
+    # A score function without an operator of PyTorch-BigGraph's is stored under its own name, as one
+    # parameter.
     return declared or Operator(name, name, ("row",), ("rows",), (1,))
 
 
@@ -85,6 +87,7 @@ def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str,
     """
     operator = operator_of(meta)
     for piece, name, sign, side in _pieces(rows, meta, operator):
+        # Negation only flips the sign bit, so the way back gives the same bits.
         values = np.negative(piece) if sign < 0 else piece
         if is_dynamic(meta):
             yield f"{MODEL_GROUP}/{_parameter_path(0, side, name)}", f"{side}_operators.0.{name}", values
@@ -124,6 +127,8 @@ def from_parameters(datasets: Mapping[str, Any], meta: CheckpointMeta, width: in
         else:
             group = MODEL_GROUP if side == "rhs" else RECIPROCAL_GROUP
             for index in range(len(rows)):
+                # One small dataset for each relation: HDF5 reads them one by one. Dynamic relations are one
+                # dataset.
                 piece[index] = datasets[f"{group}/{_parameter_path(index, side, name)}"]
         if sign < 0:
             np.negative(piece, out=piece)
@@ -153,6 +158,8 @@ def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMet
     """
     count, operator = len(meta.relations), operator_of(meta)
     if is_dynamic(meta):
+        # Two sides, each with the parameters of the operator, in the order in which PyTorch-BigGraph
+        # registers them.
         pieces = [np.asarray(state[index]["sum"]) for index in range(2 * len(operator.dynamic))]
         return np.concatenate(pieces, axis=1).mean(axis=1).reshape(count)
     num_pieces = len(operator.static)
@@ -185,6 +192,7 @@ def to_bigraph_sums(sums: np.ndarray, width: int, meta: CheckpointMeta) -> list[
     if is_dynamic(meta):
         return [piece for piece, _ in pieces]
     of_rhs = [piece for piece, side in pieces if side == "rhs"]
+    # By relation first, then by parameter: the order of PyTorch-BigGraph's list of operators.
     return [piece[index] for index in range(len(rows)) for piece in of_rhs]
 
 
@@ -201,10 +209,13 @@ def _pieces(
     The side is the one that the operator acts on: tails are predicted by acting on the head (lhs).
     """
     if meta.reciprocal:
+        # A reciprocal row is [operator on the head | operator on the tail]; neither half needs an adjoint.
         halves = zip(np.split(rows, 2, axis=1), ("lhs", "rhs"))
         signs: tuple[int, ...] = (1,) * len(operator.static)
     else:
         halves = zip([rows], ("rhs",))
+        # PyTorch-BigGraph applies the operator to the tail, ours acts on the head: the adjoint gives equal
+        # scores.
         signs = operator.adjoint_signs
     names = operator.dynamic if is_dynamic(meta) else operator.static
     for half, side in halves:

@@ -76,9 +76,12 @@ def plan_pieces(num_bytes: int, spans: Sequence[Span]) -> list[Piece]:
     pieces: list[Piece] = []
     place = 0
     for span in sorted(spans, key=lambda span: span.offset):
+        # The shapes come from the file itself and may be damaged. The checksum, which is compared later,
+        # still needs every byte.
         if span.offset < place or span.stop > num_bytes:
             continue
         pieces += _between(place, span.offset)
+        # An item size of 1, because row_bytes is in bytes already.
         for first, last in hdf5_format.row_blocks((span.num_rows, span.row_bytes), 1):
             start, stop = (span.offset + row * span.row_bytes for row in (first, last))
             pieces.append(Piece(start, stop, span.name, first))
@@ -124,6 +127,7 @@ class RowReader:
             open(self._path, "rb", buffering=0) as raw,
             ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint-reader") as thread,
         ):
+            # Allocated once and reused: fresh memory for each block would cost a page fault for each page.
             free = [bytearray(largest) for _ in range(NUM_BLOCKS_AHEAD)]
             while True:
                 while free and (piece := next(coming, None)) is not None:
@@ -135,6 +139,7 @@ class RowReader:
                 reading.result()
                 if piece.name is not None:
                     yield piece.name, piece.first_row, self._rows(piece, memory)
+                # After the yield: the consumer has copied the block by then.
                 free.append(memory)
         yield from self._others()
 
@@ -147,6 +152,7 @@ class RowReader:
             if count == 0:
                 raise OSError(f"{self._path} ends at byte {piece.start + done}, expected {piece.stop}")
             done += count
+        # In the thread that reads, while the consumer copies the block before.
         self.crc32 = zlib.crc32(view, self.crc32)
 
     def _rows(self, piece: Piece, memory: bytearray) -> np.ndarray:
@@ -249,6 +255,7 @@ def _fill_from(
         ids, rows = _ids_and_rows(path, file, part, meta, first_id)
         live_ids, live_rows = live
         here, places = _matches(np.asarray(ids), live_ids)
+        # A file without rows is no machine's, so every machine reads it for its checksum.
         if len(ids) and not len(here):
             return 0, None
         state = read_state(path, file, part.table, meta)
@@ -261,6 +268,7 @@ def _fill_from(
         target_rows = live_rows[places]
         reader = RowReader(path, sources)
         for name, start, block in reader:
+            # Both lists are ascending, so a block's matches are one range of them.
             first, last = np.searchsorted(here, (start, start + len(block)))
             chosen = here[first:last] - start
             # By numpy: torch would start threads that compete for cores with the one that reads.
@@ -285,7 +293,9 @@ def read_state(
         return found
     try:
         return {"sum": bigraph_row_sums(hdf5_format.read_blob(blob)["state"], meta)}
+    # State is optional: training can go on with sums of 0, while a missing row is an error.
     except (KeyError, ValueError, TypeError) as error:
+        # State is optional: it starts anew, while a missing row is an error.
         logger.warning("%s: the optimizer's state is not that of the operators (%r)", path, error)
         return {}
 
@@ -335,6 +345,7 @@ def _ids_and_rows(
 def _matches(ids: np.ndarray, live_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return where two ascending lists of ids hold the same id, as places in each."""
     places = np.searchsorted(live_ids, ids)
+    # Any valid index will do where the id is beyond the last one: the comparison below then fails.
     places[places == len(live_ids)] = 0
     here = np.flatnonzero(live_ids[places] == ids) if len(live_ids) else np.empty(0, np.int64)
     return here, places[here]

@@ -48,6 +48,8 @@ def write(
     for name in wanted:
         old = known.get(name)
         if name == layout.CONFIG_FILE:
+            # config.json has the number of epochs and other values that differ between versions, so it is
+            # written for each.
             entry = _write_one(storage, layout.staged_file(name, version), name, meta, config, names)
         elif old is None or not is_there(storage.path, old):
             entry = _write_one(storage, name, name, meta, config, names)
@@ -107,9 +109,13 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
             (model,) = manifest.of_table(RELATION)
             staged = layout.is_replaced_text(text.name)
             target = layout.staged_file(text.name, manifest.version) if staged else text.name
+            # The HDF5 files have a copy of config.json as an attribute, and their checksums were verified
+            # before.
             config = _config_of(storage, model)
             _write_one(storage, target, text.name, manifest.meta, config, names)
     storage.place_texts(manifest)
+    # The same names and rows must give the same bytes. Another result means that the names are not those of
+    # the run.
     for name in damaged:
         try:
             check_text(storage.path, manifest.all_texts[name], manifest.version, checksum=True)

@@ -61,6 +61,8 @@ def take(folder: Path, name: str, version: int, note: Mapping[str, Any], texts: 
     (new / layout.VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")
     note_path = new / layout.SNAPSHOT_NOTE_FILE
     note_path.write_text(json.dumps({"version": version, **note}) + "\n", encoding="utf-8")
+    # The links are on the disk before the folder has its name; the files that they point to are durable
+    # already.
     for path in (new / layout.VERSION_FILE, note_path, new):
         sync(path)
     # No call swaps two folders everywhere, so the old snapshot is renamed first. A crash between the renames
@@ -100,6 +102,8 @@ def recover(folder: Path, version: int) -> None:
     for path in sorted(folder.glob("*" + layout.TEMPORARY_SUFFIX)):
         if path.is_dir() and layout.is_snapshot(path.stem):  # others' folders stay
             shutil.rmtree(path)
+    # The replaced snapshot is removed only if its successor belongs to a published version. Otherwise the
+    # successor is removed here, and the loop below renames the old one back.
     for path, versions in list(snapshots(folder)):
         target = path.with_suffix("")
         replaced = path.suffix == layout.REPLACED_SUFFIX and _counts(target, version)
@@ -121,6 +125,7 @@ def _counts(snapshot: Path, version: int) -> bool:
 def _hard_link(source: Path, target: Path) -> None:
     """Hard-link a file; copy it if it may change later, or if the disk has no hard links."""
     try:
+        # Later versions replace these texts by renaming, which leaves the linked inode as it is.
         if target.name not in WRITTEN_IN_PLACE:
             os.link(source, target)
             return

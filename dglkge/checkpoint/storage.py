@@ -42,6 +42,7 @@ def check_open_file(folder: Path, entry: FileEntry, file: BinaryIO) -> None:
     """
     with _failures_to_read(folder / entry.name):
         _check_size(folder / entry.name, entry, os.fstat(file.fileno()).st_size)
+        # The size is compared first: it needs no reading, and finds most interrupted copies.
         if entry.crc32 != UNKNOWN_CRC32:
             check_crc32(folder, entry, hdf5_format.open_crc32(file))
 
@@ -58,6 +59,7 @@ def check_text(folder: Path, entry: TextEntry, version: int, checksum: bool = Fa
     # A writer may rename the text between two attempts, in either direction: the third attempt finds it.
     for path in (staged, own, staged):
         try:
+            # The size of the open file, because the name may belong to another version by now.
             with open(path, "rb") as file:
                 _check_size(path, entry, os.fstat(file.fileno()).st_size)
                 if checksum:
@@ -125,14 +127,14 @@ class CheckpointStorage(LeasedFolder):
         entity_names_{type}_{part}.json   names of a part in the order of its rows
         entity_count_{type}_{part}.txt    number of rows of a part
         dynamic_rel_count.txt, dynamic_rel_names.json
-        training_stats.json               JSON lines: what each epoch's training measured
+        training_stats.json               JSON lines: loss and counts of each epoch
         epoch_{E}/, best/                 links to a version that is kept; see snapshots.py
-        damaged_v{V}/                     what checkpoint.fallback moved out of the way
+        damaged_v{V}/                     files that checkpoint.fallback moved away
 
     The HDF5 files are PyTorch-BigGraph's version 1. Their root has the attributes ``format_version``
     (1), ``config/json`` (the text of config.json) and ``iteration/*``. In an embeddings file the rows
     stand in ascending order of original id, float32, contiguous and uncompressed; ``original_ids``
-    (int64) is ours and PyTorch-BigGraph passes over it. ::
+    (int64) is ours and PyTorch-BigGraph ignores it. ::
 
         with h5py.File("embeddings_person_0.v7.h5", "r") as file:
             row = file["embeddings"][12]            # (D,)
@@ -145,7 +147,7 @@ class CheckpointStorage(LeasedFolder):
 
     Relations joining one pair of entity types, with reciprocal rows, are PyTorch-BigGraph's *dynamic
     relations*: all stacked by relation id, an operator for each side. The operator ``lhs`` acts on the
-    head when tails are asked for (the first half of our row), ``rhs`` on the tail when heads are. ::
+    head to predict tails (the first half of our row), ``rhs`` on the tail to predict heads. ::
 
         with h5py.File("model.v7.h5", "r") as file:
             real = file["model/relations/0/operator/lhs/real"]  # (R, D/2); "imag" beside it
@@ -154,10 +156,10 @@ class CheckpointStorage(LeasedFolder):
     ``model/relations/{id}/operator/rhs/{real, imag | diagonal | translation}``, one group for each.
     PyTorch-BigGraph applies a static operator to the tail and uses it for both sides, so where rows
     are not reciprocal the adjoint of our row is stored (imaginary part or translation negated), which
-    gives the same scores. Where they are reciprocal, ``rhs`` is the half that asks for heads and
-    ``reciprocal/relations/{id}/operator/lhs/...`` is the half that asks for tails; it lies outside of
-    ``model``, so PyTorch-BigGraph passes over it and asks for tails with ``rhs`` as well, which is not
-    our score.
+    gives the same scores. Where they are reciprocal, ``rhs`` is the half that predicts heads and
+    ``reciprocal/relations/{id}/operator/lhs/...`` is the half that predicts tails. It lies outside of
+    ``model``: PyTorch-BigGraph ignores it and predicts tails with ``rhs`` as well, which is not our
+    score.
 
     PyTorch-BigGraph has no RotatE, which keeps ``phases`` (radians), and no l1 comparator; config.json
     then names an operator or comparator that it refuses, rather than one that gives other scores.
@@ -207,6 +209,7 @@ class CheckpointStorage(LeasedFolder):
         if version is None:
             got = f"reads {text[:40]!r}" if text else "is empty"
             raise CheckpointError(f"{path} {got}; expected one number; {self._advice()}")
+        # Version + 1 is allowed: an interrupted save may have completed its files without publishing them.
         newer = any(not found.temporary and found.version > version + 1 for _, found in self.versioned())
         if newer and (self.newest_good() or 0) > version + 1:
             raise CheckpointError(
@@ -332,6 +335,8 @@ class CheckpointStorage(LeasedFolder):
         except OSError as error:
             raise write_error(f"cannot write to {self.path}", error) from error
         if not (self.path / layout.VERSION_FILE).exists():
+            # Version 0 is published before any file exists: a folder with files and no version file counts as
+            # damaged.
             self.publish(0)
 
     def publish(self, version: int) -> None:
@@ -347,6 +352,7 @@ class CheckpointStorage(LeasedFolder):
         """Return the entries in the receipts of this job for a version."""
         paths = sorted(self.path.glob(layout.receipts_pattern(version)))
         notes = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+        # Files of a job that was killed may differ from those of this job. Its receipts have another nonce.
         return [FileEntry.from_dict(note) for note in notes if note.pop("nonce", None) == self.nonce]
 
     def remove_receipts(self, version: int) -> None:
@@ -394,6 +400,8 @@ class CheckpointStorage(LeasedFolder):
         """
         self.check_lease()
         try:
+            # Snapshots first: their links would dangle if the files of their versions were removed before
+            # them.
             snapshots.recover(self.path, version)
             self.drop_temporaries()
             for path, found in self.versioned():
@@ -440,9 +448,11 @@ class CheckpointStorage(LeasedFolder):
         if not texts:
             return
         try:
+            # A missing staged file is normal: the text did not change, or was renamed before a crash.
             for name in filter(layout.is_replaced_text, texts):
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(self.path / layout.staged_file(name, manifest.version), self.path / name)
+            # The version before may have had more parts, whose lists of names would describe no rows now.
             for path in self.path.iterdir():
                 if layout.parse_names_part(path.name) is not None and path.name not in texts:
                     path.unlink(missing_ok=True)

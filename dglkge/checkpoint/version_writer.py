@@ -98,6 +98,7 @@ class VersionWriter:
         self.storage = storage
         self.names = names
         self.limit_seconds = limit_seconds
+        # A job without a lease still needs an identity in the lineage.
         self._job = storage.nonce or new_nonce()
         self._since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
 
@@ -121,6 +122,7 @@ class VersionWriter:
                 outbox = CheckpointStorage(
                     empty_outbox(self.storage.path, self.courier.rank), self.storage.lease
                 )
+                # Signs are names and modification times, so a file that grows counts as progress.
                 with self.courier.sending_heartbeats(lambda: outbox.signs_of_life(new.version)):
                     self._write_parts(outbox, new, attributes)
                 with _failures_of_others():
@@ -144,11 +146,13 @@ class VersionWriter:
         is_outbox = storage is not self.storage
         for part in new.parts:
             entry = part_files.write_part(storage, new.version, part, new.meta, attributes)
+            # An outbox starts empty: the texts of the version before are on the first machine only.
             texts = () if is_outbox else self._same_names(entry, new.previous)
             if not texts:
                 ids = part.original_ids.sort().values.tolist()
                 names = self.names.get(part.table)
                 texts = part_files.write_names(storage, new.version, part.table, part.part, ids, names)
+            # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
             storage.write_receipt(dataclasses.replace(entry, texts=texts))
         if new.relations is not None:
             entry = part_files.write_relations(storage, new.version, new.relations, new.meta, attributes)
@@ -156,6 +160,7 @@ class VersionWriter:
 
     def _wait_for_all(self, new: NewVersion) -> list[FileEntry]:
         """Wait for the receipts of all writers, and return them."""
+        # One file for each part of each entity type, and one for all relations.
         expected = new.num_parts * len(new.meta.entity_types) + 1
         signs: list[tuple[str, int]] = []
         last_news = time.monotonic()
@@ -173,6 +178,7 @@ class VersionWriter:
     def _same_names(self, entry: FileEntry, previous: Manifest | None) -> Sequence[TextEntry]:
         """Return the entries of a part's names and count if the version before has the same, else nothing."""
         for old in () if previous is None else previous.files:
+            # Equal checksums of the ids mean the same rows in the same part, so the names are equal too.
             if (old.table, old.part, old.ids_crc32) == (entry.table, entry.part, entry.ids_crc32):
                 return old.texts if all(is_there(self.storage.path, text) for text in old.texts) else ()
         return ()
