@@ -87,6 +87,8 @@ class Dataset:
             dataset.split(split)
         dataset.train_weights()
         for entity_type in dataset.entity_types:
+            # Only their presence is checked: names are read when a name is looked up, and training needs
+            # none.
             names_path = dataset_files.vocabulary_path(path, entity_type)
             if not names_path.is_file():
                 raise InputError(f"{path} is half-written: {names_path} is missing")
@@ -183,6 +185,7 @@ class Dataset:
 
     def _open_layout(self) -> PartitionLayout:
         layout = PartitionLayout.open(self.path / dataset_files.PARTITIONS, self.graph_name)
+        # The two files are written by different programs (ours and DGL): a copy may have mixed two data sets.
         if layout.num_parts != self.num_parts:
             raise InputError(
                 f"{self.graph_config_path} describes {layout.num_parts} partitions, "

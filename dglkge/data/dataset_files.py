@@ -44,6 +44,7 @@ NODE_MAP_BYTES = 2 * ID_BYTES
 EDGE_ID_BYTES = 2 * ID_BYTES
 """Relation id and triple id of an edge in DGL's graph."""
 
+# DGL's names, not ours: they appear in its description of the partitions.
 _PART_FOLDER = re.compile(r"part(\d+)")
 
 
@@ -80,6 +81,7 @@ class Field:
         return f"part-{part_id}"
 
 
+# Fields that training reads. Others are for people and for the report.
 _REQUIRED: dict[str, type] = {
     Field.NAME: str,
     Field.ENTITY_TYPES: dict,
@@ -125,7 +127,7 @@ def part_folder(part_id: int) -> str:
 
 
 def part_of_folder(name: str) -> int | None:
-    """Return the partition whose folder has this name; None for any other folder."""
+    """Return the partition that a folder's name belongs to; None for any other folder."""
     match = _PART_FOLDER.fullmatch(name)
     return None if match is None else int(match[1])
 
@@ -168,6 +170,7 @@ def read_description(dataset: Path) -> dict[str, Any]:
         If it is not one, or of another format version.
     """
     file = dataset / DESCRIPTION
+    # The version is checked before any other field: another version may have other fields.
     description = load_json(file)
     version = description.get(Field.FORMAT_VERSION)
     if version is None:

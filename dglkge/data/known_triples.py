@@ -52,6 +52,7 @@ class KnownTriples:
             The answers, ascending within a query.
         """
         keys, answers = self._sorted(side)
+        # Two binary searches give each query's range of answers; all queries are looked up at once.
         wanted = self._keys(np.asarray(entity_ids), np.asarray(relation_ids))
         first = np.searchsorted(keys, wanted, side="left")
         count = np.searchsorted(keys, wanted, side="right") - first
@@ -61,11 +62,14 @@ class KnownTriples:
         return query_index, answers[place + np.repeat(first, count)]
 
     def _keys(self, entity_ids: np.ndarray, relation_ids: np.ndarray) -> np.ndarray:
+        # One int64 for the pair, so that numpy sorts and searches numbers. It needs entities times relations
+        # < 2**63.
         return entity_ids.astype(np.int64) * self._num_relations + relation_ids
 
     def _sorted(self, side: Side) -> tuple[np.ndarray, np.ndarray]:
         """Return keys (n,) ascending and their answers (n,); built at the first query of that side."""
         if side not in self._index:
+            # The empty array allows for no triples at all: concatenate refuses an empty list.
             columns = [np.zeros((0, 3), dtype=np.int64), *self._triples]
             keys = np.concatenate([self._keys(t[:, side.anchor_column], t[:, 1]) for t in columns])
             answers = np.concatenate([t[:, side.column] for t in columns])

@@ -32,6 +32,7 @@ def load_array(path: Path, shape: tuple[int | None, ...], dtype: type[np.generic
         If the file is missing, cut off, or holds something else.
     """
     try:
+        # Mapped: all trainers of a machine share the pages of one file. No pickle: it could run code.
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
@@ -182,6 +183,7 @@ class PartitionLayout:
         -------
         (n,) int64
         """
+        # side="right" skips partitions without a node of the type, which have two equal boundaries.
         return np.searchsorted(self._boundaries[ntype][1:], node_ids, side="right").astype(np.int64)
 
     def original_ids(self, ntype: str) -> np.ndarray:
@@ -209,6 +211,8 @@ class PartitionLayout:
             triple_ids = load_array(folder / dataset_files.TRIPLE_IDS, (None,), np.int64)
             edges = load_array(folder / dataset_files.EDGES, (len(triple_ids), 3), np.int64)
             path = folder / dataset_files.WEIGHTS
+            # A partition has weights if the data set has: the file decides, so the layout needs no
+            # description of the data set.
             weights = load_array(path, (len(triple_ids),), np.float32) if path.exists() else None
             self._edge_tables[part_id] = EdgeTable(triple_ids, edges, weights)
         return self._edge_tables[part_id]

@@ -77,6 +77,7 @@ def read_dataset_size(dataset: str | Path) -> DatasetSize:
     InputError
         If a description is missing or damaged.
     """
+    # Not Dataset.open: that maps every array, and a launcher may have none of them on its machine.
     folder = Path(dataset)
     description = load_json(folder / dataset_files.DESCRIPTION)
     graph_name = description.get(Field.GRAPH_NAME)
@@ -144,6 +145,8 @@ def _part_sizes(
         # Each partition's cut edges come from the others in equal shares (rounded up).
         num_halo_edges = -(-(sum(cut_edges) - cut_edges[part]) // max(num_parts - 1, 1))
         num_others = sum(map(sum, rows.values())) - sum(num_rows.values())
+        # Each cut edge brings at most one node of another partition, and there are no more such nodes than
+        # others own.
         most_halo_nodes = min(cut_edges[part] + num_halo_edges, num_others)
         num_edges = sum(counts[part] for counts in edges)
         sizes.append(PartSize(num_rows, num_edges, num_halo_edges, most_halo_nodes, has_weights))

@@ -75,6 +75,7 @@ def parse_columns(text: str) -> Columns:
     'object'
     """
     items = [item.strip() for item in text.split(",")]
+    # Three names are needed, so a single item can only be letters of roles.
     if len(items) == 1 and set(items[0]) <= set(_LETTERS):
         items = [_LETTERS[letter] for letter in items[0]]
     names: dict[str, str] = {}
@@ -128,6 +129,7 @@ class TextFormat:
         if not self.quoted:
             return line.split(self.delimiter)
         try:
+            # strict: without it, the csv module accepts a quote that is never closed.
             return next(csv.reader([line], delimiter=self.delimiter, strict=True), [""])
         except csv.Error as error:
             raise ValueError(f"bad quotes ({error})") from error
@@ -152,6 +154,7 @@ def parse_delimiter(text: str) -> str:
         If it is anything else.
     """
     delimiter = _DELIMITER_NAMES.get(text, text)
+    # Arrow's parser takes one byte, and gives quotes and line ends a meaning of their own.
     if len(delimiter) != 1 or delimiter in '"\n\r' or not delimiter.isascii():
         names = ", ".join(name for name in _DELIMITER_NAMES if name.isalpha())
         raise InputError(f"--delimiter {text!r} is not allowed; give one ASCII character, or {names}")
@@ -203,6 +206,7 @@ class RowRules:
             return f"the {role} is empty"
         if not self.limits:
             return None
+        # isdigit alone accepts digits of other scripts, which Arrow's integers do not.
         digits = value[1:] if value.startswith("-") else value
         if not (digits.isascii() and digits.isdigit()):
             return f"the {role} is {value!r}, expected an integer id"
@@ -253,10 +257,12 @@ def first_bad_line(
     """
     for number, raw in enumerate(lines, start=1):
         content = raw.rstrip(b"\n")
+        # Only one carriage return belongs to the end of a line.
         content = content[:-1] if content.endswith(b"\r") else content
         if content == b"" or (has_header and number == 1):
             continue
         try:
+            # A byte order mark is allowed at the start of the file only.
             line = content.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             return number, f"byte {error.start + 1} of the line is not UTF-8"

@@ -32,8 +32,10 @@ from dglkge.data.text_format import (
 )
 from dglkge.errors import InputError
 
+# Bytes of text, and rows of other sources, for each chunk: bounds memory whatever the size of the file.
 BLOCK_BYTES = 16 << 20
 CHUNK_ROWS = 1 << 18
+# Arrow keeps each distinct name of a block once, and the rows as 32-bit codes.
 _NAME = pa.dictionary(pa.int32(), pa.string())
 _READ_ERRORS = (OSError, EOFError, zlib.error, pa.ArrowException)
 
@@ -139,6 +141,7 @@ def _read_parquet(
                     known = ", ".join(file.schema_arrow.names)
                     raise InputError(f"{path}: no column {column!r}; the file has {known} (see --columns)")
             num_rows = 0
+            # Parquet has no byte position of a row, so progress is estimated from the number of rows.
             for batch in file.iter_batches(CHUNK_ROWS, columns=list(names.values())):
                 arrays = {role: batch.column(column) for role, column in names.items()}
                 yield _checked_frame(arrays, rules, str(path), num_rows)
@@ -152,6 +155,8 @@ def _checked_frame(arrays: dict[str, pa.Array], rules: RowRules, place: str, fir
     """Turn typed columns into a chunk; the rows of a bad one are counted from 1."""
     data = {}
     for role, array in arrays.items():
+        # A cast of floats to strings would turn an id 1 into the name "1.0", for instance in columns with
+        # gaps.
         if pa.types.is_floating(array.type) and role != WEIGHT:
             raise InputError(f"{place}: the {role} column holds {array.type}, expected names or integers")
         try:
@@ -187,6 +192,7 @@ def _bad_rows(frame: pd.DataFrame, rules: RowRules) -> np.ndarray:
         if rules.integer_ids:
             ids = frame[role].to_numpy()
             bad |= (ids < 0) | (ids >= rules.limits[role])
+        # Categories are few: the rows are only compared if an empty name occurs at all.
         elif "" in frame[role].cat.categories:
             bad |= (frame[role] == "").to_numpy()
     if WEIGHT in frame:
@@ -198,11 +204,13 @@ def _bad_rows(frame: pd.DataFrame, rules: RowRules) -> np.ndarray:
 def _look_at(path: Path, columns: Columns, text: TextFormat) -> _TextFile:
     """Read the first line: find out whether it is a header, and the column of each part."""
     with open(path, "rb") as raw:
+        # Errors in the encoding are replaced here; the parser reports them with a line number.
         line = open_binary(raw, path).readline().decode("utf-8-sig", errors="replace").rstrip("\r\n")
     try:
         fields = text.split(line)
     except ValueError as error:
         raise InputError(f"{path}:1: {error}") from error
+    # A file without quotes (TSV) has a header only if the user names columns: "head" may be an entity's name.
     has_header = bool(columns.names) or (text.quoted and set(columns.order) <= set(fields))
     if not has_header:
         return _TextFile(path, text, list(columns.order), has_header=False)
@@ -234,6 +242,7 @@ def _read_text(
         stream = pa.CompressedInputStream(raw, "gzip") if is_gz(path) else raw
         for batch in _open_csv(file, stream, names, rules, block_bytes):
             chunk = _frame({role: batch.column(name) for role, name in names.items()})
+            # The block is parsed but has no line numbers: a second, slow pass finds the line.
             if len(_bad_rows(chunk, rules)):
                 raise _bad_line(file, names, rules, "a line breaks the rules")
             yield chunk

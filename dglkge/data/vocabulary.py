@@ -69,6 +69,7 @@ class Vocabulary:
 
     def save(self, path: Path) -> None:
         """Write one name per line, in UTF-8; the line number, from 0, is the id."""
+        # newline="" keeps "\n" on every platform: the fingerprint covers the bytes.
         with open(path, "w", encoding="utf-8", newline="") as file:
             file.writelines(name + "\n" for name in self.names)
 
@@ -119,6 +120,7 @@ class RelationVocabulary:
 
     def __init__(self, relations: Sequence[Relation]) -> None:
         self.relations = list(relations)
+        # A label identifies a relation alone, while names repeat where one joins several pairs of types.
         uses = Counter(relation.name for relation in self.relations)
         self.labels = Vocabulary(
             [r.name if uses[r.name] == 1 else f"{r.name} ({r.lhs} → {r.rhs})" for r in self.relations],
@@ -199,6 +201,7 @@ def read_lines(path: Path) -> list[str]:
         If the file is missing, not UTF-8 or its last line has no end.
     """
     try:
+        # Split at "\n" only: str.splitlines would also split names at other Unicode line ends.
         text = Path(path).read_bytes().decode("utf-8")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
@@ -206,6 +209,7 @@ def read_lines(path: Path) -> list[str]:
         raise InputError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from error
     if not text:
         return []
+    # The end of the last line tells a whole file from one that was cut off.
     if not text.endswith("\n"):
         raise InputError(f"{path} is cut off: its last line has no end")
     return text[:-1].split("\n")

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
+    # The child runs this file as a script. Python then puts the folder of the file first, and modules such as
+    # "inputs" would hide others of that name.
     sys.path[0] = str(Path(__file__).resolve().parents[2])
     from dglkge.partition.run_build import end_with_parent
 
@@ -63,6 +65,7 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
         original_ids, _ = dgl.distributed.partition_graph(
             graph, job.graph_name, job.num_parts, str(partitions), part_method="random", return_mapping=True
         )
+    # DGL's graph is freed before the edge tables take memory.
     del graph
     _write_method(dataset_files.graph_config_path(partitions, job.graph_name), job.method)
     for ntype, ids in original_ids.items():
@@ -93,6 +96,7 @@ def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
     for lhs, rhs, first, end in job.edge_types:
         heads[first:end] = train[first:end, 0] + starts[lhs]
         tails[first:end] = train[first:end, 2] + starts[rhs]
+    # DGL stores an edge in the partition of its tail, so in-degrees are the load of a partition.
     in_degrees = np.bincount(tails, minlength=len(type_of))
     if job.num_parts == 1:
         flat = np.zeros(len(type_of), dtype=np.int64)
@@ -127,6 +131,7 @@ def metis_parts(heads: np.ndarray, tails: np.ndarray, num_nodes: int, num_parts:
     """
     graph = dgl.graph((torch.from_numpy(heads), torch.from_numpy(tails)), num_nodes=num_nodes)
     simple = symmetric_graph(heads, tails, num_nodes)
+    # One "type" for all nodes: METIS then balances nodes in total and edges, two constraints.
     one_type = torch.zeros(num_nodes, dtype=torch.int64)
     # DGL's C function that makes a graph symmetric writes past its memory where edges are parallel, that is
     # where two relations join the same two entities (dgl 1.1.3 and 2.1.0: "free(): invalid next size").
@@ -139,6 +144,7 @@ def metis_parts(heads: np.ndarray, tails: np.ndarray, num_nodes: int, num_parts:
 
 def symmetric_graph(heads: np.ndarray, tails: np.ndarray, num_nodes: int) -> dgl.DGLGraph:
     """Return the graph with every edge in both directions, without loops and parallel edges."""
+    # METIS expects a simple graph. An edge is encoded as one int64, so numpy.unique removes parallel ones.
     distinct = heads != tails
     keys = np.concatenate(
         [heads[distinct] * num_nodes + tails[distinct], tails[distinct] * num_nodes + heads[distinct]]
@@ -184,6 +190,7 @@ def random_parts(
         parts_with_room.append([part for part in range(num_parts) if room[-1][part]])
     load = [0] * num_parts
     parts = np.empty(len(in_degrees), dtype=np.int64)
+    # Largest first (longest processing time rule): small nodes later even out the loads.
     for node, type_, degree in zip(order.tolist(), type_of[order].tolist(), in_degrees[order].tolist()):
         part = min(parts_with_room[type_], key=load.__getitem__)
         parts[node] = part
@@ -225,6 +232,7 @@ def fill_empty_parts(
         for part in np.flatnonzero(counts == 0):
             largest = int(counts.argmax())
             members = nodes[parts[nodes] == largest]
+            # The node at which the fewest edges end: moving it changes cut and balance least.
             parts[members[in_degrees[members].argmin()]] = part
             counts[largest] -= 1
             counts[part] += 1
@@ -239,12 +247,14 @@ def build_graph(
     DGL cannot store a partition without an edge of some type. A partition that owns no triple of a pair
     therefore gets one edge whose triple id and relation id are -1.
     """
+    # An edge type without edges breaks DGL's partitioner, so each relation has a self-loop.
     loops = torch.arange(job.num_relations)
     edges = {(RELATION, f"{RELATION}_{RELATION}", RELATION): (loops, loops)}
     data = {}
     for lhs, rhs, first, end in job.edge_types:
         triples = np.ascontiguousarray(train[first:end])
         owned = np.bincount(parts[rhs][triples[:, 2]], minlength=job.num_parts)
+        # A padding edge ends at a node of the partition, so that DGL stores it there.
         padding = np.array(
             [int((parts[rhs] == part).argmax()) for part in np.flatnonzero(owned == 0)], dtype=np.int64
         )
@@ -270,6 +280,7 @@ def build_graph(
 def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weights: np.ndarray | None) -> None:
     """Write the triples that each partition owns: triple ids, and heads, relations and tails as node ids."""
     layout = PartitionLayout.open_maps(partitions, job.graph_name)
+    # Copied into memory: the lookups below are random accesses, and slow on mapped pages.
     node_ids = {ntype: np.array(layout.node_ids(ntype)) for ntype in layout.ntypes}
     owner = np.empty(len(train), dtype=np.int32)
     for _, rhs, first, end in job.edge_types:
@@ -278,6 +289,7 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
         triple_ids = np.flatnonzero(owner == part_id).astype(np.int64)
         edges = np.empty((len(triple_ids), 3), dtype=np.int64)
         for lhs, rhs, first, end in job.edge_types:
+            # Triple ids are grouped by pair of types, so each pair is one range of the sorted ids.
             rows = slice(*np.searchsorted(triple_ids, [first, end]))
             triples = train[triple_ids[rows]]
             for column, ntype in enumerate((lhs, RELATION, rhs)):
@@ -290,6 +302,7 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
 
 
 def _write_id_maps(partitions: Path, ntype: str, original_ids: np.ndarray) -> None:
+    # Inverse permutation by scattering.
     node_ids = np.empty(len(original_ids), dtype=np.int64)
     node_ids[original_ids] = np.arange(len(original_ids))
     np.save(partitions / dataset_files.original_ids_file(ntype), original_ids.astype(np.int64))
@@ -297,6 +310,7 @@ def _write_id_maps(partitions: Path, ntype: str, original_ids: np.ndarray) -> No
 
 
 def _write_method(config_path: Path, method: str) -> None:
+    # DGL noted "random", by which the assignment was handed over; see above.
     config = json.loads(config_path.read_text(encoding="utf-8"))
     config[Field.PART_METHOD] = method
     config_path.write_text(json.dumps(config, indent=4), encoding="utf-8")

@@ -88,11 +88,14 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
         If a file cannot be written.
     """
     check_output(output, overwrite)
+    # In the same parent folder, because a rename is atomic within one file system only.
     output = output.absolute()
     folder = output.with_name(f".{output.name}.partial")
     with _locked(output, folder):
         try:
             _restore(output)
+            # Checked again under the lock, and once more before the rename: another run may have written the
+            # output meanwhile, and reading the triples takes long.
             check_output(output, overwrite)
             _remove_all_but_lock(folder)
             yield folder
@@ -163,6 +166,7 @@ def _replace(output: Path, folder: Path) -> None:
     """Rename the folder to the output; on failure the old data set stays."""
     old = _replaced(output)
     shutil.rmtree(old, ignore_errors=True)
+    # The lock stays held through the open file; only its name must not appear in the data set.
     (folder / _LOCK).unlink()
     (folder / PENDING_DESCRIPTION).rename(folder / DESCRIPTION)
     # No call of the operating system swaps two folders everywhere, so there are two renames. A crash between
@@ -210,6 +214,8 @@ def write_triples(folder: Path, triples: IdTriples, ids: TypedIds) -> dict[str, 
     splits = {split: triples.splits.get(split, np.zeros((0, 3), np.int32)) for split in dataset_files.SPLITS}
     relation_ids = {split: ids.relation_ids(rows) for split, rows in splits.items()}
     train_pairs = ids.pair_ranks()[relation_ids[TRAIN]]
+    # Triples of one pair of types become one range of triple ids. Stable, so that they keep the order of the
+    # input within a pair.
     order = None if len(ids.types) == 1 else np.argsort(train_pairs, kind="stable")
     for split, rows in splits.items():
         path = dataset_files.split_path(folder, split)

@@ -45,6 +45,7 @@ class NameIndex:
     def add(self, column: pd.Series) -> np.ndarray:
         """Return the ids of a categorical column, (n,) int32; new names get new ids."""
         ids = self._ids
+        # Only the distinct names of the chunk pass through Python; the rows are mapped by numpy.
         local = [ids.setdefault(name, len(ids)) for name in column.cat.categories.tolist()]
         if len(ids) > MAX_NAMES:
             raise InputError(f"there are more than {MAX_NAMES} names")
@@ -77,6 +78,8 @@ def ingest_names(chunks_of_split: Mapping[str, Iterable[pd.DataFrame]]) -> IdTri
     """
     entities, relations = NameIndex(), NameIndex()
     index = {"head": entities, "relation": relations, "tail": entities}
+    # First ids by appearance in one pass, then renumbering in place: the names are sorted once, not the
+    # triples.
     splits, weights = _collect(chunks_of_split, lambda role, column: index[role].add(column))
     entity_names, entity_places = entities.in_order()
     relation_names, relation_places = relations.in_order()
@@ -149,6 +152,7 @@ def check_names(names: list[str], noun: str, forbidden: str) -> None:
 def _dense_names(columns: list[np.ndarray], noun: str) -> list[str]:
     num_ids = 1 + max(int(ids.max()) for ids in columns)
     advice = f"give --{noun}-map if there are more than occur, or --ids names if these are names"
+    # Refused before the array below is allocated: one large id must not need gigabytes.
     if num_ids > sum(ids.size for ids in columns):
         raise InputError(
             f"the {noun} ids reach {num_ids - 1}, more than there are fields to hold them: {advice}"
@@ -212,6 +216,8 @@ class TypedIds:
 
     def pair_ranks(self) -> np.ndarray:
         """Return the rank of each relation's pair of types, by its first relation; (num_relations,) int64."""
+        # Ranks follow the sorted relations, so the order of edge types does not depend on the order of the
+        # triples.
         rank: dict[tuple[str, str], int] = {}
         pairs = [(relation.lhs, relation.rhs) for relation in self.relations.relations]
         return np.array([rank.setdefault(pair, len(rank)) for pair in pairs], dtype=np.int64)
@@ -244,6 +250,7 @@ def assign_ids(
         id_in_type[members] = np.arange(len(members), dtype=np.int32)
     found = [np.unique(_keys(triples, type_of, len(types))) for triples in splits.values()]
     keys = np.unique(np.concatenate(found))
+    # A key is (name * types + lhs) * types + rhs; dividing by types squared gives the name back.
     unused = np.setdiff1d(np.arange(len(relation_names)), keys // len(types) ** 2)
     keys = np.union1d(keys, unused * len(types) ** 2)
     relations = []

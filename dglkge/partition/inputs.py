@@ -150,11 +150,13 @@ def find_sources(inputs: Sequence[Path]) -> dict[str, Path]:
 def split_of(path: Path) -> str | None:
     """Return the split in a file's name (``train.tsv``, ``dev.txt.gz``, ``wiki-test.txt``), or None."""
     stem = path.name[: -len(".gz")] if path.name.lower().endswith(".gz") else path.name
+    # The last word before the extension counts: "train-2020-test.txt" is a test split.
     return _WORDS.get(re.split(r"[-_.]", Path(stem).stem.lower())[-1])
 
 
 def _in_folder(folder: Path) -> dict[str, Path]:
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and extension(path) in EXTENSIONS]
+    # Other files in the folder, for instance entity2id.txt, are ignored.
     sources = _one_each([path for path in files if split_of(path)], str(folder))
     if TRAIN not in sources:
         raise InputError(
@@ -205,6 +207,7 @@ def read_pairs(
     try:
         with gzip.open(path, "rb") if is_gz(path) else open(path, "rb") as file:
             for number, raw in enumerate(file, start=1):
+                # Line by line and not by Arrow: these files are small, and errors need the line number.
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if line == "":
                     continue
@@ -296,6 +299,7 @@ def types_of_entities(
         fault = type_name_fault(type_)
         if fault:
             raise InputError(f"{path}:{line}: {fault}")
+    # With integer ids the file has the integers, although an id map may give other names.
     keys = [str(id_) for id_ in range(len(entities))] if integer_ids else entities
     untyped = [key for key in keys if key not in given]
     if untyped:
@@ -309,6 +313,7 @@ def types_of_entities(
 
 def type_name_fault(name: str) -> str | None:
     """Return the reason why a name is not allowed for an entity type, or None."""
+    # Types become names of files, of DGL's node types and of its edge types.
     if not _TYPE_NAME.fullmatch(name) or "__" in name:
         return f"the type {name!r} is not allowed: only letters, digits, '.', '-' and single '_' are"
     if name == RELATION:

@@ -58,6 +58,7 @@ def partition_files(
     InputError
         If the input is wrong; the message names file and line.
     """
+    # All options and the output are checked first: reading the triples may take minutes.
     options = options or Options()
     check_options(options)
     check_output(output, options.overwrite)
@@ -160,7 +161,9 @@ def _make(triples: IdTriples, output: Path, options: Options) -> dict[str, Any]:
     name = options.name or output.absolute().name
     with staged(output, options.overwrite) as folder:
         description = write_triples(folder, triples, ids)
+        # The child needs the memory. It reads the triples from the files that were written.
         del triples, ids, type_of
+        # DGL makes file names of the graph's name.
         graph_name = re.sub(r"[^A-Za-z0-9_-]", "_", name)
         keys = (Field.ENTITY_TYPES, Field.EDGE_TYPES, Field.NUM_RELATIONS, Field.HAS_WEIGHTS)
         show_line(options.progress, f"partitioning into {options.num_parts} ({options.method})")

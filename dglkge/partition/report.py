@@ -53,6 +53,7 @@ def reading_progress(
         def watch(path: Path) -> Callable[[int], None]:
             def on_bytes(position: int) -> None:
                 done[path] = position
+                # tqdm counts increments, while readers report positions; files may be read in turn.
                 bar.update(sum(done.values()) - bar.n)
 
             return on_bytes
@@ -81,6 +82,7 @@ def partition_figures(dataset: Dataset) -> dict[str, Any]:
         cut = 0
         for lhs, _, first, end in dataset.edge_types:
             rows = slice(*np.searchsorted(table.triple_ids, [first, end]))
+            # The partition owns the tail of each of its edges, so only the head can lie elsewhere.
             cut += int((layout.part_of(lhs, table.edges[rows, 0]) != part_id).sum())
         ranges = {ntype: layout.node_range(ntype, part_id) for ntype in layout.ntypes}
         nodes = {ntype: end - start for ntype, (start, end) in ranges.items()}

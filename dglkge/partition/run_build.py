@@ -71,6 +71,8 @@ class GraphJob:
 def end_with_parent(parent: int) -> None:
     """Make Linux kill this process when its parent dies, even by ``kill -9``; exit if the parent has died."""
     set_parent_death_signal = 1  # PR_SET_PDEATHSIG in <linux/prctl.h>
+    # The parent cannot do this for a child: the signal is reset at fork, and a preexec function is unsafe
+    # with threads.
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     # The parent may have died before the call above; then this process has another parent already.
     if os.getppid() != parent:
@@ -100,6 +102,7 @@ def run_build(dataset: Path, job: GraphJob) -> None:
     """
     job.save(dataset)
     log_path = dataset / PARTITIONS / PARTITION_LOG
+    # By env: glibc reads these variables when a process starts, so setting them in the child is too late.
     command = [
         "env",
         *_ZEROED_MEMORY,
@@ -119,6 +122,7 @@ def run_build(dataset: Path, job: GraphJob) -> None:
             if child.poll() is None:
                 child.kill()
                 child.wait()
+    # DGL writes its files in C++, where a full disk appears as another error.
     if status == NO_ROOM_STATUS or (status and shutil.disk_usage(dataset).free < _FULL_BELOW):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if status:

@@ -16,6 +16,7 @@ def count_duplicates(triples: np.ndarray) -> int:
     """Return the number of triples, of (n, 3), that repeat an earlier one."""
     if len(triples) == 0:
         return 0
+    # Sorting makes equal triples neighbours and needs no Python object for each.
     order = np.lexsort((triples[:, 2], triples[:, 1], triples[:, 0]))
     repeats = np.ones(len(triples) - 1, dtype=bool)
     for column in range(3):
@@ -89,6 +90,7 @@ def parse_fractions(text: str) -> tuple[float, float, float]:
         numbers = [numbers[0], rest, rest]
     if len(numbers) != 3 or not all(0 <= x <= 1 for x in numbers) or numbers[0] == 0:
         raise InputError(f"--split {text!r} is not allowed; give one or three fractions, e.g. 0.9,0.05,0.05")
+    # Decimal fractions such as 0.9 + 0.05 + 0.05 are not exact in binary.
     if not math.isclose(sum(numbers), 1, abs_tol=1e-6):
         raise InputError(f"--split {text!r}: the fractions add up to {sum(numbers):g}, not 1")
     return numbers[0], numbers[1], numbers[2]
@@ -115,6 +117,8 @@ def split_by_hash(triples: IdTriples, fractions: tuple[float, float, float], see
     # The upper 53 bits, which float64 represents exactly: a uniform number in [0, 1).
     position = (hash_triples(rows, seed) >> np.uint64(11)).astype(np.float64) / 2.0**53
     bounds = np.cumsum(fractions)[:2]
+    # By hash and not by drawing: the split does not depend on the order of the triples, and duplicates stay
+    # together.
     split_of = np.searchsorted(bounds, position, side="right")
     splits = {split: rows[split_of == place] for place, split in enumerate(SPLITS)}
     weights = {

@@ -43,6 +43,7 @@ def verify_partitions(
     layout = PartitionLayout.open(partitions, graph_name)
     for ntype in layout.ntypes:
         verify_id_maps(layout, ntype)
+    # int8: one byte for each triple; a count of 2 is an error already.
     seen = np.zeros(len(train), dtype=np.int8)
     for part_id in range(layout.num_parts):
         table = layout.edge_table(part_id)
@@ -87,6 +88,7 @@ def verify_dgl_partition(
     """Check that DGL's files of a partition hold the same edges as our table."""
     graph, _, features, book, _, _, _ = dgl.distributed.load_partition(str(config_path), part_id)
     heads, tails = (graph.ndata[dgl.NID][ends] for ends in graph.edges())
+    # DGL also stores halo edges here, which other partitions own.
     inner = graph.edata["inner_edge"].bool()
     etype_ids = load_json(config_path)[Field.EDGE_TYPE_IDS]
     for lhs, rhs, first, end in edge_types:
@@ -94,6 +96,7 @@ def verify_dgl_partition(
         mine = inner & (graph.edata[dgl.ETYPE] == etype_ids[etype])
         triple_ids = features[f"{etype}/{TRIPLE_ID}"].numpy()
         real = np.flatnonzero(triple_ids >= 0)  # padding edges have triple id -1
+        # DGL reorders edges within a partition, so both sides are compared by triple id.
         order = real[np.argsort(triple_ids[real], kind="stable")]
         rows = slice(*np.searchsorted(table.triple_ids, [first, end]))
         same = np.array_equal(triple_ids[order], table.triple_ids[rows])
