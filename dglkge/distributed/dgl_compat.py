@@ -45,6 +45,7 @@ REMOTE_PAUSE_SECONDS = 0.5
 LISTEN_TIMEOUT_SECONDS = 10.0
 
 STANDARD_ERROR = 2
+# A list of one number: functions change it without a global statement.
 _request_timeout_seconds = [600.0]
 
 
@@ -140,6 +141,7 @@ def without_sleep(rpc_server: Any, pause: Callable[[float], None] = time.sleep) 
         Waits some seconds; for tests.
     """
     connect_receiver = rpc_server.rpc.connect_receiver
+    # All clients have registered by then, so one pause covers them all.
     pause_once = functools.cache(pause)
 
     def connect_when_listening(address: str, port: str, *identity: int) -> Any:
@@ -154,6 +156,7 @@ def without_sleep(rpc_server: Any, pause: Callable[[float], None] = time.sleep) 
         if seconds < DGL_SLEEP_SECONDS:
             pause(seconds)
 
+    # The module's own name "time" is replaced, so other modules keep the real one.
     with _replaced(rpc_server, time=SimpleNamespace(sleep=sleep)):
         with _replaced(rpc_server.rpc, connect_receiver=connect_when_listening):
             yield
@@ -196,6 +199,7 @@ def limit_shutdown() -> None:
 
 def _start_watchdog() -> None:
     """Start the timer of the watchdog; a running one is replaced."""
+    # Descriptor 2 and not sys.stderr, which may be replaced by an object without a descriptor.
     faulthandler.dump_traceback_later(request_timeout_seconds(), exit=True, file=STANDARD_ERROR)
 
 

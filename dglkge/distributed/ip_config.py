@@ -73,6 +73,7 @@ def read_ip_config(path: str | Path) -> list[Machine]:
             continue
         where = f"{path}:{number}"
         machine = _parse_fields(fields, where)
+        # Host names are equal regardless of case and of a final dot.
         name = machine.address.rstrip(".").lower()
         if name in first_line:
             raise InputError(
@@ -129,6 +130,7 @@ def _check_address(address: str, where: str) -> None:
             f"{where}: {address!r} is neither an IPv4 address nor a host name "
             "(DGL speaks no IPv6; a port stands apart)"
         )
+    # "10.0.0.300" would pass as a host name and fail only at the resolver.
     looks_numeric = re.fullmatch(r"[0-9.]+", address) is not None
     if looks_numeric:
         try:
@@ -145,6 +147,7 @@ def _check_address(address: str, where: str) -> None:
 
 def _number(text: str, lowest: int, highest: int, noun: str, where: str) -> int:
     """Read one field as a whole number within bounds."""
+    # At most 9 digits, before int() converts a text of any length.
     if not (text.isascii() and text.isdigit() and len(text) < 10 and lowest <= int(text) <= highest):
         raise InputError(f"{where}: {text!r} is no {noun}; expected a whole number of {lowest} to {highest}")
     return int(text)

@@ -86,6 +86,8 @@ class Holder:
     @classmethod
     def this_process(cls, nonce: str, job: str, role: str) -> Holder:
         """Describe this process."""
+        # pid and start time identify a process on one kernel; boot id and namespace identify the kernel's
+        # table of pids.
         return cls(
             nonce=nonce,
             job=job,
@@ -154,6 +156,8 @@ class Lease:
         self._is_lost = False
         self._is_busy: Callable[[], bool] = lambda: False
         if is_holder:
+            # A daemon thread: a process that exits without release leaves the file, and its pid shows that it
+            # is dead.
             threading.Thread(target=self._renew, name="dglkge-lease", daemon=True).start()
 
     @classmethod
@@ -209,11 +213,13 @@ class Lease:
 
     def release(self) -> None:
         """Remove the lease file if this process holds it."""
+        # A forked child inherits this object but not the thread: it must not remove its parent's lease.
         if self._released.is_set() or os.getpid() != self._pid or self._is_busy():
             return
         self._released.set()
         if self.is_holder:
             with contextlib.suppress(OSError):
+                # Read again first: another job may have taken the lease after the expiry.
                 found = Holder.from_bytes(self.path.read_bytes())
                 if found is not None and found.nonce == self.holder_nonce and found.pid == self._pid:
                     self.path.unlink()
@@ -236,6 +242,8 @@ class Lease:
             try:
                 descriptor = os.open(self.path, os.O_RDWR)
                 try:
+                    # From the descriptor that is written below: if another job renames its lease into place
+                    # now, the write goes to the old file and does no harm.
                     found = Holder.from_bytes(os.read(descriptor, 65536))
                     if found is None or found.nonce != self.holder_nonce:
                         self._is_lost = True
@@ -333,6 +341,7 @@ class LeaseTaker:
         """Whether a lease belongs to this job: held by another machine of it, or by its launcher."""
         if holder.nonce == self._mine.nonce:
             return True
+        # Trainers of a job with --sync share the launcher's lease if they see its folder.
         is_launcher = bool(self._mine.job) and holder.job == self._mine.job and holder.role == LAUNCHER
         return is_launcher and not (holder.is_on_this_host and holder.is_dead)
 
@@ -348,6 +357,7 @@ class LeaseTaker:
         if not self._acquire(guard):  # another process breaks the same lease
             return False
         try:
+            # The protocol's second read: the guard excludes others, and this shows whether one was faster.
             if _content(path) != content:
                 return False
             self._replace(path)
@@ -401,6 +411,7 @@ class LeaseTaker:
         if before != content:
             since = now
         self._seen[path] = (content, since)
+        # On this host the kernel's table decides at once; elsewhere only the passing of time can.
         if holder is not None and holder.is_on_this_host:
             if holder.is_dead:
                 return True
@@ -419,6 +430,8 @@ class LeaseTaker:
                 "%s is held by %s; waiting up to %g s for it to be renewed, then it counts as dead",
                 self.folder, who, EXPIRY_SECONDS,
             )  # fmt: skip
+        # Measured by this host's monotonic clock from its own first look: six renewals have been missed by
+        # then.
         return now - since >= EXPIRY_SECONDS
 
     def _refuse(self, holder: Holder) -> None:
@@ -473,5 +486,7 @@ def _start_time(pid: int) -> int | None:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
+    # The name in parentheses may contain spaces. A zombie has ended, though its parent has not yet waited for
+    # it.
     state, *fields = text.rpartition(")")[2].split()
     return None if state in "ZX" else int(fields[18])

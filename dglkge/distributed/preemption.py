@@ -111,6 +111,8 @@ class StopRequest:
                 raise Preempted
             logger.info("%s: stopping at the next batch boundary", signal.Signals(number).name)
         elif now - self._noted_at > SAME_REQUEST_SECONDS:
+            # Raised again under the earlier handler: by default the process then ends with the status of that
+            # signal.
             self._restore()
             os.kill(os.getpid(), number)
 

@@ -41,6 +41,7 @@ def start_process_group(
     """
     timeout = datetime.timedelta(seconds=timeout_seconds)
     listener = _listen(rendezvous).detach() if rank == 0 else None  # detached: the store closes it
+    # wait_for_workers=False: init_process_group waits for all ranks itself.
     store = dist.TCPStore(
         *rendezvous,
         world_size,
@@ -60,6 +61,7 @@ def end_process_group() -> None:
     blocked for ever. A short sleep is enough for the threads. If it is not, the watchdog of ``faulthandler``,
     a thread of C, ends the process with status 1 and prints where it was; no Python code could run then.
     """
+    # No rank may close its connections while another one still waits in a collective.
     dist.barrier()
     time.sleep(LAST_TENSORS_SECONDS)
     faulthandler.dump_traceback_later(END_TIMEOUT_SECONDS, exit=True)

@@ -128,6 +128,7 @@ class Cluster:
         """Return the sum of an array over all trainers; a collective, with equal shapes and dtypes."""
         total = values.copy()
         if dist.is_initialized():
+            # from_numpy shares memory, so the sum is in the copy afterwards.
             dist.all_reduce(torch.from_numpy(total))
         return total
 
@@ -137,6 +138,7 @@ class Cluster:
             return [text]
         data = text.encode()
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
+        # Two collectives: first the lengths, then texts that are padded to the longest.
         dist.all_gather(lengths, torch.tensor([len(data)]))
         longest = max(int(length) for length in lengths)
         if longest == 0:
@@ -250,6 +252,8 @@ def _become_member(reason: str) -> None:
 
 def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> Cluster:
     """Connect to the servers, then to the other trainers."""
+    # Own machine only: sockets of other machines are not in this kernel's table. DGL's own attempts find
+    # those.
     machine = read_ip_config(ip_config)[world.machine]
     wait_until_listening(range(machine.port, machine.port + num_servers()), SERVER_WAIT_SECONDS)
     dgl_compat.set_request_timeout(world.timeout_seconds)

@@ -61,6 +61,7 @@ def hold_usable_address(remote: str) -> tuple[str, socket.socket]:
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
         try:
+            # A UDP connect only makes the kernel choose the route, and so the local address.
             route.connect((remote, 1))  # sends nothing
             own = route.getsockname()[0]
         except OSError:
@@ -76,6 +77,7 @@ def listening_ports(tables: Collection[Path] = SOCKET_TABLES) -> set[int]:
     """Return the TCP ports on which a process of this machine listens; empty if the tables are absent."""
     ports = set()
     for table in tables:
+        # The first line is a header. A kernel without IPv6 has no second table.
         lines = table.read_text(encoding="ascii").splitlines()[1:] if table.exists() else []
         for line in lines:
             _, local_address, _, state, *_ = line.split()

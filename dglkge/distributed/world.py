@@ -106,6 +106,7 @@ class World:
             return cls()
         rank, world_size = _number(env, "RANK"), _number(env, "WORLD_SIZE")
         local_rank, per_machine = _number(env, "LOCAL_RANK"), _number(env, "LOCAL_WORLD_SIZE")
+        # Machine and local rank follow from the rank, because each machine has equally many trainers.
         if per_machine < 1 or world_size % per_machine or not 0 <= rank < world_size:
             raise InputError(
                 f"RANK={rank}, WORLD_SIZE={world_size}, LOCAL_WORLD_SIZE={per_machine} do not fit: "

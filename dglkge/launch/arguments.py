@@ -41,6 +41,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing and exiting."""
+        # argparse would print and exit by itself. Bad input of the launcher is reported in one place.
         raise InputError(f"{message} (see --help)")
 
 
@@ -144,6 +145,7 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
     argparse cannot do this: ``--extra_envs A=B train.py`` would take the script for a variable, and an
     unknown option would be taken for an argument of the script.
     """
+    # Read from the parser, so that the list of options exists once.
     takes_value = {name: action.nargs != 0 for action in parser._actions for name in action.option_strings}
     own: list[str] = []
     index = 0
@@ -154,6 +156,7 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
         if argument == "--":
             return own, tuple(arguments[index + 1 :])
         name, equals, value = argument.partition("=")
+        # Only the name: a value may contain hyphens.
         name = "--" + name[2:].replace("-", "_") if name.startswith("--") else name
         if name not in takes_value:
             raise unknown_name("option", name, (known for known in takes_value if known.startswith("--")))
@@ -163,6 +166,7 @@ def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[l
             while index < len(arguments) and VARIABLE.match(arguments[index]):
                 own.append(arguments[index])
                 index += 1
+        # A missing value is not an error here: argparse reports it in its own words.
         elif takes_value[name] and not equals:
             own.extend(arguments[index : index + 1])
             index += 1

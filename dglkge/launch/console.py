@@ -13,6 +13,8 @@ from collections import deque
 from pathlib import Path
 from typing import TextIO, cast
 
+# Whole lines, apart from a warning of torch to which details are appended: a user's line that begins alike is
+# kept.
 _NOISE = re.compile(
     r"\[[\d:]+\] .*/rpc/rpc\.cc:\d+: (Sender|Receiver) with NetType~\w+ is created\.$"
     r"|\[W.* socket\.cpp:\d+\] \[c10d\] The hostname of the client socket cannot be retrieved\."
@@ -93,6 +95,8 @@ class _Writer:
         """Wait until the queue is empty, or `seconds` pass without progress; return whether it is empty."""
         with self._changed:
             while self._queue:
+                # The time counts from the last progress: a slow terminal is waited for as long as it accepts
+                # text.
                 left = self._last_progress + seconds - time.monotonic()
                 if left <= 0:
                     return False
@@ -124,6 +128,8 @@ def _write_some(descriptor: int, data: bytes) -> int:
         return os.write(descriptor, data)
     except BlockingIOError:
         with contextlib.suppress(OSError, ValueError):
+            # A terminal that is shared with other programs may be non-blocking: the thread waits for room,
+            # without a busy loop.
             select.select([], [descriptor], [])
         return 0
     except OSError:
@@ -145,6 +151,7 @@ class BackgroundStream:
         self._stream = stream
         self._descriptor = _descriptor_of(stream)
         self._writer: _Writer | None = None
+        # One queue keeps the order of lines of stdout and stderr. With two threads they would mix.
         if shared is not None and _is_same_file(self._descriptor, shared._descriptor):
             self._writer = shared._writer
         elif self._descriptor is not None:
@@ -176,6 +183,7 @@ class BackgroundStream:
 def _descriptor_of(stream: TextIO) -> int | None:
     """Return the file descriptor of a stream; None if it has none or is closed."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
+        # Python's buffer is emptied first: later text bypasses it and must not overtake.
         stream.flush()
         return stream.fileno()
     return None
@@ -241,11 +249,13 @@ class ProcessOutput:
         if b"\r" in self._partial:
             # a progress bar: only its last state is kept
             before, _, after = self._partial.rpartition(b"\r")
+            # A bar that ends in CR has an empty last piece: its state is the piece before.
             shown = after if after.strip() else before.rpartition(b"\r")[2]
             self.progress = shown.decode(errors="replace")
             self._partial = b"\r" + shown + (b"" if after.strip() else b"\r" + after)
         elif complete:
             self.progress = ""
+        # A process may write without line ends (binary data): memory stays bounded.
         if len(self._partial) > LONGEST_LINE_BYTES:
             complete.append(self._partial)
             self._partial = b""
@@ -353,6 +363,8 @@ class Console:
 
     def message(self, text: str) -> None:
         """Write a message of the launcher."""
+        # The bar is on stdout and messages are on stderr, which may be the same terminal: it is removed and
+        # written again.
         if self._bar:
             self._write(self._out, CLEAR_LINE)
         self._write(self._err, "".join(f"[launcher] {line}\n" for line in text.splitlines()))

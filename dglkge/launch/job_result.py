@@ -82,6 +82,7 @@ def describe_status(status: int) -> str:
         return f"ended with status {status}"
     number = -status
     try:
+        # Real-time signals have no name in Python's enumeration.
         name = signal.Signals(number).name
     except ValueError:
         return f"was killed by signal {number}"
@@ -132,6 +133,7 @@ def run_with_restarts(
         report(f"attempt {attempt + 1}: {result.reason}; logs in {result.log_dir}")
         report(f"restart {attempt + 1} of {max_restarts} in {pause:g} s")
         sleep(pause)
+    # The last attempt is outside of the loop: its result is returned whatever it is.
     return run(max_restarts)
 
 

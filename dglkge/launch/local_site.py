@@ -47,6 +47,7 @@ def local_interfaces() -> dict[str, str]:
 
 def usable_cores() -> int:
     """Return the number of cores that this process may run on."""
+    # Not os.cpu_count(): a container or scheduler may allow fewer cores than the machine has.
     return len(os.sched_getaffinity(0))
 
 
@@ -78,6 +79,7 @@ def locate_hosts(machines: Sequence[Machine], interfaces: Mapping[str, str], num
             f"ip_config names this machine {len(machines)} times ({', '.join(resolved)}): the shared memory "
             "of two DGL machines on one host would collide; give one line and partition into one part"
         )
+    # 127.0.0.2 and others are no addresses of an interface, but all of them are reached by the loopback.
     loopback = interfaces.get("127.0.0.1", "lo")
     return [
         Host(address, machine.port, num_cores, interfaces.get(address, loopback))
@@ -179,6 +181,7 @@ def machine_lock_owner(folder: str = SHARED_MEMORY_FOLDER) -> int | None:
     Reads the kernel's list of locks (man 5 proc_locks), without a lock of its own.
     """
     status = os.stat(folder)
+    # The form of a file in /proc/locks: major and minor number in hex, inode in decimal.
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     with open("/proc/locks", encoding="ascii") as locks:
         for line in locks:
@@ -261,6 +264,7 @@ class LocalSite:
             If no port is free.
         """
         server_ports = range(hosts[0].port, hosts[0].port + settings.num_servers)
+        # Chosen at each attempt: another program may have taken the port of the attempt before.
         master_port = find_master_port(hosts[0].address, server_ports)
         runner = (sys.executable, str(Path(script_runner.__file__).resolve()))
         return plan_processes(hosts, settings, master_port, runner, os.environ)
@@ -335,6 +339,7 @@ def find_unreadable_arguments(ip_config: Path, command: Sequence[str], folder: P
     folder : Path
         Working folder of the script.
     """
+    # Arguments may have the form --ip_config=FILE: the part behind "=" is compared.
     named = [word for word in command[1:] if folder / word.rpartition("=")[2] == ip_config]
     if not named or is_read_by_dgl(ip_config):
         return []

@@ -45,6 +45,8 @@ def with_ports_chosen_again(run: Callable[[], JobResult], report: Callable[[str]
     JobResult
         Of the last run.
     """
+    # Between the test of a port and its use another program may bind it. No test can exclude that, so the
+    # attempt is repeated.
     for _ in range(MOST_CHOICES - 1):
         result = run()
         address = None if result.is_interrupted else taken_port(result)
@@ -86,6 +88,7 @@ def check_server_ports(address: str, first_port: int, num_servers: int) -> None:
             f"{num_servers} servers from port {first_port} on pass the highest port, {HIGHEST_PORT}"
         )
     for port in range(first_port, first_port + num_servers):
+        # A list of listeners would miss sockets of other users and containers: only binding is certain.
         error = bind_error(address, port)
         if error == errno.EADDRINUSE:
             raise NotReadyError(
@@ -132,6 +135,7 @@ def bind_error(address: str, port: int) -> int:
 def describe_listener(port: int) -> str:
     """Describe the process that listens on a port, if this user may see it."""
     try:
+        # Without privileges the list has no pids of other users' processes.
         connections = psutil.net_connections("tcp")
     except psutil.Error:
         connections = []

@@ -175,6 +175,7 @@ class PlannedProcess:
 
 def choose_num_trainers(hosts: Sequence[Host], lowest: int = 1, highest: int = MOST_DEFAULT_TRAINERS) -> int:
     """Return one trainer for each core of the smallest machine, within limits."""
+    # One number for all machines: a trainer's machine follows from its rank.
     return max(lowest, min([highest, *(host.num_cores for host in hosts)]))
 
 
@@ -216,6 +217,7 @@ def plan_processes(
             conveniences["DGLKGE_PROGRESS"] = "1"
         if host.interface is not None:
             conveniences["GLOO_SOCKET_IFNAME"] = host.interface
+        # The user's own values of conveniences win; those of DGL's and torch's protocol must be ours.
         base = {key: value for key, value in conveniences.items() if key not in inherited} | shared
         for local in range(settings.num_servers):
             number = machine * settings.num_servers + local
@@ -284,6 +286,7 @@ def _trainer_environment(
     hosts: Sequence[Host], settings: JobSettings, machine: int, local: int
 ) -> dict[str, str]:
     """Return the variables of one trainer, without the rendezvous port."""
+    # Rounded down, so that trainers have no more threads than the machine has cores.
     num_threads = settings.num_omp_threads or max(1, hosts[machine].num_cores // settings.num_trainers)
     return {
         "DGL_ROLE": "client",

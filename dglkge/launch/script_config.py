@@ -105,6 +105,7 @@ def script_config(command: Sequence[str], folder: Path) -> Config | None:
     if not any(word.partition("=")[0] in ("--config", "--set") for word in command):
         return None
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    # The same options as the training script has, so both read the same configuration.
     parser.add_argument("--config")
     parser.add_argument("--set", action="append", default=[])
     try:
@@ -120,6 +121,7 @@ def shared_memory_need(config: Config | None, folder: Path) -> dict[int, int]:
         return {}
     try:
         return dict(enumerate(shared_memory_by_machine(folder / config.dataset, config)))
+    # Unknown, not an error: the script reports it, or the data set is on the machines only.
     except InputError:
         return {}
 

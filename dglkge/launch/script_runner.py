@@ -33,6 +33,7 @@ def run(arguments: list[str]) -> None:
         ``[script, *args]`` or ``["-m", module, *args]``.
     """
     if arguments[0] == "-m":
+        # As python does for -m; for a script, its own folder.
         sys.path[0] = os.getcwd()
         sys.argv = arguments[1:]
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
@@ -74,15 +75,18 @@ def print_error(error: BaseException) -> None:
 
 def exit_without_dgl_shutdown(status: int) -> None:
     """Run the exit handlers but DGL's, then exit, after EXIT_HANDLERS_SECONDS at the latest."""
+    # Other exit handlers may block as well.
     timer = threading.Timer(EXIT_HANDLERS_SECONDS, os._exit, [status & 0xFF])
     timer.daemon = True
     timer.start()
     context = sys.modules.get("dgl.distributed.dist_context")
     if context is not None:
+        # Only this one handler: others, such as that of logging, run as usual.
         atexit.unregister(context.exit_client)
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    # Not sys.exit: threads that are not daemons, and destructors, could block as well.
     os._exit(status & 0xFF)
 
 
@@ -92,6 +96,7 @@ def main() -> None:
         run(sys.argv[1:])
     except BaseException as error:
         status = exit_status(error)
+        # A normal end keeps DGL's handler: its barrier lets all trainers leave together.
         if status == 0:
             raise
         print_error(error)

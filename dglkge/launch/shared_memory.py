@@ -56,6 +56,7 @@ def segment_users(names: Collection[str]) -> dict[str, int]:
     if not names:
         return users
     for entry in os.listdir("/proc"):
+        # /proc/<pid>/maps and not a count of users: POSIX shared memory has none.
         if entry.isdigit():
             for name in mapped_segments(int(entry)) & set(names):
                 users.setdefault(name, int(entry))
@@ -170,9 +171,11 @@ def _stale_segments_of(folder: str, record: str) -> set[str]:
     except (OSError, ValueError, KeyError, TypeError):
         return set()  # half-written, or there was no room: nothing is known of its job
     names = segment_names(folder)
+    # A later segment of the same name has another inode and is not removed.
     seen = {name for name in names if segments.get(name) == _inode(folder, name)}
     unseen = dgl_segments(names) - protected
     left = {name for name in seen | unseen if _is_own(folder, name)}
+    # Last, as it reads the maps of all processes.
     return left - segment_users(left).keys()
 
 

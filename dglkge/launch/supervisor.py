@@ -146,6 +146,7 @@ class Supervisor:
             # A server leaves with status 0 once its clients have disconnected. If trainers still run long
             # after, they lost it, and DGL would let them wait without a timeout.
             if is_server and running and seconds > self._limits.exit_seconds:
+                # Status 1, because the server's own status is 0 and would count as success.
                 names, limit = ", ".join(running), f"{self._limits.exit_seconds:g} s"
                 self._fail(process, f"ended with status 0, and {names} still ran {limit} later", 1)
                 return True
@@ -178,9 +179,8 @@ class Supervisor:
         self._reason = f"{who} {describe_status(RESTART_STATUS)}"
         self._console.message(self._reason)
         self._await_exits(trainers, self._limits.stop_seconds)
-        if (
-            len(self._signals) == 1
-        ):  # a scheduler signals trainers and launcher; a second signal ends the wait
+        # A scheduler signals trainers and launcher: the first signal does not end the wait, a second does.
+        if len(self._signals) == 1:
             self._await_exits(trainers, self._limits.stop_seconds)
         uncommitted = self._uncommitted(trainers)
         if uncommitted:
@@ -199,7 +199,8 @@ class Supervisor:
         # 143 means that the state is committed, which a killed trainer or a server does not imply
         self._status = FAILURE_STATUS if exit_status(status) == RESTART_STATUS else exit_status(status)
         self._reason = f"{describe_process(planned.name, process.pid, planned.address)} {what}"
-        self._process_events(0.0)  # its last output may still be in the pipe
+        # Its last output may still be in the pipe.
+        self._process_events(0.0)
         output = self._outputs[planned.name]
         lines = [
             self._reason,
@@ -217,6 +218,7 @@ class Supervisor:
         if self._reason is None and self._signals:
             self._interrupt()
         if self._reason is not None:
+            # Servers too: without their trainers they would wait for clients without end.
             self._send(self._processes, signal.SIGTERM)
             self._await_exits(self._processes, self._limits.failure_seconds)
 
@@ -300,6 +302,7 @@ class Supervisor:
 
     def _await_exits(self, processes: Iterable[WatchedProcess], seconds: float) -> None:
         """Wait until some processes have ended, until the timeout, or until the next signal."""
+        # A signal that arrived before this wait began does not end it; the next one does.
         num_signals = len(self._signals)
         deadline = time.monotonic() + seconds
         while any(process.status is None for process in processes) and time.monotonic() < deadline:

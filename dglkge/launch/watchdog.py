@@ -63,6 +63,7 @@ def mapped_segments(pid: int) -> set[str]:
     prefix = SHARED_MEMORY_FOLDER + "/"
     names = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as maps:
+        # A segment that is unlinked while mapped has " (deleted)" appended: there is nothing left to remove.
         for line in maps:
             path = os.fsdecode(line[line.find(b"/") :].rstrip(b"\n"))
             if path.startswith(prefix) and not path.endswith(" (deleted)"):
@@ -117,15 +118,15 @@ class Record:
             self._descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.write({})
-            os.rename(
-                unlocked, self._path
-            )  # after the lock: an unlocked record counts as that of a killed watchdog
+            # After the lock: an unlocked record counts as that of a killed watchdog.
+            os.rename(unlocked, self._path)
 
     def write(self, segments: dict[str, int]) -> None:
         """Write the segments that were seen, with the inode of each."""
         text = json.dumps({"protected": self._protected, "segments": segments})
         with contextlib.suppress(OSError):
             if self._descriptor is not None:
+                # Overwritten in place: a new file would have to be locked again.
                 os.pwrite(self._descriptor, text.encode(), 0)
                 os.ftruncate(self._descriptor, len(text))
 
@@ -190,6 +191,8 @@ class Watchdog:
             if os.getppid() != watchdog:  # the watchdog died before prctl took effect
                 os._exit(1)
 
+        # A session of its own: signals of a terminal reach the launcher only, and killpg reaches all of the
+        # process's group.
         process = subprocess.Popen(
             command,
             env={**os.environ, **environment},
@@ -207,6 +210,7 @@ class Watchdog:
         """Wait until the process has ended or the launcher counts as dead; then end all descendants."""
         while self._status is None:
             seconds = max(0.0, self._next_scan - time.monotonic())
+            # Wakes up for the next heartbeat even if no scan is due.
             if self._heartbeat_timeout:
                 seconds = min(seconds, HEARTBEAT_SECONDS)
             ready, _, _ = select.select([0, self._wakeup[0]], [], [], seconds)
@@ -233,6 +237,8 @@ class Watchdog:
         self._last_received = time.monotonic()
         *lines, self._input = (self._input + data).split(b"\n")
         for line in filter(None, lines):
+            # Before the signal: a process that ends releases its mappings, and then its segments cannot be
+            # found.
             self._scan()
             self._send(int(line))
         return bool(data)
@@ -267,6 +273,7 @@ class Watchdog:
 
     def _scan(self) -> None:
         """Report shared memory that the process or a descendant has newly mapped."""
+        # The watchdog's own descendants include orphans, as it is their subreaper.
         seen = set().union(*(mapped_segments(pid) for pid in descendants(os.getpid())))
         new = seen - self._protected - self._segments.keys()
         if new:
@@ -307,6 +314,7 @@ class Watchdog:
         # The next job may use the names by now: then the inode differs, or a process has mapped the segment.
         # Every process is looked at, since a process of the next job may be the child of another watchdog.
         used = set().union(*(mapped_segments(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()))
+        # No launcher is left to do this; :mod:`dglkge.launch.shared_memory` does it otherwise.
         for name, inode in self._segments.items():
             if name not in used and segment_inode(name) == inode:
                 with contextlib.suppress(OSError):

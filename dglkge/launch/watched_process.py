@@ -87,6 +87,7 @@ class WatchedProcess:
         self._watchdog = subprocess.Popen(
             watchdog_command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
         )
+        # One JSON object a line in both directions: no framing, and any channel with three pipes will do.
         request = {
             "command": list(planned.command),
             "environment": dict(planned.environment),
@@ -109,6 +110,7 @@ class WatchedProcess:
     def read_reports(self) -> bool:
         """Read and apply the watchdog's reports; False at the end of file, when the watchdog has ended."""
         data = os.read(self.reports, 65536)
+        # Any bytes prove that the other end lives, also a report that is not yet complete.
         self._last_received = time.monotonic()
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
@@ -221,6 +223,7 @@ class LocalExecutor:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
+        # Segments that exist before the first process are not the job's, whatever their names.
         self._before = segment_names()
 
     def start(self, planned: PlannedProcess) -> WatchedProcess:

@@ -46,6 +46,7 @@ COMPARED_PACKAGES = ("dgl", "torch")
 
 def describe_machine() -> dict[str, Any]:
     """Return facts for the plan (cores, interfaces, runner), versions to compare, and warnings."""
+    # From the packages' metadata: importing dgl and torch would take seconds on each machine.
     versions = {name: _installed_version(name) for name in COMPARED_PACKAGES}
     return {
         "versions": {"python": ".".join(map(str, sys.version_info[:2])), "dglkge": __version__, **versions},
@@ -94,6 +95,7 @@ def check_machine(
     def attempt(check: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return check(*arguments)
+        # A check that fails does not keep the others from running.
         except InputError as error:
             problems.append(str(error))
             return None
@@ -103,6 +105,7 @@ def check_machine(
     attempt(_check_folder, folder, script)
     attempt(check_server_ports, address, port, num_servers)
     attempt(check_shared_memory, shared_memory_bytes)
+    # Compared between machines: partitions of two runs of the partitioner do not fit each other.
     fingerprint = None
     if part_config is not None:
         fingerprint = attempt(_check_partition, Path(folder, part_config), part_id, num_parts)
@@ -223,6 +226,8 @@ def serve(requests: int, answers: int) -> None:
                 return
             if not data:
                 return
+            # Requests run one after the other. While one runs, heartbeats wait in the pipe and then count at
+            # once.
             *lines, pending = (pending + data).split(b"\n")
             for line in filter(None, lines):
                 answer = json.dumps(_answer(tasks, json.loads(line))).encode() + b"\n"
@@ -237,6 +242,7 @@ def _answer(tasks: Mapping[str, Callable[..., Any]], request: dict[str, Any]) ->
         return {"id": number, "ok": tasks[name](**request)}
     except DglkgeError as error:
         return {"id": number, "error": str(error)}
+    # A defect in one task must not end the agent: the machine's lock would be released.
     except Exception as error:
         return {"id": number, "error": f"{name} failed: {error!r}"}
 

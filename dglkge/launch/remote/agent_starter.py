@@ -15,6 +15,7 @@ def main() -> None:
     """Replace this process by the requested command."""
     line = b""
     while not line.endswith(b"\n"):
+        # One byte at a time, without a buffer: further bytes on stdin belong to the agent.
         byte = os.read(0, 1)
         if not byte:
             sys.exit(1)
@@ -22,6 +23,7 @@ def main() -> None:
     request = json.loads(line)
     os.chdir("/")  # else a folder named dglkge in the home folder would be imported as the package
     try:
+        # The same process: ssh's pipes, its process number and its exit status stay those of the agent.
         os.execve(request["command"][0], request["command"], {**os.environ, **request["environment"]})
     except OSError as error:
         sys.exit(f"cannot start {request['command'][0]}: {error.strerror}")

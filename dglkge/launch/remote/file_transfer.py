@@ -80,6 +80,7 @@ def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: 
     InputError
         If the machine cannot be reached or cannot take them.
     """
+    # On this machine both may be the same folder: unpacking there would replace files by themselves.
     if session.ssh is None and Path(tree.here).resolve() == Path(tree.there).resolve():
         return 0
     wanted = _states(tree)
@@ -94,6 +95,7 @@ def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: 
         question = {"folder": tree.there, "staging": staging, "last": list(last), "keep": keep}
         missing = set(stale)
         num_bytes = sum(size for name, size, *_ in wanted if name in missing)
+        # The timeout grows with the size: the machine flushes each file to its disk before it replies.
         session.call("place_files", PLACE_SECONDS + num_bytes / SLOWEST_DISK_BYTES_PER_SECOND, **question)
     return len(stale)
 
@@ -183,11 +185,13 @@ def _states(tree: Tree) -> list[FileState]:
 
 def _pack(folder: str) -> list[str]:
     """Return the command that packs files whose names come from stdin."""
+    # Names are separated by zero bytes and taken literally: they may contain line ends or begin with "-".
     return ["tar", "--create", "--directory", folder, "--null", "--verbatim-files-from", "--files-from=-"]
 
 
 def _unpack(folder: str) -> list[str]:
     """Return the command that unpacks stdin."""
+    # Users may have other numbers on the machine.
     return ["tar", "--extract", "--no-same-owner", "--directory", folder]
 
 
@@ -221,6 +225,7 @@ def _pipe(
             with contextlib.suppress(OSError):
                 sink.close()
             source.close()  # a packer that still writes gets SIGPIPE
+            # The unpacker first: if it fails, the packer ends with SIGPIPE, which is only a consequence.
             statuses = [_await_exit(process, must_stop) for process in (unpacker, packer)]
         except (TimeoutError, subprocess.TimeoutExpired):
             raise InputError(
@@ -279,6 +284,7 @@ def _pump(source: int, sink: int, is_cancelled: Callable[[], bool]) -> None:
     # Non-blocking: a write to a pipe that accepts less than a block would otherwise ignore the timeout.
     os.set_blocking(sink, False)
     while True:
+        # tar may write nothing for a while: the limit is on the pause and not on the whole transfer.
         _await_ready([source], [], is_cancelled)
         block = memoryview(os.read(source, BLOCK_BYTES))
         if not block:

@@ -40,6 +40,7 @@ def make_staging(folder: str) -> str:
     """
     try:
         os.makedirs(folder, exist_ok=True)
+        # One launcher writes to a folder at a time, so staging folders found here are of interrupted copies.
         for left in Path(folder).glob(STAGING_PREFIX + "*"):
             shutil.rmtree(left, ignore_errors=True)
         return tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=folder)
@@ -97,7 +98,10 @@ def remove_others(folder: str, keep: Collection[str]) -> None:
 def names_below(folder: str) -> Iterator[str]:
     """Yield the names of all files and links below a folder, without staging folders."""
     for parent, folders, files in os.walk(folder):
+        # In place: os.walk descends into what is left in this list.
         folders[:] = sorted(name for name in folders if not name.startswith(STAGING_PREFIX))
+        # os.walk lists links to folders as folders, and does not descend into them. Here they are copied as
+        # links.
         links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
         for name in sorted([*files, *links]):
             yield os.path.relpath(os.path.join(parent, name), folder)
@@ -106,6 +110,7 @@ def names_below(folder: str) -> Iterator[str]:
 def file_state(folder: str, name: str) -> FileState | None:
     """Return the state of one file, or of a link itself; None if absent."""
     try:
+        # The link itself: snapshots link to files of the checkpoint, which are copied once.
         found = os.lstat(os.path.join(folder, name))
     except OSError:
         return None

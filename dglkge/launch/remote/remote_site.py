@@ -75,6 +75,7 @@ def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: st
     addresses = list(described)
     for address in addresses:
         versions = described[address]["versions"]
+        # dglkge is compared with the launcher's, which plans the job; the others with the first machine's.
         reference = {**described[addresses[0]]["versions"], "dglkge": own_version}
         for name, wanted in reference.items():
             whose = "the launcher" if name == "dglkge" else addresses[0]
@@ -121,6 +122,7 @@ class ClusterExecutor:
         self._sessions = sessions
         self._before = before
         self._folder = folder
+        # Sent with each start, so that launcher and watchdog are of one version.
         self._program = Path(watchdog.__file__).read_bytes()
 
     def start(self, planned: PlannedProcess) -> WatchedProcess:
@@ -336,6 +338,7 @@ class RemoteSite:
 
     def _open(self, address: str, name: str) -> HostSession:
         """Connect to a machine and start its agent."""
+        # Without SSH the machine of the launcher needs no SSH server and no key.
         here = is_local(address, local_interfaces())
         return HostSession(name, None if here else self._ssh, self._python, forwarded_environment(os.environ))
 
@@ -404,6 +407,7 @@ def _addresses(machines: Sequence[Machine]) -> list[str]:
     """Return the IPv4 address of each machine."""
     addresses = [resolve(machine.address) for machine in machines]
     for address, machine in zip(addresses, machines):
+        # Without interfaces is_local tests for a loopback address only.
         if is_local(address, {}) and len(machines) > 1:
             raise InputError(
                 f"ip_config names {machine.address} among {len(machines)} machines: the others cannot reach "

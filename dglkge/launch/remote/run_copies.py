@@ -192,6 +192,8 @@ def choose_copy(launcher: Candidate, machines: Mapping[str, Candidate]) -> str |
                 + (f"Whole copies: {rest}. To go on from those, " if others else "To start anew, ")
                 + "move the damaged folder away"
             )
+    # The highest version number is the candidate only. It must descend from every other copy, or nothing is
+    # chosen.
     newest = max(everything, key=lambda one: one.copy.version)
     for one in everything:
         if not newest.copy.continues(one.copy):
@@ -200,6 +202,7 @@ def choose_copy(launcher: Candidate, machines: Mapping[str, Candidate]) -> str |
                 f"{newest.place} has {newest.copy.describe()}; {one.place} has {one.copy.describe()}. "
                 "Nothing was changed; move the copies away that you do not want"
             )
+    # A missing local copy may be deliberate: without this test the job would bring the removed run back.
     if launcher.copy.version == 0:
         left = [one for one in machines.values() if one.copy.version and one.was_fetched]
         if left:
@@ -236,6 +239,7 @@ def _link_version(run: Path, hold: Path, version: int, deadline: float) -> None:
     folder, target = run / CHECKPOINT_FOLDER, hold / CHECKPOINT_FOLDER
     target.mkdir(parents=True, exist_ok=True)
     manifest = layout.manifest_file(version)
+    # The manifest first: it identifies the version that a hold belongs to, see _is_hold_of.
     for name in sorted(names_below(str(folder)), key=lambda name: (name != manifest, name)):
         found = layout.parse_versioned(os.path.basename(name))
         is_newer = found is not None and found.version > version
@@ -250,8 +254,10 @@ def _link_version(run: Path, hold: Path, version: int, deadline: float) -> None:
         else:
             # The manifest is small, and without it the next call would begin anew.
             _link(folder / name, target / name, math.inf if name == manifest else deadline)
+    # The version file last, so that an unfinished hold does not read as a checkpoint.
     (target / VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")
     for path in sorted(run.iterdir()):
+        # Copied and not linked: the job appends to its records in place.
         if path.is_file() and path.name not in OWN_FILES and not path.name.endswith(layout.TEMPORARY_SUFFIX):
             shutil.copy2(path, hold / path.name)
 
@@ -265,6 +271,7 @@ def _link(source: Path, target: Path, deadline: float) -> None:
     except OSError:
         unfinished = target.with_name(target.name + layout.TEMPORARY_SUFFIX)
         with open(source, "rb") as old, open(unfinished, "ab") as new:
+            # Goes on behind the bytes that earlier calls have copied.
             old.seek(new.tell())
             while block := old.read(COPY_BLOCK_BYTES):
                 new.write(block)

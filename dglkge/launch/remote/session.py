@@ -110,6 +110,7 @@ def ssh_command(settings: SshSettings, address: str, words: list[str]) -> list[s
 
 def ssh_client(settings: SshSettings) -> list[str]:
     """Return the ssh client with its options."""
+    # BatchMode: ssh must fail and not ask for a password, which nobody could enter.
     ours = {
         "BatchMode": "yes",
         "ConnectTimeout": CONNECT_SECONDS,
@@ -139,6 +140,7 @@ def python_from_stdin(python: str, program: bytes) -> list[str]:
     The source is read byte by byte, so that the bytes after it are left for the program. It may import the
     standard library only.
     """
+    # Works with any login shell, as the words contain no user input. No file is needed on the machine.
     reader = f'import os,sys;exec(b"".join(os.read(0,1)or sys.exit(1)for _ in range({len(program)})))'
     return [python, "-I", "-S", "-c", reader]
 
@@ -246,6 +248,7 @@ class HostSession:
         self._closing.set()
         with contextlib.suppress(OSError):
             cast(IO[bytes], self._process.stdin).close()
+        # Time for the agent to release its lock, before the connection is killed.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
         self.cut()
@@ -295,6 +298,7 @@ class HostSession:
             self._process.wait(LEAVE_SECONDS)
         if self.ssh is not None and (self._process.returncode or 0) < 0:
             return f"its ssh client was killed by {signal.Signals(-self._process.returncode).name}"
+        # The last line: before it ssh or a login shell may print banners.
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         words = lines[-1].strip() if lines else f"status {self._process.returncode}"
@@ -312,6 +316,7 @@ class HostSession:
     def _write(self, data: bytes) -> None:
         """Write whole lines; a closed pipe is ignored here, as reads report it."""
         with self._writing, contextlib.suppress(OSError, ValueError):
+            # An unbuffered write may accept fewer bytes than given.
             while data:
                 data = data[cast(IO[bytes], self._process.stdin).write(data) :]
 

@@ -75,6 +75,7 @@ def _program(command: Sequence[str], here: Path) -> Iterator[Path]:
     """Yield the script and the modules beside it, or the whole package of a module."""
     if command[0] == "-m":
         package = here / command[1].partition(".")[0]
+        # Only Python files: data beside a script is named in arguments or in the configuration.
         yield from sorted(package.rglob("*.py"))
         yield from (path for path in [package.with_suffix(".py")] if path.is_file())
     else:
@@ -104,6 +105,7 @@ def _trees(files: Sequence[Path], places: Places) -> list[Tree]:
     inside: list[str] = []
     outside: dict[Path, list[str]] = {}
     for path in dict.fromkeys(files):
+        # is_relative_to compares names only, so a path with ".." could lead out of the folder.
         if ".." in path.parts:
             raise InputError(f"{path} lies outside of {places.here}, so --sync has no place for it: {path}")
         if path.is_relative_to(places.here):
@@ -209,6 +211,7 @@ def send_output(session: HostSession, output: Path, places: Places) -> int:
     them.
     """
     there = str(places.on_machines(output))
+    # A launcher that was killed may have left its hold; with it the machine's disk keeps an old version.
     session.call("drop_hold", COMPARE_SECONDS, hold=str(Path(there, HOLD_FOLDER)))
     records = tuple(
         path.name for path in sorted(output.iterdir()) if path.is_file() and path.name not in OWN_FILES
@@ -216,6 +219,7 @@ def send_output(session: HostSession, output: Path, places: Places) -> int:
     num_sent = send(session, Tree(str(output), there, records))
     folder = output / CHECKPOINT_FOLDER
     tree = Tree(str(folder), str(places.on_machines(folder)), files_below(folder))
+    # The version file last, as in a publication: an interrupted copy still reads as the old version.
     num_sent += send(session, tree, last=[VERSION_FILE], is_mirror=True)
     session.call("note_origin", folder=there, launcher=launcher_place(output))
     return num_sent

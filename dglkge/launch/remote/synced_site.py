@@ -73,6 +73,7 @@ class SyncedSite(RemoteSite):
             If it is not clear which copy is the newest, or another job writes to the run's folder.
         """
         sessions = self._sessions
+        # Kept over all attempts of the job: no other job may write to the local copy between two of them.
         if self._lease is None:
             self._lease = LeaseTaker(output, new_nonce(), self._job, LAUNCHER).take()
             # After a stop a transfer may still be blocked by a disk. The lease then ends with this process.
@@ -104,6 +105,7 @@ class SyncedSite(RemoteSite):
         """
         self._problems = []
         for address, session in self._sessions.items():
+            # Results are fetched even if the agent has ended, for instance after a lost connection.
             if not session.is_alive:
                 session.close()
                 self._sessions[address] = self._open(address, session.address)
@@ -119,6 +121,7 @@ class SyncedSite(RemoteSite):
                 raise InputError(f"the run's folder is still {there} there: {error}") from None
 
         if output is not None:
+            # Rank 0 is on the first machine, and its disk has the run's folder.
             self._run_all(fetch_run, self._order[:1])
         raise_problems(self._problems, len(self._order), "their files are still there")
 
@@ -203,6 +206,7 @@ class VersionFetcher:
         session = self._session
         if session is not None:
             session.cut()  # ends a blocked call; the thread itself closes the pipes that it reads from
+        # Bounded: a blocked disk could hold the thread for ever. It is a daemon thread.
         self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
