@@ -141,8 +141,10 @@ def run(arguments: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
     arguments = build_parser().parse_args(argv)
+    # After the arguments are parsed, so that --help needs no package.
     from dglkge.errors import DglkgeError, InputError
 
+    # An exception, so that the temporary folder is removed and the child process is ended.
     def terminate(signal_number: int, frame: object) -> None:
         raise SystemExit(128 + signal_number)
 

@@ -36,6 +36,7 @@ TO_RUN = "run"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the three actions and their arguments."""
+    # Subparsers inherit no formatter: without it argparse would refill the examples.
     raw = argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, help_text, example in (
@@ -98,6 +99,7 @@ def run(args: argparse.Namespace) -> int:
 def _convert(args: argparse.Namespace) -> int:
     """Write the files, or the run."""
     output = Path(args.output)
+    # Options that would be ignored are errors, before anything is read.
     for option, value in (("--reciprocal", args.reciprocal), ("--score-function", args.score_function)):
         if value and not args.source_format:
             raise InputError(f"{option} goes with --from; a checkpoint has its own score function and shape")
@@ -113,6 +115,7 @@ def _convert(args: argparse.Namespace) -> int:
         raise InputError(f"--to {TO_RUN} needs --dataset: the folder of the run's data set")
     if args.type and args.source_format:
         raise InputError("--type goes with a checkpoint, not with --from")
+    # After the checks of the options: opening a data set maps all of its arrays.
     dataset = Dataset.open(args.dataset)
     if args.source_format is None:
         convert_to_run(open_checkpoint(args.run), dataset, output, args.type)

@@ -51,6 +51,7 @@ def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]], inden
     """Print a table: numbers aligned right, text left."""
     cells = [[str(cell) for cell in row] for row in [header, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    # A column is aligned by all of its cells, so that one text among numbers keeps it left.
     right = [
         bool(rows) and all(_is_number(row[column]) for row in cells[1:]) for column in range(len(header))
     ]
@@ -72,6 +73,7 @@ def _is_number(text: str) -> bool:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
+    # Names stay readable: they may be in any script, and JSON is UTF-8.
     print_text(json.dumps(value, indent=2, ensure_ascii=False))
 
 
@@ -91,6 +93,7 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
+        # On a full disk the removal may fail too; the first error is the one to report.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         kind = InputError if error.errno in (errno.ENOENT, *USERS_TO_MEND) else StorageError
@@ -145,6 +148,7 @@ def run_command(name: str, body: Callable[[], int]) -> int:
     """
     try:
         status = body()
+        # Inside the try: a full disk or a closed pipe may only show when the buffer is written.
         flush_output()
         return status
     except (InputError, JobError) as error:

@@ -85,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if args.limit is not None and args.limit < 1:
         raise InputError(f"--limit must be at least 1, got {args.limit}")
     model = open_run(args.run, args.dataset, verify=not args.no_verify)
+    # Two queries for each triple: its head and its tail.
     triples = model.dataset.split(args.split)[: args.limit]
     # disable=None shows the bar only on a terminal.
     with tqdm(total=2 * len(triples), desc="rank", unit="query", disable=True if args.json else None) as bar:

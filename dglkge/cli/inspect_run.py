@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Describe the checkpoint and print."""
+    # verify=False: inspect compares all files itself, once, if that is wanted.
     report = open_run(args.run, verify=False).inspect(args.verify)
     if args.json:
         print_json(report)
@@ -48,6 +49,7 @@ def _print_report(report: dict[str, Any], verify: bool) -> None:
         "seed": report["seed"],
         "written by": ", ".join(f"{name} {value}" for name, value in report["versions"].items()),
     }
+    # Counted over all files: a checkpoint of PyTorch-BigGraph has no checksum at all.
     unknown = sum(one["crc32"] is None for one in report["files"])
     if report["verified"]:
         lines["checksums"] = f"all {len(report['files'])} files are as they were written"

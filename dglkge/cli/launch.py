@@ -53,6 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     int
         0 after success, 2 for bad input; the others are in ``--help``.
     """
+    # In the background: a terminal that is stopped with Ctrl-S must not stop heartbeats.
     console = Console.in_background(sys.stdout, sys.stderr)
     try:
         with stop_signals_raised():
@@ -72,12 +73,15 @@ def _launch(argv: Sequence[str], console: Console) -> int:
     """Check that the job can run, run it, and restart it as often as allowed."""
     options, command = parse_arguments(argv)
     workspace = Path(options.workspace).resolve()
+    # With --sync relative paths are on this machine, from which files are copied; else in the workspace,
+    # which all machines see.
     places = Places(Path.cwd() if options.sync else workspace, workspace)
     _check_script(command, places.here)
     log_dir = Path(options.log_dir or f"logs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").resolve()
     ssh = SshSettings(
         options.ssh_port, options.ssh_username, options.identity_file, tuple(options.ssh_option)
     )
+    # One id for all attempts: a restart may take over the lease of the attempt before.
     name = new_nonce()
     chooser = SiteChooser(ssh, options.python, str(workspace), options.sync, name)
     with contextlib.closing(chooser):
@@ -93,6 +97,7 @@ def _launch(argv: Sequence[str], console: Console) -> int:
             logs = attempt_log_dir(log_dir, attempt, options.max_restarts)
             try:
                 return with_ports_chosen_again(lambda: job.run(logs), console.message)
+            # At the first attempt the user can mend it at once.
             except NotReadyError as error:
                 if attempt == 0:
                     raise
@@ -118,6 +123,7 @@ class _Job:
     def plan(self, log_dir: Path) -> list[PlannedProcess]:
         """Plan an attempt for ``--dry_run``: no file is sent, no machine is locked."""
         site, hosts, settings, config = self._prepare(log_dir, is_locked=False)
+        # With --sync the machines have no files yet, so a check would only find that.
         if not self.options.sync:
             site.check(hosts, settings, self._needs(settings, config))
         return site.plan(hosts, settings)
@@ -126,12 +132,14 @@ class _Job:
         """Run one attempt to its end."""
         console, here = self.console, self.places.here
         site, hosts, settings, config = self._prepare(log_dir, is_locked=True)
+        # The files come before the check, which looks for them on the machines.
         site.send_files(self.command, config, self.options.part_config, self.places)
         site.check(hosts, settings, self._needs(settings, config))
         plan = site.plan(hosts, settings)
         unreadable = find_unreadable_arguments(here / self.options.ip_config, self.command, here)
         for warning in [*site.warnings(), *unreadable]:
             console.message(f"warning: {warning}")
+        # After all checks: a refused job leaves no folder.
         write_job_files(log_dir, hosts)
         site.write_job_files(Path(settings.log_dir), hosts)
         console.message(_announce(settings, hosts, log_dir))

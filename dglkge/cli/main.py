@@ -76,6 +76,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except SystemExit:
         flush_output()  # the text of --help, whose reader may have exited
         raise
+    # Suppressed defaults: the attribute is missing where the option was not given.
     args.imports = getattr(args, "imports", [])
     import_modules(args.imports)
     return args.run_module.run(args)

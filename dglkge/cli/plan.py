@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Plan, measure this machine, and print."""
     config = load_config(args.config, args.set, args.imports)
+    # Mistakes in the configuration first: the measurement below takes a second.
     check_config(config)
     size = read_dataset_size(config.dataset)
     if args.ip_config is not None and len(read_ip_config(args.ip_config)) != len(size.parts):
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     hosts = plan_memory(config, size, num_trainers, args.num_servers, installed_base())
     there = host_memory(config.output)
     seconds = epoch_seconds(config, size, num_trainers, measure_rates(config))
+    # Every machine of the plan is compared with this one, as the others' resources are not known here.
     problems = [f"machine {host.machine}: {text}" for host in hosts for text in misfits(host, there)]
     if args.json:
         print_json(_report(hosts, there, seconds, problems))
@@ -76,12 +78,14 @@ def measure_rates(config: Config) -> Rates:
     import torch  # here: a configuration with mistakes is refused without loading it
 
     chosen = config.training.matmul_dtype
+    # "auto" chooses the faster type at the start of training, and so does the estimate.
     names = ("float32", "bfloat16") if chosen == "auto" and is_compiled(config) else (chosen,)
     dim = config.model.dimension
     product = min(_product_seconds(getattr(torch, name, torch.float32), dim) for name in names)
     source = torch.ones(COPY_BYTES // 4)
     target = torch.empty_like(source)
     copy = _seconds_of(lambda: target.copy_(source))
+    # A multiplication and an addition for each of rows x rows x dim; a copy reads and writes each byte.
     return Rates(2 * PRODUCT_ROWS**2 * dim / product, 2 * COPY_BYTES / copy)
 
 

@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Predict and print."""
     queries = _queries(args)
+    # The queries are read first: a mistake in them is found before the files are opened.
     model = open_run(args.run, args.dataset, verify=not args.no_verify)
     predictions = model.predict(queries, args.topk, Known(args.known) if args.known else None)
     if args.json:

@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search and print."""
     model = open_run(args.run, verify=not args.no_verify)
+    # Similar entities are searched within one type, so an ambiguous name is an error.
     entity_type = model.type_of(args.entity, args.type)
     found = model.similar(args.entity, entity_type, args.topk)
     if args.json:

@@ -83,6 +83,8 @@ class DglkeFolder:
             If the folder does not hold exactly one model, or dglkge does not implement it.
         """
         config = load_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+        # config.json names the files exactly. If it or these are absent, the one pair of files in the folder
+        # is taken.
         wanted = f"{config.get('dataset')}_{config.get('model_name')}_" if config else ""
         if not (folder / f"{wanted}{ENTITY}.npy").is_file():
             found = sorted(folder.glob(f"*_{ENTITY}.npy"))
@@ -146,6 +148,7 @@ class DglkeFolder:
         path = self._map_file(table)
         if path is None:
             return []
+        # The map has the delimiter of the triples, which config.json names.
         delimiter = (self.config or {}).get("delimiter") or "\t"
         return read_id_map(path, str(delimiter), num_rows)
 
@@ -179,6 +182,8 @@ class DglkeFolder:
             raise InputError(f"{where}: gamma is {gamma!r}; allowed: a number above -2")
         width = rows.shape[1]
         hidden = self.config.get("hidden_dim", width)
+        # The width is part of the scale: config.json of another model would give wrong phases without an
+        # error.
         if hidden != width:
             raise InputError(
                 f"{where}: hidden_dim is {hidden}, but the rows of relations have {width} numbers"
@@ -232,6 +237,7 @@ class DglkeTables:
             rows[table] = torch.from_numpy(np.asarray(found, dtype=np.float32))
             names[table] = files.names(table, len(found)) or [str(id_) for id_ in range(len(found))]
         dim, relation_width = rows[ENTITY].shape[1], rows[RELATION].shape[1]
+        # No file states the model's shape: the widths are the only check that rows and model fit.
         check_relation_width(score_function, dim, relation_width, False, files.folder)
         self.relations = RelationVocabulary([Relation(name, ENTITY, ENTITY) for name in names[RELATION]])
         self._names = Vocabulary(names[ENTITY], ENTITY)
@@ -273,6 +279,7 @@ class DglkeTables:
         InputError
             If the type is unknown.
         """
+        # Only for its check of the name.
         self[entity_type]
         return self._names
 

@@ -79,6 +79,7 @@ def export_tables(
     beside = {table: folder / _names_file(table, dglke) for table in tables if file_format in WITHOUT_NAMES}
     # All names are known and checked before the first file is written.
     config_file = folder / dglke_files.CONFIG
+    # Refused before writing, so that a mistake never leaves a half-replaced export.
     existing = [path for path in (*targets.values(), *beside.values()) if path.exists()]
     existing += [config_file] if dglke and config_file.exists() else []
     if existing and not overwrite:
@@ -139,6 +140,7 @@ def _blocks(
     with tqdm(total=count, desc=table, unit="row", disable=count < PROGRESS_FROM_ROWS or None) as bar:
         for start in range(0, count, ROWS_AT_A_TIME):
             ids = torch.arange(start, min(count, start + ROWS_AT_A_TIME))
+            # Shards hold rows in their own order; gather gives the order of ids, a block at a time.
             rows = source.gather(table, ids).numpy()
             if scale != 1.0:
                 # In float64, as the import divides: there and back costs one rounding.
@@ -192,6 +194,7 @@ def _write_raw(file: BinaryIO, blocks: Blocks) -> None:
 
 
 def _write_parquet(file: BinaryIO, shape: Shape, blocks: Blocks) -> None:
+    # Lists of fixed length: readers get a matrix without offsets.
     rows_type = pa.list_(pa.float32(), shape[1])
     schema = pa.schema([("name", pa.string()), ("embedding", rows_type)])
     with pq.ParquetWriter(file, schema) as writer:

@@ -76,11 +76,13 @@ def import_tables(
         read = READERS[file_format]
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     parts = {}
+    # Matched by label, as the export writes them: several relations may share a name.
     for table in [*dataset.entity_types, RELATION]:
         wanted = dataset.relations.labels if table == RELATION else names[table]
         rows = _in_order(read(folder, table), wanted, table, file_format)
         parts[table] = TablePart(table, 0, torch.arange(len(rows)), torch.from_numpy(rows))
     widths = {name: parts[name].rows.shape[1] for name in dataset.entity_types}
+    # A score function has one dimension for entities of all types.
     if len(set(widths.values())) != 1:
         raise InputError(f"{folder}: the entity tables must be equally wide, got {widths}")
     dim = next(iter(widths.values()))

@@ -63,6 +63,7 @@ def resolve(
         for id_, relation in enumerate(relations.relations)
         if relation.name == query.relation and query.entity in vocabulary(relation.anchor_type(query.side))
     ]
+    # Otherwise the vocabulary decides; its error lists the labels, which name the types.
     relation_id = fitting[0] if len(fitting) == 1 else relations.id(query.relation)
     anchor_type = relations[relation_id].anchor_type(query.side)
     return LinkQuery(query.side, vocabulary(anchor_type).id(query.entity), relation_id)

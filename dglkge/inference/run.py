@@ -176,6 +176,8 @@ class Run:
             If it is missing or another one, or the model's ids are not those of a data set.
         """
         tables = self.tables
+        # Ids of these formats count rows in their own files, and no fingerprint shows which data set they
+        # belong to.
         if not isinstance(tables, Checkpoint) or is_bigraph(tables.path, tables.version):
             writer = "PyTorch-BigGraph" if isinstance(tables, Checkpoint) else "DGL-KE"
             raise InputError(
@@ -361,6 +363,7 @@ class Run:
             triples = dataset.split(protocol.split)
         known = None
         if protocol.filtered:
+            # One index over all splits: filtering does not depend on which split has the triple.
             known = KnownTriples([dataset.split(split) for split in SPLITS], dataset.num_relations)
         evaluator = RankingEvaluator(self.model, self.tables.meta.relations, protocol)
         shards = self.shards(self.tables.entity_types)

@@ -275,6 +275,7 @@ def most_similar(
 def candidate_blocks(num_queries: int, shard: RowShard) -> Iterator[tuple[int, int]]:
     """Yield (start, stop) of blocks of a shard whose rows and scores take :data:`BLOCK_BYTES` at most."""
     num_rows, width = shard.rows.shape
+    # 4 bytes for each float32 of the rows (n, width) and of the scores (queries, n).
     step = max(1, BLOCK_BYTES // (4 * max(num_queries, width)))
     for start in range(0, num_rows, step):
         yield start, min(num_rows, start + step)
