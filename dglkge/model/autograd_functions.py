@@ -18,6 +18,7 @@ from dglkge.kernels.modulus import add_query_gradient, fill_distances
 MODULUS_BLOCK_ELEMENTS = 1 << 17
 """Complex numbers handled at a time by :class:`ModulusDistance`: half a MiB, which stays in cache."""
 
+# Far above float32's denormals, which are below 1.2e-38.
 NEGLIGIBLE_GRADIENT = 1e-30
 
 
@@ -33,7 +34,9 @@ class EuclideanDistance(torch.autograd.Function):
         """Return the distances, (B, N), of query (B, D) and candidates (N, D)."""
         query_squares = query.square().sum(1)
         candidate_squares = candidates.square().sum(1)
+        # One fused call: alpha=-2 and the candidates' squares as bias, so (B, N) is written once.
         squares = torch.addmm(candidate_squares.unsqueeze(0), query, candidates.T, alpha=-2)
+        # Rounding can make a square slightly negative, and sqrt(-0.0000001) is NaN: clamped to 0.
         distances = squares.add_(query_squares.unsqueeze(1)).clamp_min_(0).sqrt_()
         ctx.save_for_backward(query, candidates, query_squares, candidate_squares, distances)
         return distances
@@ -45,7 +48,9 @@ class EuclideanDistance(torch.autograd.Function):
         query, candidates, query_squares, candidate_squares, distances = ctx.saved_tensors
         noise = 8 * torch.finfo(distances.dtype).eps
         floor = (query_squares.unsqueeze(1) + candidate_squares.unsqueeze(0)).mul_(noise).sqrt_()
+        # Division first: 0 / 0 and x / 0 happen only at distances <= floor, which the mask overwrites.
         weights = (grad / distances).masked_fill_(distances <= floor, 0)
+        # sum_j w_ij (q_i - c_j) = q_i sum_j w_ij - (w c)_i: two matmuls, and no (B, N, D) differences.
         grad_query = query * weights.sum(1, keepdim=True) - weights @ candidates
         grad_candidates = candidates * weights.sum(0).unsqueeze(1) - weights.T @ query
         return grad_query, grad_candidates
@@ -83,6 +88,8 @@ class ModulusDistance(torch.autograd.Function):
         grad_candidates = torch.zeros(candidates.shape, dtype=query.dtype, device=query.device)
         if _compiled(query):
             add_query_gradient(_array(query), _array(candidates), _array(grad), grad_query.numpy())
+            # The distance is symmetric in its arguments, so the same loop gives the candidates' gradient from
+            # grad.T.
             add_query_gradient(_array(candidates), _array(query), _array(grad.T), grad_candidates.numpy())
             return grad_query, grad_candidates
         half = query.shape[1] // 2
@@ -109,6 +116,7 @@ def _array(rows: torch.Tensor) -> np.ndarray:
 def _blocks(query: torch.Tensor, candidates: torch.Tensor) -> Iterator[tuple[slice, slice]]:
     """Yield slices of the queries and of the candidates that together fit in cache."""
     half = max(1, query.shape[1] // 2)
+    # As many candidates as fit beside one query, then as many queries as fit beside those.
     num_columns = max(1, min(len(candidates), MODULUS_BLOCK_ELEMENTS // half))
     num_rows = max(1, MODULUS_BLOCK_ELEMENTS // (half * num_columns))
     for first_row in range(0, len(query), num_rows):
@@ -134,6 +142,7 @@ class CubedModuli(torch.autograd.Function):
         squares = real.square().addcmul_(imaginary, imaginary)
         moduli = squares.sqrt()
         ctx.save_for_backward(rows, moduli)
+        # In place: neither squares nor its product is saved for backward, only rows and moduli.
         return squares.mul_(moduli).sum(-1)
 
     @staticmethod

@@ -55,6 +55,7 @@ class OptimizerChoice(Choice):
 BIGRAPH_OPTIMIZER = "row_adagrad"
 """The optimizer that PyTorch-BigGraph trains entities with."""
 
+# Places are texts: loading `dglkge.optim` imports torch and DGL, which `dglkge plan` must not need.
 OPTIMIZERS: Registry[OptimizerChoice] = Registry("optimizer")
 OPTIMIZERS.register("sparse_adagrad")(
     OptimizerChoice(
@@ -76,6 +77,7 @@ OPTIMIZERS.register("sparse_adam")(
     OptimizerChoice(
         "Adam on the rows of a batch, with a step count for each row (Kingma and Ba 2015)",
         "dglkge.optim:SparseAdam",
+        # Step count, first moment, second moment: the order of the class's state tensors.
         lambda width: (1, width, width),
     )
 )

@@ -1,4 +1,4 @@
-"""How a query is compared with candidate rows: the second half of every score function.
+"""Comparators of queries and candidate rows: the second half of every score function.
 
 Higher is better everywhere. Each comparator also bounds its own float32 rounding, from the standard
 model of floating-point arithmetic (Higham, Accuracy and Stability of Numerical Algorithms, 2002,
@@ -24,7 +24,7 @@ else:
 
 FLOAT32_UNIT = 2.0**-24
 FLOAT32_SAFE_MAX = 1e37
-"""Where a product or a square may pass this, float32 may overflow and no bound holds."""
+"""Limit of products and squares: above it float32 may overflow (at 3.4e38), and no bound holds."""
 SAFETY = 1.05
 """Covers the second-order terms that the bounds leave out (D u is below 0.01 for D up to 160,000)."""
 TINY_PER_DIM = 1e-37
@@ -120,6 +120,7 @@ class Dot(Comparator):
         """Return (D + 2) u |q| max|c|: D for the product, 1 for the rounding of q, 1 to spare."""
         dim = query.shape[1]
         products = query.norm(dim=1) * max_candidate_norm
+        # Cauchy-Schwarz: sum_k |q_k c_k| <= |q| |c|, so one norm of all candidates serves every score.
         bound = SAFETY * (dim + 2) * FLOAT32_UNIT * products + dim * TINY_PER_DIM
         return _unless_overflow(bound, products)
 
@@ -150,6 +151,7 @@ class NegativeL2(Comparator):
         squares = (query.norm(dim=1) + max_candidate_norm).square()
         error = SAFETY * (dim + 8) * FLOAT32_UNIT * squares + dim * TINY_PER_DIM
         distance = -true_scores
+        # distance - near = error / (distance + near): the difference itself would cancel in floating point.
         near = (distance.square() - error).clamp_min(0).sqrt()
         bound = error / (distance + near).clamp_min(math.sqrt(TINY_PER_DIM))
         bound = torch.minimum(bound, error.sqrt()) + 4 * FLOAT32_UNIT * (distance + error.sqrt())
@@ -161,6 +163,7 @@ class NegativeL1(Comparator):
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair by torch's fused kernel."""
+        # cdist needs no (B, N, D) tensor. For p=1 torch has no matmul form of it.
         return -torch.cdist(query, candidates, p=1.0)
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
@@ -209,4 +212,5 @@ def _distance_bound(
 
 def _unless_overflow(bound: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
     """Return the bound, infinite where float32 may overflow (or something is not a number)."""
+    # `<=` is False for NaN, so a magnitude that is not a number gives infinity as well.
     return torch.where(magnitude <= FLOAT32_SAFE_MAX, bound, math.inf)

@@ -47,6 +47,8 @@ def normal_rows(ids: np.ndarray, dim: int, seed: int, table: str, scale: float) 
 
     def fill(bits: np.ndarray, out: np.ndarray) -> None:
         """Box and Muller 1958: two uniforms, 32 bits each, to two normals."""
+        # The 0.5 keeps the uniform number above 0, where the logarithm is finite. All in float64; rows are
+        # rounded to float32 at the end.
         radius = np.sqrt(-2.0 * np.log(((bits >> np.uint64(32)) + 0.5) * 2.0**-32)) * scale
         angle = (bits & np.uint64(0xFFFFFFFF)) * (2.0 * math.pi * 2.0**-32)
         out[..., 0] = radius * np.cos(angle)
@@ -73,7 +75,9 @@ def _rows(
     ids: np.ndarray, dim: int, seed: int, table: str, fill: Callable[[np.ndarray, np.ndarray], None]
 ) -> np.ndarray:
     """Draw (n, dim) numbers in blocks; ``fill`` turns bits (b, pairs) into numbers (b, pairs, 2)."""
+    # An odd dimension drops the last number: a column's number is the same at any dimension.
     num_pairs = (dim + 1) // 2
+    # Keyed by table name too: equal ids in two tables must not start with equal rows.
     keys_of_ids = row_keys(stream_key(seed, table), ids)
     rows = np.empty((len(ids), dim), np.float32)
     block_rows = max(1, BLOCK_PAIRS // max(1, num_pairs))

@@ -78,6 +78,8 @@ class KgeModel:
         (..., D) tensor
         """
         relation = self.direction(relation_row, side)
+        # Reciprocal rows are trained for their own direction, so both sides use the forward operation; only a
+        # shared row needs the adjoint.
         return self.score_function.query(entity, relation, Side.TAIL if self.reciprocal else side)
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
@@ -126,6 +128,7 @@ class KgeModel:
         (B,) tensor
         """
         total = regularizer(entity) + regularizer(answer)
+        # A phase is an angle: its size has no meaning, and the modulus of exp(i r) is 1 in any case.
         if self.score_function.relation_init == PHASE:
             return total
         return total + regularizer(self.direction(relation_row, side))
@@ -165,6 +168,7 @@ class KgeModel:
         InputError
             If the distribution is not registered.
         """
+        # Phases must cover the circle: near 0 all relations would start as the identity.
         if table == RELATION and self.score_function.relation_init == PHASE:
             distribution, scale = "uniform", math.pi
         draw = INITIALIZERS.get(distribution)
@@ -190,6 +194,7 @@ def build_model(score_function: str, dim: int, reciprocal: bool, imports: Iterab
     InputError
         If the name is not registered, or it has no rows of that dimension.
     """
+    # Imported only if needed: a run that uses nothing of the user's modules opens without them.
     if score_function not in SCORE_FUNCTIONS:
         import_modules(imports)
     return KgeModel(SCORE_FUNCTIONS.get(score_function)(), dim, reciprocal)

@@ -50,6 +50,8 @@ class Loss(ABC):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        # __dict__ and not getattr: an inherited True would send a subclass to loops that compute its base's
+        # loss.
         cls.compiled = cls.__dict__.get("compiled", False)
         cls.candidate_kind = cls.__dict__.get("candidate_kind", "")
 
@@ -117,6 +119,8 @@ class Softmax(Loss):
         self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
         """Return the loss of each query."""
+        # The true answer is column 0 of every row; cross_entropy then subtracts the row's maximum, so no
+        # exponential overflows.
         scores = torch.cat([positive.unsqueeze(1), _without(negative, ignored)], dim=1)
         true_column = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
         return functional.cross_entropy(scores, true_column, reduction="none")
@@ -137,6 +141,7 @@ class Logistic(Loss):
         self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
         """Return the loss of each query."""
+        # softplus(x) = -log sigmoid(-x), which does not overflow and has no log(0).
         terms = functional.softplus(_without(negative, ignored))
         return functional.softplus(-positive) + _mean_kept(terms, ignored)
 
@@ -192,6 +197,8 @@ class SelfAdversarial(Loss):
         self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
         """Return the loss of each query."""
+        # Ignored scores are set after the temperature: a temperature of 0 would turn -1e30 into 0, and
+        # ignored negatives would get weight.
         weights = _without(negative.detach() * self.adversarial_temperature, ignored)
         terms = functional.softplus(_without(negative, ignored) + self.margin)
         return functional.softplus(-positive - self.margin) + (weights.softmax(1) * terms).sum(1)
@@ -205,5 +212,6 @@ def _mean_kept(terms: torch.Tensor, ignored: Optional[torch.Tensor]) -> torch.Te
     """Mean over the negatives kept, of terms that are 0 where ignored; 0 where none is kept."""
     if ignored is None:
         return terms.mean(1)
+    # Ignored terms are 0 already (softplus or relu of -1e30), so only the count needs correction.
     num_kept = terms.shape[1] - ignored.sum(1)
     return terms.sum(1) / num_kept.clamp_min(1)

@@ -31,6 +31,7 @@ def build_with_options(registry: Registry[type[T]], name: str, options: dict[str
 
 def option_names(member: type) -> list[str]:
     """Return the names of the parameters of a class's constructor."""
+    # A class without a constructor of its own has no options; object's signature says nothing about them.
     has_none = "__init__" not in {name for base in member.__mro__[:-1] for name in vars(base)}
     return [] if has_none else list(inspect.signature(member).parameters)
 
@@ -43,6 +44,8 @@ def checked_number(what: str, value: float, minimum: float, exclusive: bool = Fa
     InputError
         If it is not.
     """
+    # bool is an int for Python, and `true` in a file is no number. NaN and infinity would spread into all
+    # rows.
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not is_number or value < minimum or (exclusive and value == minimum):
         limit = f"greater than {minimum:g}" if exclusive else f"at least {minimum:g}"

@@ -84,6 +84,7 @@ class NoRegularizer(Regularizer):
 
     def penalty(self, rows: torch.Tensor) -> torch.Tensor:
         """Return 0 for each row."""
+        # A multiple of the rows: the result has their device and dtype, and a gradient (of 0) for autograd.
         return 0 * rows.sum(-1)
 
 
@@ -97,7 +98,9 @@ class N3(Regularizer):
     def penalty(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the sum of the third powers of each row's moduli."""
         if not self.complex_valued:
+            # Real rows: autograd's derivative of |x|^3 is finite at 0.
             return rows.abs().pow(3).sum(-1)
+        # Complex rows: autograd through the square root of a modulus is NaN at 0.
         return autograd_functions.CubedModuli.apply(rows)
 
 

@@ -89,6 +89,7 @@ class ScoreFunction(Comparator):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        # __dict__ and not getattr: an inherited True would send a subclass to loops that compute its base.
         cls.compiled = cls.__dict__.get("compiled", False)
 
     def check_dim(self, dim: int) -> None:
@@ -143,6 +144,7 @@ class ScoreFunction(Comparator):
     @property
     def has_relation_product(self) -> bool:
         """Whether :meth:`relation_product` is there."""
+        # vars() and not hasattr(): a subclass with another operate() must not inherit the product.
         return "relation_product" in vars(type(self))
 
     def relation_query_dim(self, dim: int) -> int:
@@ -150,9 +152,10 @@ class ScoreFunction(Comparator):
         return self.relation_dim(dim) if self.has_relation_product else 2 * dim
 
     def relation_query(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
-        """Return what relations are compared with, of pairs of entities: (B, D), (B, D) -> (B, Dq)."""
+        """Return the queries (h, ?, t) of pairs of entities: (B, D), (B, D) -> (B, Dq)."""
         if self.has_relation_product:
             return self.relation_product(given, answer)
+        # Without a product form the pair itself is the query; compare_relations cuts it apart again.
         return torch.cat([given, answer], dim=-1)
 
     def compare_relations(self, query: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
@@ -277,6 +280,7 @@ class RotatE(NegativeModulus, ScoreFunction):
 
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
         """Turn each complex number by its phase."""
+        # exp(i r) = cos r + i sin r: its modulus is 1 by construction, so no normalization is needed.
         return _complex_product(entity, relation.cos(), relation.sin())
 
     def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
@@ -286,6 +290,7 @@ class RotatE(NegativeModulus, ScoreFunction):
 
 def _complex_product(rows: torch.Tensor, real: torch.Tensor, imaginary: torch.Tensor) -> torch.Tensor:
     """Multiply rows of [real, imaginary] parts (..., D) by complex numbers given in parts (..., D / 2)."""
+    # Written out on halves: torch's complex type would need interleaved parts, so a copy of the rows.
     row_real, row_imaginary = rows.chunk(2, dim=-1)
     product_real = row_real * real - row_imaginary * imaginary
     product_imaginary = row_real * imaginary + row_imaginary * real
