@@ -26,7 +26,7 @@ FLOAT32_UNIT = 2.0**-24
 FLOAT32_SAFE_MAX = 1e37
 """Limit of products and squares: above it float32 may overflow (at 3.4e38), and no bound holds."""
 SAFETY = 1.05
-"""Covers the second-order terms that the bounds leave out (D u is below 0.01 for D up to 160,000)."""
+"""Factor for the second-order terms that the bounds omit (D u is below 0.01 for D up to 160,000)."""
 TINY_PER_DIM = 1e-37
 """Error of underflow per product of two float32 numbers (2^-126, even if flushed to 0)."""
 TINY_MODULUS_PER_DIM = 1e-18

@@ -19,8 +19,8 @@ else:
     functional = deferred("torch.nn.functional")
 
 IGNORED_SCORE = -1e30
-"""Score of an ignored negative: it adds nothing to any loss and gets no gradient. Finite, so that a query
-whose negatives are all ignored has a loss and not NaN."""
+"""Score of an ignored negative: it adds nothing to any loss and gets no gradient. Finite: if all negatives of
+a query are ignored, its loss is a number and not NaN."""
 
 
 class Loss(ABC):
