@@ -20,7 +20,7 @@ INTERRUPTED_STATUS = 130
 """Exit status after Ctrl-C: 128 + SIGINT."""
 
 USERS_TO_MEND = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
-"""Errors of a wrong path or missing rights; another attempt would meet them too."""
+"""errno of a wrong path or missing rights: permanent, so a restart of the job would fail the same way."""
 
 
 class DglkgeError(Exception):
@@ -73,6 +73,7 @@ def write_error(what: str, error: OSError) -> DglkgeError:
     >>> write_error("cannot write a", OSError(errno.EACCES, "Permission denied"))
     CheckpointError('cannot write a: Permission denied')
     """
+    # strerror alone: str(error) would repeat the path, which `what` has. It is None for errors without errno.
     text = f"{what}: {error.strerror or error}"
     return CheckpointError(text) if error.errno in USERS_TO_MEND else StorageError(text)
 
@@ -90,6 +91,7 @@ def exit_status_of(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED_STATUS
     if isinstance(error, SystemExit):
+        # As the interpreter does: None is 0, and a text (sys.exit("message")) is 1.
         return error.code if isinstance(error.code, int) else 0 if error.code is None else FAILURE_STATUS
     return FAILURE_STATUS
 
@@ -111,7 +113,7 @@ def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> I
     Returns
     -------
     InputError
-        Not raised, so that the caller's ``raise`` stands where the reader looks for it.
+        Not raised: the caller writes ``raise``, so that control flow shows there.
 
     Examples
     --------
@@ -123,6 +125,7 @@ def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> I
     message = f"unknown {noun} {got!r}"
     if near:
         message += "; did you mean " + " or ".join(repr(name) for name in near) + "?"
+    # Up to 20 names fit on a screen; data sets have thousands of entities, of which `limit` are shown.
     if len(names) <= 20:
         message += " known: " if near else "; known: "
         message += ", ".join(repr(name) for name in names)

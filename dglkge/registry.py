@@ -1,8 +1,8 @@
 """Registries of components, and the user's modules that register more of them.
 
-A component (a score function, a loss, an optimizer, ...) states its own facts: the line of help, and whatever
-planning, checkpoints and training have to know about it. They read the facts through :func:`registry_of`, so
-that no list of component names stands anywhere else.
+A component (a score function, a loss, an optimizer, ...) declares its own facts: the line of help, and
+everything that planning, checkpoints and training need. They read the facts through :func:`registry_of`, so
+there is no other list of component names.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def help_lines(noun: str) -> list[tuple[str, str]]:
 
 
 def recorded_imports(config: Mapping[str, Any]) -> list[str]:
-    """Return the modules that a saved configuration names; none where it is of another program."""
+    """Return the modules that a saved configuration names; none if the field is absent or of another type."""
     found = config.get("imports", [])
     return [one for one in found if isinstance(one, str)] if isinstance(found, (list, tuple)) else []
 
@@ -126,7 +126,7 @@ def import_modules(modules: Iterable[str]) -> None:
     Parameters
     ----------
     modules : iterable of str
-        Each is the name of a module, sought in the current folder too, or a path that ends in ``.py``. A
+        Each is the name of a module, searched in the current folder too, or a path that ends in ``.py``. A
         module that is imported already is not run again.
 
     Raises
@@ -155,14 +155,17 @@ def _import_file(path: str) -> None:
     real = os.path.realpath(path)
     for known in list(sys.modules.values()):
         if os.path.realpath(getattr(known, "__file__", None) or os.devnull) == real:
-            return  # e.g. the training script itself, or the same module imported by its name
+            # E.g. the training script itself, or the module imported by its name. A second run would register
+            # its components twice.
+            return
     # The name is that of the file and its place: two files named layers.py are two modules.
     name = f"{os.path.splitext(os.path.basename(real))[0]}_{hashlib.sha256(real.encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, real)
     if spec is None or spec.loader is None or not os.path.isfile(real):
         raise FileNotFoundError(f"no file {path}")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # before it runs, as dataclasses of the module look their module up
+    # Entered before it runs: dataclasses look their module up in sys.modules.
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -173,6 +176,7 @@ def _import_file(path: str) -> None:
 def _import_name(name: str) -> None:
     """Import a module by name, also from the current folder, which installed commands do not search."""
     folder = os.getcwd()
+    # Appended, not inserted first: a file of the user must not hide an installed module of the same name.
     sys.path.append(folder)
     try:
         importlib.import_module(name)
@@ -184,17 +188,19 @@ class _Deferred(types.ModuleType):
     """A module that is imported when an attribute of it is used first."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # doctest, inspect and others look for these in every module
+        # doctest, inspect and others look for these in every module.
+        if name.startswith("__"):
             raise AttributeError(name)
         module = importlib.import_module(self.__name__)
-        self.__dict__.update(module.__dict__)  # from now on attributes are found without this method
+        # A copy of the names: later look-ups find them here and do not call this method.
+        self.__dict__.update(module.__dict__)
         return getattr(module, name)
 
 
 def deferred(module: str) -> Any:
     """Return a module that is imported when it is used first.
 
-    The files that declare components take torch so. The launcher, ``dglkge plan`` and the documentation
-    read the facts of components, and would pay 200 MB and seconds for torch.
+    Used for torch by the files that declare components. The launcher, ``dglkge plan`` and the documentation
+    read only the facts of components; torch would cost them 200 MB and seconds.
     """
     return _Deferred(module)

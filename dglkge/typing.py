@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:  # the launcher imports this file and no torch
+# The launcher and `dglkge plan` import this file, and must not load torch.
+if TYPE_CHECKING:
     import torch
 
+# One name for both, as relations are a node type of the graph: the same code serves, updates and saves them.
 RELATION = "relation"
 """Name of the node type, and of the table, that holds the relations."""
 
@@ -26,6 +28,7 @@ class Side(enum.Enum):
     @property
     def column(self) -> int:
         """Column of the missing entity in a (n, 3) array of head, relation, tail."""
+        # Columns of triples are fixed everywhere: head 0, relation 1, tail 2.
         return 0 if self is Side.HEAD else 2
 
     @property

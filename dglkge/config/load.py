@@ -17,6 +17,7 @@ import yaml
 from dglkge.config.schema import RENAMED, Config
 from dglkge.errors import InputError, unknown_name
 
+# Decimal digits only. YAML 1.1 reads 0123 as octal 83 and 12:30 as base 60; a person means neither.
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9][0-9_]*")
 _HEXADECIMAL = re.compile(r"[+-]?0x[0-9a-fA-F]+")
 _QUOTES = ("'", '"')
@@ -52,6 +53,7 @@ class _Given:
         if not isinstance(node, yaml.ScalarNode):
             return cls(value, None, False, where)
         is_quoted = node.style is not None
+        # null and an empty value become an empty text, which only text fields accept.
         return cls(value, node.value if value is not None else "", is_quoted, where)
 
     @classmethod
@@ -62,6 +64,7 @@ class _Given:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
             value = None if node is None else _constructed(node)
         except yaml.YAMLError:
+            # Kept as text: the value of a text field need not be YAML, e.g. `[x`.
             return cls(text, text, False, where, is_yaml=False)
         if isinstance(node, yaml.ScalarNode) and text[:1] in _QUOTES:
             return cls(value, node.value, True, where)
@@ -91,10 +94,11 @@ def load_config(
     Raises
     ------
     InputError
-        For a file that cannot be read, an unknown key (the nearest known one is named), a key that stands
-        there twice or was renamed, a value of the wrong type or out of range; with file and line where the
-        value stands in the file. A .json file, as runs save it, may have former names of fields.
+        For a file that cannot be read, an unknown key (the message names the nearest known one), a repeated
+        or renamed key, a value of the wrong type or out of range; with file and line for a value of the
+        file. A .json file, as runs save it, may have former names of fields.
     """
+    # Flat keys until the end: file and overrides are merged key by key before any type is checked.
     values: dict[str, _Given] = {}
     if path is not None:
         found = _flatten(_compose(Path(path)), str(path))
@@ -108,6 +112,7 @@ def load_config(
             raise InputError(f"override {text!r} is not of the form key=value, e.g. model.dimension=200")
         values[key.strip()] = _Given.of_override(value, f"override {text!r}")
     config: Config = _build(Config, "", values)
+    # dict.fromkeys removes repetitions and keeps the order, which is the order of registration.
     added = [one for one in dict.fromkeys(imports) if one not in config.imports]
     return dataclasses.replace(config, imports=(*config.imports, *added))
 
@@ -115,6 +120,7 @@ def load_config(
 def save_config(config: Config, path: str | os.PathLike[str]) -> None:
     """Write a configuration as JSON, atomically; :func:`load_config` reads it back."""
     target = Path(path)
+    # Written aside and renamed, which POSIX does atomically: a reader finds the old file or the new one.
     temporary = target.with_name(target.name + ".tmp")
     temporary.write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
     os.replace(temporary, target)
@@ -123,6 +129,7 @@ def save_config(config: Config, path: str | os.PathLike[str]) -> None:
 def _compose(path: Path) -> yaml.Node | None:
     """Parse a YAML file into nodes, which have line numbers."""
     try:
+        # compose() instead of load(): nodes keep line numbers and the text as it was written.
         return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the configuration {path}: {error}") from None
@@ -166,6 +173,7 @@ def _known_keys(of: Any, prefix: str) -> list[str]:
 def _build(of: Any, prefix: str, values: Mapping[str, _Given]) -> Any:
     """Make one dataclass of the schema from flat values, checking each."""
     known = _known_keys(Config, "")
+    # Once, on the outermost call, which has the keys of all sections.
     if not prefix:
         for key, given in values.items():
             if key in RENAMED:
@@ -219,8 +227,10 @@ def _convert(given: _Given, kind: type, key: str) -> Any:
                 raise InputError(f"{given.where}: {key} is {number!r}; allowed: a finite number")
             if number is not None:
                 return number
+        # The error names what was written: YAML's reading of it (83 for 0123) would puzzle the user.
         if value is None or kind is not bool and not isinstance(value, float):
             value = text
+    # Exact type: bool is a subclass of int, and `true` must not pass as 1.
     if type(value) is not kind:
         raise InputError(f"{given.where}: {key} is {value!r}; allowed: {words[kind]}")
     return value
@@ -237,6 +247,7 @@ def _constructed(node: yaml.Node) -> Any:
 def _number(text: str) -> float | None:
     """Return a number; None for another text. YAML 1.1 reads 1e-3, which has no dot, as a text."""
     try:
+        # YAML spells infinity .inf and NaN .nan; the caller refuses both with a message of its own.
         return float(text.replace(".inf", "inf").replace(".nan", "nan"))
     except ValueError:
         return None

@@ -1,4 +1,4 @@
-"""Configuration schema: the help, default and check of each field stand beside it and so cannot drift."""
+"""Configuration schema: each field with its help, default, check and rule for a resume."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class TrainingConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When checkpoints are written, and which are kept."""
+    """Cadence of checkpoints, and the versions that are kept."""
 
     every_epochs: int = setting(
         1, "commit after every so many epochs; 0: only after the last", at_least(0), resume=FREE
@@ -303,6 +303,7 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as nested dicts and lists, as JSON gives them back."""
+        # A list instead of the tuple: refused_changes compares with what JSON gives back.
         return {**dataclasses.asdict(self), "imports": list(self.imports)}
 
 
@@ -345,6 +346,7 @@ RENAMED = {"training.products": "training.matmul_dtype"}
 
 def current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved configuration, as nested dicts, with the present names of its fields."""
+    # Sections are copied: the caller's mapping may be the manifest that is in use.
     renamed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in saved.items()}
     for old, new in RENAMED.items():
         (section_name, old_name), (_, new_name) = old.split("."), new.split(".")
@@ -374,6 +376,7 @@ def refused_changes(saved: Mapping[str, Any], wanted: Mapping[str, Any], is_fini
     for key, resume in _resume_rules(Config, ""):
         old, new = _value(saved, key), _value(wanted, key)
         may_change = resume == FREE or (resume == UNTIL_FINISHED and not is_finished)
+        # None: the field is missing on one side, e.g. in a run of an older version.
         if old is not None and new is not None and old != new and not may_change:
             changes.append(f"{key} was {old!r}, is {new!r}")
     return changes
