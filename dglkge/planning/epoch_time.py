@@ -17,7 +17,7 @@ MATMULS = 6
 thus costs 12 K D floating-point operations: 2 for each number of a score in each matmul."""
 
 DENSE_PASSES = 10
-"""How often all rows go through memory in a batch whose candidates are all entities."""
+"""Passes of all rows through memory in a batch, if the candidates are all entities."""
 
 ROW_PASSES = 25
 """Passes of the rows of a batch through memory: gather, score, gradient, merge, update and so on."""
@@ -52,15 +52,19 @@ def epoch_seconds(config: Config, size: DatasetSize, num_trainers: int, rates: R
         Of one machine.
     """
     num_machines, num_triples = len(size.parts), size.splits[TRAIN]
+    # Candidates of the largest type for every triple: an upper bound where types differ in size.
     largest_type = max(count for table, count in size.num_rows.items() if table != RELATION)
     num_candidates = config.negatives.num_uniform if is_sampled(config) else largest_type
     num_numbers = num_triples * num_candidates * config.model.dimension
     score_function = registry_of("score function").get(config.model.score_function)
+    # Matmuls are bound by flops, distances (memory_passes > 0) by bandwidth. The score function declares both
+    # costs; in each of ours one of them is 0.
     seconds = MATMULS * score_function.matmul_operations * num_numbers / rates.flops_per_second
     seconds += score_function.memory_passes * FLOAT_BYTES * num_numbers / rates.bytes_per_second
     num_batches = -(-num_triples // config.training.batch_size)
     num_entities, num_relations = batch_rows(config, num_trainers * num_machines)
     rows = num_trainers * num_machines * (num_entities + 2 * num_relations)
+    # Objectives over all candidates also read and update every row of every table in each batch.
     passes = ROW_PASSES * rows + (0 if is_sampled(config) else DENSE_PASSES * sum(size.num_rows.values()))
     row_bytes = num_batches * passes * config.model.dimension * FLOAT_BYTES
     return (seconds + row_bytes / rates.bytes_per_second) / num_machines

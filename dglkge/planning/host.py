@@ -42,6 +42,7 @@ def host_memory(output: str | Path) -> HostMemory:
         Folder of the run, which need not exist.
     """
     folder = Path(output).resolve()
+    # disk_usage needs an existing path: the nearest parent that exists is on the same file system.
     while not folder.exists():
         folder = folder.parent
     shared = SHARED_MEMORY_FOLDER
@@ -70,14 +71,17 @@ def available_memory(info: Path = MEMORY_INFO, group: Path = CONTROL_GROUP) -> i
         The root of the second version of control groups.
     """
     lines = dict(line.split(":", 1) for line in info.read_text(encoding="ascii").splitlines())
+    # MemAvailable counts page cache that the kernel can drop, which MemFree does not. Unit: KiB.
     available = int(lines["MemAvailable"].split()[0]) * 1024
     try:
+        # In a container MemAvailable is that of the whole machine; the limit is the control group's (v2).
         limit = (group / "memory.max").read_text(encoding="ascii").strip()
         used = int((group / "memory.current").read_text(encoding="ascii"))
         statistics = (group / "memory.stat").read_text(encoding="ascii").splitlines()
         cache = next(int(line.split()[1]) for line in statistics if line.startswith("inactive_file "))
     except (OSError, StopIteration):  # no control group, or one without memory accounting
         return available
+    # memory.current includes page cache. inactive_file is reclaimed first, so it counts as free.
     return available if limit == "max" else min(available, max(0, int(limit) - used + cache))
 
 
@@ -96,6 +100,7 @@ def misfits(planned: PlannedHost, there: HostMemory, has_started: bool = False) 
     list of str
         Empty if all fits.
     """
+    # Pages of mapped files are clean: the kernel drops them under pressure instead of failing.
     needed = planned.memory_bytes - planned.mapped_bytes - (planned.base_bytes if has_started else 0)
     found = []
     if needed > there.memory_bytes:

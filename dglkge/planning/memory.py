@@ -24,28 +24,28 @@ SERVER_BYTES_PER_EDGE = 30
 """Server heap after loading a partition's graph, apart from shared memory."""
 
 KEPT_BLOCK_BYTES = 32 * MIB
-"""glibc gives larger freed blocks back to the system, smaller ones may stay (``M_MMAP_THRESHOLD_MAX``)."""
+"""Largest freed block that glibc may keep; larger ones go back to the system (``M_MMAP_THRESHOLD_MAX``)."""
 
 NAME_BYTES = 57
-"""Of a name in memory besides its letters: a string object and its place in a list."""
+"""Bytes of a name in memory besides its letters: a string object and its place in a list."""
 
 KNOWN_TRIPLE_BYTES = 72
-"""Filtered ranking, of each triple of all splits: two sorted indices (32) and the sort of one (40)."""
+"""Bytes of filtered ranking per triple of all splits: two sorted indices (32) and the sort of one (40)."""
 
 SPARE_SHARE = 1.125
 """Buffers are allocated an eighth larger than requested."""
 
 KEPT_SCORE_BYTES = 256 * MIB
-"""Scores against all candidates that a trainer keeps for their gradients; others are computed twice."""
+"""Limit of the scores against all candidates that a trainer keeps; others are computed twice."""
 
 QUERY_COPIES = 8
 """Copies of all trainers' queries: messages out and in, operands of matmuls, and gradients likewise."""
 
 QUERY_INDEX_BYTES = 160
-"""Of each training triple under k_vs_all: the sort of its two queries, and afterwards their answers."""
+"""Bytes per training triple under k_vs_all: the sort of its two queries, and afterwards their answers."""
 
 CHAIN_BYTES_PER_ROW = 128
-"""Ids, hash table and chains of the optimizer, for each row that has a gradient in every batch."""
+"""Bytes of the optimizer's ids, hash table and chains, per row with a gradient in every batch."""
 
 AUTOGRAD_SCORES = 6
 """Copies of the scores that are alive at once where torch's autograd computes the loss."""
@@ -106,7 +106,7 @@ class PlannedHost:
 
     @property
     def memory_bytes(self) -> int:
-        """The peak of all processes of the job on this machine."""
+        """Peak of all processes of the job on this machine, in bytes."""
         return sum(num_bytes for _, num_bytes in self.memory)
 
 
@@ -150,11 +150,14 @@ def _plan_host(
     base_bytes = num_trainers * base.trainer_bytes + num_servers * base.server_bytes + base.library_bytes
     base_bytes += LAUNCHER_BYTES + KEEPER_BYTES * processes if num_servers else 0
     mapped = mapped_bytes(part, size)
+    # The background writer saves a copy of rows and state, so that training can change the originals.
     copy_bytes = table_bytes + state_bytes if config.checkpoint.background else 0
     work = num_trainers * max(batch_bytes(config, size, world_size), ranking_bytes(config, size))
     exchange = num_trainers * exchange_bytes(config, size, world_size)
     later = work + exchange + copy_bytes + name_bytes(size)
     creating = creation_bytes(part, config, later) if num_servers else 0
+    # Each figure is a peak by itself, and the sum takes them as simultaneous, except batches and ranking,
+    # which never are (`work` is the larger one).
     memory = (
         ("tables", table_bytes),
         ("optimizer state", state_bytes),
@@ -184,6 +187,8 @@ def creation_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
     largest = max(
         count * shared.row_width(table, config) * shared.FLOAT_BYTES for table, count in part.num_rows.items()
     )
+    # A large temporary block goes back to the system before trainers allocate, so only its excess over
+    # `later_bytes` adds to the peak; a small one may stay in the heap.
     return max(min(largest, KEPT_BLOCK_BYTES), largest - later_bytes)
 
 
@@ -208,9 +213,11 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     numbers, rows = 0, 0
     for table in size.num_rows:
         if table != RELATION or predicts_relations:
+            # The largest part, divided among the trainers of its machine.
             owned = -(-max(part.num_rows[table] for part in size.parts) // trainers)
             numbers += owned * shared.row_width(table, config)
             rows += owned
+    # "auto" is not decided yet when a plan is made: float32 is the upper bound.
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
     operands = numbers * number_bytes if number_bytes < shared.FLOAT_BYTES else 0
     num_queries = (4 if predicts_relations else 2) * config.training.batch_size
@@ -231,6 +238,8 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
     operands = number_bytes * 2 * dim * (2 * in_chunk + num_negatives)
     scores = 2 * in_chunk * num_negatives * number_bytes
+    # Autograd keeps whole score matrices of all chunks until the backward pass, in float32, and rows are
+    # copied; compiled loops need one group at a time and read rows in place.
     if not is_compiled(config):
         scores = AUTOGRAD_SCORES * 2 * num_relations * num_negatives * shared.FLOAT_BYTES
         operands += rows
@@ -266,6 +275,7 @@ def ranking_bytes(config: Config, size: DatasetSize) -> int:
 
 def mapped_bytes(part: PartSize, size: DatasetSize) -> int:
     """Return the bytes of the data set's files that trainers map: one copy, in the page cache, for all."""
+    # On one machine row i of the edges is triple i: the file of triple ids is mapped but never read.
     edge = TRIPLE_BYTES + (ID_BYTES if len(size.parts) > 1 else 0)
     edge += WEIGHT_BYTES if part.has_weights else 0
     nodes = NODE_MAP_BYTES * sum(size.num_rows.values())

@@ -17,11 +17,12 @@ from dglkge.typing import RELATION
 
 FLOAT_BYTES = 4
 EDGE_BYTES = 29
-"""Of each edge, halo and relation edges too: source 8, number 8, original id 8, type 4, ownership 1."""
+"""Bytes per edge, halo and relation edges too: source 8, number 8, original id 8, type 4, ownership 1."""
 NODE_BYTES = 17
-"""Of each node and halo node: original id 8, start of its edges 8, ownership 1."""
+"""Bytes per node and halo node: original id 8, start of its edges 8, ownership 1."""
 SEGMENT_BYTES = 4096
-"""Segments are whole pages."""
+"""Size of a page; a segment is a whole number of pages."""
+# Each segment may end in the middle of a page; the sum assumes the worst, one page each.
 GRAPH_SEGMENTS = 14
 
 
@@ -71,6 +72,8 @@ def state_bytes(part: PartSize, config: Config) -> int:
 def graph_bytes(part: PartSize) -> int:
     """Return the bytes of the graph's structure and of its edge data."""
     num_nodes = sum(part.num_rows.values()) + part.most_halo_nodes
+    # Relations are a node type with one self-loop edge each, see the data set's layout: hence
+    # num_rows[RELATION] more edges.
     num_edges = part.num_edges + part.num_halo_edges + part.num_rows[RELATION]
     triple_bytes = EDGE_ID_BYTES + (WEIGHT_BYTES if part.has_weights else 0)
     return (
@@ -87,6 +90,7 @@ def row_width(table: str, config: Config) -> int:
     if table != RELATION:
         return model.dimension
     score_function = registry_of("score function").get(model.score_function)()
+    # An instance: relation_dim is a method, and score functions have no parameters.
     one_side: int = score_function.relation_dim(model.dimension)
     return one_side * (2 if model.reciprocal_relations else 1)
 
