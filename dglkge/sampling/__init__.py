@@ -1,1 +1,1 @@
-"""Which edges are trained on next, and against what."""
+"""Order of the triples, batches of edges and of queries, and negatives."""

@@ -15,8 +15,8 @@ from dglkge.sampling import epoch_plan
 Ids = npt.NDArray[np.int64]
 
 IDS_A_BUCKET = 32
-"""At most about so many of the partition's triples share a bucket, and at least half as many: the index takes
-a quarter to a half of a byte for each."""
+"""Mean number of the partition's triples in a bucket: between half of this and this. The index takes 0.25 to
+0.5 bytes per triple."""
 
 
 class TripleIndex:
@@ -41,8 +41,11 @@ class TripleIndex:
     def __init__(self, triple_ids: Ids) -> None:
         self._triple_ids = triple_ids
         num_ids = int(triple_ids[-1]) + 1 if len(triple_ids) else 0
+        # The width is rounded down to a power of two: the bucket of an id is then one shift, without a
+        # division.
         width = IDS_A_BUCKET * num_ids // max(1, len(triple_ids))
         self._shift = max(0, width.bit_length() - 1)
+        # One bound more than buckets, so that bucket b ends at starts[b + 1] also for the last one.
         bounds = np.arange(0, (num_ids >> self._shift) + 2, dtype=np.int64) << self._shift
         self._starts = np.searchsorted(triple_ids, bounds)
 
@@ -61,7 +64,7 @@ class TripleIndex:
 
 
 def _ignore(phase: str) -> None:
-    """Take no note of phases."""
+    """Ignore the name of a phase."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class EdgeBatch:
 
 
 class EdgeBatches:
-    """Takes the triples of each global batch that this trainer has to train.
+    """Selects this trainer's triples of each global batch.
 
     Parameters
     ----------
@@ -156,7 +159,8 @@ class EdgeBatches:
         self._local_rank = local_rank
         self._trainers_per_machine = trainers_per_machine
         self._seed = seed
-        self._ahead: EdgeBatch | None = None  # made before its turn
+        # The next batch, where following() has made it already.
+        self._ahead: EdgeBatch | None = None
         self._has_all = len(self._triple_ids) == num_triples
         self._index = TripleIndex(self._triple_ids[:0] if self._has_all else self._triple_ids)
 
@@ -167,7 +171,7 @@ class EdgeBatches:
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = _ignore) -> EdgeBatch:
         """Return this trainer's share of a global batch; it may be empty.
 
-        ``enter`` is told which phase begins: ``order``, then ``edges``.
+        ``enter`` is called with the name of each phase as it begins: ``order``, then ``edges``.
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and (ahead.epoch, ahead.index) == (epoch, index):
@@ -185,21 +189,29 @@ class EdgeBatches:
         """Find and sort this trainer's share."""
         enter("order")
         positions = epoch_plan.window(index, self._batch_size, self._num_triples)
-        if self._has_all:  # the triples of the others need not even be looked up
+        # One machine: a position's triple is its row, and the other trainers' need not be computed.
+        if self._has_all:
             share = self._share(len(positions))
             places = np.arange(share.start, share.stop)
             triple_ids = epoch_plan.inverse_permute(positions[share], self._num_triples, self._seed, epoch)
             rows = triple_ids
         else:
+            # Every trainer computes the whole window and keeps the triples that it owns: no trainer sends ids
+            # to another.
             triple_ids = epoch_plan.inverse_permute(positions, self._num_triples, self._seed, epoch)
             places, rows = self._index.find(triple_ids)
             share = self._share(len(places))
             places, rows = places[share], rows[share]
             triple_ids = triple_ids[places]
         enter("edges")
+        # Chunks belong to positions of the global batch, not to trainers: all machines draw the same
+        # negatives.
         chunks = places // self._chunk_size
+        # Rows are gathered first and transposed after: one pass over the mapped file. The copy makes each
+        # column contiguous.
         heads, relations, tails = np.take(self._all_edges, rows, axis=0).T.copy()
         pairs = self._pair_of_relation[relations]
+        # Places ascend, so the chunks are sorted already; with one edge type nothing is left to sort.
         order = np.lexsort((pairs, chunks)) if len(self._pairs) > 1 else slice(None)
         heads, relations, tails = heads[order], relations[order], tails[order]
         weights = None if self._weights is None else self._weights[rows[order]]
@@ -208,7 +220,7 @@ class EdgeBatches:
         return EdgeBatch(epoch, index, len(positions), ids, heads, relations, tails, weights, groups)
 
     def _share(self, num: int) -> slice:
-        """Return which of the machine's triples are this trainer's: a run, so that it meets few chunks."""
+        """Return this trainer's run of the machine's triples; a run, so that it has triples of few chunks."""
         return trainer_share(num, self._local_rank, self._trainers_per_machine)
 
 

@@ -16,8 +16,10 @@ import numpy.typing as npt
 from dglkge.kernels.hashing import combine
 from dglkge.kernels.order import walk_all
 
+# Even, so that each half is changed equally often (see walk_all).
 NUM_ROUNDS = 6
-_ORDER_KEY = 0x0EDE  # keeps the random stream of the order apart from that of the negatives
+# Domain separation: the streams of the order and of the negatives share the seed, not the key.
+_ORDER_KEY = 0x0EDE
 
 
 def num_batches(num_triples: int, batch_size: int) -> int:
@@ -61,6 +63,8 @@ def _walk(
     values: npt.NDArray[np.int64], num: int, seed: int, epoch: int, forward: bool
 ) -> npt.NDArray[np.int64]:
     """Encrypt (or decrypt) until every value lies in [0, num)."""
+    # a b exceeds num by less than a, about sqrt(num): a value leaves [0, num) with probability below 1 / b,
+    # so cycle walking almost never repeats.
     a = max(1, math.isqrt(num))
     b = -(-num // a)
     result = np.array(values, dtype=np.int64)

@@ -12,7 +12,8 @@ from dglkge.kernels.hashing import below, combine
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.shares import split_count
 
-_NEGATIVES_KEY = 0x4E6  # keeps the random stream of the negatives apart from that of the order
+# Domain separation: the streams of the negatives and of the order share the seed, not the key.
+_NEGATIVES_KEY = 0x4E6
 
 
 class UniformNegatives:
@@ -64,6 +65,7 @@ def find_equal(
     (rows, columns) : two (M,) int64
         All places where ``ids[row] == negative_ids[column]``.
     """
+    # Sort and search, O((B + N) log N), instead of a (B, N) comparison.
     order = np.argsort(negative_ids)
     ordered = negative_ids[order]
     first = np.searchsorted(ordered, ids, side="left")
@@ -135,6 +137,7 @@ class MixedNegatives:
         self._pairs = pairs
         self._seed = seed
         self._number_of_type = {name: number for number, name in enumerate(node_ids)}
+        # Two counts: types without a local range draw the local share globally as well.
         self._uniform = {
             number: UniformNegatives(number, node_ids, seed)
             for number in (self._num_global, self._num_global + self._num_local)
@@ -144,14 +147,17 @@ class MixedNegatives:
         """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
         first, end = self._ranges[entity_type]
         num_local = self._num_local
+        # The type has no entity on this machine, or all of them: the local share is drawn globally.
         if end - first in (0, len(self._node_ids[entity_type])):
             num_local = 0
         num_uniform = self._num_global + self._num_local - num_local
         kinds = [self._uniform[num_uniform].sample(entity_type, batch.epoch, batch.index, chunk)]
         key = (self._seed, batch.epoch, batch.index, chunk, self._number_of_type[entity_type])
         if num_local:
+            # The key holds the range's start: equal on a machine's trainers, different between machines.
             kinds.append(first + below(combine(_LOCAL_KEY, *key, first), num_local, end - first))
         if self._num_in_batch:
+            # Never empty: negatives of a type are drawn only for a chunk with a group of that type.
             present = self._present(entity_type, batch, chunk)
             kinds.append(present[below(combine(_IN_BATCH_KEY, *key), self._num_in_batch, len(present))])
         return np.concatenate(kinds) if len(kinds) > 1 else kinds[0]

@@ -1,4 +1,4 @@
-"""Queries with all their answers, and batches of them: what ``training.objective: k_vs_all`` trains on.
+"""Queries with all their answers, and batches of queries, for ``training.objective: k_vs_all``.
 
 A query is a distinct (head, relation, ?) or (?, relation, tail) of the training triples. Queries are numbered
 by side, relation and entity, all by original ids, so that neither the numbers nor their order in an epoch
@@ -39,7 +39,7 @@ class QueryIndex:
     Attributes
     ----------
     sides : (Q,) int64
-        0: the tail is asked for, 1: the head.
+        0: the tail is missing, 1: the head.
     relations, anchors : (Q,) int64
         Relation and given entity of each query.
     starts : (Q + 1,) int64
@@ -55,11 +55,13 @@ class QueryIndex:
 
     def __init__(self, triples: npt.NDArray[np.integer], num_relations: int) -> None:
         heads, relations, tails = (np.asarray(column, np.int64) for column in triples.T)
+        # (side, relation, entity) packed into one int64: one sort groups all queries.
         width = int(max(heads.max(initial=0), tails.max(initial=0))) + 1
         codes = np.concatenate([relations * width + heads, (num_relations + relations) * width + tails])
         answers = np.concatenate([tails, heads])
         order = np.lexsort((answers, codes))
         codes, answers = codes[order], answers[order]
+        # The same triple may occur twice in the data; its answer counts once.
         is_new = np.ones(len(codes), bool)
         is_new[1:] = (codes[1:] != codes[:-1]) | (answers[1:] != answers[:-1])
         codes, self.answers = codes[is_new], answers[is_new]
@@ -85,7 +87,7 @@ class QueryRun:
     Attributes
     ----------
     side : Side
-        The side asked for.
+        The side of the missing entity.
     anchor_type, answer_type : str
         Entity types of the given entity and of the answers.
     start, end : int
@@ -129,7 +131,7 @@ class QueryBatch:
 
 
 class QueryBatches:
-    """Takes the queries of each global batch that this trainer trains: those whose entity its machine holds.
+    """Selects this trainer's queries of each global batch: those with a given entity on its machine.
 
     Parameters
     ----------
@@ -171,6 +173,7 @@ class QueryBatches:
         self._kinds = [_kind(*kind) for kind in kinds]
         self._kind = kind_of[index.sides, index.relations]
         self._anchors = np.empty(len(index), np.int64)
+        # A query belongs to the machine of its given entity: that row is read from shared memory.
         self._is_here = np.zeros(len(index), bool)
         for i, (_, anchor_type, _) in enumerate(self._kinds):
             of_kind = np.flatnonzero(self._kind == i)
@@ -181,7 +184,7 @@ class QueryBatches:
         self._ahead: QueryBatch | None = None
 
     def asks_for(self, entity_type: str) -> npt.NDArray[np.bool_]:
-        """Return which queries ask for an entity type, (Q,)."""
+        """Return a mask (Q,) of the queries with answers of an entity type."""
         wanted = np.array([answer_type == entity_type for _, _, answer_type in self._kinds], bool)
         return wanted[self._kind]
 
@@ -209,6 +212,7 @@ class QueryBatches:
         positions = epoch_plan.window(index, self._batch_size, len(self.index))
         ids = epoch_plan.inverse_permute(positions, len(self.index), self._seed, epoch)
         enter("edges")
+        # Selected by a lookup, as the whole index is on every trainer; no ids travel.
         ids = ids[self._is_here[ids]]
         ids = ids[trainer_share(len(ids), *self._place)]
         ids = ids[np.argsort(self._kind[ids], kind="stable")]
@@ -223,7 +227,7 @@ class QueryBatches:
 
 
 def _kind(side: int, lhs: str, rhs: str) -> tuple[Side, str, str]:
-    """Return the side asked for and the types of the given entity and of the answers."""
+    """Return the missing side and the types of the given entity and of the answers."""
     return (Side.TAIL, lhs, rhs) if side == 0 else (Side.HEAD, rhs, lhs)
 
 
@@ -234,7 +238,7 @@ class ShardAnswers:
     ----------
     index : QueryIndex
     is_asked : (Q,) bool
-        Which queries ask for the shard's entity type.
+        Queries with answers of the shard's entity type.
     node_ids : (n,) int64
         Node id of every original id of that type.
     first, stop : int
@@ -260,6 +264,7 @@ class ShardAnswers:
 
     def of(self, query_ids: Ids) -> tuple[Ids, Ids]:
         """Return (starts, places) of some queries, in CSR form as above."""
+        # Gathers ragged runs without a loop: each output place is its run's start plus its offset in the run.
         counts = self.starts[query_ids + 1] - self.starts[query_ids]
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         offsets = np.arange(starts[-1]) - np.repeat(starts[:-1], counts)
@@ -268,4 +273,4 @@ class ShardAnswers:
 
 TrainingBatch = Union[EdgeBatch, QueryBatch]
 TrainingBatches = Union[EdgeBatches, QueryBatches]
-"""What a trainer goes through in an epoch."""
+"""Batches of an epoch: of edges, or of queries."""

@@ -1,4 +1,4 @@
-"""Shares of the kinds of negatives. Apart from the negatives, so that a plan can check them without DGL."""
+"""Shares of the kinds of negatives, in a module of its own: a plan checks them without DGL."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def split_count(num_negatives: int, shares: Sequence[float]) -> list[int]:
             "in_batch_share are at least 0 and sum to 1"
         )
     exact = [num_negatives * share for share in shares]
+    # Rounding errors: 100 * 0.29 is 28.999999999999996, which means 29.
     counts = [math.floor(value + 1e-6) for value in exact]
+    # Largest remainder first; sorted() is stable, so ties go to the earlier kind on every process.
     by_remainder = sorted(range(len(shares)), key=lambda place: counts[place] - exact[place])
     for place in by_remainder[: num_negatives - sum(counts)]:
         counts[place] += 1
