@@ -1,1 +1,1 @@
-"""Where parameters live: tables of rows, served by DGL's kvstore and read through shared memory."""
+"""Embedding tables: rows served by DGL's kvstore and read through shared memory."""

@@ -37,6 +37,7 @@ class TableShard:
 
     def locate(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the row of each original id (m,), -1 where another shard holds it."""
+        # Node ids of a part are contiguous (DGL renumbers nodes by part), so a range check replaces a search.
         place = self.node_ids[ids] - self.first_node_id
         place[(place < 0) | (place >= self.rows.shape[0])] = -1
         return place
@@ -80,6 +81,7 @@ class EmbeddingTable:
         self.embedding = dgl.distributed.DistEmbedding(
             len(self.original_ids), dim, name=f"{name}_rows", part_policy=policy
         )
+        # Shared memory of the machine's servers, not a copy: all its trainers read and update the same rows.
         self.local_rows: torch.Tensor = self.embedding._tensor.local_partition
 
     def __len__(self) -> int:
@@ -119,6 +121,7 @@ class EmbeddingTable:
     def shard(self, index: int, count: int) -> TableShard:
         """Return one of ``count`` nearly equal ranges of this machine's rows."""
         num_rows = self.local_rows.shape[0]
+        # Both bounds by the same formula: the ranges are disjoint and cover all rows for any count.
         start, end = num_rows * index // count, num_rows * (index + 1) // count
         first = self.first_node_id + start
         ids = self.original_ids[first : self.first_node_id + end]

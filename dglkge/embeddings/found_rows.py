@@ -1,4 +1,4 @@
-"""Rows of a batch in place: in this machine's shared memory, or in the message that they came with."""
+"""Rows of a batch in place: in this machine's shared memory, or in a receive buffer."""
 
 from __future__ import annotations
 
@@ -51,6 +51,7 @@ class FoundRows:
         places : (n,) int64
             A row of ``local``, or -1 - i for the i-th of ``remote``.
         """
+        # Both are computed for all places; addresses are only numbers until a loop reads the chosen ones.
         addresses = np.where(places >= 0, _addresses(local, places), _addresses(remote, -1 - places))
         return cls(addresses, local.shape[1], (local, remote))
 
@@ -67,5 +68,6 @@ class FoundRows:
 
 def _addresses(rows: Rows, places: Ids) -> Ids:
     """Return the addresses of rows of an array."""
+    # Addresses stay valid only as long as the array: FoundRows.arrays holds a reference.
     base: int = rows.__array_interface__["data"][0]
     return base + places * rows.strides[0]

@@ -67,6 +67,7 @@ class RowExchange:
         self._tables = tables
         self._wire_dtype = wire_dtype
         self._dims = np.array([table.dim for table in tables], np.int64)
+        # Half the bytes of ids where every node id fits into 32 bits.
         narrow = max(len(table) for table in tables) < 2**31
         self._id_dtype = np.dtype(np.int32 if narrow else np.int64)
         num_parts = len(tables[0].range_starts) - 1
@@ -118,6 +119,8 @@ class RowExchange:
         width = self._id_dtype.itemsize
         out_bytes, in_bytes = to_get.sum(1) * width, to_give.sum(1) * width
         sent = self._outgoing_ids.take(int(out_bytes.sum()))
+        # Rank by rank and, in it, table by table: each rank's message is contiguous, and the counts say how
+        # to cut it.
         np.concatenate(
             [by_rank[rank] for rank in range(size) for by_rank in wanted],
             out=sent.view(self._id_dtype),
@@ -125,6 +128,7 @@ class RowExchange:
         )
         arrived = self._incoming_ids.take(int(in_bytes.sum()))
         self._group.messages(sent, out_bytes.tolist(), arrived, in_bytes.tolist())
+        # Counts go to every rank; ids only to owners on other machines, as local rows are never requested.
         self.sent_bytes += len(sent) + self._num_strangers * counts[0].nbytes
         ids = np.split(arrived.view(self._id_dtype).astype(np.int64), np.cumsum(to_give.ravel())[:-1])
         firsts = [table.first_node_id for table in self._tables] * size
@@ -148,6 +152,8 @@ class RowExchange:
             table = self._tables[number % len(self._tables)]
             end = start + len(rows) * table.dim
             space = message[start:end].view(len(rows), table.dim)
+            # One copy from the table into the message; another type needs a gather first, then the
+            # conversion.
             if self._wire_dtype == table.local_rows.dtype:
                 torch.index_select(table.local_rows, 0, torch.from_numpy(rows), out=space)
             else:
@@ -179,6 +185,7 @@ class RowExchange:
 
     def _unpack(self, counts: Ids, message: torch.Tensor) -> list[torch.Tensor]:
         """Sort received rows, rank after rank, by table."""
+        # Swapped at each call, so rows of the call before stay valid until the next call but one.
         self._sorted, self._spare_sorted = self._spare_sorted, self._sorted
         spaces = zip(self._sorted, counts.sum(0).tolist(), self._tables)
         rows = [torch.from_numpy(space.rows(n, table.dim, FLOAT32)) for space, n, table in spaces]

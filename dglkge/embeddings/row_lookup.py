@@ -103,6 +103,7 @@ class ExchangeLookup:
         self._tables = tables
         self._exchange = exchange
         self._reads_ahead = staleness > 0
+        # One thread: exchanges are collectives, and two at once in one group could be paired wrongly.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-lookup")
         self._announced: _Announced | None = None
 
@@ -133,6 +134,8 @@ class ExchangeLookup:
         ConnectionError
             If a trainer exited.
         """
+        # Also where another batch was announced: its exchange is finished first, so that the order of
+        # collectives is the same on all trainers.
         prepared = self._take_announced(batch) or self._prepare(batch, wanted)
         remote = prepared.rows
         if remote is None:
@@ -143,6 +146,7 @@ class ExchangeLookup:
     def before_update(self) -> None:
         """Wait until the rows that are read ahead, as they were before this update, have been read."""
         if self._announced is not None and self._reads_ahead:
+            # Only the read matters: from then on the message holds the rows, and the update may change them.
             self._announced.read.wait()
 
     def finish(self) -> None:
@@ -177,7 +181,8 @@ class ExchangeLookup:
                 return prepared
             message = self._exchange.read(prepared.requests)
         finally:
-            read.set()  # also after a failure, which the result then raises
+            # Also after a failure: before_update must not block. The future's result raises it.
+            read.set()
         prepared.rows = self._exchange.send(prepared.requests, message)
         return prepared
 
@@ -197,6 +202,7 @@ class _Route:
         self._table = table
         all_ids: Ids = np.empty(0, np.int64) if ids is None else ids.numpy()
         away = np.flatnonzero((all_ids < table.first_node_id) | (all_ids >= table.end_node_id))
+        # Each remote row travels once a batch, however often the batch has it.
         distinct, source = np.unique(all_ids[away], return_inverse=True)
         owners = exchange.owners(number, distinct)
         order = np.argsort(owners, kind="stable")

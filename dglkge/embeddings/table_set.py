@@ -45,6 +45,7 @@ class TableSet(Mapping[str, EmbeddingTable]):
     ) -> None:
         self._part = part
         self._tables = {name: EmbeddingTable(graph, layout, name, entity_dim, part) for name in entity_types}
+        # The order of the tables is that of the exchange's messages, so it must be the same on all trainers.
         self._tables[RELATION] = EmbeddingTable(graph, layout, RELATION, relation_dim, part)
         self.lookup: RowLookup = DirectLookup(self._tables)
 
