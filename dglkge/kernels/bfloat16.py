@@ -37,6 +37,7 @@ def float_of(typing_context: Any, bits: Any) -> Any:
 def narrow(number: Any) -> Any:
     """Round a float32 number to bfloat16."""
     bits = bits_of(number)
+    # Just below half a unit in the last place, plus the kept part's last bit: ties go to even.
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     return np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
 
@@ -57,6 +58,7 @@ def load_row(row: np.ndarray, out: np.ndarray) -> None:
     raise NotImplementedError("for compiled loops only")
 
 
+# Typed by overload(): numba chooses the variant when it compiles, so loops have no branch on the type.
 @overload(store_row, jit_options={"fastmath": FAST_MATH, "forceinline": True})
 def _store_row(row: Any, scale: Any, out: Any) -> Any:
     if out.dtype == types.uint16:

@@ -36,6 +36,7 @@ def index_keys(slots: np.ndarray, keys: np.ndarray, num_keys: int) -> None:
     mask = np.uint64(slots.shape[0] - 1)
     for position in range(num_keys):
         slot = slot_of(keys[position], mask)
+        # The keys are distinct: a free slot is enough, no key has to be compared.
         while slots[slot] >= 0:
             slot = (slot + np.uint64(1)) & mask
         slots[slot] = position
@@ -43,7 +44,7 @@ def index_keys(slots: np.ndarray, keys: np.ndarray, num_keys: int) -> None:
 
 @compiled
 def find_keys(slots: np.ndarray, keys: np.ndarray, wanted: np.ndarray, found: np.ndarray) -> None:
-    """Position of each wanted key among the keys of a hash table, -1 where it is absent.
+    """Write the position of each wanted key among the keys of a hash table, -1 where it is absent.
 
     Parameters
     ----------
@@ -103,6 +104,7 @@ def chain_sources(
             slot = (slot + np.uint64(1)) & mask
         position = slots[slot]
         if position >= 0:
+            # Appended at the tail, so that a chain has the order of arrival: float sums depend on it.
             links[tails[position]] = source
             tails[position] = source
         else:
@@ -205,6 +207,7 @@ def prepare_gradient(
                 gradient[j] *= shrink
     if weight_decay != zero:
         for j in range(dim):
+            # After clipping: the limit is one of the loss's gradient.
             gradient[j] += weight_decay * row[j]
     return True
 

@@ -82,6 +82,7 @@ def make_queries(
         query_of(head, relation[:dim], is_complex, False, query)
         positive[i], own[i] = inner_product(query, tail), inner_product(query, head)
         store_row(query, one, operand[i])
+        # The second half of a reciprocal row; otherwise width == dim and it is the whole row, conjugated.
         query_of(tail, relation[width - dim :], is_complex, not is_reciprocal, query)
         positive[num + i], own[num + i] = inner_product(query, head), inner_product(query, tail)
         store_row(query, one, operand[num + i])
@@ -201,6 +202,7 @@ def write_gradients(
         relation = row_at(relations[i], width, of_heads)
         last = width - dim
         of_relation = of_relations[i]
+        # Each entity is regularized in both queries of its triple, a reciprocal half only in its own.
         once = kind(n3) * factors[i]
         twice = once + once
         cubes = kind(2) * penalize(head, twice, is_complex, of_heads[i])

@@ -145,7 +145,7 @@ def add_answer_gradients(
     of_queries: np.ndarray,
     of_rows: np.ndarray,
 ) -> None:
-    """Add what the answers give, with ``of_scores`` "(A,)" the gradients of their scores.
+    """Add the gradients through the answers' scores; ``of_scores`` "(A,)" are the gradients of these scores.
 
     ``of_queries`` "(Q, D)" and ``of_rows`` "(R, D)" are changed.
     """
@@ -175,6 +175,7 @@ def add_products(products: np.ndarray, keeps: np.ndarray, scales: np.ndarray, su
     for i in range(products.shape[0]):
         load_row(products[i], wide)
         keep, scale = keeps[i], scales[i]
+        # Not keep * sums: the memory may be uninitialised, and 0 times NaN is NaN.
         if keep == 0:
             for d in range(wide.shape[0]):
                 sums[i, d] = scale * wide[d]

@@ -17,13 +17,14 @@ GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def stream_key(*words: int | str) -> np.ndarray:
-    """Return 64 bits that differ between any two lists of words, (1,) uint64.
+    """Return a 64-bit key of a list of words without "/", (1,) uint64.
 
     Examples
     --------
     >>> bool(stream_key(7, "person") == stream_key(7, "place"))
     False
     """
+    # Not hash(): Python salts it in each process, and all processes need the same key.
     digest = hashlib.blake2b("/".join(str(word) for word in words).encode(), digest_size=8).digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
@@ -74,6 +75,7 @@ mix_word = compiled(split_mix)
 """:func:`split_mix` for one word, compiled: numpy warns of every overflow of a single number."""
 
 
+# Sums are taken as Python integers and masked: numpy warns of overflow of a single uint64.
 _MASK = (1 << 64) - 1
 
 

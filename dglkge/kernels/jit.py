@@ -33,7 +33,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-intrinsic: Any = extending.intrinsic  # numba's types say that it is called as it is defined, which it is not
+# numba's types say that it is called as it is defined, which it is not.
+intrinsic: Any = extending.intrinsic
 overload: Any = extending.overload
 
 #: Sums may be reordered (which vectorises them), products fused with sums, and the sign of zero ignored. NaN
@@ -157,7 +158,8 @@ def _compile(function: Callable, **options: Any) -> Callable:
     """Compile a loop with the options that all loops share."""
     loop: Any = numba.njit(nogil=True, fastmath=FAST_MATH, error_model="numpy", **options)(function)
     try:
-        loop._cache = _KernelCache(function)  # numba's option cache=True does this with its own class
+        # numba's option cache=True does this with its own class.
+        loop._cache = _KernelCache(function)
     except RuntimeError:  # neither the folder of the file nor the user's cache folder can be written
         logger.info("compiled loops are not cached: no folder to write to")
     return loop

@@ -37,6 +37,7 @@ def add_query_gradient(
 ) -> None:
     """Add sum_j g_ij (q_k - c_k) / |q_k - c_k| to a gradient (B, D), for gradients g (B, N) of distances."""
     half = query.shape[1] // 2
+    # An addition, not a test for 0: the inner loop has no branch.
     smallest = query.dtype.type(SMALLEST_SQUARE)
     for first in range(0, len(candidates), CANDIDATE_BLOCK):
         for i in range(len(query)):

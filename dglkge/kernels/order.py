@@ -38,6 +38,7 @@ def walk_all(values: np.ndarray, num: int, a: int, b: int, keys: np.ndarray, for
                 number = turn if forward else keys.shape[0] - 1 - turn
                 if number % 2 == 0:
                     drawn = _draw(keys[number], right, a)
+                    # The inverse adds a - drawn instead of subtracting: operands of % stay non-negative.
                     left = (left + (drawn if forward else a - drawn)) % a
                 else:
                     drawn = _draw(keys[number], left, b)
@@ -52,6 +53,7 @@ def walk_all(values: np.ndarray, num: int, a: int, b: int, keys: np.ndarray, for
 def _draw(key: Any, value: Any, limit: Any) -> Any:
     """Return the round function of a value: one word of the keyed hash, modulo the limit."""
     word = mix_word(np.uint64(value) * GOLDEN_GAMMA + key)
+    # One bit is dropped, so that the word fits into int64 as a non-negative number.
     return np.int64((word >> np.uint64(1)) % np.uint64(limit))
 
 
@@ -80,6 +82,7 @@ def find_rows(
         bucket = wanted[i] >> shift
         if bucket > last:
             continue
+        # Binary search (lower bound) inside the bucket.
         low, high = starts[bucket], starts[bucket + 1]
         while low < high:
             middle = (low + high) // 2

@@ -47,6 +47,7 @@ def row_adagrad(row: np.ndarray, gradient: np.ndarray, total: np.ndarray, lr: fl
     ([-0.10000000149011612, -0.699999988079071], [25.0])
     """
     dim = row.shape[0]
+    # Typed zero: a Python float would make numba accumulate in float64 and convert every number.
     squares = row.dtype.type(0)
     for j in range(dim):
         squares += gradient[j] * gradient[j]
@@ -85,6 +86,7 @@ def adam(
     ([-0.5, 0.5], [3.0, -5.0], [9.0, 25.0])
     """
     dim = row.shape[0]
+    # Typed ones, so that the arithmetic stays in the rows' dtype.
     rest1, rest2 = row.dtype.type(1) - beta1, row.dtype.type(1) - beta2
     if power.shape[0] == dim:
         for j in range(dim):

@@ -25,6 +25,7 @@ def power(exponent: Any) -> Any:
     """
     kind = np.float32
     is_kept = exponent > LOWEST_EXPONENT
+    # Selects instead of branches, so that the loop around is vectorised; dropped lanes compute e^0.
     x = exponent if is_kept else kind(0)
     whole = np.floor(x * LOG2_E + kind(0.5))
     r = x - whole * LN2_HIGH
@@ -36,6 +37,7 @@ def power(exponent: Any) -> Any:
     p = p * r + kind(1.6666665459e-1)
     p = p * r + kind(5.0000001201e-1)
     p = p * r * r + r + kind(1)
+    # 2^n by writing n + 127 into the exponent bits.
     two_to_whole = float_of(np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)))
     return p * two_to_whole if is_kept else kind(0)
 
@@ -79,6 +81,7 @@ def ignore_truths(
     num_slots = slots.shape[0] - num_negatives
     table, links = slots[:num_slots], slots[num_slots:]
     table[:] = -1
+    # A hash table of distinct ids; the places of equal negatives are linked, so each is overwritten.
     mask = np.uint64(num_slots - 1)
     for j in range(num_negatives):
         slot = slot_of(negative_ids[j], mask)
@@ -130,8 +133,10 @@ def softmax(
     loss = 0.0
     for i in range(scores.shape[0]):
         load_row(scores[i], row)
+        # Subtracting the greatest score keeps every power at most 1.
         greatest = max(positive[i], own[i], greatest_of(row))
-        total = (positive[i] + own[i]) * np.float32(0)  # not a number if one of them is not finite
+        # 0 times NaN or infinity is NaN: the loss becomes NaN if one score is not finite.
+        total = (positive[i] + own[i]) * np.float32(0)
         for j in range(row.shape[0]):
             total += row[j] * np.float32(0)
         positive_power, own_power = power(positive[i] - greatest), power(own[i] - greatest)
