@@ -60,8 +60,9 @@ class Candidates:
 
 
 def only_answers(first: int, stop: int) -> Callable[[Ids], Answers]:
-    """Return the answers of queries whose key is the node id of their only one."""
+    """Return a function from keys of queries to answers; a key is the node id of the only answer."""
 
+    # A key outside the owned run belongs to another shard: here the query then has no answers.
     def answers_of(keys: Ids) -> Answers:
         is_here = (keys >= first) & (keys < stop)
         starts = np.zeros(len(keys) + 1, np.int64)
@@ -118,6 +119,8 @@ class AllCandidates:
         self._clock.enter("score")
         numbers, answers = [], []
         for block, one in zip(gathered, self._candidates):
+            # Counts were gathered, so a block is empty on all trainers or on none: rounds of messages stay
+            # paired.
             if len(block):
                 answers.append(one.answers_of(block.keys))
                 numbers.append(one.shard.score(torch.from_numpy(block.queries), one.rows, answers[-1]))
@@ -140,12 +143,17 @@ class AllCandidates:
             found, answers = next(shared)
             name, num_rows = one.table.name, one.stop - one.first
             if name not in self._dense:
+                # Relation blocks of both directions share one table: its gradients are collected in one
+                # array.
                 self._dense[name] = self._scratch.take(f"dense~{name}", num_rows, one.table.dim)
+                # A block writes only its columns, and the other direction's block may be empty.
                 if self._is_partial(one):
                     self._dense[name].zero_()
             of_rows = self._dense[name][:, one.columns]
             one.shard.differentiate(normalizers(one.kind, found), block.factors, part, of_rows)
             loss += self._penalize(one, answers, block.factors, of_rows)
+            # Every trainer computes all gradients of its shard, but counts only the loss of its own queries:
+            # losses are summed over trainers.
             run = self._exchange.own_run(number)
             loss += float((losses(one.kind, found[:, :, run]) * block.factors[run]).sum())
         return parts, loss
@@ -155,6 +163,7 @@ class AllCandidates:
         if self._regularizer is None or answers.penalty_shares is None:
             return 0.0
         shares = factors[answers.query_of] * answers.penalty_shares
+        # One row may answer several queries: its penalty is taken once, with the sum of their shares.
         weights = np.bincount(answers.places, weights=shares, minlength=one.stop - one.first)
         used = torch.from_numpy(np.flatnonzero(weights))
         rows = one.rows[used].requires_grad_()
@@ -259,6 +268,8 @@ class CandidateLoss:
         ]
         loss, gradients = self._candidates.run(blocks)
         self._clock.enter("backward")
+        # Blocks group pieces by table; the gradients go back in the order in which the maker returned the
+        # pieces.
         of_pieces = [torch.empty(0)] * len(pieces)
         for numbers, of_block in zip(order, gradients):
             parts = of_block.split([len(pieces[number].keys) for number in numbers])
@@ -281,6 +292,7 @@ def _block(pieces: Sequence[Piece], dim: int) -> QueryBlock:
     """Put the queries of one block together."""
     if not pieces:
         return QueryBlock(np.empty((0, dim), np.float32), np.empty(0, np.int64), np.empty(0, np.float32))
+    # Detached: the gradients of the queries come back as numbers, and take_back starts autograd from them.
     queries = [piece.queries.detach() for piece in pieces]
     return QueryBlock(
         (queries[0] if len(queries) == 1 else torch.cat(queries)).numpy(),

@@ -61,6 +61,7 @@ class AutogradLoss:
 
     def _of_group(self, group: Group) -> torch.Tensor:
         """Return the summed loss of a group, a scalar."""
+        # Leaves accumulate into views of the request's gradients, so nothing is copied after backward().
         heads, relations, tails = group.heads.leaf(), group.relations.leaf(), group.tails.leaf()
         losses = self._of_side(group, Side.TAIL, heads, relations, tails)
         losses = losses + self._of_side(group, Side.HEAD, tails, relations, heads)
@@ -80,10 +81,14 @@ class AutogradLoss:
             (group.head_ids, group.tail_ids) if side is Side.TAIL else (group.tail_ids, group.head_ids)
         )
         query = model.query(anchors, relations, side)
+        # Both sides may share negatives: their leaves are views of the same gradients, and autograd adds to
+        # them in place.
         scores = self._compare(query, negatives.rows.leaf())
         ignored = torch.zeros(scores.shape, dtype=torch.bool)
+        # Sampled negatives may be the true answer itself; it must not be pushed down as a negative.
         rows, columns = find_equal(true_ids, negatives.ids)
         ignored[torch.from_numpy(rows), torch.from_numpy(columns)] = True
+        # With two entity types the anchor is no candidate of the answer's type.
         if self._own_entity and group.lhs == group.rhs:
             scores = torch.cat([scores, model.compare_pairs(query, anchors)[:, None]], dim=1)
             is_truth = torch.from_numpy(anchor_ids == true_ids)

@@ -78,10 +78,13 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
         On all trainers, if a disk is full or fails.
     """
     world = cluster.world
+    # One nonce for the whole job: trainers that hold no lease check by it that the file is still this job's.
     nonce = cluster.gather_texts(new_nonce())[0]
     is_taker = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
     taker = LeaseTaker(output, nonce, world.job) if is_taker else None
     lease: Lease | None = None
+    # Short attempts instead of one long wait: between them all trainers exchange results, within the timeout
+    # of a collective.
     while True:
         problem: tuple[str, str] | None = None
         if taker is not None and lease is None:
@@ -93,6 +96,7 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
                 cluster.on_exit(lease.release)
         mine = {"problem": problem, "waits": taker is not None and lease is None}
         found = [json.loads(text) for text in cluster.gather_texts(json.dumps(mine))]
+        # All trainers raise the first problem, in the order of ranks: none is left waiting in a collective.
         for kind, text in (one["problem"] for one in found if one["problem"]):
             raise StorageError(text) if kind == StorageError.__name__ else CheckpointError(text)
         if not any(one["waits"] for one in found):
@@ -119,9 +123,12 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
     chosen = config.training
     if chosen.lookup == "kvstore":
         return
+    # On one machine every row is in shared memory.
     if num_machines > 1:
         group = Alltoall(
             request_timeout_seconds(),
+            # The exchange runs in a background thread; in a shared group its collectives would mix with the
+            # step's.
             own_group=True,
             purpose="lookup of rows",
             duty="train every batch, also with no triples of its own",
@@ -166,18 +173,22 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     refuse_empty_splits(config, dataset)
     refuse_bigraph_output(config)
     output = Path(config.output)
-    lease = hold_run(output, cluster)  # from here on the folder exists
+    # The lease creates the folder and excludes other jobs from here on.
+    lease = hold_run(output, cluster)
     layout = dataset.layout()
+    # After the lease: the choice is read from the run's folder, which no other job may change now.
     config = with_matmul_dtype(config, cluster)
     model = configured_model(config)
     widths = (config.model.dimension, model.relation_width)
     with request_timeout():
+        # Creates tensors on all servers by RPC, hence the timeout.
         tables = TableSet(cluster.graph, layout, dataset.entity_types, *widths, world.machine)
     _initialize(tables, model, config, cluster)
     embeddings = [table.embedding for table in tables.values()]
     with request_timeout():
         optimizer = build_optimizer(config, embeddings, world.num_machines)
     choose_lookup(config, tables, world.num_machines)
+    # Registered before the Trainer's own: an exchange in the background ends before the last commit.
     cluster.on_leave(tables.lookup.finish)
     pairs = [(lhs, rhs) for lhs, rhs, _, _ in dataset.edge_types]
     batches: TrainingBatches
@@ -198,6 +209,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     train_step = _build_train_step(
         config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, batches, world
     )
+    # Names of entities take memory, and only the trainer that writes a machine's files needs them.
     names = (
         {name: dataset.vocabulary(name) for name in dataset.entity_types} if world.is_machine_leader else {}
     )
@@ -218,7 +230,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     trainer = Trainer(
         config, cluster, tables, optimizer, batches, train_step, evaluator, checkpoints, meta, JOB, clock
     )
-    if world.rank == 0:  # not before the trainer has found that what lies there is this run
+    # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
+    if world.rank == 0:
         _record(config, output)
     return trainer
 
@@ -246,7 +259,7 @@ def refuse_empty_splits(config: Config, dataset: Dataset) -> None:
     Raises
     ------
     InputError
-        Naming the setting that asks for it.
+        Naming the setting that requests it.
     """
     wanted = []
     if config.evaluation.split != "none":
@@ -340,6 +353,7 @@ def _build_courier(world: World) -> Courier | None:
 def _pair_of_relation(dataset: Dataset, layout: PartitionLayout, pairs: list[tuple[str, str]]) -> np.ndarray:
     """Return the number of each relation's edge type, by node id; -1 where no training triple has it."""
     number = {pair: index for index, pair in enumerate(pairs)}
+    # Batches have node ids of relations, the data set lists relations by original id.
     by_original = np.array(
         [number.get((relation.lhs, relation.rhs), -1) for relation in dataset.relations.relations],
         dtype=np.int64,
@@ -356,9 +370,11 @@ def _initialize(tables: TableSet, model: KgeModel, config: Config, cluster: Clus
     for name, table in tables.items():
         shard = table.shard(world.local_rank, world.trainers_per_machine)
         scale = config.model.init_scale
+        # In blocks: the rows are drawn in private memory before they are copied to the table.
         for start in range(0, shard.rows.shape[0], 65536):
             ids = shard.original_ids[start : start + 65536]
             shard.rows[start : start + 65536] = model.initial_rows(name, ids, config.seed, scale)
+    # A lookup of the first batch may read rows that another trainer initialises.
     cluster.barrier()
 
 

@@ -1,4 +1,4 @@
-"""Builds what the objectives over all candidates, ``one_vs_all`` and ``k_vs_all``, train with."""
+"""Builders of batches and losses of the objectives over all candidates, ``one_vs_all`` and ``k_vs_all``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def build_query_batches(config: Config, dataset: Dataset, world: World) -> Query
 
 @dataclass(frozen=True)
 class _Comparison:
-    """How the queries of a block are compared with rows.
+    """Comparison of the queries of a block with rows.
 
     Attributes
     ----------
@@ -94,6 +94,7 @@ def _comparisons(config: Config, model: KgeModel, tables: TableSet) -> dict[str,
     """Return the comparison of each block of queries, by name, in the same order on every trainer."""
     dim, score_function = model.dim, model.score_function
     is_reference = config.training.kernels == REFERENCE
+    # Compares types and functions exactly: a subclass may compute other scores than its base.
     is_product = type(model) is KgeModel and type(score_function).compare is Dot.compare
     compare = model.compare_plainly if is_reference else model.compare
     numbers = dim if is_reference else 1
@@ -105,6 +106,7 @@ def _comparisons(config: Config, model: KgeModel, tables: TableSet) -> dict[str,
         width = score_function.relation_dim(dim)
         query_dim = score_function.relation_query_dim(dim)
         is_product = score_function.has_relation_product
+        # One block of queries for each half of reciprocal rows; a row without halves has one score for both.
         for number, side in enumerate((Side.TAIL, Side.HEAD) if model.reciprocal else (Side.TAIL,)):
             columns = slice(number * width, (number + 1) * width)
             found[RELATION_BLOCKS[side]] = _Comparison(
@@ -127,6 +129,7 @@ def _candidates(
     owned = one.table.shard(world.local_rank, world.trainers_per_machine)
     first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
     objective = FullObjective(kind, len(one.table), chosen.label_smoothing)
+    # The general path first; only inner products have loops.
     shard: ShardObjective = AutogradShard(objective, one.compare, one.numbers_a_score)
     if one.is_product and chosen.kernels != REFERENCE:
         shard = ProductShard(objective, getattr(torch, chosen.matmul_dtype))

@@ -35,6 +35,7 @@ def check_config(config: Config) -> None:
     InputError
         Naming the first of them.
     """
+    # First: the names below may be registered by the user's modules.
     import_modules(config.imports)
     model = configured_model(config)
     configured_loss(config)
@@ -163,6 +164,7 @@ def configured_loss(config: Config) -> Loss:
     InputError
         If it is unknown, or an option of it is out of range.
     """
+    # Only the options that the loss has: the configuration's fields are those of all losses together.
     options = {
         name: getattr(config.loss, name)
         for name in LOSSES.get(config.loss.name).options()
@@ -180,6 +182,7 @@ def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | Non
         If it is unknown, its weight or power is out of range, or it takes no weight and has one.
     """
     chosen = config.regularizer
+    # Built even with weight 0, so that a wrong name or power is refused in any case.
     made = build_regularizer(chosen.name, chosen.weight, chosen.p, model.score_function.complex_valued)
     if chosen.weight == 0:
         return None

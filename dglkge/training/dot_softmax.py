@@ -25,7 +25,7 @@ from dglkge.typing import Side
 
 QUERY_MULTIPLE = 16
 """Matmuls take a multiple of so many queries. On several machines a trainer's shares of batches differ, and
-torch's library (oneDNN) compiles a matmul, and keeps it, for every shape that it meets."""
+oneDNN, torch's library of matmuls, compiles one for each new shape and keeps it."""
 
 
 def is_compiled(model: KgeModel, loss: Loss) -> bool:
@@ -66,15 +66,19 @@ class DotSoftmax:
         self._n3, self._regularizer = np.float32(0), regularizer
         is_loop = regularizer is not None and regularizer.compiled
         if regularizer is not None and is_loop and regularizer.complex_valued == self._operator[0]:
+            # N3 goes into the loop that writes the gradients; any other regularizer is computed by autograd
+            # afterwards.
             self._n3, self._regularizer = np.float32(regularizer.weight), None
         self._own_entity = own_entity
         self._dtype = matmul_dtype
+        # In the representation of the scores, float32 or bfloat16 words: the loop only writes it.
         self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=matmul_dtype))[0]
         self._clock = clock
         self._scratch = Scratch()
 
     def __call__(self, groups: Sequence[Group], global_size: int) -> float:
         """Return the summed loss; leaves the gradients, divided by ``global_size``, with the rows."""
+        # By identity: the groups hold the objects, so no id is used twice within a call.
         seen: set[int] = set()
         return global_size * sum(self._of_group(group, global_size, seen) for group in groups)
 
@@ -90,6 +94,7 @@ class DotSoftmax:
         rows = [some.addresses for some in found]
         room = 2 * num + QUERY_MULTIPLE
         queries = self._scratch.take("queries", room, self._dim, self._dtype)
+        # Scratch memory may hold NaN, and 0 times NaN in a product is NaN.
         queries[2 * num :] = 0
         dot.make_queries(*rows, self._operator, words(queries), positive, own)
         self._ignore_own(group, own.reshape(2, num))
@@ -98,6 +103,7 @@ class DotSoftmax:
         numbers = (positive, own, factors, missing, own_shares)
         for block, negatives, true_ids in _blocks(group):
             of_block = [array[block] for array in numbers]
+            # Rows beyond the block are queries of the next block or padding: their scores are set to 0 below.
             shape = slice(block.start, block.start + _rounded(len(true_ids)))
             loss += self._against(
                 queries[shape], negatives, true_ids, of_block, of_queries[shape], id(negatives) in seen
@@ -111,6 +117,8 @@ class DotSoftmax:
 
     def _ignore_own(self, group: Group, own: np.ndarray) -> None:
         """Overwrite the own entity's scores "(2, B)" where it does not count."""
+        # The own entity is no negative where it is the true answer (h == t) or has another type than the
+        # answers.
         if self._own_entity and group.lhs == group.rhs:
             own[:, group.head_ids == group.tail_ids] = IGNORED_SCORE
         else:
@@ -146,8 +154,11 @@ class DotSoftmax:
         torch.mm(scores, candidates, out=of_queries)
         gradients = negatives.rows.gradients
         if self._dtype == torch.float32:
+            # Two groups may share negatives: beta=1 adds, and beta=0 ignores what the memory held, NaN
+            # included.
             torch.addmm(gradients, scores.T, queries, beta=int(adds), out=gradients)
             return loss
+        # bfloat16 cannot be accumulated into float32 gradients by one matmul: product, then sum.
         narrow = torch.mm(scores.T, queries, out=scratch.take("of_candidates", num, self._dim, self._dtype))
         if adds:
             gradients.add_(narrow)
@@ -192,5 +203,6 @@ def _blocks(group: Group) -> list[tuple[slice, Negatives, np.ndarray]]:
 def words(tensor: torch.Tensor) -> np.ndarray:
     """View a contiguous tensor as compiled loops take it: bfloat16 as 16-bit words, others as they are."""
     if tensor.dtype == torch.bfloat16:
+        # numpy has no bfloat16: viewed as int16, and then as the uint16 words of the loops.
         return tensor.view(torch.int16).numpy().view(np.uint16)
     return tensor.numpy()

@@ -36,7 +36,9 @@ class ElasticEpochs:
         self._finished = finished
         self._current: int | None = None
         self._listeners: list[Callable[[], None]] = []
-        self._generation = 0  # a loop of an earlier one, which is closed late, no longer counts
+        # An abandoned generator runs its `finally` when it is collected, maybe after restore(): the number
+        # of its generation is then an old one, and it counts no epoch.
+        self._generation = 0
 
     def restore(self, finished: int) -> None:
         """Start from a number of finished epochs, with no loop open and no listeners."""
@@ -50,7 +52,7 @@ class ElasticEpochs:
         self._listeners = []
 
     def when_finished(self, listener: Callable[[], None]) -> None:
-        """Call a function after each epoch whose body ran to its end."""
+        """Register a function that is called after each epoch with a body that ran to its end."""
         self._listeners.append(listener)
 
     def remaining_until(self, num_epochs: int) -> Iterator[int]:
@@ -77,11 +79,13 @@ class ElasticEpochs:
                 if generation == self._generation:
                     self._finished += 1
                     self._current = None
+            # Not in the `finally`: listeners are collectives, and after break or an exception trainers may be
+            # at different places.
             for listener in self._listeners:
                 listener()
 
     def current(self) -> int | None:
-        """Return the epoch whose body runs, None between and outside loops."""
+        """Return the running epoch, None between and outside loops."""
         return self._current
 
     def finished(self) -> int:
@@ -104,7 +108,7 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
 
 
 def current_epoch() -> int | None:
-    """Return the epoch whose body runs, None outside an epoch loop."""
+    """Return the running epoch, None outside an epoch loop."""
     return JOB.current()
 
 
@@ -157,6 +161,7 @@ class CommitPolicy:
             Whether a version is still being written. A due commit then waits for the first batch after it:
             training does not wait for the disk. Rank 0's value counts.
         """
+        # Computed from values that are equal on all trainers: all take part in the sum below, or none.
         if batches_done >= num_batches:
             return False
         chosen = self._config.checkpoint
@@ -166,6 +171,7 @@ class CommitPolicy:
             return False
         passed = bool(chosen.every_minutes) and self._clock() - self._last >= 60 * chosen.every_minutes
         mine = self._cluster.world.rank == 0 and not is_writing and (self._is_due or passed)
+        # Clocks differ between machines: rank 0 decides for all.
         due = bool(self._cluster.sum(np.array([mine], dtype=np.int64))[0])
         self._is_due = self._is_due and not due
         return due

@@ -48,8 +48,10 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
     """
     if not is_server():
         world = World.detect()
-        build = importlib.import_module("dglkge.training.build")  # now, while the servers load the graph
+        # Imported here, not above: servers skip it, and trainers import while the servers load the graph.
+        build = importlib.import_module("dglkge.training.build")
         build.check_training(config, world.num_machines)
+    # Kept for build_trainer, so that the descriptions are read once.
     dataset = _opened[config.dataset] = Dataset.open(config.dataset)
     try:
         if not is_server():
@@ -59,7 +61,9 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
             try:
                 yield cluster
             finally:
-                JOB.forget()  # a loop that an exception left open, and the trainer with its tables
+                # Drops a loop that an exception left open, and the listener, which refers to the trainer and
+                # its tables.
+                JOB.forget()
     finally:
         _opened.clear()
 
@@ -75,6 +79,7 @@ def check_memory(config: Config, world: World) -> None:
     size = opened_dataset(config).size()
     if not config.training.check_memory or not world.is_machine_leader or world.machine >= len(size.parts):
         return
+    # A process alone has no servers: its tables are its own memory.
     servers = num_servers() if world.launched else 0
     planned = plan_memory(config, size, world.trainers_per_machine, servers, installed_base())[world.machine]
     found = misfits(planned, host_memory(config.output), has_started=True)

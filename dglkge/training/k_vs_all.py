@@ -33,7 +33,7 @@ class QueryGroup:
     Attributes
     ----------
     side : Side
-        The side asked for.
+        The side of the missing entity.
     answer_type : str
     query_ids : (B,) int64
     anchors, relations : RowPlaces
@@ -84,6 +84,7 @@ class AnsweredQueries:
         self._penalty = torch.zeros(())
         for group in groups:
             anchors, relations = group.anchors.leaf(), group.relations.leaf()
+            # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
             factors = np.full(len(group.query_ids), 1 / global_size, np.float32)
             query = model.query(anchors, relations, group.side)
             pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
@@ -97,6 +98,7 @@ class AnsweredQueries:
         """Write the gradients of the rows; returns the penalty."""
         tensors, given = list(self._queries), list(gradients)
         if self._penalty.requires_grad:
+            # One backward pass for queries and penalty, which have the same leaves.
             tensors, given = [*tensors, self._penalty], [*given, torch.ones(())]
         if tensors:
             torch.autograd.backward(tensors, given)
@@ -117,6 +119,7 @@ def all_answers(
     penalizes : bool
         Whether the answers are regularized.
     """
+    # The count of all answers, not of the shard's: labels sum to 1 over all shards.
     parts = (1 / np.maximum(index.num_answers, 1)).astype(np.float32)
 
     def answers_of(query_ids: Ids) -> Answers:

@@ -71,6 +71,7 @@ class LiveEvaluator:
         """
         world = self._cluster.world
         turn = (world.local_rank, world.trainers_per_machine)
+        # All rows of the machine as one shard: every trainer of it reads them from shared memory.
         shards = {name: [self._tables[name].shard(0, 1)] for name in self._tables.entity_types}
         triples = self._dataset.split(split)[: max_triples or None]
         protocol = dataclasses.replace(self._protocol, split=split)

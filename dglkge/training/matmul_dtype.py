@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
 
 MIN_SPEED_UP = 1.5
-"""How many times as fast matmuls in bfloat16 must be: rounding to it and back costs time too."""
+"""Least speed-up of bfloat16 matmuls over float32: rounding to bfloat16 and back costs time too."""
 
 MIN_FLOPS = 10_000_000
 """Below this a matmul takes microseconds whatever its type."""
@@ -52,6 +52,7 @@ def with_matmul_dtype(config: Config, cluster: Cluster) -> Config:
 def _recorded(config: Config) -> str | None:
     """Return the type of an earlier start of the run, None for a new run."""
     storage = CheckpointStorage(Path(config.output) / CHECKPOINT_FOLDER)
+    # A damaged or missing checkpoint is reported by the resume, not here.
     try:
         recorded: Any = storage.manifest(int(storage.version_text() or 0)).meta.config
     except (CheckpointError, ValueError):
@@ -101,10 +102,12 @@ def faster_type(shape: tuple[int, int, int]) -> str:
 
 def matmul_seconds(left: torch.Tensor, right: torch.Tensor, repetitions: int = 5) -> float:
     """Return the shortest time of several matmuls of left and right's transpose."""
-    out = torch.mm(left, right.T)  # not counted: oneDNN compiles the matmul for the shape
+    # Not counted: oneDNN compiles the matmul for the shape.
+    out = torch.mm(left, right.T)
     seconds = []
     for _ in range(repetitions):
         started = time.perf_counter()
         torch.mm(left, right.T, out=out)
         seconds.append(time.perf_counter() - started)
+    # The shortest time: other processes and clock frequency only make a matmul slower.
     return max(min(seconds), 1e-9)

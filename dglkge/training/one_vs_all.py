@@ -1,4 +1,4 @@
-"""Loss of edges against all entities of the type asked for, and relation prediction beside it.
+"""Loss of edges against all entities of the answer's type, and relation prediction beside it.
 
 Of each edge, (h, r, ?) is scored against every possible tail and (?, r, t) against every possible head.
 Relation prediction (Chen et al. 2021, "Relation prediction as an auxiliary training objective for improving
@@ -35,9 +35,11 @@ def relation_pieces(
     factors: Floats,
 ) -> list[Piece]:
     """Return the queries (h, ?, t): one for each direction that has relation rows of its own."""
+    # The true answer of (h, ?, t) is the relation itself.
     keys = group.relations.request.ids[group.relations.place].numpy()
     forwards = model.score_function.relation_query(heads, tails)
-    if not model.reciprocal:  # both directions have the same scores
+    # Without reciprocal rows both directions have the same scores: one query with twice the factor.
+    if not model.reciprocal:
         return [Piece(RELATION_BLOCKS[Side.TAIL], forwards, keys, 2 * factors)]
     backwards = model.score_function.relation_query(tails, heads)
     return [
@@ -139,6 +141,7 @@ class LoopQueries:
         pieces, start = [], 0
         for group, factors in self._groups:
             middle, end = start + len(group), start + 2 * len(group)
+            # The loop also writes scores of the true and own entities; here the shards compute the true ones.
             unused = self._scratch.take("scores", 2, end - start).numpy()
             dot_kernels.make_queries(
                 *_addresses(group), self._operator, room[start:end].numpy(), unused[0], unused[1]
@@ -180,5 +183,5 @@ class LoopQueries:
 
 
 def _addresses(group: Group) -> list[Ids]:
-    """Return where the rows of the heads, tails and relations are in memory."""
+    """Return the addresses of the rows of the heads, tails and relations."""
     return [place.found().addresses for place in (group.heads, group.tails, group.relations)]

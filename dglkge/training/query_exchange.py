@@ -65,6 +65,7 @@ class QueryExchange:
     def __init__(self, group: Alltoall, dims: Sequence[int], trainers_per_machine: int) -> None:
         self._group = group
         self._dims = list(dims)
+        # Ranks are numbered machine by machine; used for the count of sent bytes only.
         machines = np.arange(group.size) // trainers_per_machine
         self._is_remote = machines != machines[group.rank]
         self._sent, self._received = Buffer(), Buffer()
@@ -75,11 +76,13 @@ class QueryExchange:
         """Return each block with the queries of all trainers, rank after rank; valid until the next call."""
         size = self._group.size
         counts = np.array([len(block) for block in blocks], np.int64)
-        self._counts = self._group.counts(np.tile(counts, (size, 1)))  # (size, blocks)
+        # (size, blocks): all ranks need the counts of all, to cut the messages and to place the queries.
+        self._counts = self._group.counts(np.tile(counts, (size, 1)))
         self._ends = np.cumsum(self._counts, axis=0)
         if size == 1:
             return list(blocks)
         message = self._pack(blocks)
+        # Of a query: key 8 bytes, factor 4, and 4 for each number.
         row_bytes = np.array([8 + _FLOAT_BYTES * (1 + dim) for dim in self._dims])
         in_bytes = (self._counts * row_bytes).sum(1).tolist()
         received = self._received.take(sum(in_bytes))
@@ -118,12 +121,12 @@ class QueryExchange:
         return gathered
 
     def _run(self, rank: int, block: int) -> slice:
-        """Return where the queries of a rank are in a block."""
+        """Return the run of a rank's queries in a block."""
         end = int(self._ends[rank, block])
         return slice(end - int(self._counts[rank, block]), end)
 
     def own_run(self, block: int) -> slice:
-        """Return where this trainer's queries are in a gathered block."""
+        """Return the run of this trainer's queries in a gathered block."""
         return self._run(self._group.rank, block)
 
     def share(self, numbers: Sequence[Floats]) -> list[Floats]:
@@ -138,6 +141,7 @@ class QueryExchange:
         shared, start = [], 0
         for one in numbers:
             piece = received[:, start : start + one.nbytes]
+            # A copy, as a slice of columns is not contiguous and cannot be viewed as float32.
             shared.append(piece.copy().view(np.float32).reshape(size, *one.shape))
             start += one.nbytes
         return shared
@@ -155,6 +159,7 @@ class QueryExchange:
             return list(parts)
         widths = _FLOAT_BYTES * np.array(self._dims)
         out_bytes = (self._counts * widths).sum(1)
+        # The own part is added from `parts` directly.
         out_bytes[rank] = 0
         message = self._sent.take(int(out_bytes.sum()))
         place = 0

@@ -1,4 +1,4 @@
-"""Rows that a batch needs, by table: requests for groups of edges, the rows, their gradients.
+"""Rows of a batch, by table: requests for groups of edges, the rows, their gradients.
 
 Steps 3 and 4 of a batch: negatives are drawn, and with them all ids that a batch looks up are known.
 """
@@ -37,6 +37,7 @@ class Scratch:
         wanted = num_rows * width
         piece = self._pieces.get(name)
         if piece is None or piece.dtype != dtype or len(piece) < wanted:
+            # An eighth more, as sizes vary from batch to batch (planning/memory.py: SPARE_SHARE).
             piece = torch.empty(wanted + wanted // 8, dtype=dtype)
             self._pieces[name] = piece
         return piece[:wanted].view(num_rows, width)
@@ -100,6 +101,7 @@ class RowRequest:
         ids = self.ids.numpy()
         self.gradients = self._scratch.take("gradients", len(ids), self.table.dim)
         if copy:
+            # Autograd adds to gradients that exist; the compiled loops write all of them.
             self.gradients.zero_()
         if rows is None and not copy and self.table.is_whole:
             self._found = FoundRows.in_array(self.table.local_rows.numpy(), ids)
@@ -114,6 +116,7 @@ class RowRequest:
     def leaf(self, place: slice) -> torch.Tensor:
         """Return some of the copied rows as a leaf whose gradient lands in ``gradients[place]``."""
         leaf = self._rows[place].detach().requires_grad_()
+        # Set before backward(): autograd then accumulates into this memory in place.
         leaf.grad = self.gradients[place]
         return leaf
 

@@ -83,7 +83,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class FullObjective:
-    """What is computed over all candidates.
+    """Objective over all candidates.
 
     Attributes
     ----------
@@ -122,6 +122,7 @@ def normalizers(kind: str, parts: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     if kind == BCE:
         return np.zeros(parts.shape[2])
     greatest, totals = parts[:, GREATEST].astype(np.float64), parts[:, TOTAL].astype(np.float64)
+    # log-sum-exp over shards, in float64: relative to the greatest score no power overflows.
     top = greatest.max(0)
     normalizer: npt.NDArray[np.float64] = top + np.log((totals * np.exp(greatest - top)).sum(0))
     return normalizer
@@ -204,6 +205,7 @@ class ProductShard:
     def score(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
         """Score all queries; see :class:`ShardObjective`."""
         num, dim = queries.shape
+        # See QUERY_MULTIPLE: oneDNN compiles a matmul for each shape.
         padded = -(-num // QUERY_MULTIPLE) * QUERY_MULTIPLE
         self._queries, self._rows, self._answers, self._padded = queries, rows, answers, padded
         self._ones = np.ones(max(padded, len(rows)), np.float32)
@@ -233,6 +235,7 @@ class ProductShard:
         for start in range(0, num_rows, width):
             stop = min(start + width, num_rows)
             left -= self._padded * (stop - start) * self._dtype.itemsize
+            # A single panel is always kept: its memory is needed for the first half in any case.
             panels.append(_Panel(start, stop, is_kept=left >= 0 or num_rows <= width))
         return panels
 
@@ -247,6 +250,8 @@ class ProductShard:
         torch.mm(self._operand[block], self._candidates[panel.start : panel.stop].T, out=powers)
         scores, answers = words(powers), self._answers
         starts = answers.starts[block.start : block.stop + 1]
+        # Answers are added later in float32. With a score of -1e30 their power or sigmoid is 0, or is scaled
+        # to 0 where a panel holds nothing but answers.
         kernels.overwrite_answers(starts, answers.places, panel.start, self._ignored, scores)
         self._replace(scores, greatest, totals)
         return powers
@@ -263,8 +268,10 @@ class ProductShard:
             products = self._scratch.take("products", len(powers), dim, self._dtype)
             torch.mm(powers, candidates, out=products)
             new = np.maximum(top[block], greatest[block])
+            # Online softmax: when a panel has a greater score, the sums so far are scaled down to it.
             keeps, scales = np.exp(top[block] - new), np.exp(greatest[block] - new)
             if number == 0:
+                # The first panel: `_gradients` is still undefined memory, which may hold NaN.
                 keeps[:] = 0
             merged[block] = new
             merged_totals[block] = keeps * totals[block] + scales * of_panel[block]
@@ -283,6 +290,7 @@ class ProductShard:
             numbers[TOTAL] = totals + answers.sum_by_query(np.logaddexp(0, scores.astype(np.float64)))
         else:
             greatest = top.copy()
+            # Unbuffered: a query may have several answers, and fancy indexing would keep only the last one.
             np.maximum.at(greatest, answers.query_of, scores)
             powers = np.exp(scores - greatest[answers.query_of])
             numbers[GREATEST] = greatest
@@ -311,6 +319,8 @@ class ProductShard:
         scaled = self._scratch.take("scaled", self._padded, dim, self._dtype)
         scaled[num:] = 0
         for number, panel in enumerate(self._panels):
+            # Powers come out as before, relative to the same greatest scores, as the rows have not changed
+            # since.
             if not panel.is_kept:
                 totals = np.empty(self._padded, np.float32)
                 for block in _blocks(self._padded):
@@ -333,7 +343,7 @@ class ProductShard:
         of_rows.copy_(torch.mm(turned, powers, out=gradients).T)
 
     def _scales(self, greatest: Floats, normalizer: npt.NDArray[np.float64], factors: Floats) -> Floats:
-        """Return what turns powers relative to a greatest score into gradients of scores, (Q,)."""
+        """Return the factors (Q,) that turn powers relative to a greatest score into gradients of scores."""
         if self._objective.kind == BCE:
             return factors
         scales: Floats = (factors * np.exp(greatest - normalizer)).astype(np.float32)
@@ -346,7 +356,7 @@ class ProductShard:
         of_queries: torch.Tensor,
         of_rows: torch.Tensor,
     ) -> None:
-        """Add what the labels and the answers' own scores give."""
+        """Add the gradients from the labels and from the answers' own scores."""
         objective, answers = self._objective, self._answers
         of_queries_array, of_rows_array = of_queries.numpy(), of_rows.numpy()
         scores, query_of = self._answer_scores.astype(np.float64), answers.query_of
@@ -431,6 +441,7 @@ class AutogradShard:
     ) -> None:
         """Write the gradients; see :class:`ShardObjective`."""
         queries = self._queries.detach().requires_grad_()
+        # Autograd accumulates over blocks into the caller's memory.
         queries.grad = of_queries.zero_()
         shift = torch.from_numpy(normalizer.astype(np.float32))[:, None]
         for block in self._row_blocks():

@@ -90,7 +90,7 @@ def as_array(seconds: Mapping[str, float]) -> npt.NDArray[np.float64]:
 logger = logging.getLogger(__name__)
 
 REPORTS_PER_EPOCH = 20
-"""Losses are summed over trainers this often; each sum costs a round of messages."""
+"""Reports of the loss in an epoch; each costs a round of messages."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,8 @@ class EpochReport:
     ) -> None:
         self._check = check
         self._clock = PhaseClock() if clock is None else clock
-        self._clock.take()  # drops the time of an earlier epoch
+        # The clock is shared by all reports of a trainer: drop the time of an earlier epoch.
+        self._clock.take()
         self._cluster = cluster
         self._path = path
         self._epoch = epoch
@@ -157,11 +158,13 @@ class EpochReport:
         # This trainer's summed loss, triples and bytes since the last report, and all trainers' before that.
         self._recent = np.zeros(3) if before is None else before.recent.copy()
         self._epoch_total = np.zeros(3) if before is None else before.total.copy()
-        self._open = (first_batch, np.zeros(3))  # the last batch that was counted; it may not be done yet
+        # Last counted batch and its sums. It is not done until the loop requests the next one.
+        self._open = (first_batch, np.zeros(3))
         self._started = self._last = time.monotonic()
         self._title = f"epoch {epoch + 1}/{num_epochs}"
         self._has_bar = bar
-        self._is_warned = False  # that a line could not be written
+        # Whether the warning about a line that could not be written was given: once a report is enough.
+        self._is_warned = False
         self._bar = tqdm(
             total=num_batches, initial=first_batch, desc=self._title, unit="batch", disable=not bar
         )
@@ -176,6 +179,7 @@ class EpochReport:
     def so_far(self, batches_done: int) -> LossSoFar:
         """Return the sums of the batches that are done; one that is still open will be trained again."""
         last, of_last = self._open
+        # A commit inside the loop's body comes before the open batch counts as done.
         recent = self._recent - of_last if last > batches_done else self._recent.copy()
         return LossSoFar(self._epoch, self._epoch_total.copy(), recent)
 
@@ -190,6 +194,7 @@ class EpochReport:
 
     def _report(self, batches_done: int) -> None:
         """Sum over the trainers, show and write."""
+        # Reached by all trainers at the same batch number: the cadence depends on shared values only.
         total = self._cluster.sum(self._recent)
         self._recent[:] = 0
         self._epoch_total += total

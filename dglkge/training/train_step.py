@@ -1,4 +1,4 @@
-"""One training step, as docs/architecture.md numbers it: negatives, lookup, score, update.
+"""One training step, in the numbering of docs/architecture.md: negatives, lookup, score, update.
 
 Steps 1 and 2, order and edges, are the batch itself (``sampling/edge_batches.py``); step 7 counts it
 (``Trainer.batches``, ``EpochReport.count``).
@@ -65,7 +65,9 @@ class TrainStep:
         self.someone_must_stop = False
         self._loss = loss
         self._tables = tables
-        scratch = {name: Scratch() for name in tables}  # of the batch that trains, not of the next one
+        # Only ids are collected ahead. Rows and gradients belong to the batch that trains, so both sets of
+        # requests share one scratch memory.
+        scratch = {name: Scratch() for name in tables}
         self._requests, self._spare_requests = (
             {name: RowRequest(table, scratch[name]) for name, table in tables.items()} for _ in range(2)
         )
@@ -101,11 +103,13 @@ class TrainStep:
         gradients = [
             (request.table.embedding, request.ids, request.gradients) for request in plan.requests.values()
         ]
+        # Gradients of all owned candidates, beside those of the batch's rows; the optimizer adds equal ids.
         if isinstance(self._loss, CandidateLoss):
             gradients += self._loss.dense_gradients()
         self._optimizer.step_rows(
             gradients,
-            extra=int(self._stop.is_noted),  # summed with the step: no round of messages of its own
+            # Summed with the step: no round of messages of its own.
+            extra=int(self._stop.is_noted),
         )
         self.someone_must_stop = self._optimizer.step_sum > 0
         return loss
@@ -123,7 +127,8 @@ class TrainStep:
         """Find the rows of a batch: in place, or as the lookup fetches them."""
         rows: Mapping[str, FoundRows] = {}
         if not isinstance(self._lookup, DirectLookup):
-            self._optimizer.finish()  # asynchronous steps write to rows that others read here
+            # A step in the background would still write to rows that other trainers read here.
+            self._optimizer.finish()
             wanted = {name: request.ids for name, request in plan.requests.items()}
             rows = self._lookup.rows(plan.number, wanted)
         for name, request in plan.requests.items():
@@ -139,6 +144,7 @@ class TrainStep:
     def _plan(self, batch: TrainingBatch) -> _Plan:
         """Draw the negatives of a batch and request its rows."""
         self._clock.enter("negatives")
+        # Two sets: while a batch computes, the ids of the next one are collected in the other.
         requests, self._spare_requests = self._spare_requests, self._requests
         self._requests = requests
         for request in requests.values():
@@ -162,6 +168,7 @@ class TrainStep:
 
 def _number(batch: TrainingBatch) -> int:
     """Return a number that no other batch of any epoch has."""
+    # Also the batch number that trainers compare in the exchange of ids.
     return (batch.epoch << 32) + batch.index
 
 

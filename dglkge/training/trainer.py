@@ -79,12 +79,17 @@ class Trainer:
         self._meta = meta
         self._epochs = epochs
         self._clock = PhaseClock() if clock is None else clock
-        self._position = (0, 0)  # an epoch, and its batches that are done
-        self._so_far: LossSoFar | None = None  # of the epoch that was trained last
-        self._has_stopped = False  # after a signal: nothing is committed later
-        self._ended = 0  # finished epochs after which nothing is left to do, see _end_epoch
+        # An epoch, and the number of its batches that are done.
+        self._position = (0, 0)
+        # Losses of the epoch that was trained last.
+        self._so_far: LossSoFar | None = None
+        # Preempted leaves the epoch's body, which counts the epoch as finished: commits are off from then on.
+        self._has_stopped = False
+        # Number of epochs with commit and validation done, see _end_epoch; at most finished().
+        self._ended = 0
         self._report: EpochReport | None = None
-        self._must_stop: bool | None = None  # the sum of the signals in the last step; None: unknown
+        # Whether the sum of stop signals in the last step was above 0; None: no step since the last check.
+        self._must_stop: bool | None = None
         self._bytes_sent = self._bytes_sent_so_far()
         self._committed: tuple[int, int] | None = None
         self._policy = CommitPolicy(config, cluster)
@@ -111,11 +116,13 @@ class Trainer:
         epoch = self._epochs.current()
         if epoch is None:
             raise RuntimeError("batches() must run inside 'for epoch in remaining_epochs_until(n)'")
-        self._end_epoch()  # the one before, if it was left by break
+        # The epoch before, if it was left by `break`: its listener did not run.
+        self._end_epoch()
         num_batches = len(self._edge_batches)
         total = self.config.training.num_epochs
         path = self.output / RUN_STATS_FILE
         done = self._batches_done
+        # The sums of this epoch's earlier batches: from the checkpoint, or from a loop that was left.
         before = self._so_far if done and self._so_far is not None and self._so_far.epoch == epoch else None
         self._report = EpochReport(
             self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock, before,
@@ -127,6 +134,7 @@ class Trainer:
                 batch = self._edge_batches.batch(epoch, done, self._clock.enter)
                 self._clock.enter("other")
                 yield batch
+                # After the yield: the body has trained the batch, and all trainers are at the same boundary.
                 done += 1
                 self._clock.enter("waiting")
                 self._position = (epoch, done)
@@ -170,7 +178,7 @@ class Trainer:
         return int(sent)
 
     def commit(self) -> None:
-        """Write a version of the checkpoint, unless one holds this state; when it returns, it counts."""
+        """Write a version of the checkpoint, unless one holds this state; it is published on return."""
         self._commit()
         self._checkpoints.finish()
         self.cluster.barrier()
@@ -181,18 +189,22 @@ class Trainer:
         if position == self._committed or self._has_stopped:
             return
         meta = dataclasses.replace(self._meta, progress=self._progress(*position))
+        # Only the commit at an epoch's end is kept under its name, not one inside the next epoch.
         snapshots = self._policy.snapshots_after_epoch(finished) if self._ended < finished else {}
-        parts = self._parts()  # waits for the optimizer's steps,
-        self.cluster.barrier()  # those of the other trainers too: all rows are final
+        # state_tensors() waits for this trainer's optimizer; the barrier for the updates of all trainers.
+        # After it all rows are final.
+        parts = self._parts()
+        self.cluster.barrier()
         save = self._checkpoints.start if self.config.checkpoint.background else self._checkpoints.save
         save(parts, self._relation_part(), meta, snapshots)
         self._committed = position
         self._policy.committed()
 
     def stop_if_asked(self) -> None:
-        """Stop if one of the trainers received a signal: a collective, for places where all can stop.
+        """Stop if one of the trainers received a signal; a collective.
 
-        ``batches`` and ``evaluate`` call it between batches; call it in long code of your own.
+        ``batches`` and ``evaluate`` call it between batches. Long code of your own should call it too, at
+        places that all trainers reach.
 
         Raises
         ------
@@ -202,7 +214,8 @@ class Trainer:
         if not self.cluster.must_stop():
             return
         self.commit()
-        self.cluster.barrier()  # the end of one must not disturb what another still writes
+        # No trainer may exit while another still writes.
+        self.cluster.barrier()
         if self.cluster.world.rank == 0:
             position = (self._epochs.finished(), self._batches_done)
             logger.info("stopped as asked: %d epochs and %d batches done, committed", *position)
@@ -211,7 +224,8 @@ class Trainer:
 
     def evaluate(self, split: str) -> RankingResult:
         """Rank a split with the live tables; rank 0 adds the result to ``metrics.json``. A collective."""
-        self._end_epoch()  # if it was left by break, or its validation was stopped
+        # The epoch may have been left by `break`, or its validation may have been stopped.
+        self._end_epoch()
         return self._evaluate(split)
 
     def _evaluate(self, split: str) -> RankingResult:
@@ -228,12 +242,13 @@ class Trainer:
         return done if epoch == self._epochs.finished() else 0
 
     def _end_epoch(self) -> None:
-        """Do what comes after an epoch, if it is not done yet: checkpoint and valid split, at their cadence.
+        """Commit and rank the valid split after an epoch, at their cadence, unless this was done already.
 
-        A collective. It follows an epoch whose body ran to its end. After ``break`` no trainer may wait for
-        the others before they come together again: at the next batches or ranking, or when they leave.
+        A collective. It runs at once after an epoch with a body that ran to its end. After ``break`` trainers
+        may be at different places, so it runs at their next collective: batches, ranking or leaving.
         """
         done = self._epochs.finished()
+        # Runs once an epoch, though several places call it.
         if self._ended >= done:
             return
         if self._policy.due_after_epoch(done):
@@ -257,7 +272,8 @@ class Trainer:
 
     def _resume(self) -> None:
         """Fill the tables from the newest version, if there is one."""
-        self._epochs.restore(0)  # drops the state of an earlier trainer of this process
+        # JOB is shared by all trainers of a process: drop the state of an earlier one.
+        self._epochs.restore(0)
         if self.config.checkpoint.fallback:
             self._checkpoints.fall_back(self.cluster.barrier)
         meta = self._checkpoints.latest()
@@ -267,12 +283,14 @@ class Trainer:
         check_same_run(meta, self._meta)
         self._check_settings(meta)
         num_bytes = self._checkpoints.num_bytes()
+        # One trainer of a machine reads while the others wait: a failure must reach all of them.
         self._checkpoints.raise_together(self._restore, lambda: self.cluster.barrier(num_bytes))
         self._epochs.restore(meta.progress[Progress.FINISHED_EPOCHS])
         self._position = (self._epochs.finished(), self._resumed_batches(meta))
         self._committed = (self._epochs.finished(), self._batches_done)
         self._so_far = _loss_so_far(meta)
         self._ended = self._epochs.finished()
+        # Committed before its valid split was ranked: the ranking is done after the resume.
         if meta.progress.get(Progress.VALIDATION_PENDING) and not self._is_validated(self._ended):
             self._ended -= 1
         if self.cluster.world.rank == 0:
@@ -308,7 +326,8 @@ class Trainer:
                 noted = json.loads((self.output / RUN_VALIDATION_FILE).read_text(encoding="utf-8"))
                 found = int(noted[Progress.FINISHED_EPOCHS] == finished_epochs)
             except (OSError, ValueError, KeyError, TypeError):
-                pass  # ranked once more, which does no harm
+                # Unreadable or absent: the split is ranked once more, which only takes time.
+                pass
         return bool(self.cluster.sum(np.array([found], dtype=np.int64))[0])
 
     def _progress(self, finished_epochs: int, batches_done: int) -> dict[str, Any]:
@@ -330,6 +349,8 @@ class Trainer:
         """Return the batches done in the open epoch, in batches of this run's size."""
         done = meta.progress[Progress.BATCHES_DONE] * meta.progress[Progress.GLOBAL_BATCH_SIZE]
         size = self.config.training.batch_size
+        # Progress is recorded in batches of the saved size. The order of triples does not depend on the batch
+        # size, so another size may continue if it divides the position.
         if done % size:
             raise InputError(
                 f"training.batch_size is {size}; the checkpoint stands {done} triples into an epoch: "

@@ -81,7 +81,8 @@ def warm_start(
     if not path:
         return
     checkpoint = open_checkpoint(path)
-    checkpoint.storage.check_texts(checkpoint.manifest)  # rows are checked where they are read
+    # Only the texts here: take_over checks the rows as it reads them, so large files are read once.
+    checkpoint.storage.check_texts(checkpoint.manifest)
     conversion.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
@@ -95,7 +96,8 @@ def warm_start(
                 saved_ids = conversion.saved_entity_ids(checkpoint, saved, names[part.table])
             found[place] = conversion.take_over(checkpoint, part, saved_ids, saved)
     cluster.barrier(sum(entry.size_bytes for entry in checkpoint.manifest.files))
-    found = cluster.sum(found)  # also a barrier: no trainer starts before all rows are there
+    # The sum is also a barrier: no trainer starts before all rows are there.
+    found = cluster.sum(found)
     if cluster.world.rank == 0:
         counts = {**meta.entity_types, RELATION: len(meta.relations)}
         for (table, count), old in zip(counts.items(), found.tolist()):
