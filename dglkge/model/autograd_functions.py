@@ -1,4 +1,4 @@
-"""Functions whose backward pass is written by hand: distances and the third power of complex moduli.
+"""Functions with a backward pass written by hand: distances and the third power of complex moduli.
 
 Autograd through ``sqrt`` divides by the distance. Near 0 that is a division by rounding noise, so the
 functions here give a gradient of 0 where float32 cannot tell two rows apart.
@@ -57,7 +57,7 @@ class EuclideanDistance(torch.autograd.Function):
 
 
 class ModulusDistance(torch.autograd.Function):
-    """Sum of complex moduli |q_k - c_k| for rows whose first half is real and second half imaginary.
+    """Sum of complex moduli |q_k - c_k|; the first half of a row is real, the second half imaginary.
 
     No matrix product gives this, so it is elementwise: by compiled loops on a CPU, elsewhere by torch, block
     by block. The backward pass computes the moduli again instead of keeping (B, N, D / 2) numbers.

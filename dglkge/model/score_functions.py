@@ -132,10 +132,11 @@ class ScoreFunction(Comparator):
         -------
         (..., D) tensor
         """
+        # One operation for both sides: an adjoint relation turns (?, r, t) into a query on t.
         return self.operate(entity, relation if side is Side.TAIL else self.adjoint(relation))
 
     def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
-        """Return the rows (B, Dr) whose inner products with relations are the scores (h, ?, t).
+        """Return rows (B, Dr); their inner products with relations are the scores (h, ?, t).
 
         Optional. It counts for the class that defines it only: a subclass may operate otherwise.
         """
@@ -166,6 +167,7 @@ class ScoreFunction(Comparator):
         if self.has_relation_product:
             return query @ relations.T
         given, answer = query.chunk(2, dim=-1)
+        # Every relation operates on every head, so the result is (B, N, D): no matmul gives it.
         carried = self.operate(given.unsqueeze(1), relations.unsqueeze(0))
         return self.compare_pairs(carried, answer.unsqueeze(1))
 
