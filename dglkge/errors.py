@@ -28,7 +28,7 @@ class DglkgeError(Exception):
 
 
 class InputError(DglkgeError):
-    """Bad input: the message has what was wrong, what was got and what is allowed."""
+    """Bad input: the message has the field, the value and the allowed values."""
 
 
 class CheckpointError(InputError):

@@ -237,7 +237,7 @@ def _convert(given: _Given, kind: type, key: str) -> Any:
 
 
 def _constructed(node: yaml.Node) -> Any:
-    """Return what YAML makes of a node; a text where it makes nothing of it, as of the date 2024-13-45."""
+    """Return YAML's value of a node, or its text if YAML fails, e.g. for the date 2024-13-45."""
     try:
         return yaml.constructor.SafeConstructor().construct_document(node)
     except ValueError:

@@ -10,7 +10,7 @@ from typing import Any, Callable, Optional, get_origin, get_type_hints
 from dglkge.registry import registry_of
 
 Check = Callable[[Any], Optional[str]]
-"""Takes a value; returns None if it is allowed, else a text of what is."""
+"""Takes a value; returns None if it is allowed, else a description of the allowed values."""
 
 
 def at_least(low: float) -> Check:
@@ -319,6 +319,7 @@ def field_table(of: type = Config, prefix: str = "") -> Iterator[tuple[str, str,
             yield from field_table(kind, f"{prefix}{item.name}.")  # type: ignore[arg-type]
         else:
             text, component = item.metadata["help"], item.metadata["component"]
+            # Registered names are looked up now, not at import: the user's modules may have added some.
             if component:
                 text += ": " + ", ".join(registry_of(component))
             yield prefix + item.name, _type_name(kind), item.default, text
@@ -348,6 +349,7 @@ def current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return a saved configuration, as nested dicts, with the present names of its fields."""
     # Sections are copied: the caller's mapping may be the manifest that is in use.
     renamed = {key: dict(value) if isinstance(value, Mapping) else value for key, value in saved.items()}
+    # A present name wins over a former one, if a file has both.
     for old, new in RENAMED.items():
         (section_name, old_name), (_, new_name) = old.split("."), new.split(".")
         fields = renamed.get(section_name)
@@ -393,7 +395,7 @@ def _resume_rules(of: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _value(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key, None where there is none."""
+    """Return the value of a dotted key, None if absent."""
     found: Any = config
     for name in key.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
