@@ -61,7 +61,7 @@ def installed_base() -> ProcessBase:
 
 
 def available_memory(info: Path = MEMORY_INFO, group: Path = CONTROL_GROUP) -> int:
-    """Return the bytes that processes can still take: the kernel's estimate, or what the container has left.
+    """Return the bytes that processes can still take: the kernel's estimate, or less in a limited container.
 
     Parameters
     ----------
