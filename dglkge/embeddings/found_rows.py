@@ -60,7 +60,7 @@ class FoundRows:
         return replace(self, addresses=self.addresses[place])
 
     def copied(self, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return a copy (n, D) float32, in ``out`` where there is one."""
+        """Return a copy (n, D) float32, in ``out`` if given."""
         rows = torch.empty(len(self.addresses), self.dim) if out is None else out
         copy_rows(self.addresses, rows.numpy())
         return rows
