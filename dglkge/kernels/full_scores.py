@@ -126,7 +126,7 @@ def score_answers(
 def overwrite_answers(
     starts: np.ndarray, places: np.ndarray, first_row: int, value: float, scores: np.ndarray
 ) -> None:
-    """Write a value to the answers' places in ``scores`` "(Q, W)", whose first column is ``first_row``."""
+    """Write a value to the answers' places in ``scores`` "(Q, W)"; column 0 is row ``first_row``."""
     width = scores.shape[1]
     for i in range(starts.shape[0] - 1):
         for k in range(starts[i], starts[i + 1]):

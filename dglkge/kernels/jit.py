@@ -116,7 +116,7 @@ class _Unaliased(Compiler):
 
 
 def compiled(function: Callable) -> Callable:
-    """Compile a loop with numba, cached on disk where there is a folder to write to.
+    """Compile a loop with numba, cached on disk if there is a folder to write to.
 
     Parameters
     ----------

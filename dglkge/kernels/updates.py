@@ -46,6 +46,7 @@ def update_adagrad(
         if not prepare_gradient(
             heads[selected[i]], links, addresses, counts, mean, max_norm, weight_decay, rows[target], gradient
         ):
+            # A non-finite gradient leaves row and state as they are; one such update could not be undone.
             num_bad += 1
             continue
         adagrad(rows[target], gradient, total[target], lr, eps)
