@@ -126,6 +126,7 @@ def _candidates(
     """Make this trainer's shard of the candidates of a block."""
     chosen = config.training
     kind = LOSSES.get(config.loss.name).candidate_kind
+    # The machine's rows in equal runs, one for each trainer: a candidate is scored by one trainer only.
     owned = one.table.shard(world.local_rank, world.trainers_per_machine)
     first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
     objective = FullObjective(kind, len(one.table), chosen.label_smoothing)

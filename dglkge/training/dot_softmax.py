@@ -37,7 +37,7 @@ def is_compiled(model: KgeModel, loss: Loss) -> bool:
 
 
 class DotSoftmax:
-    """Losses and gradients of groups, for what :func:`is_compiled` accepts.
+    """Losses and gradients of groups, for models and losses that :func:`is_compiled` accepts.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class DotSoftmax:
         of_queries: torch.Tensor,
         adds: bool,
     ) -> float:
-        """Score queries (Q, D) against negatives and write or add to what they get; returns the loss.
+        """Score queries (Q, D) against negatives and write or add to their gradients; returns the loss.
 
         ``numbers`` = positive, own, factors, missing, own_shares, each (n,), the last two written. Queries
         beyond the n only fill the shape of the products: what they and ``of_queries`` hold there has no

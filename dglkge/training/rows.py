@@ -103,6 +103,7 @@ class RowRequest:
         if copy:
             # Autograd adds to gradients that exist; the compiled loops write all of them.
             self.gradients.zero_()
+        # All rows are in this machine's shared memory: compiled loops read them there, without a copy.
         if rows is None and not copy and self.table.is_whole:
             self._found = FoundRows.in_array(self.table.local_rows.numpy(), ids)
             return
@@ -114,7 +115,7 @@ class RowRequest:
         self._found = FoundRows.in_array(self._rows.numpy())
 
     def leaf(self, place: slice) -> torch.Tensor:
-        """Return some of the copied rows as a leaf whose gradient lands in ``gradients[place]``."""
+        """Return some of the copied rows as a leaf; its gradient is accumulated into ``gradients[place]``."""
         leaf = self._rows[place].detach().requires_grad_()
         # Set before backward(): autograd then accumulates into this memory in place.
         leaf.grad = self.gradients[place]
@@ -207,6 +208,7 @@ def request_rows(
     drawn: dict[tuple[int, str], Negatives] = {}
 
     def negatives(sampler: NegativeSampler, entity_type: str, chunk: int) -> Negatives:
+        # Drawn once for each chunk and type: its rows are requested, sent and updated once for all groups.
         if (chunk, entity_type) not in drawn:
             ids = sampler.sample(entity_type, batch, chunk)
             drawn[chunk, entity_type] = Negatives(ids, requests[entity_type].add(ids))

@@ -152,7 +152,7 @@ class ShardObjective(Protocol):
         of_queries: torch.Tensor,
         of_rows: torch.Tensor,
     ) -> None:
-        """Write the gradients of what was scored last.
+        """Write the gradients of the last call of :meth:`score`.
 
         Parameters
         ----------

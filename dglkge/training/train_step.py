@@ -127,7 +127,8 @@ class TrainStep:
         """Find the rows of a batch: in place, or as the lookup fetches them."""
         rows: Mapping[str, FoundRows] = {}
         if not isinstance(self._lookup, DirectLookup):
-            # A step in the background would still write to rows that other trainers read here.
+            # No effect unless the optimizer overlaps steps: one in the background would still write to rows
+            # that other trainers read here.
             self._optimizer.finish()
             wanted = {name: request.ids for name, request in plan.requests.items()}
             rows = self._lookup.rows(plan.number, wanted)

@@ -384,7 +384,7 @@ class Trainer:
 
 
 def _loss_so_far(meta: CheckpointMeta) -> LossSoFar | None:
-    """Return the recorded loss of a checkpoint's open epoch; None where there is none."""
+    """Return the recorded loss of a checkpoint's open epoch, None if absent."""
     progress = meta.progress
     if not progress[Progress.BATCHES_DONE] or Progress.EPOCH_LOSS not in progress:
         return None

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_bigraph_output(config: Config) -> None:
-    """Refuse to write over PyTorch-BigGraph's checkpoint, whose ids are not those of a data set.
+    """Refuse to write over PyTorch-BigGraph's checkpoint: its ids are not those of a data set.
 
     Raises
     ------
