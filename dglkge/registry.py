@@ -177,11 +177,14 @@ def _import_name(name: str) -> None:
     """Import a module by name, also from the current folder, which installed commands do not search."""
     folder = os.getcwd()
     # Appended, not inserted first: a file of the user must not hide an installed module of the same name.
-    sys.path.append(folder)
+    is_searched = folder in sys.path
+    if not is_searched:
+        sys.path.append(folder)
     try:
         importlib.import_module(name)
     finally:
-        sys.path.remove(folder)
+        if not is_searched:
+            sys.path.remove(folder)
 
 
 class _Deferred(types.ModuleType):

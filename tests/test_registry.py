@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.registry import Registry
+from dglkge.registry import Registry, import_modules
 
 
 @pytest.fixture
@@ -52,3 +55,18 @@ def test_a_name_is_given_once(shapes):
 
 def test_registries_do_not_share_members(shapes):
     assert len(Registry("colour")) == 0 and list(Registry("colour")) == []
+
+
+@pytest.mark.parametrize("is_searched", [True, False])
+def test_an_import_leaves_the_search_path_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_searched: bool
+) -> None:
+    """The current folder is searched last, and keeps its place where it is searched anyway."""
+    name = f"own_module_{is_searched}".lower()
+    (tmp_path / f"{name}.py").write_text("", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    path = [str(tmp_path), *sys.path] if is_searched else [one for one in sys.path if one != str(tmp_path)]
+    monkeypatch.setattr(sys, "path", list(path))
+    import_modules([name])
+    assert name in sys.modules
+    assert sys.path == path

@@ -157,9 +157,16 @@ def _flatten(node: yaml.Node | None, path: str, prefix: str = "") -> dict[str, _
             )
         first_line[name] = key.start_mark.line + 1
         if isinstance(value, yaml.MappingNode):
-            flat.update(_flatten(value, path, name + "."))
+            found = _flatten(value, path, name + ".")
         else:
-            flat[name] = _Given.of_node(value, where)
+            found = {name: _Given.of_node(value, where)}
+        # model.dimension may also stand as dimension below model.
+        for full, given in found.items():
+            if full in flat:
+                raise InputError(
+                    f"{given.where}: the key {full} is given at {flat[full].where} already; allowed is once"
+                )
+        flat.update(found)
     return flat
 
 

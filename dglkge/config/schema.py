@@ -100,7 +100,7 @@ class RegularizerConfig:
 
     name: str = setting("none", "penalty on the rows of the positives", component="regularizer")
     weight: float = setting(0.0, "factor before the regularizer; 0: none is computed", at_least(0))
-    p: float = setting(3.0, "the power of a regularizer that has one", above(0))
+    p: float = setting(3.0, "the power of a regularizer that has one", at_least(1))
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ class OptimizerConfig:
     lr: float = setting(0.1, "learning rate", above(0))
 
 
-OBJECTIVES = ("negative_sampling", "one_vs_all", "k_vs_all")
+NEGATIVE_SAMPLING = "negative_sampling"
+OBJECTIVES = (NEGATIVE_SAMPLING, "one_vs_all", "k_vs_all")
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ class TrainingConfig:
     """Epochs, batches, and how trainers work together."""
 
     objective: str = setting(
-        "negative_sampling",
+        NEGATIVE_SAMPLING,
         "negative_sampling: each answer against sampled negatives; one_vs_all: against all entities of the "
         "type; k_vs_all: all answers of a query at once, a batch being of queries (h, r, ?) and (?, r, t). "
         "The last two take loss.name softmax, or logistic for binary cross entropy, and no negatives",

@@ -146,6 +146,7 @@ class CubedModuli(torch.autograd.Function):
         return squares.mul_(moduli).sum(-1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
         """Return the gradient of the rows."""
         rows, moduli = ctx.saved_tensors

@@ -138,7 +138,7 @@ class KgeModel:
     ) -> torch.Tensor:
         """Regularize the two given factors of each query, as :meth:`penalty` does: (B,)."""
         total = regularizer(entity)
-        if self.score_function.relation_init == "phase":
+        if self.score_function.relation_init == PHASE:
             return total
         return total + regularizer(self.direction(relation_row, side))
 

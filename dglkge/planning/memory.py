@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dglkge.config import Config
+from dglkge.config.schema import NEGATIVE_SAMPLING
 from dglkge.data.dataset_files import ID_BYTES, NODE_MAP_BYTES, TRAIN, TRIPLE_BYTES, VALID, WEIGHT_BYTES
 from dglkge.data.sizes import DatasetSize, PartSize
 from dglkge.planning import shared_memory as shared
@@ -201,7 +202,7 @@ def batch_rows(config: Config, world_size: int) -> tuple[int, int]:
 
 def is_sampled(config: Config) -> bool:
     """Return whether answers are scored against sampled negatives, not against all candidates."""
-    return config.training.objective == "negative_sampling"
+    return config.training.objective == NEGATIVE_SAMPLING
 
 
 def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:

@@ -15,6 +15,7 @@ import torch
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config, current_names
+from dglkge.config.schema import NEGATIVE_SAMPLING
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError
 from dglkge.training.components import REFERENCE
@@ -72,7 +73,11 @@ def _recorded(config: Config) -> str | None:
 def _measured(config: Config) -> str:
     """Measure matmuls of the shape of a chunk."""
     num_queries = 2 * min(config.negatives.chunk_size, config.training.batch_size)
-    shape = (num_queries, config.negatives.num_uniform, config.model.dimension)
+    candidates = config.negatives.num_uniform
+    if config.training.objective != NEGATIVE_SAMPLING:
+        # All entities are candidates: enough of them for the largest shape that is measured.
+        num_queries, candidates = 2 * config.training.batch_size, MAX_ROWS
+    shape = (num_queries, candidates, config.model.dimension)
     return faster_type(shape)
 
 

@@ -298,6 +298,21 @@ def test_a_key_stands_once(tmp_path: Path, text: str, message: str) -> None:
     assert str(caught.value) == f"{path}:{message}"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dataset: d\nmodel.dimension: 30\nmodel: {dimension: 40}\n",
+        "dataset: d\nmodel: {dimension: 40}\nmodel.dimension: 30\n",
+    ],
+)
+def test_a_key_stands_once_in_both_notations(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(InputError) as caught:
+        load_config(path)
+    message = f"{path}:3: the key model.dimension is given at {path}:2 already; allowed is once"
+    assert str(caught.value) == message
+
+
 def test_modules_to_import(tmp_path: Path) -> None:
     """Recorded, not imported: a name, a list, and what a command line adds."""
     path = written(tmp_path, "dataset: d\nimports: [a.b, c.py]\n")
