@@ -55,6 +55,7 @@ class Graph:
 
     def add(self, head: str, head_type: str, relation: str, tail: str, tail_type: str) -> None:
         """Add a triple, unless an end has another type already or the schema lacks the pair of types."""
+        # The first type of an entity counts: a data set gives each entity one type.
         known = (self.types.get(head, head_type), self.types.get(tail, tail_type))
         if known == (head_type, tail_type) and known in SCHEMA[relation] and head != tail:
             self.types[head], self.types[tail] = known
@@ -197,6 +198,7 @@ def split_triples(triples: Iterable[Triple], types: dict[str, str]) -> dict[str,
 
     for triple in triples:
         digest = hashlib.blake2b("\t".join(triple).encode(), digest_size=8).digest()
+        # Of a hash and not of Python's hash(): that differs between processes for strings.
         percent = int.from_bytes(digest, "big") % 100
         if percent < 10:
             held_out.append(("test" if percent < 5 else "valid", triple))

@@ -71,6 +71,7 @@ def read_body(body: Iterable[ast.stmt], scope: str, module: Module) -> None:
             value = dotted(node.value)
             for target in node.targets:
                 if value and isinstance(target, ast.Name):
+                    # The first binding counts, as in read_import.
                     module.names.setdefault(target.id, value)
 
 

@@ -78,7 +78,7 @@ def measure_rates(config: Config) -> Rates:
     import torch  # here: a configuration with mistakes is refused without loading it
 
     chosen = config.training.matmul_dtype
-    # "auto" chooses the faster type at the start of training, and so does the estimate.
+    # "auto" measures both types at the first start of a run; the estimate takes the faster one.
     names = ("float32", "bfloat16") if chosen == "auto" and is_compiled(config) else (chosen,)
     dim = config.model.dimension
     product = min(_product_seconds(getattr(torch, name, torch.float32), dim) for name in names)

@@ -1,4 +1,4 @@
-"""How fast checkpoints are written and read, beside a plain sequential write of the same bytes with fsync.
+"""Speed of writing and reading checkpoints, beside a plain sequential write of the same bytes with fsync.
 
     python examples/benchmarks/checkpoint.py --folder /some/disk --num-rows 500000 --dim 200
 
@@ -61,9 +61,10 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def forget(paths: Iterable[Path]) -> None:
-    """Put files out of the page cache."""
+    """Evict files from the page cache."""
     for path in paths:
         with open(path, "rb") as file:
+            # Dirty pages cannot be evicted, so the file is flushed first.
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -96,11 +97,13 @@ def measure(folder: Path, num_rows: int, dim: int, num_repeats: int) -> dict[str
     manager = CheckpointManager(folder / CHECKPOINT_FOLDER, 0, True, lambda: None)
     manager.reserve([part])
     meta = meta_of(num_rows, dim)
+    # Rows and state: two float32 for each number.
     num_bytes = 8 * num_rows * dim
     plain = folder / "plain"
     times: dict[str, list[float]] = {
         name: [] for name in ("plain", "plain_alone", "save", "stall", "rest", "read", "read_plain")
     }
+    # All kinds in each repeat: the speed of a disk drifts, and shares are taken within a repeat.
     for _ in range(num_repeats + 1):
         write_plainly(plain, part)  # the next one finds its memory in the page cache used before
         plain.unlink()
@@ -112,6 +115,7 @@ def measure(folder: Path, num_rows: int, dim: int, num_repeats: int) -> dict[str
         times["read_plain"].append(seconds(lambda: read_plainly(plain)))
         plain.unlink()
         times["save"].append(seconds(lambda: manager.save([part], relations, meta)))
+        # start() returns when training could go on; finish() waits for the rest of the write.
         times["stall"].append(seconds(lambda: manager.start([part], relations, meta)))
         times["rest"].append(seconds(manager.finish))
         forget((folder / CHECKPOINT_FOLDER).iterdir())

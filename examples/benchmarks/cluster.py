@@ -1,4 +1,4 @@
-"""What a batch costs on 1, 2 and 4 hosts: bytes on the wire, CPU time and wall time, beside stock DGL.
+"""Cost of a batch on 1, 2 and 4 hosts: bytes on the wire, CPU time and wall time, beside stock DGL.
 
     python examples/benchmarks/cluster.py                                # the table, about 15 minutes
     python examples/benchmarks/cluster.py --hosts 2 --rounds 1 --num-entities 2000 --num-triples 20000
@@ -92,9 +92,11 @@ class Row:
 def run(system: str, dataset: Path, num_hosts: int, num_trainers: int, arguments: argparse.Namespace) -> Row:
     """Train some batches on so many hosts, with so many trainers in all."""
     kind, chosen = SYSTEMS[system]
+    # One chunk for each batch: all of its positives share their negatives.
     settings = [
         *(f"dataset={dataset}", f"model.dimension={arguments.dimension}"),
         *(f"training.batch_size={arguments.batch_size}", f"negatives.chunk_size={arguments.batch_size}"),
+        # No commit and no background thread: neither belongs to the cost of a batch.
         *(f"negatives.num_uniform={NUM_NEGATIVES}", "optimizer.lr=0.01", "checkpoint.every_epochs=0"),
         *("checkpoint.background=false", "training.progress=never", *chosen),
     ]
@@ -118,6 +120,7 @@ def run(system: str, dataset: Path, num_hosts: int, num_trainers: int, arguments
         system,
         num_hosts,
         num_trainers,
+        # Bytes and CPU time add up over hosts. Wall time does not: the slowest host decides.
         sum(cost.sent_bytes for cost in costs) / num_edges,
         sum(cost.cpu_seconds for cost in costs) / num_edges,
         max(cost.wall_seconds for cost in costs) / arguments.batches,
@@ -197,6 +200,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="dglkge-bench-") as name:
         sizes = (arguments.num_entities, arguments.num_triples, 100, arguments.method)
         datasets = {num: make_dataset(Path(name), num, *sizes) for num in sorted({key[1] for key in wanted})}
+        # Rounds outside, systems inside: a slow phase of the machine then hits all systems alike.
         for _, (system, num_hosts, num_trainers) in tqdm.tqdm(
             list(itertools.product(range(arguments.rounds), wanted)), unit="run", disable=None
         ):

@@ -1,4 +1,4 @@
-"""What becomes of a job on two hosts when something dies: how long until nothing runs, and what is said.
+"""Faults of a job on two hosts: seconds until nothing of it runs, and the message of the launcher.
 
     python examples/benchmarks/cluster_faults.py                    # every fault, about five minutes
     python examples/benchmarks/cluster_faults.py trainer packets    # some of them
@@ -81,7 +81,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a job ended after a fault.
+    """End of a job after a fault.
 
     Attributes
     ----------
@@ -124,6 +124,7 @@ def wait_until_trained(stats: Path, num_epochs: int, job: subprocess.Popen[bytes
         If the job ends before, or takes too long.
     """
     deadline = time.monotonic() + START_SECONDS
+    # Each finished epoch is one line.
     while not stats.exists() or stats.read_text(encoding="utf-8").count("\n") < num_epochs:
         if job.poll() is not None:
             raise RuntimeError(f"the job ended with {job.returncode}: {log.read_text(encoding='utf-8')}")
@@ -153,6 +154,7 @@ def run_fault(fault: Fault, hosts: Sequence[ClusterHost], dataset: Path) -> Outc
         try:
             wait_until_trained(folder / "run" / RUN_STATS_FILE, 2, job, log)
             fault.strike(hosts)
+            # Watchdogs and agents count too: a job has ended when nothing of it is left.
             seconds = seconds_until(lambda: not any(host.processes() for host in hosts))
             job.wait(PATIENCE_SECONDS)
         finally:
@@ -163,6 +165,7 @@ def run_fault(fault: Fault, hosts: Sequence[ClusterHost], dataset: Path) -> Outc
             job.wait()
         output = log.read_text(encoding="utf-8")
         reason = ""
+        # With --json the last line is the summary. A launcher that was killed writes none.
         if job.returncode > 0 and output.splitlines()[-1].startswith("{"):
             reason = json.loads(output.splitlines()[-1])["reason"]
         return Outcome(seconds, job.returncode, reason, output)
@@ -185,6 +188,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="dglkge-faults-") as folder:
         dataset = make_dataset(Path(folder), 2, 200, 2_000, 4, "random")
         for name in names:
+            # New hosts for each fault: some faults cannot be undone.
             with cluster_hosts(2) as hosts:
                 outcome = run_fault(FAULTS[name], hosts, dataset)
             said = outcome.reason or "(it is dead)"

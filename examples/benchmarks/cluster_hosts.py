@@ -32,6 +32,7 @@ SSH_PORTS = (22, 2222)
 SSHD = "/usr/sbin/sshd"
 SSHD_NAMES = ("sshd", "sshd-session", "sshd-auth")
 START_SECONDS = 20
+# --kill-child: the namespace's process 1 dies with unshare, and the kernel then ends all processes in it.
 NAMESPACES = ("unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
 
@@ -54,13 +55,14 @@ wait $!
 
 
 def what_is_missing() -> str | None:
-    """Say why hosts cannot be made here; None where they can. It is tried: containers forbid this or that."""
+    """Return why hosts cannot be made here, None if they can. Tries it: containers forbid some steps."""
     programs = ("ip", "unshare", "nsenter", "setpriv", "ssh", "ssh-keygen", SSHD)
     absent = [program for program in programs if shutil.which(program) is None]
     if absent:
         return f"not installed: {', '.join(absent)} (Debian: iproute2, util-linux, openssh-server)"
     if os.geteuid() != 0:
         return "only root may make network namespaces"
+    # The steps that containers usually forbid: mounting, a bridge, a veth pair.
     trial = "mount -t tmpfs tmpfs /dev/shm; ip link add b0 type bridge; ip link add v0 type veth peer name e0"
     done = subprocess.run(
         [*NAMESPACES, "sh", "-ec", trial], capture_output=True, text=True, timeout=START_SECONDS
@@ -121,12 +123,14 @@ class ClusterHost:
 
     def boot(self) -> None:
         """Give the host its network and start its sshd."""
+        # The script writes "ready" once its mounts are done, and waits for the network.
         if self._holder.stdin is None or self._holder.stdout is None or not self._holder.stdout.readline():
             raise RuntimeError(f"{self.name} did not start: {self._holder.communicate()[1]}")
         self._init = psutil.Process(self._holder.pid).children()[0].pid
         _ip(self._switch, f"link add {self._port} type veth peer name eth0 netns {self._init}")
         _ip(self._switch, f"link set {self._port} master br0 up")
         _ip(self._init, f"address add {self.address}/24 dev eth0")
+        # No IPv6 address: it would not be used, and its discovery would add packets to the counters.
         _ip(self._init, "link set eth0 addrgenmode none up")
         self._holder.stdin.write("go\n")
         self._holder.stdin.flush()
@@ -172,7 +176,8 @@ class ClusterHost:
         return Traffic(received_bytes=int(fields[0]), sent_bytes=int(fields[8]))
 
     def drop_packets(self) -> None:
-        """Lose every packet to and from the host; its link stays up and nobody is told."""
+        """Drop every packet to and from the host; its link stays up and neither end is notified."""
+        # The cable leaves the bridge: both ends keep their link, so only timeouts can find the loss.
         _ip(self._switch, f"link set {self._port} nomaster")
 
     def take_link_down(self) -> None:
@@ -198,6 +203,7 @@ class ClusterHost:
 
     def _processes(self, is_wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
         """Return living processes of the host but process 1, in the order of age."""
+        # Processes of a host are those of its pid namespace, whoever started them.
         space = os.readlink(f"/proc/{self._init}/ns/pid") if psutil.pid_exists(self._init) else ""
         found = []
         for process in psutil.process_iter():
@@ -242,6 +248,7 @@ def cluster_hosts(num_hosts: int, shared_memory: str = "1g") -> Iterator[list[Cl
         _write_ssh_files(base, num_hosts)
         if switch.stdout is None or not switch.stdout.readline():
             raise RuntimeError("the bridge did not start")
+        # All hosts start at once; boot() then waits for each.
         hosts.extend(ClusterHost(base, number, switch.pid, shared_memory) for number in range(num_hosts))
         for host in hosts:
             host.boot()
@@ -263,6 +270,7 @@ def _write_ssh_files(base: Path, num_hosts: int) -> None:
     public = (folder / "host_key.pub").read_text(encoding="ascii")
     names = [f"{NETWORK}.{number + 1}" for number in range(num_hosts)]
     names += [f"[{name}]:{port}" for name in names for port in SSH_PORTS[1:]]
+    # Known in advance: ssh in batch mode refuses a host whose key it does not know.
     (folder / "known_hosts").write_text(f"{','.join(names)} {public}", encoding="ascii")
     (folder / "ssh_config").write_text(
         f"GlobalKnownHostsFile {folder / 'known_hosts'}\nUserKnownHostsFile none\n", encoding="ascii"

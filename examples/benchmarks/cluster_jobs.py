@@ -43,6 +43,7 @@ def make_dataset(
     """
     random = np.random.default_rng(0)
     names = np.array([f"e{number}" for number in range(num_entities)])
+    # Squared uniform numbers: small ids are frequent, as a few entities of real graphs are.
     heads, anywhere = (num_entities * random.random((2, num_triples)) ** 2).astype(np.int64)
     nearby = heads - heads % COMMUNITY + (COMMUNITY * random.random(num_triples) ** 2).astype(np.int64)
     stays = (random.random(num_triples) < 0.9) & (nearby < num_entities)
@@ -97,6 +98,7 @@ def launch(
     ip_config = folder / "ip_config.txt"
     ip_config.write_text("".join(f"{host.address} {PORT}\n" for host in hosts), encoding="ascii")
     launcher: list[str | Path] = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", ip_config]
+    # One thread for each trainer: the hosts share the cores of this machine.
     launcher += ["--identity_file", hosts[0].identity, "--num_omp_threads", "1", "--json"]
     variables = {**environment(), **(variables or {})}
     with open(folder / LAUNCHER_LOG, "w", encoding="utf-8") as log:
@@ -127,6 +129,7 @@ def job_processes(hosts: Sequence[ClusterHost]) -> list[psutil.Process]:
             with contextlib.suppress(psutil.Error):
                 if "DGL_ROLE" in process.environ():
                     found[process.pid] = process
+                    # A watchdog is the parent of its process.
                     found[process.ppid()] = psutil.Process(process.ppid())
     return list(found.values())
 

@@ -57,6 +57,7 @@ class Cost:
         """Read the counters of the interface and of the processes of this host."""
         interface = Path("/proc/net/dev").read_text(encoding="ascii").partition("eth0:")[2].split()
         seconds = 0.0
+        # All processes of the host: the counters of this process would miss the server.
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if "DGL_ROLE" in process.environ():
@@ -114,6 +115,7 @@ class StockRows:
 
     def step_rows(self, updates: Sequence[tuple[Any, torch.Tensor, torch.Tensor]], extra: int) -> None:
         """Give each table's rows their gradients and let DGL update them."""
+        # DGL's optimizer reads the gradient of the tensor that the embedding returned.
         for embedding, _, gradients in updates:
             rows, source = self._pulled[id(embedding)]
             rows.grad = (
@@ -127,6 +129,7 @@ def use_stock_rows(trainer: Trainer, config: Config, merges: bool) -> None:
     """Replace the lookup and the optimizer of a trainer."""
     stock = StockRows(trainer.tables, config.optimizer.lr, merges)
     trainer.tables.lookup = stock
+    # Both places, as the trainer and its step each hold a reference.
     trainer.optimizer = trainer._train_step._optimizer = stock
 
 
@@ -146,6 +149,7 @@ def measure(cluster: Cluster, trainer: Trainer, num_warm: int, num_batches: int)
             trainer.step(batch)
             num_warm -= 1
             if num_warm == 0:
+                # A barrier on both sides of the reading: no host may start or go on with a batch meanwhile.
                 trainer.optimizer.finish()
                 cluster.barrier()
                 before = Cost.so_far()

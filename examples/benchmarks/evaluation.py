@@ -1,4 +1,4 @@
-"""How fast filtered ranking goes, beside the plain matrix product that it cannot do without.
+"""Speed of filtered ranking, beside the plain matrix product that it needs at least.
 
     python examples/benchmarks/evaluation.py --dataset datasets/fb15k237
     python examples/benchmarks/evaluation.py --num-entities 100000 --num-triples 2000 --dim 200
@@ -91,10 +91,12 @@ def plain_loop(
                 anchors, answers = batch[:, side.anchor_column], batch[:, side.column]
                 query = model.query(rows.gather(given, anchors), rows.gather(RELATION, batch[:, 1]), side)
                 scores = model.compare(query, candidates)
+                # Kept aside: the next line overwrites all known answers, the right one among them.
                 true = scores.gather(1, answers[:, None])
                 query_index, known_ids = known.answers(side, anchors.numpy(), batch[:, 1].numpy())
                 scores[torch.from_numpy(query_index), torch.from_numpy(known_ids)] = -torch.inf
                 scores.scatter_(1, answers[:, None], true)
+                # The right answer equals itself, so it is not a tie.
                 ties = ((scores == true).sum(1) - 1) / 2
                 reciprocal_ranks.append(1 / (1 + (scores > true).sum(1) + ties))
     return time.perf_counter() - start, float(torch.cat(reciprocal_ranks).double().mean())
@@ -103,6 +105,7 @@ def plain_loop(
 def product_seconds_per_score(model: KgeModel) -> float:
     """Measure a plain torch.matmul of the evaluation's tiles."""
     query, candidates = torch.randn(2, PRODUCT_TILE, model.dim)
+    # Not timed: the first product starts the threads.
     query @ candidates.T
     start, num_products = time.perf_counter(), 0
     while time.perf_counter() - start < PRODUCT_SECONDS:
@@ -119,6 +122,7 @@ def measure(args: argparse.Namespace) -> dict[str, object]:
     shards = {entity_type: [WholeTable(rows.tables[entity_type])] for entity_type in counts}
     known = KnownTriples(splits, len(relations))
     evaluator = RankingEvaluator(model, relations, Protocol())
+    # Warm-up, which also builds the index of known answers.
     evaluator.evaluate(splits[-1][:100], known, rows, shards)
     start = time.perf_counter()
     result = evaluator.evaluate(splits[-1], known, rows, shards)

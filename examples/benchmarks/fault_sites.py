@@ -1,4 +1,4 @@
-"""Where the jobs of ``faults.py`` run: this machine, two hosts with one disk, two hosts with a disk each.
+"""Sites of the jobs of ``faults.py``: this machine, two hosts with one disk, two hosts with a disk each.
 
 A site starts the job of a run again and again, finds its processes, and reads what was committed. Every
 start goes on from the last commit. Hosts are those of ``cluster_hosts.py`` and need root.
@@ -75,6 +75,7 @@ class Site:
     def start(self, **settings: object) -> None:
         """Start the job or resume it; ``settings`` are fields of the configuration."""
         self.num_starts += 1
+        # A commit after each batch: a fault then comes during a save as often as possible.
         fields = {
             "dataset": self.dataset_argument(),
             "output": self.output_argument(),
@@ -123,6 +124,7 @@ class Site:
     def read_commit(self, output: Path) -> Commit:
         """Return the newest commit in a run's folder; the version may be dropped meanwhile."""
         folder = output / CHECKPOINT_FOLDER
+        # The version file is read before the manifest: training may publish the next version in between.
         for _ in range(100):
             with contextlib.suppress(OSError, ValueError):
                 version = int((folder / VERSION_FILE).read_text(encoding="ascii"))
@@ -207,6 +209,7 @@ class Site:
 
     def can_be_filled(self) -> bool:
         """Tell whether the run and the logs are on disks of their own, small enough to be filled."""
+        # A full disk of the machine would disturb other programs, so only a small one is filled.
         return max(shutil.disk_usage(one).total for one in (self.folder, self.log_dir)) <= SMALL_DISK_BYTES
 
     def launch(self, words: Sequence[str], variables: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
@@ -253,6 +256,7 @@ class OneMachine(Site):
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
+                # By environment and not by parent: descendants of a killed launcher have another parent.
                 if process.environ().get(MARK) == self._mark and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return sorted(found, key=lambda process: process.pid)
@@ -329,6 +333,7 @@ class TwoDisks(TwoHosts):
         hosts: Sequence[ClusterHost],
     ) -> None:
         super().__init__(folder, dataset, batches_per_epoch, limit_seconds, hosts)
+        # On the launcher's host only: --sync must bring the data to the other one.
         shutil.copytree(dataset, hosts[0].folder / "data", dirs_exist_ok=True)
         shutil.copy(TRAIN, hosts[0].folder)
 
@@ -338,6 +343,7 @@ class TwoDisks(TwoHosts):
 
     def launch(self, words: Sequence[str], variables: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
         """Start the launcher with the hosts in the other order."""
+        # Rank 0 is then on the other disk, and its copy of the run must be brought there first.
         self.order = self.hosts if self.num_starts % 2 else self.hosts[::-1]
         return super().launch(words, variables, log)
 
@@ -357,6 +363,7 @@ class TwoDisks(TwoHosts):
 def free_port() -> int:
     """Return a port of loopback that nobody listens on now, below those that the kernel gives to clients."""
     while True:
+        # Not the seeded generator: its numbers decide the faults, and two runs would choose equal ports.
         port = random.SystemRandom().randrange(10_000, 29_000)
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))

@@ -165,6 +165,7 @@ def _free_log_disk(site: Site) -> None:
 
 
 def _fill(folder: Path) -> None:
+    # Unbuffered small blocks: the last bytes of the disk are taken too.
     with contextlib.suppress(OSError), open(folder / FILLER, "ab", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
@@ -234,8 +235,10 @@ def run_trials(site: Site, names: Sequence[str], shown: tqdm | None = None) -> l
             fault = FAULTS[name]
             start(site)
             if trials:
+                # What a fault has cost is known only when the next job has resumed.
                 trials[-1] = _with_resumption(trials[-1], site, before)
             time.sleep(random.uniform(0, LATEST_SECONDS))
+            # Read before the fault: what is published until then must survive it.
             before = site.committed()
             fault.strike(site)
             if fault.goes_on:
@@ -244,6 +247,7 @@ def run_trials(site: Site, names: Sequence[str], shown: tqdm | None = None) -> l
             seconds, left = site.wait_for_end()
             fault.mend(site)
             status = site.job.returncode if site.job is not None else 0
+            # A job may publish another version while it is being stopped; that one must survive too.
             before = max(before, site.committed())
             trials.append(Trial(site.name, fault.words, status, seconds, 0, _wrong(fault, status, left)))
             if shown is not None:
@@ -266,7 +270,7 @@ def start(site: Site) -> None:
 
 
 def _wrong(fault: Fault, status: int, left: Sequence[str]) -> str:
-    """Say what is wrong with how a job ended."""
+    """Return the errors in a job's end as text; empty if there are none."""
     allowed = status in fault.statuses if fault.statuses else status not in (0, BAD_INPUT)
     wrong = [] if allowed else [f"status {status}"]
     if fault.leaves_memory:
@@ -307,6 +311,7 @@ def damage(folder: Path, kind: str) -> Path | None:
 
     training_stats.json belongs to no version: training and PyTorch-BigGraph append to it.
     """
+    # Empty files cannot be damaged in a place.
     names = [path.name for path in folder.iterdir() if path.is_file() and path.stat().st_size]
     path = folder / random.choice(sorted(set(names) - {STATS_FILE}))
     content = path.read_bytes()
@@ -327,6 +332,7 @@ def damage(folder: Path, kind: str) -> Path | None:
         path.unlink()
         return path
     path.write_bytes(changed)
+    # White space around the version number changes nothing.
     has_effect = changed.strip() != content.strip() if path.name == VERSION_FILE else changed != content
     return path if has_effect else None
 
@@ -342,6 +348,7 @@ def run_damages(checkpoint: Path, number: int, names: Sequence[str] = DAMAGES) -
             damaged = damage(folder, kind)
             start = time.monotonic()
             try:
+                # An exception of another kind ends the program: damage must be reported as CheckpointError.
                 open_checkpoint(folder).verify()
                 wrong = "" if damaged is None else f"{damaged.name}: not noticed"
             except CheckpointError as error:
@@ -389,6 +396,7 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
         yield folder
     finally:
         if is_mounted:
+            # Lazily, as a process that is being killed may still have a file open there.
             subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
@@ -426,11 +434,13 @@ def _compare(site: Site, base: Path) -> Trial:
         if output is None:
             site.start(**epochs)
         else:
+            # The undisturbed run needs no commits.
             site.start(**epochs, **{"output": output, "checkpoint.every_batches": 0})
         if site.job is None or site.job.wait(1800) != 0:
             raise RuntimeError(f"{site.name}: the last job failed:\n{site.log_text()[-4000:]}")
         tables.append(site.output_folders()[0] if output is None else output)
     difference = largest_difference(*tables)
+    # Equal to the last bit: the order of triples and of sums must not depend on restarts.
     wrong = "" if difference == 0 else f"tables differ by up to {difference:g}"
     return Trial(
         site.name, "tables beside those of an undisturbed run", 0, time.monotonic() - start, 0, wrong

@@ -1,4 +1,4 @@
-"""How cost grows: with the graph, the dimension, the negatives, the trainers; and partitioning's, by triples.
+"""Growth of cost: by graph, dimension, negatives and trainers; of partitioning, by triples.
 
     python examples/benchmarks/growth.py sizes --values 10000,100000,1000000,10000000 --work /some/disk
     python examples/benchmarks/growth.py dimension --dataset data/fb15k237
@@ -39,6 +39,7 @@ DEFAULT_VALUES = {
 NUM_EPOCHS = 2  # the second, when everything is warm, counts
 LIMIT_SECONDS = 900.0
 NUM_RELATIONS = 100
+# Strings, as the partitioner reads names. quoting=3 is csv.QUOTE_NONE.
 PANDAS_READ = (
     "import sys, pandas; print(len(pandas.read_csv(sys.argv[1], sep='\\t', header=None, dtype=str,"
     " keep_default_na=False, quoting=3)))"
@@ -119,6 +120,7 @@ def train(args: argparse.Namespace, value: int, work: Path) -> tuple[RunFigures,
         f"model.dimension={chosen['dimension']}",
         f"negatives.num_uniform={chosen['negatives']}",
         f"training.matmul_dtype={args.products}",
+        # One more than are trained: leaving early skips the last commit.
         f"training.num_epochs={NUM_EPOCHS + 1}",
         "checkpoint.every_epochs=0",
         "checkpoint.background=false",
@@ -126,6 +128,7 @@ def train(args: argparse.Namespace, value: int, work: Path) -> tuple[RunFigures,
         *args.set,
     ]
     folder = work / f"job-{args.what}-{value}"
+    # Without the checkpoint of an earlier call, from which the job would resume.
     shutil.rmtree(folder, ignore_errors=True)
     limits = {"max_batches": args.batches, "max_epochs": NUM_EPOCHS}
     run = our_job.train(None, sets, chosen["trainers"], folder, LIMIT_SECONDS, **limits)

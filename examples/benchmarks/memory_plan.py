@@ -60,6 +60,7 @@ def memory_of(process: psutil.Process) -> dict[str, Any]:
         for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
             name, _, value = line.partition(":")
             if name in ("Pss_Anon", "Pss_Shmem"):
+                # The kernel's unit is kB = 1024 bytes.
                 found[name] = int(value.split()[0]) * 1024
         for line in Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("RssFile:"):
@@ -74,12 +75,14 @@ def segment_bytes() -> int:
     total = 0
     for path in SHARED_MEMORY.iterdir():
         with contextlib.suppress(OSError):
+            # Blocks of 512 bytes and not the size: pages of a segment are allocated on first touch.
             total += path.stat().st_blocks * 512
     return total
 
 
 def watch(job: subprocess.Popen[bytes]) -> tuple[int, int, list[dict[str, Any]]]:
     """Return the peaks of memory and of /dev/shm, and the processes at the peak of memory."""
+    # Segments of other programs count before the job too, and are subtracted.
     before, most, most_shared = segment_bytes(), 0, 0
     at_peak: list[dict[str, Any]] = []
     root = psutil.Process(job.pid)

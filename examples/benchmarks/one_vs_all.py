@@ -1,4 +1,4 @@
-"""How fast training against all entities goes: ours as a real job, beside the matmuls' limit and two peers.
+"""Speed of training against all entities: ours as a real job, beside the matmuls' limit and two peers.
 
     python examples/benchmarks/one_vs_all.py --dataset data/fb15k237 --pykeen
 
@@ -70,6 +70,7 @@ def run_ours(args: argparse.Namespace, kind: str, folder: Path) -> dict[str, Any
         f"model.dimension={args.dimension}",
         f"training.objective={objective}",
         f"training.matmul_dtype={dtype}",
+        # A triple gives two queries and a pair gives one, so k_vs_all gets twice as many for equal matmuls.
         f"training.batch_size={args.batch_size * (2 if objective == 'k_vs_all' else 1)}",
         f"training.num_epochs={args.epochs}",
         "training.profile=true",
@@ -114,6 +115,7 @@ def run_peer(args: argparse.Namespace, script: str, python: Path, folder: Path) 
 def run_libkge(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train by LibKGE's formulation of 1vsAll."""
     found = run_peer(args, "one_vs_all_libkge.py", Path(sys.executable), folder)
+    # Without the first batch, which allocates memory.
     seconds = statistics.median(found["seconds"][1:])
     return {"queries_per_second": 2 * found["edges"] / seconds, "peak_bytes": found["peak_bytes"]}
 
@@ -129,6 +131,7 @@ def measure_limits(args: argparse.Namespace) -> dict[str, float]:
     """Measure the matmuls' limit of each type, in operations per second."""
     num_entities = int(np.load(args.dataset / "train.npy", mmap_mode="r")[:, [0, 2]].max()) + 1
     threads = max(1, len(os.sched_getaffinity(0)) // args.trainers)
+    # The queries of a whole batch against a trainer's share of the entities.
     rows, columns = 2 * args.batch_size, num_entities // args.trainers
     types = sorted({kind.partition(":")[2] for kind in args.kinds.split(",")})
     shape = (args.trainers, threads, rows, columns, args.dimension)
@@ -157,6 +160,7 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, list[dict[str, An
 def report(args: argparse.Namespace, runs: dict[str, list[dict[str, Any]]], limits: dict[str, float]) -> str:
     """Return the tables."""
     num_entities = int(np.load(args.dataset / "train.npy", mmap_mode="r")[:, [0, 2]].max()) + 1
+    # Half of a positive's operations, which has two queries.
     flops = flops_per_positive(num_entities, args.dimension) / 2
     speeds = {
         name: statistics.median(one["queries_per_second"] for one in repeats)

@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=25, help="timed steps a case (default: %(default)s)")
     parser.add_argument("--dims", type=int, nargs="+", choices=sorted(CASES), default=sorted(CASES))
     arguments = parser.parse_args()
+    # The server and the trainers are this program again, as in DGL's own scripts.
     if "BENCHMARK_FOLDER" in os.environ:
         run_process(Path(os.environ["BENCHMARK_FOLDER"]), arguments)
         return 0
@@ -56,6 +57,7 @@ def launch() -> int:
         folder = Path(name)
         ring = torch.arange(NUM_NODES + 1) % NUM_NODES
         graph = dgl.graph((ring, ring.flip(0)), num_nodes=NUM_NODES)
+        # The process's number in the name: DGL shares the graph's memory under it.
         dgl.distributed.partition_graph(graph, f"bench{os.getpid()}", 1, name, part_method="random")
         with socket.socket() as free:
             free.bind(("", 0))
@@ -85,6 +87,7 @@ def launch() -> int:
                 )
             )
         try:
+            # Trainers first: the server ends after them.
             return max(abs(process.wait(LIMIT_SECONDS)) for process in reversed(processes))
         finally:
             for process in processes:
@@ -93,7 +96,7 @@ def launch() -> int:
 
 
 def run_process(folder: Path, arguments: argparse.Namespace) -> None:
-    """Be the server, or a trainer that measures all cases."""
+    """Run as the server, or as a trainer that measures all cases."""
     dgl.distributed.initialize(os.environ["DGL_IP_CONFIG"])
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=NUM_TRAINERS)
@@ -131,6 +134,7 @@ def measure(name: str, num_ids: int, dim: int, policy: Any, repeats: int) -> dic
         for way, optimizer in optimizers.items():
             rows = tables[way](ids)
             rows.grad = gradients[repeat % 2]
+            # DGL's optimizer needs it before each step; ours does not.
             optimizer.zero_grad() if way == "dgl" else None
             update_seconds[0] = 0.0
             seconds[way].append(timed(optimizer.step))
@@ -138,6 +142,7 @@ def measure(name: str, num_ids: int, dim: int, policy: Any, repeats: int) -> dic
                 seconds["update"].append(slowest(update_seconds[0]))
         seconds["copy"].append(time_of_copy(len(ids.unique()) * dim * (1 + STATE_FLOATS[name])))
     steps = repeats + 3
+    # Without the first three steps, which warm up.
     result = {way: statistics.median(values[3:]) * 1e3 for way, values in seconds.items()}
     return {
         "optimizer": name,
@@ -189,6 +194,7 @@ def time_of_copy(num_floats: int) -> float:
 
 def time_of_updates() -> list[float]:
     """A cell that sums up the seconds spent in our local update."""
+    # The original is kept on the class: each case wraps it anew, and must not time an earlier wrapper.
     cell, update = [0.0], Table.__dict__.get("plain_update", Table.update)
 
     def measured(table: Table, *rest: Any) -> int:
@@ -219,6 +225,7 @@ def count_bytes_of_dgl() -> list[int]:
         call.plain = plain  # type: ignore[attr-defined]
         return call
 
+    # By prefix: the name of the exchange differs between DGL's versions.
     for name in [name for name in vars(module) if name.startswith("alltoall")]:
         setattr(module, name, counted(getattr(module, name)))
     return cell

@@ -48,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def row(products: str, num_epochs: int, partition_seconds: float, run: RunFigures) -> str:
     """Return the row of a run; the job's seconds after its training are those of the ranking, and its end."""
+    # Seconds from the start of the command until training begins.
     before = run.start_marks["training"]
     whole = partition_seconds + before + run.wall_seconds
     ranking = run.job_seconds - before - run.wall_seconds
@@ -71,6 +72,7 @@ def measure(args: argparse.Namespace, work: Path) -> tuple[list[str], list[dict[
             "evaluation.split=test",
             *args.set,
         ]
+        # A folder of its own for each run: nothing is resumed.
         run = our_job.train(args.config, sets, args.trainers, work / f"job-{number}", LIMIT_SECONDS)
         lines.append(row(products, int(num_epochs), partition_seconds, run))
         found.append({"products": products, "partition_seconds": partition_seconds, **run.to_dict()})

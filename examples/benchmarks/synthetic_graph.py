@@ -61,6 +61,7 @@ def zipf_ranks(uniform: npt.NDArray[np.float64], num: int, exponent: float) -> I
         Not negative; 0 gives uniform ranks.
     """
     if exponent == 1:
+        # The integral of 1/x is the logarithm; other exponents have a power.
         places = (num + 1.0) ** uniform
     else:
         rest = 1 - exponent
@@ -71,6 +72,7 @@ def zipf_ranks(uniform: npt.NDArray[np.float64], num: int, exponent: float) -> I
 def scatter(values: Ids, num: int, offset: int) -> Ids:
     """Map [0, num) one to one onto itself, so that neighbours come far apart."""
     factor = max(1, int(num * GOLDEN))
+    # Coprime to num, so that multiplication modulo num is one to one.
     while math.gcd(factor, num) != 1:
         factor += 1
     return (values * factor + offset) % num
@@ -82,6 +84,7 @@ def edges(shape: Shape, start: int, end: int) -> tuple[Ids, Ids, Ids]:
     Row i, by a bijection, has a turn k; the first turns have entity k for an end, even ones as head and odd
     ones as tail, so that every entity occurs.
     """
+    # A generator for each block: a block does not depend on the ones before.
     random = np.random.default_rng([shape.seed, start // BLOCK_ROWS])
     heads, tails = (
         scatter(
@@ -123,6 +126,7 @@ def write(shape: Shape, folder: Path, kind: str, num_held_out: int) -> None:
     writer = None
     for block in blocks(shape):
         if writer is None:
+            # From the first block, so that nothing has to be kept. Rows are in random order.
             for split in ("valid", "test"):
                 block, held_out = block.slice(num_held_out), block.slice(0, num_held_out)
                 with _writer(folder, split, kind, block.schema) as file:

@@ -1,4 +1,4 @@
-"""The training script with a clock: examples/train.py that writes down when what was done.
+"""The training script with a clock: examples/train.py that writes the times of its milestones.
 
     dglkge-launch examples/benchmarks/timed_train.py --config my.yaml --timings timings.json
 
@@ -33,6 +33,7 @@ def train_epoch(trainer: Any, cluster: Any, max_batches: int, marks: dict[str, f
         edges += len(batch)
         if number == max_batches:
             break
+    # The epoch ends when the slowest trainer has ended it.
     cluster.barrier()
     seconds = time.perf_counter() - clock
     total = cluster.sum(np.array([edges, time.process_time() - processor]))
@@ -66,6 +67,7 @@ def main() -> int:
         for _epoch in dglkge.remaining_epochs_until(num_epochs):
             marks.setdefault("training", time.time())
             epochs.append(train_epoch(trainer, cluster, arguments.max_batches, marks))
+        # --max-epochs ends before the configuration does, to skip this commit.
         if num_epochs == config.training.num_epochs:
             trainer.commit()
         marks["trained"] = time.time()

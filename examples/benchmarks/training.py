@@ -1,4 +1,4 @@
-"""How fast training goes: ours as a real job, beside what the products alone allow and beside a peer.
+"""Speed of training: ours as a real job, beside the limit of the products alone and beside a peer.
 
     python examples/benchmarks/training.py --table fb15k237-400 --dataset data/fb15k237 --peer pbg
     python examples/benchmarks/training.py --dataset data/mine --dimension 200 --negatives 100 --trainers 2
@@ -81,6 +81,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 def settings(args: argparse.Namespace, kind: str) -> list[str]:
     """Return our settings for a run of ``--products``."""
+    # Fields are looked up, so that the benchmark also runs with older versions of the schema.
     known = {row[0] for row in field_table()}
     products, _, mode = kind.partition(":")
     return [
@@ -119,6 +120,7 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, list[RunFigures]]
                     path, settings(args, kind), args.trainers, folder, args.limit_seconds, args.max_batches
                 )
             )
+            # Checkpoints of many runs would fill the disk.
             shutil.rmtree(folder / "run" / CHECKPOINT_FOLDER, ignore_errors=True)
         if python is not None:
             config = load_config(path, settings(args, kinds[0]))
@@ -137,6 +139,7 @@ def measure_limits(args: argparse.Namespace) -> dict[str, float]:
     """Measure the products' limit for each of our runs, in operations per second."""
     config = load_config(config_path(args), settings(args, args.products.split(",")[0]))
     threads = max(1, len(os.sched_getaffinity(0)) // args.trainers)
+    # A trainer's products are of its share of a chunk.
     rows = min(config.training.batch_size, config.negatives.chunk_size) // args.trainers
     shape = (args.trainers, threads, rows, args.negatives, args.dimension)
     return {

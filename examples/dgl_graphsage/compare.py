@@ -41,6 +41,7 @@ def main() -> None:
     arguments = parser.parse_args()
     make = [sys.executable, str(HERE / "make_graph.py"), "--output", str(arguments.output)]
     subprocess.run(make, check=True, timeout=300, stdout=subprocess.DEVNULL)
+    # Two jobs, one after the other: both get all cores, and the same seeds.
     ours, theirs = (trained(arguments.output, name, arguments.ip_config) for name in ("dglkge", "dgl"))
     print(f"\n{'epoch':>8}  {'dglkge.optim':>14}  {'dgl.distributed.optim':>22}")
     for epoch, (mine, other) in enumerate(zip(ours["losses"], theirs["losses"]), start=1):

@@ -20,7 +20,7 @@ def community_graph(num_nodes: int, num_classes: int, degree: int, seed: int) ->
     labels = torch.arange(num_nodes) % num_classes
     tails = torch.arange(num_nodes).repeat_interleave(degree)
     anyone = torch.randint(0, num_nodes, (len(tails),), generator=generator)
-    # A node of the same community: the nearest multiple of the number of classes, plus the label.
+    # A node of the same community: the multiple of the number of classes below a random node, plus the label.
     same = anyone - anyone % num_classes + labels[tails]
     same = torch.where(same < num_nodes, same, labels[tails])
     stays = torch.rand(len(tails), generator=generator) < 0.9
@@ -29,6 +29,7 @@ def community_graph(num_nodes: int, num_classes: int, degree: int, seed: int) ->
     graph.ndata["label"] = labels
     graph.ndata["train_mask"] = drawn < 0.5
     graph.ndata["test_mask"] = drawn >= 0.5
+    # Both directions, so that neighbours are sampled whichever way an edge was drawn.
     return dgl.to_bidirected(graph, copy_ndata=True)
 
 

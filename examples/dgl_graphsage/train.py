@@ -102,10 +102,12 @@ def main() -> None:
     parser.add_argument("--json", help="file for the curve")
     arguments = parser.parse_args()
     torch.manual_seed(0)
+    # A server process runs in this call until all trainers have left, and then exits.
     dgl.distributed.initialize(os.environ.get("DGL_IP_CONFIG", "ip_config.txt"))
     dist.init_process_group("gloo")
     graph = dgl.distributed.DistGraph("communities")
     book = graph.get_partition_book()
+    # force_even: DistributedDataParallel needs equally many batches on each trainer, or a collective blocks.
     train_nodes = dgl.distributed.node_split(graph.ndata["train_mask"], book, force_even=True)
     test_nodes = dgl.distributed.node_split(graph.ndata["test_mask"], book, force_even=True)
     labels = graph.ndata["label"][torch.arange(graph.num_nodes())]
@@ -126,6 +128,7 @@ def main() -> None:
         if arguments.json:
             with open(arguments.json, "w", encoding="utf-8") as file:
                 json.dump({"optimizer": arguments.optimizer, "losses": losses, "accuracy": found}, file)
+    # No trainer may leave while another one still pulls rows from its machine.
     dist.barrier()
 
 

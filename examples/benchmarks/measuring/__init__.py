@@ -1,1 +1,1 @@
-"""What the benchmarks of this folder share: watching processes, the product limit, peers, tables."""
+"""Shared code of the benchmarks of this folder: watching processes, the product limit, peers, tables."""

@@ -15,6 +15,7 @@ from typing import Any
 
 def main() -> None:
     """Train as the settings say; write the seconds of every epoch."""
+    # Inside the function: the benchmark's own environment has no PyKEEN.
     import numpy as np
     import torch
     from pykeen.models import model_resolver
@@ -32,6 +33,7 @@ def main() -> None:
     model = model_resolver.make(
         "ComplEx",
         triples_factory=factory,
+        # PyKEEN counts complex numbers, ours counts real ones.
         embedding_dim=settings["dimension"] // 2,
         loss="crossentropy",
         random_seed=settings["seed"],
@@ -46,6 +48,7 @@ def main() -> None:
         start = time.perf_counter()
         loop.train(
             factory,
+            # With continue_training PyKEEN trains up to this epoch, not so many more.
             num_epochs=epoch + 1,
             batch_size=settings["batch_size"],
             continue_training=epoch > 0,
@@ -53,6 +56,7 @@ def main() -> None:
             use_tqdm_batch=False,
         )
         seconds.append(time.perf_counter() - start)
+    # Its batches are of distinct (entity, relation) pairs of both directions.
     pairs = torch.cat([triples[:, :2], torch.stack([triples[:, 2], triples[:, 1] + num_relations], 1)])
     queries = len(torch.unique(pairs, dim=0))
     Path(settings["timings"]).write_text(json.dumps({"seconds": seconds, "queries": queries}))

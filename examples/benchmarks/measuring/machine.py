@@ -1,4 +1,4 @@
-"""What machine the figures were taken on."""
+"""Description of the machine on which figures were taken."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 def describe_machine() -> dict[str, object]:
     """Return processor, cores, memory and versions."""
+    # platform.processor() is empty on many Linux systems.
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -20,6 +21,7 @@ def describe_machine() -> dict[str, object]:
         model = names[0] if names else model
     return {
         "processor": model,
+        # Cores that this process may use, which a container may limit.
         "cores": len(os.sched_getaffinity(0)),
         "memory_gigabytes": round(psutil.virtual_memory().total / 1e9, 1),
         "python": platform.python_version(),

@@ -19,6 +19,7 @@ import torch
 
 def scores_of_tails(heads: torch.Tensor, relations: torch.Tensor, entities: torch.Tensor) -> torch.Tensor:
     """Score (h, r, ?) against all entities: (B, D), (B, D), (N, D) -> (B, N)."""
+    # Contiguous copies, as in LibKGE.
     real, imaginary = (part.contiguous() for part in relations.chunk(2, dim=1))
     entity_real, entity_imaginary = (part.contiguous() for part in entities.chunk(2, dim=1))
     left = torch.cat((heads, heads), dim=1)  # re, im, re, im
@@ -47,11 +48,13 @@ def main() -> None:
         batch = torch.from_numpy(everything[order[number * size : (number + 1) * size]].astype(np.int64))
         start = time.perf_counter()
         optimizer.zero_grad()
+        # Reciprocal relations: heads are predicted with the relation's second row.
         for given, relation, answer in (
             (batch[:, 0], batch[:, 1], batch[:, 2]),
             (batch[:, 2], batch[:, 1] + num_relations, batch[:, 0]),
         ):
             scores = scores_of_tails(entities(given), relations(relation), entities.weight)
+            # A backward pass for each side: the scores of only one side are in memory.
             (torch.nn.functional.cross_entropy(scores, answer, reduction="sum") / len(batch)).backward()
         optimizer.step()
         seconds.append(time.perf_counter() - start)

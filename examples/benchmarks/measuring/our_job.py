@@ -69,6 +69,7 @@ def train(
 def figures(done: Finished, timings: dict[str, Any], run: Path, num_trainers: int) -> RunFigures:
     """Put together what the job cost, what it timed and what it wrote."""
     marks = timings["marks"]
+    # Both clocks are of the same machine, in seconds since the epoch.
     start_marks = {name: marks[name] - done.started_at for name in START_MARKS}
     return RunFigures(
         epochs=[Epoch(**epoch) for epoch in timings["epochs"]],
@@ -90,6 +91,7 @@ def mean_phases(records: Iterable[dict[str, Any]], num_trainers: int) -> dict[st
     where there is no other.
     """
     lines = [record for record in records if record.get("phase_seconds")]
+    # The first epoch includes the warm-up.
     lines = lines[1:] or lines
     num_batches = sum(record["num_batches"] for record in lines) * num_trainers
     totals: dict[str, float] = {}
@@ -115,5 +117,6 @@ def _test_mrr(run: Path) -> float | None:
 def _free_port() -> int:
     """Return a port of loopback that nobody listens on now."""
     with socket.socket() as probe:
+        # Another program may take the port until the server binds it; the launcher then reports it.
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -7,6 +7,7 @@ import sys
 
 def main() -> None:
     """Rank the test edges against all entities, other known answers left out (as its FB15k example does)."""
+    # Inside the function: the benchmark's own environment has no PyTorch-BigGraph.
     import attr
     from torchbiggraph.config import ConfigFileLoader, add_to_sys_path
     from torchbiggraph.eval import do_eval
@@ -17,6 +18,7 @@ def main() -> None:
     path, test, *others = sys.argv[1:]
     loader = ConfigFileLoader()
     config = loader.load_config(path)
+    # All entities are candidates; its default samples them.
     relations = [attr.evolve(relation, all_negs=True) for relation in config.relations]
     config = attr.evolve(config, edge_paths=[test], relations=relations, num_uniform_negs=0)
     initializer = SubprocessInitializer()

@@ -65,12 +65,14 @@ def describe(
         "edge_paths": [str(folder / "train")],
         "checkpoint_path": str(folder / "model"),
         "entities": {"entity": {"num_partitions": num_parts}},
+        # Dynamic relations: one entry stands for all, with an operator for each side, as our reciprocal rows.
         "relations": [
             {"name": "all", "lhs": "entity", "rhs": "entity", "operator": OPERATORS[score]},
         ],
         "dynamic_relations": True,
         "dimension": config.model.dimension,
         "init_scale": config.model.init_scale,
+        # Its default adds a learned vector for each entity type, which we do not have.
         "global_emb": False,
         "comparator": COMPARATORS[score],
         "loss_fn": LOSSES[loss],
@@ -160,6 +162,7 @@ def train(
     path = folder / "config.py"
     path.write_text(f"def get_torchbiggraph_config():\n    return {described!r}\n", encoding="utf-8")
     log = folder / "train.log"
+    # Its command in the peer's environment, run by that environment's interpreter.
     program = python.parent / "torchbiggraph_train"
     done = run_watched([str(python), str(program), str(path)], log, limit_seconds, ALLOCATOR)
     mrr = None
@@ -185,8 +188,10 @@ def figures(done: Finished, log: str, mrr: float | None) -> RunFigures:
         if _STARTING.search(message):
             epochs.append([])
             first_start = first_start or moment
+        # A line for each bucket, written at its end: the start is the seconds before.
         elif processed := _PROCESSED.search(message):
             edges, seconds = int(processed.group(1)), float(processed.group(2))
+            # Its log has no processor time; samples of the watcher are interpolated.
             used = done.processor_seconds_between(moment - seconds, moment)
             epochs[-1].append((edges, seconds, used))
             first_batch = first_batch or moment - seconds

@@ -24,6 +24,7 @@ def peer_python(peer: str, given: Path | None, folder: Path, pip_flags: list[str
     if given is not None:
         return given
     python = folder / "bin" / "python"
+    # Written last: an interrupted installation is done again.
     stamp = folder / "installed"
     if not stamp.exists():
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)

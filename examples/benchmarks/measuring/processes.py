@@ -1,4 +1,4 @@
-"""What a command costs: its memory and processor time, those of all its descendants included."""
+"""Cost of a command: memory and processor time, those of all its descendants included."""
 
 from __future__ import annotations
 
@@ -106,6 +106,8 @@ def run_watched(
         If it fails or takes too long; all its processes are then ended.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    # Children that have been waited for are counted by the kernel, so the difference is exact. Samples would
+    # miss short processes.
     before = _processor_seconds()
     started_at, start, peak = time.time(), time.monotonic(), 0
     samples: list[tuple[float, float]] = []
@@ -115,6 +117,7 @@ def run_watched(
         )
     try:
         while process.poll() is None:
+            # Memory is sampled: the kernel keeps no peak of the sum over processes.
             pids = family(process.pid)
             peak = max(peak, total_proportional_bytes(pids))
             samples.append((time.time(), total_processor_seconds(pids)))
@@ -141,6 +144,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End a command and its descendants, if any of them still runs."""
     if process.poll() is not None:
         return
+    # Listed before the signal: later, orphans could not be found by their parent.
     pids = family(process.pid)
     process.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):

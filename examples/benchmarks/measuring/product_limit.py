@@ -1,4 +1,4 @@
-"""How fast this machine takes the matrix products that a batch cannot do without."""
+"""Speed of this machine at the matrix products that a batch needs at least."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ WARM_UP_ROUNDS = 3
 
 def flops_per_positive(num_negatives: int, dimension: int) -> int:
     """Return the operations of a positive's products: scores, and two for the gradients, on both sides."""
+    # 2 operations for each number, 3 products, 2 sides.
     return 12 * num_negatives * dimension
 
 
@@ -56,6 +57,8 @@ def measure_product_limit(
             )
             for _ in range(num_processes)
         ]
+        # All processes are warm before the first one measures: they share caches and memory bandwidth, as
+        # trainers do.
         for worker in workers:
             _answer(worker)  # it is warm
         for worker in workers:
@@ -85,6 +88,7 @@ def _work(num_threads: int, rows: int, columns: int, dimension: int, dtype: str,
     query, negatives, scores = (
         torch.randn(*shape).to(kind) for shape in ((rows, dimension), (columns, dimension), (rows, columns))
     )
+    # Outputs are allocated once: page faults are no part of the products.
     scores_out, query_out, negatives_out = (torch.empty_like(x) for x in (scores, query, negatives))
 
     def products() -> None:

@@ -22,6 +22,7 @@ def main() -> None:
     torch.manual_seed(settings["seed"])
     everything = np.load(settings["triples"], mmap_mode="r")
     num_entities, num_relations = int(everything[:, [0, 2]].max()) + 1, int(everything[:, 1].max()) + 1
+    # A random sample, in ascending order: the file is mapped and read forwards.
     chosen = np.random.default_rng(0).permutation(len(everything))[: settings["max_triples"]]
     triples = torch.from_numpy(np.ascontiguousarray(everything[np.sort(chosen)]))
     factory = CoreTriplesFactory(triples, num_entities, num_relations)
@@ -44,6 +45,7 @@ def main() -> None:
         start, processor = time.perf_counter(), time.process_time()
         loop.train(
             factory,
+            # With continue_training PyKEEN trains up to this epoch, not so many more.
             num_epochs=epoch + 1,
             batch_size=settings["batch_size"],
             continue_training=epoch > 0,

@@ -1,4 +1,4 @@
-"""What is measured of a training run, ours or a peer's."""
+"""Figures of a training run, ours or a peer's."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ class RunFigures:
     @property
     def edges_per_second(self) -> float:
         """Median speed of the epochs after the first; of the first if there is no other."""
+        # The first epoch includes the warm-up.
         return statistics.median(epoch.edges / epoch.seconds for epoch in (self.epochs[1:] or self.epochs))
 
     @property

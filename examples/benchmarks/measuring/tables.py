@@ -1,4 +1,4 @@
-"""Markdown tables of what was measured."""
+"""Markdown tables of measured figures."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ HEADER = (
     "| run | edges/s | : peer | first epoch | over the wall | GFLOP/s | of the products' limit "
     "| start to first batch, s | peak memory, GB | CPU s per million edges | peer : ours | test MRR |"
 )
+# Derived from the header, so that a new column cannot be forgotten here.
 RULE = "|---|" + "--:|" * (HEADER.count("|") - 2)
 
 
