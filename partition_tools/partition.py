@@ -94,7 +94,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Do what the command line says."""
+    """Partition by the command line, and print the figures."""
     # Imported late, so that --help is quick.
     from rich.console import Console
 

@@ -20,7 +20,7 @@ from dglkge.typing import RELATION, Relation
 
 
 def is_bigraph(folder: Path, version: int) -> bool:
-    """Tell whether PyTorch-BigGraph wrote a version: there is no manifest, and rows have no original ids."""
+    """Return whether PyTorch-BigGraph wrote a version: without a manifest, and rows without original ids."""
     first = sorted(folder.glob(layout.first_parts_pattern(version)))
     if not first or (folder / layout.manifest_file(version)).exists():
         return False

@@ -156,12 +156,12 @@ def temporary_file(name: str, nonce: str) -> str:
 
 
 def is_temporary_of_a_job(name: str) -> bool:
-    """Tell whether a name is one of :func:`temporary_file` with a nonce."""
+    """Return whether a name is one of :func:`temporary_file` with a nonce."""
     return _OF_A_JOB.fullmatch(name) is not None
 
 
 def is_transient(name: str) -> bool:
-    """Tell whether a name is that of a receipt or of an unfinished file: neither belongs to a copy."""
+    """Return whether a name is that of a receipt or of an unfinished file: neither belongs to a copy."""
     return name.endswith((RECEIPT_SUFFIX, TEMPORARY_SUFFIX))
 
 
@@ -186,7 +186,7 @@ def epoch_snapshot(epoch: int) -> str:
 
 
 def is_snapshot(name: str) -> bool:
-    """Tell whether a name is that of a snapshot's folder, or of one that is being replaced."""
+    """Return whether a name is that of a snapshot's folder, or of one that is being replaced."""
     return _SNAPSHOT.fullmatch(name) is not None
 
 
@@ -202,7 +202,7 @@ def staged_file(name: str, version: int) -> str:
 
 
 def is_replaced_text(name: str) -> bool:
-    """Tell whether a text may differ between two versions of one run: names, counts and config.json."""
+    """Return whether a text may differ between two versions of one run: names, counts and config.json."""
     return name == CONFIG_FILE or parse_names_part(name) is not None
 
 

@@ -70,7 +70,7 @@ class RunCopy:
     problem: str = ""
 
     def continues(self, older: RunCopy) -> bool:
-        """Tell whether this version equals another one or descends from it."""
+        """Return whether this version equals another one or descends from it."""
         # Version 0 is an empty folder: every run descends from it.
         if older.version == 0 or (older.version == self.version and older.checksum == self.checksum):
             return True

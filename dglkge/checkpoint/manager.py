@@ -530,7 +530,7 @@ class CheckpointManager:
         return manifest.meta
 
     def _owns_disk(self) -> bool:
-        """Tell whether this trainer repairs its disk: it is the first leader that sees it; a collective.
+        """Return whether this trainer repairs its disk: it is the first leader that sees it; a collective.
 
         The holder of the lease identifies the disk: a trainer of one of its machines, or the launcher.
         """

@@ -340,7 +340,7 @@ def _bigraph_sums(part: TablePart, meta: CheckpointMeta) -> torch.Tensor:
 def _bigraph_state(sums: Sequence[torch.Tensor], meta: CheckpointMeta) -> dict[str, Any]:
     """Return Adagrad's state of some parameters as PyTorch-BigGraph's optimizers name it.
 
-    They want a number of steps beside the sums, which matters only to a decaying learning rate.
+    They need a number of steps beside the sums, which matters only to a decaying learning rate.
     """
     numbers = list(range(len(sums)))
     group = {"lr": learning_rate(meta), "lr_decay": 0, "weight_decay": 0, "params": numbers}

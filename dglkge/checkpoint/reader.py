@@ -140,7 +140,7 @@ def entity_table(
     opened : mapping of str to binary file
         Those files by name, open: training may have dropped them since.
     names : callable
-        Returns its vocabulary, which is read only when a name is asked for.
+        Returns its vocabulary, which is read only when a name is looked up.
     """
     shards: list[FileShard] = []
     first_id = 0
@@ -184,7 +184,7 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = False) -> Check
     path : path
         A run's folder or the ``checkpoint`` folder in it.
     verify : bool
-        Compare files with their checksums: text files now, those of a table when it is first asked for,
+        Compare files with their checksums: text files now, those of a table at its first access,
         which reads the whole table once. :meth:`Checkpoint.verify` compares all at once.
 
     Returns

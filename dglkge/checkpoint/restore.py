@@ -352,7 +352,7 @@ def _matches(ids: np.ndarray, live_ids: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _state_fits(name: str, live: torch.Tensor, state: Mapping[str, Rows], path: Path) -> bool:
-    """Tell whether stored state fits live state; logs a warning if not."""
+    """Return whether stored state fits live state; logs a warning if not."""
     if name not in state:
         logger.warning("%s: has no optimizer state %r; it starts anew", path, name)
         return False

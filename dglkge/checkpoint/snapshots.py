@@ -115,7 +115,7 @@ def recover(folder: Path, version: int) -> None:
 
 
 def _counts(snapshot: Path, version: int) -> bool:
-    """Tell whether a snapshot exists and is no newer than the published version."""
+    """Return whether a snapshot exists and is no newer than the published version."""
     return any(
         path == snapshot and max(versions, default=0) <= version
         for path, versions in snapshots(snapshot.parent)

@@ -73,7 +73,7 @@ def check_text(folder: Path, entry: TextEntry, version: int, checksum: bool = Fa
 
 
 def is_there(folder: Path, entry: TextEntry) -> bool:
-    """Tell whether a text has its own name and its size. Its content is not read: it does not change."""
+    """Return whether a text has its own name and its size. Its content is not read: it does not change."""
     path = folder / entry.name
     return path.is_file() and path.stat().st_size == entry.size_bytes
 
@@ -171,7 +171,7 @@ class CheckpointStorage(LeasedFolder):
     have done so, the manifest is written and checkpoint_version.txt replaced in one step. Before that step
     version V is whole, after it version V+1. Only then is V dropped.
 
-    PyTorch-BigGraph wants names, counts and config.json under names without a version. Those that are the
+    PyTorch-BigGraph expects names, counts and config.json under names without a version. Those that are the
     same in V and V+1 stay as they are. Others are written as ``config.v{V+1}.json``; right before the step
     those of V are renamed to ``config.v{V}.json``, right after it those of V+1 take their own names. So at no
     time do names of one version lie beside rows of another; after a crash in between they may be missing,

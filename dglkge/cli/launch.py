@@ -152,7 +152,7 @@ class _Job:
     def _with_files_fetched(
         self, site: Site, result: JobResult, output: Path | None, log_dir: Path
     ) -> JobResult:
-        """Fetch what an attempt has written; return its result, which a problem or a stop changes.
+        """Fetch the files of an attempt; return its result, which a problem or a stop changes.
 
         A success becomes a failure: the user would take the results for complete. Another status stays: 143
         still means that the state is committed, and the next start of the job fetches it.
@@ -176,7 +176,7 @@ class _Job:
         return result
 
     def _prepare(self, log_dir: Path, is_locked: bool) -> tuple[Site, list[Host], JobSettings, Config | None]:
-        """Read what an attempt depends on anew: the machines, their cores, the configuration."""
+        """Read the inputs of an attempt anew: the machines, their cores, the configuration."""
         here = self.places.here
         machines = read_ip_config(here / self.options.ip_config)
         site = self.sites.choose(machines)

@@ -136,7 +136,7 @@ class TextFormat:
 
 
 def is_gz(path: Path) -> bool:
-    """Tell whether a file has the name of a compressed one."""
+    """Return whether a file has the name of a compressed one."""
     return path.suffix.lower() == ".gz"
 
 

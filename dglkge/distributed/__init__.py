@@ -1,1 +1,1 @@
-"""Processes: who I am among them, and how DGL and torch.distributed are started and stopped."""
+"""Processes: the rank of this one in its job, start and stop of DGL and torch.distributed."""

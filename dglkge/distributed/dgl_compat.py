@@ -1,10 +1,10 @@
 """The only file that reaches into DGL's internals; the rest of the library uses DGL's public interface.
 
-What differs between the supported versions (1.1.3 and 2.1.0), DGL's start and shutdown, the timeout of its
-requests, and functions of DGL that are replaced for a while. Each work-around says what DGL does, and why the
-replacement is safe. Two files have reasons to stay apart: :mod:`dglkge.optim` is usable without dglkge and
-has a file like this one of its own, and ``dglkge/launch/script_runner.py`` is a program that runs scripts
-without importing anything of ours.
+It holds the differences between the supported versions (1.1.3 and 2.1.0), DGL's start and shutdown, the
+timeout of its requests, and functions of DGL that are replaced for a while. Each work-around states what DGL
+does, and why the replacement is safe. Two files have reasons to stay apart: :mod:`dglkge.optim` is usable
+without dglkge and has a file like this one of its own, and ``dglkge/launch/script_runner.py`` is a program
+that runs scripts without importing anything of ours.
 """
 
 from __future__ import annotations

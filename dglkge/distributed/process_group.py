@@ -58,7 +58,7 @@ def end_process_group() -> None:
 
     torch 2.2 joins gloo's threads while it holds Python's global lock, and a thread that has just ended a
     collective needs that lock to release its tensor: 1 of 60 processes that left right after a collective
-    blocked for ever. A short sleep is enough for the threads. If it is not, the watchdog of ``faulthandler``,
+    blocked forever. A short sleep is enough for the threads. If it is not, the watchdog of ``faulthandler``,
     a thread of C, ends the process with status 1 and prints where it was; no Python code could run then.
     """
     # No rank may close its connections while another one still waits in a collective.

@@ -59,7 +59,7 @@ class Cluster:
     Attributes
     ----------
     world : World
-        Who this trainer is.
+        Place of this trainer in the job.
     graph : dgl.distributed.DistGraph
         The partitioned graph, held by the servers.
     stop : StopRequest

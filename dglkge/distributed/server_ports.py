@@ -24,8 +24,8 @@ PORT_TAKEN_STATUS = 75
 ``sysexits.h``); the launcher starts the job again with other ports."""
 
 PORT_TAKEN_MARK = "dglkge: port taken:"
-"""Start of the last line of such a process, before the address. It tells the process from a user's script
-that ends with 75 for another reason."""
+"""Start of the last line of such a process, before the address. It distinguishes the process from a user's
+script that ends with 75 for another reason."""
 
 
 class PortTakenError(OSError):

@@ -57,7 +57,7 @@ def resolve(
     InputError
         If a name is unknown (the message lists the nearest ones), or the relation is ambiguous.
     """
-    # Relations of one name are tried first by the given entity: users rarely know the types' names.
+    # Relations of one name are tried first by the given entity: users rarely give the types' names.
     fitting = [
         id_
         for id_, relation in enumerate(relations.relations)

@@ -71,7 +71,7 @@ def _read(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class Needs:
-    """Needs of a job on its machines, as far as the launcher knows them.
+    """Needs of a job on its machines, as far as they are known.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Where a job runs: the interface of a site, and the choice of one for the machines of ip_config."""
+"""Site of a job: the interface, and the choice of a site for the machines of ip_config."""
 
 from __future__ import annotations
 

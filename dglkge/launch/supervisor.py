@@ -338,7 +338,7 @@ class Supervisor:
             # ended.
             process.send_heartbeat()
         # Reports of one poll come in the order of file descriptors. The time that the watchdog measured gives
-        # the order of the ends, which tells cause from consequence.
+        # the order of the ends, which separates cause from consequence.
         self._ended.extend(sorted(ended, key=lambda process: process.ended_at))
 
     def _warn_of_logs(self) -> None:

@@ -1,4 +1,4 @@
-"""Watchdog of one process of a job: its parent, which ends it if the launcher dies or the connection is lost.
+"""Watchdog of one process of a job: its parent, which ends it if the launcher ends or the connection is lost.
 
 This file is a program of its own. It needs the standard library only and is run by its path, so it starts in
 milliseconds and works over any channel that carries stdin, stdout and stderr.

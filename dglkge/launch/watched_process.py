@@ -154,7 +154,7 @@ class WatchedProcess:
                 self._watchdog.wait(REAP_SECONDS)
 
     def _take(self, line: bytes) -> None:
-        """Apply one report; a line that is none comes from ssh, or is a traceback of the watchdog."""
+        """Apply one report; any other line comes from ssh, or is a traceback of the watchdog."""
         try:
             message = json.loads(line)
         except ValueError:

@@ -23,7 +23,7 @@ def shows(progress: bool | None) -> bool:
 
 
 def show_line(progress: bool | None, message: str) -> None:
-    """Write a line to stderr where progress is shown."""
+    """Write a line to stderr if progress is shown."""
     if shows(progress):
         sys.stderr.write(message + "\n")
 

@@ -54,7 +54,7 @@ def table(name: str, num_rows: int, dim: int) -> TablePart:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return how long some work takes."""
+    """Return the seconds that a function takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
@@ -90,7 +90,7 @@ def measure(folder: Path, num_rows: int, dim: int, num_repeats: int) -> dict[str
     """Write and read plainly and as a checkpoint; medians over some repeats.
 
     Both make a new file and drop one: a version the one before, the plain write its own, since two of them in
-    the page cache would want memory that a virtual machine has to get from its host first.
+    the page cache would need memory that a virtual machine has to get from its host first.
     """
     torch.manual_seed(0)
     part, relations = table("entity", num_rows, dim), table(RELATION, 1, dim)

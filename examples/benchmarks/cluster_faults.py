@@ -39,11 +39,11 @@ class Fault:
     Attributes
     ----------
     words : str
-        What it is, for people.
+        Its description.
     strike : callable
-        Does it to the hosts.
+        Causes it on the hosts.
     limit_seconds : str
-        How long processes of the job wait for each other.
+        Timeout of processes of the job for each other.
     """
 
     words: str
@@ -90,9 +90,9 @@ class Outcome:
     status : int
         Of the launcher; minus the signal that killed it.
     reason : str
-        What the launcher says; empty if it was killed itself.
+        Message of the launcher; empty if it was killed itself.
     output : str
-        All that it wrote.
+        Output of the launcher.
     """
 
     seconds: float
@@ -102,7 +102,7 @@ class Outcome:
 
 
 def training_command(dataset: Path, output: Path) -> list[str | Path]:
-    """Return a training script that runs for ever and commits after every epoch."""
+    """Return a training script that runs forever and commits after every epoch."""
     settings = {
         "dataset": dataset,
         "output": output,
@@ -144,7 +144,7 @@ def seconds_until(condition: Callable[[], bool]) -> float:
 
 
 def run_fault(fault: Fault, hosts: Sequence[ClusterHost], dataset: Path) -> Outcome:
-    """Start a job, let it train, strike, and watch it end."""
+    """Start a job, let it train, cause the fault, and wait for the end."""
     with tempfile.TemporaryDirectory(prefix="dglkge-fault-") as name:
         folder = Path(name)
         command = training_command(dataset, folder / "run")
@@ -172,7 +172,7 @@ def run_fault(fault: Fault, hosts: Sequence[ClusterHost], dataset: Path) -> Outc
 
 
 def main() -> int:
-    """Strike with every fault that was asked for, print the table."""
+    """Run the selected faults, print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -198,7 +198,7 @@ class ClusterHost:
         self._holder.communicate()
 
     def _enter(self) -> list[str]:
-        """Return what runs a command in the host's namespaces; it dies with the process that started it."""
+        """Return the prefix of a command in the host's namespaces; the command ends with its starter."""
         return [*DIE_WITH_PARENT, "nsenter", f"--target={self._init}", "-m", "-u", "-n", "-p", "-w", "--"]
 
     def _processes(self, is_wanted: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
@@ -270,7 +270,7 @@ def _write_ssh_files(base: Path, num_hosts: int) -> None:
     public = (folder / "host_key.pub").read_text(encoding="ascii")
     names = [f"{NETWORK}.{number + 1}" for number in range(num_hosts)]
     names += [f"[{name}]:{port}" for name in names for port in SSH_PORTS[1:]]
-    # Known in advance: ssh in batch mode refuses a host whose key it does not know.
+    # Known in advance: ssh in batch mode refuses a host whose key is not listed.
     (folder / "known_hosts").write_text(f"{','.join(names)} {public}", encoding="ascii")
     (folder / "ssh_config").write_text(
         f"GlobalKnownHostsFile {folder / 'known_hosts'}\nUserKnownHostsFile none\n", encoding="ascii"

@@ -85,9 +85,9 @@ def launch(
     ----------
     hosts : sequence of ClusterHost
     folder : Path
-        For ip_config.txt; every host sees it. What the launcher writes goes to ``launcher.log`` there.
+        For ip_config.txt; every host sees it. The launcher's output goes to ``launcher.log`` there.
     options : sequence of str
-        Of the launcher, beside those that say where the hosts are.
+        Of the launcher, beside those that name the hosts.
     command : sequence of str or Path
         The script and its arguments.
     variables : mapping of str to str, optional

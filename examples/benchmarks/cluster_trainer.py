@@ -37,7 +37,7 @@ from dglkge.training.trainer import Trainer
 
 @dataclass(frozen=True)
 class Cost:
-    """What a host has spent so far.
+    """Cost of a host so far.
 
     Attributes
     ----------

@@ -28,7 +28,7 @@ from dglkge.typing import RELATION, Relation, Side
 PLAIN_BATCH = 1000
 PRODUCT_TILE = 1024
 PRODUCT_SECONDS = 2.0
-"""How long the plain product is measured."""
+"""Time for which the plain product is measured."""
 
 
 class RandomRows:
@@ -115,7 +115,7 @@ def product_seconds_per_score(model: KgeModel) -> float:
 
 
 def measure(args: argparse.Namespace) -> dict[str, object]:
-    """Rank once to warm up and once by the clock."""
+    """Rank once as a warm-up, and once timed."""
     relations, counts, splits = read_graph(args) if args.dataset else random_graph(args)
     model = build_model(args.score_function, args.dim, args.reciprocal)
     rows = RandomRows(model, {**counts, RELATION: len(relations)})

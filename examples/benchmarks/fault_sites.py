@@ -50,7 +50,7 @@ class Site:
     batches_per_epoch : int
         Of the data set's training split.
     limit_seconds : float
-        How long processes of a job wait for each other.
+        Timeout of processes of a job for each other.
 
     Attributes
     ----------
@@ -94,11 +94,11 @@ class Site:
 
     @property
     def log(self) -> Path:
-        """What the launcher of the present start has written."""
+        """Output of the launcher of the present start."""
         return self.folder / f"launcher-{self.num_starts}.log"
 
     def log_text(self) -> str:
-        """Return what the present launcher has written."""
+        """Return the output of the present launcher."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def wait_for_commits(self, number: int, after: int) -> None:
@@ -143,7 +143,7 @@ class Site:
         return epochs * self.batches_per_epoch + batches
 
     def resumed_batches(self) -> int | None:
-        """Return where the present job says that it went on; None if it does not say so."""
+        """Return the position from which the present job resumed, by its log; None without such a line."""
         for line in self.log_text().splitlines():
             _, found, words = line.partition("resumed: ")
             if found:
@@ -208,7 +208,7 @@ class Site:
         return [self.folder / "run"]
 
     def can_be_filled(self) -> bool:
-        """Tell whether the run and the logs are on disks of their own, small enough to be filled."""
+        """Return whether the run and the logs are on disks of their own, small enough to be filled."""
         # A full disk of the machine would disturb other programs, so only a small one is filled.
         return max(shutil.disk_usage(one).total for one in (self.folder, self.log_dir)) <= SMALL_DISK_BYTES
 
@@ -361,7 +361,7 @@ class TwoDisks(TwoHosts):
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on now, below those that the kernel gives to clients."""
+    """Return a port of loopback without a listener, below those that the kernel gives to clients."""
     while True:
         # Not the seeded generator: its numbers decide the faults, and two runs would choose equal ports.
         port = random.SystemRandom().randrange(10_000, 29_000)

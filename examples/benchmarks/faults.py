@@ -57,7 +57,7 @@ LATEST_SECONDS = 1.0
 """A fault comes so long after these commits at the latest."""
 
 LIMIT_SECONDS = 20.0
-"""How long processes of a job wait for each other: what a process that stopped answering costs."""
+"""Timeout of processes of a job for each other: the cost of a process that stopped answering."""
 
 FILLER = "filler"
 DISK_BYTES = 32 << 20
@@ -72,7 +72,7 @@ class Fault:
     ----------
     words : str
     strike : callable
-        Does it to a site; returns when it is done.
+        Causes it at a site; returns when that is done.
     mend : callable
         Undoes what must be undone before the next start.
     statuses : tuple of int or None
@@ -194,7 +194,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one fault.
+    """Result of one fault.
 
     Attributes
     ----------
@@ -218,7 +218,7 @@ class Trial:
 
 
 def run_trials(site: Site, names: Sequence[str], shown: tqdm | None = None) -> list[Trial]:
-    """Strike a run with one fault after another; each start also shows what the fault before has cost.
+    """Cause one fault after another in a run; each start also shows the cost of the fault before.
 
     Parameters
     ----------
@@ -307,7 +307,7 @@ DAMAGES = ("bit", "cut", "gone", "empty", "lines")
 
 
 def damage(folder: Path, kind: str) -> Path | None:
-    """Damage a random file of a checkpoint's version; return it, or None if nothing it says has changed.
+    """Damage a random file of a checkpoint's version; return it, or None if its content has not changed.
 
     training_stats.json belongs to no version: training and PyTorch-BigGraph append to it.
     """

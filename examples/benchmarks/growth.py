@@ -76,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def exponent(costs: Sequence[float], sizes: Sequence[float]) -> float | None:
-    """Return by which power of the size the cost has grown from the last row but one to the last."""
+    """Return the power of the size by which the cost has grown between the last two rows."""
     if len(costs) < 2:
         return None
     return math.log(costs[-1] / costs[-2]) / math.log(sizes[-1] / sizes[-2])

@@ -152,7 +152,7 @@ def _writer(
 
 
 def main() -> int:
-    """Write what the command line says."""
+    """Write the graph of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

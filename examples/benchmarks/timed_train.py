@@ -41,7 +41,7 @@ def train_epoch(trainer: Any, cluster: Any, max_batches: int, marks: dict[str, f
 
 
 def main() -> int:
-    """Train as the configuration says."""
+    """Train by the configuration; rank 0 writes the timings."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

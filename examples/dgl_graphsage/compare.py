@@ -16,7 +16,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def trained(folder: Path, optimizer: str, ip_config: str) -> dict[str, Any]:
-    """Train under the launcher with two trainers; returns the curve."""
+    """Train under the launcher with two trainers; return the curve."""
     curve = folder / f"{optimizer}.json"
     launch = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", ip_config, "--num_trainers", "2"]
     launch += [

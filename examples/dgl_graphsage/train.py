@@ -77,7 +77,7 @@ def accuracy(graph: Any, nodes: torch.Tensor, model: torch.nn.Module, embedding:
 def train_epoch(
     graph: Any, nodes: torch.Tensor, model: Any, embedding: Any, dense: Any, sparse: Any
 ) -> float:
-    """Train one epoch; returns the mean loss of all trainers."""
+    """Train one epoch; return the mean loss of all trainers."""
     total = torch.zeros(2)
     for input_nodes, seeds, blocks in loader(graph, nodes, shuffle=True):
         scores = model(blocks, embedding(input_nodes))

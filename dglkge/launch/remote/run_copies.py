@@ -218,7 +218,7 @@ def choose_copy(launcher: Candidate, machines: Mapping[str, Candidate]) -> str |
 
 
 def _is_hold_of(hold: Path, copy: RunCopy) -> bool:
-    """Tell whether a folder holds a part of a version: its manifest is linked before all other files."""
+    """Return whether a folder holds a part of a version: its manifest is linked before all other files."""
     try:
         content = (hold / CHECKPOINT_FOLDER / layout.manifest_file(copy.version)).read_bytes()
     except OSError:

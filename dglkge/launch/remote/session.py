@@ -110,7 +110,7 @@ def ssh_command(settings: SshSettings, address: str, words: list[str]) -> list[s
 
 def ssh_client(settings: SshSettings) -> list[str]:
     """Return the ssh client with its options."""
-    # BatchMode: ssh must fail and not ask for a password, which nobody could enter.
+    # BatchMode: ssh must fail and not ask for a password, which no user could enter.
     ours = {
         "BatchMode": "yes",
         "ConnectTimeout": CONNECT_SECONDS,

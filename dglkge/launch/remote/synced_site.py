@@ -206,7 +206,7 @@ class VersionFetcher:
         session = self._session
         if session is not None:
             session.cut()  # ends a blocked call; the thread itself closes the pipes that it reads from
-        # Bounded: a blocked disk could hold the thread for ever. It is a daemon thread.
+        # Bounded: a blocked disk could hold the thread forever. It is a daemon thread.
         self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Train as the settings say; write the seconds of every epoch."""
+    """Train by the settings; write the seconds of every epoch."""
     # Inside the function: the benchmark's own environment has no PyKEEN.
     import numpy as np
     import torch

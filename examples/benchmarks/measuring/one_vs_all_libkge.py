@@ -29,7 +29,7 @@ def scores_of_tails(heads: torch.Tensor, relations: torch.Tensor, entities: torc
 
 
 def main() -> None:
-    """Train some batches as the settings say; write the seconds of each."""
+    """Train some batches by the settings; write the seconds of each."""
     settings: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     torch.set_num_threads(settings["num_threads"])
     torch.manual_seed(settings["seed"])

@@ -42,7 +42,7 @@ def train(
     max_batches : int
         Leave each epoch after so many batches; 0 trains it whole.
     max_epochs : int
-        End after so many epochs, without a last commit; 0 trains as the configuration says.
+        End after so many epochs, without a last commit; 0 trains the configuration's epochs.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def train(
 
 
 def figures(done: Finished, timings: dict[str, Any], run: Path, num_trainers: int) -> RunFigures:
-    """Put together what the job cost, what it timed and what it wrote."""
+    """Combine the job's cost, its timings and its files."""
     marks = timings["marks"]
     # Both clocks are of the same machine, in seconds since the epoch.
     start_marks = {name: marks[name] - done.started_at for name in START_MARKS}
@@ -85,7 +85,7 @@ def figures(done: Finished, timings: dict[str, Any], run: Path, num_trainers: in
 
 
 def mean_phases(records: Iterable[dict[str, Any]], num_trainers: int) -> dict[str, float]:
-    """Return where a batch's time goes, in seconds a batch of one trainer, from the lines of stats.jsonl.
+    """Return the time of each phase, in seconds a batch of one trainer, from the lines of stats.jsonl.
 
     The last line of an epoch has its ``phase_seconds``, summed over trainers; the first epoch counts only
     where there is no other.
@@ -115,7 +115,7 @@ def _test_mrr(run: Path) -> float | None:
 
 
 def _free_port() -> int:
-    """Return a port of loopback that nobody listens on now."""
+    """Return a port of loopback without a listener."""
     with socket.socket() as probe:
         # Another program may take the port until the server binds it; the launcher then reports it.
         probe.bind(("127.0.0.1", 0))

@@ -207,7 +207,7 @@ def figures(done: Finished, log: str, mrr: float | None) -> RunFigures:
 
 
 def timed_lines(log: str) -> list[tuple[float, str]]:
-    """Return the log's lines that bear a time: seconds since the epoch, and what they say."""
+    """Return the log's lines with a time, as (seconds since the epoch, message)."""
     found = []
     for line in log.splitlines():
         if match := _LINE.match(line):

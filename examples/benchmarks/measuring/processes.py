@@ -29,9 +29,9 @@ class Finished:
     Attributes
     ----------
     started_at : float
-        When it was started, in seconds since the epoch.
+        Time of the start, in seconds since the epoch.
     seconds : float
-        How long it ran.
+        Run time.
     processor_seconds : float
         User and system time of all its processes.
     peak_bytes : int
@@ -89,13 +89,13 @@ def family(pid: int) -> list[int]:
 def run_watched(
     command: Sequence[str], log: Path, limit_seconds: float, variables: Mapping[str, str] | None = None
 ) -> Finished:
-    """Run a command to its end and watch what it costs.
+    """Run a command to its end and measure its cost.
 
     Parameters
     ----------
     command : sequence of str
     log : Path
-        File for what it writes to stdout and stderr.
+        File for its stdout and stderr.
     limit_seconds : float
     variables : mapping, optional
         Added to this process's environment.

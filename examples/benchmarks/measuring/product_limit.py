@@ -36,7 +36,7 @@ def measure_product_limit(
     dtype : str
         ``float32`` or ``bfloat16``.
     seconds : float
-        How long to measure.
+        Time of the measurement.
 
     Returns
     -------
@@ -82,7 +82,7 @@ def _answer(worker: subprocess.Popen[str]) -> str:
 
 
 def _work(num_threads: int, rows: int, columns: int, dimension: int, dtype: str, seconds: float) -> None:
-    """Measure one process: say when it is warm, wait for a line, say how fast it was."""
+    """Measure one process: print a line when warm, wait for a line, print the speed."""
     torch.set_num_threads(num_threads)
     kind = getattr(torch, dtype)
     query, negatives, scores = (

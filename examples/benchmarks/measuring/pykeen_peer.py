@@ -18,12 +18,12 @@ MAX_TRIPLES = 20_000
 
 
 def describe(config: Config, folder: Path, num_threads: int) -> dict[str, Any]:
-    """Return what ``pykeen_train.py`` is told.
+    """Return the settings of ``pykeen_train.py``.
 
     Raises
     ------
     InputError
-        For a model that it has not, or another loss than softmax.
+        For a model that PyKEEN lacks, or another loss than softmax.
     """
     score, loss = config.model.score_function, config.loss.name
     if score not in MODELS or loss != "softmax":
@@ -65,7 +65,7 @@ def train(python: Path, config: Config, folder: Path, limit_seconds: float) -> R
 
 
 def figures(done: Finished, timings: dict[str, Any]) -> RunFigures:
-    """Put together what the run cost and what it timed."""
+    """Combine the run's cost and its timings."""
     return RunFigures(
         epochs=[Epoch(**epoch) for epoch in timings["epochs"]],
         wall_seconds=sum(epoch["seconds"] for epoch in timings["epochs"]),

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Train as the settings say; write seconds and edges of every epoch."""
+    """Train by the settings; write seconds and edges of every epoch."""
     import numpy as np
     import torch
     from pykeen.models import model_resolver

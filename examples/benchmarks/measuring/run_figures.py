@@ -48,7 +48,7 @@ class RunFigures:
     mrr : float or None
         Filtered, of the test split.
     phase_seconds : dict
-        Where a batch's time goes, in seconds a batch of one trainer; empty where it was not asked for.
+        Time of each phase, in seconds a batch of one trainer; empty if it was not measured.
     start_marks : dict
         Seconds from the start of the command to some milestones before the first batch.
     """

@@ -79,9 +79,9 @@ def columns_table(title: str, columns: Mapping[str, Mapping[str, float]], factor
     columns : mapping of mapping
         Numbers by name, for each run.
     factor : float
-        What the numbers are multiplied with.
+        Factor of the numbers.
     digits : int
-        After the point.
+        Digits after the point.
     """
     names = list(dict.fromkeys(name for numbers in columns.values() for name in numbers))
     lines = [f"| {title} | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
