@@ -55,7 +55,17 @@ def read_manifest(folder: Path, version: int) -> Manifest:
     CheckpointError
         If a file is missing or damaged, or the model is none that dglkge has.
     """
-    config = json.loads((folder / layout.CONFIG_FILE).read_text(encoding="utf-8"))
+    path = folder / layout.CONFIG_FILE
+    config = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return _described(config, folder, version)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        words = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} is no configuration of PyTorch-BigGraph ({words})") from None
+
+
+def _described(config: Any, folder: Path, version: int) -> Manifest:
+    """Return the manifest of a version, given PyTorch-BigGraph's configuration."""
     with hdf5_format.open_file(folder / layout.model_file(version)) as file:
         score_function = _score_function(config, file, folder)
         attributes = dict(file.attrs)

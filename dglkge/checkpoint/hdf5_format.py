@@ -212,7 +212,11 @@ def read_state(file: h5py.File) -> dict[str, h5py.Dataset | np.ndarray]:
     plain = {name: dataset for name, dataset in group.items() if name != STATE_BLOB}
     if plain or STATE_BLOB not in group:
         return plain
-    state = read_blob(group[STATE_BLOB]).get("state", {})
+    blob = read_blob(group[STATE_BLOB])
+    state = blob.get("state", {}) if isinstance(blob, dict) else None
+    if not isinstance(state, dict):
+        where = f"{file.filename}:{group.name}/{STATE_BLOB}"
+        raise CheckpointError(f"{where}: not the state of an optimizer")
     # A file of rows has one parameter, number 0. Several parameters have sums by operator, see
     # bigraph_row_sums.
     tensors = state[0] if set(state) == {0} and "model" not in file else {}

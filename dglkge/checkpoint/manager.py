@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 import socket
@@ -493,8 +494,8 @@ class CheckpointManager:
         """Keep the newest version as ``best/`` if its score is above that of the one kept; rank 0 alone."""
         self.finish()
         best = snapshots.read_note(self.storage.path, layout.BEST_SNAPSHOT).get("score")
-        # NaN compares false, so a score that is not a number never replaces a kept one.
-        if best is not None and not score > best:
+        # A NaN never becomes the best: no later score would be above it.
+        if math.isnan(score) or (best is not None and not score > best):
             return False
         self.storage.keep(self.storage.published_version(), layout.BEST_SNAPSHOT, {"score": score, **note})
         return True

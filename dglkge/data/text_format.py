@@ -16,6 +16,9 @@ from typing import BinaryIO, cast
 
 from dglkge.errors import InputError
 
+MAX_ID_DIGITS = 18
+"""Of an id in a file: any number of so many digits fits into 64 bits."""
+
 ROLES = ("head", "relation", "tail")
 WEIGHT = "weight"
 _LETTERS = {"h": "head", "r": "relation", "t": "tail", "w": WEIGHT}
@@ -210,7 +213,8 @@ class RowRules:
         digits = value[1:] if value.startswith("-") else value
         if not (digits.isascii() and digits.isdigit()):
             return f"the {role} is {value!r}, expected an integer id"
-        if not 0 <= int(value) < self.limits[role]:
+        # Python refuses to convert more than 4,300 digits.
+        if len(digits.lstrip("0")) > MAX_ID_DIGITS or not 0 <= int(value) < self.limits[role]:
             return f"the {role} id is {value}, allowed is 0 to {self.limits[role] - 1}"
         return None
 

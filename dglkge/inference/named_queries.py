@@ -79,7 +79,8 @@ def read_queries(path: Path) -> list[NamedQuery]:
     """
     try:
         # Bytes, since open() in text mode would decode by the locale.
-        lines = path.read_bytes().decode("utf-8").splitlines()
+        # Only at line feeds, as vocabularies: a name may contain other characters that end lines for Python.
+        lines = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")]
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

@@ -193,7 +193,9 @@ class WatchedProcess:
     def _write(self, data: bytes) -> None:
         """Write to the watchdog; a closed pipe is ignored, as :meth:`read_reports` handles its end."""
         with contextlib.suppress(OSError, ValueError):
-            cast(IO[bytes], self._watchdog.stdin).write(data)
+            # Unbuffered: one call may write a part only, if a signal arrives or the pipe is full.
+            while data:
+                data = data[cast(IO[bytes], self._watchdog.stdin).write(data) :]
 
 
 class Executor(Protocol):

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
-from dglkge.data.text_format import EXTENSIONS, Columns, extension, is_gz, text_format
+from dglkge.data.text_format import EXTENSIONS, MAX_ID_DIGITS, Columns, extension, is_gz, text_format
 from dglkge.errors import InputError, unknown_name
 from dglkge.typing import RELATION
 
@@ -240,7 +240,7 @@ def read_id_map(path: Path, noun: str) -> list[str]:
     names: dict[int, str] = {}
     line_of_name: dict[str, int] = {}
     for line, id_text, name in read_pairs(path, (f"{noun} id", f"{noun} name")):
-        if not (id_text.isascii() and id_text.isdigit()):
+        if not (id_text.isascii() and id_text.isdigit() and len(id_text) <= MAX_ID_DIGITS):
             raise InputError(f"{path}:{line}: the {noun} id is {id_text!r}, expected an integer from 0")
         if int(id_text) in names:
             raise InputError(f"{path}:{line}: the {noun} id {int(id_text)} stands here a second time")

@@ -95,6 +95,11 @@ def _named(meta):
         ),
         ({"bias": True}, "bias and featurized entities are not dglkge's"),
         ({"entities": {"person": {"num_partitions": 4}}}, "embeddings_person_3.v1.h5 is missing"),
+        (
+            {"dimension": None},
+            r"config.json is no configuration of PyTorch-BigGraph \(TypeError: ",
+        ),
+        ({"entities": ["person"]}, r"config.json is no configuration of PyTorch-BigGraph \(AttributeError: "),
     ],
 )
 def test_what_dglkge_cannot_read_is_refused(tmp_path, changes, words):

@@ -11,6 +11,7 @@ import torch
 
 from dglkge.checkpoint import hdf5_format
 from dglkge.checkpoint import part_files as row_stream
+from dglkge.errors import CheckpointError
 
 
 def test_mapping_reads_nothing_and_changes_nothing(tmp_path):
@@ -63,6 +64,16 @@ def test_plain_state_is_taken_before_the_blob(tmp_path):
     with hdf5_format.open_file(path) as file:
         state = hdf5_format.read_state(file)
         assert list(state) == ["sum"] and np.array_equal(state["sum"][:], np.arange(3.0))
+
+
+@pytest.mark.parametrize("blob", [[1, 2], {"state": [0]}])
+def test_a_blob_that_is_no_state(tmp_path, blob):
+    path = tmp_path / "x.h5"
+    with hdf5_format.create(path, {}) as file:
+        hdf5_format.write_blob(file.create_group("optimizer"), blob)
+    with hdf5_format.open_file(path) as file, pytest.raises(CheckpointError) as caught:
+        hdf5_format.read_state(file)
+    assert str(caught.value) == f"{path}:/optimizer/{hdf5_format.STATE_BLOB}: not the state of an optimizer"
 
 
 def test_no_state_at_all(tmp_path):

@@ -68,6 +68,7 @@ def test_the_best_is_replaced_by_a_better_one_only(tmp_path):
     kept = []
     for seed, score in enumerate([0.2, 0.5, 0.3, 0.5, 0.6]):
         save(tmp_path, seed)
+        assert not manager.keep_best(float("nan"), {})  # also as the first score
         kept.append(manager.keep_best(score, {"finished_epochs": seed + 1}))
     assert kept == [True, True, False, False, True]
     assert holds(tmp_path / "best", 4).version == 5

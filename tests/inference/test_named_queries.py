@@ -70,6 +70,8 @@ def test_queries_from_a_file(tmp_path):
         NamedQuery(Side.TAIL, "Ann", "made"),
         NamedQuery(Side.HEAD, "Bob the builder", "likes"),
     ]
+    path.write_text("A\u2028n\x85n\tmade\t?\n", encoding="utf-8")
+    assert read_queries(path) == [NamedQuery(Side.TAIL, "A\u2028n\x85n", "made")]
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,7 @@ def test_id_map_in_any_order(tmp_path):
     [
         (b"x\ta\n", "m.tsv:1: the entity id is 'x', expected an integer from 0"),
         (b"-1\ta\n", "the entity id is '-1'"),
+        (b"1" * 5000 + b"\ta\n", "m.tsv:1: the entity id is '1111"),
         (b"0\ta\n0\tb\n", "m.tsv:2: the entity id 0 stands here a second time"),
         (b"0\ta\n1\ta\n", "m.tsv:2: the entity name 'a' stands here and in line 1"),
         (b"0\ta\n2\tb\n", "m.tsv: 2 entity ids reach 2, but 1 is missing"),

@@ -122,6 +122,12 @@ BAD = [
         ["--ids", "integers"],
         "ids.tsv:2: the tail is 'x', expected an integer id",
     ),
+    (
+        "long.tsv",
+        b"0\t0\t1\n1\t0\t" + b"1" * 5000 + b"\n",
+        ["--ids", "integers"],
+        "long.tsv:2: the tail id is 1111",
+    ),
     ("holes.tsv", b"0\t0\t2\n", ["--ids", "integers"], "the entity ids reach 2, more than there are fields"),
     (
         "few.tsv",
