@@ -121,39 +121,11 @@ def test_scripts_parse_and_stop_at_the_first_error(script):
     assert "set -euo pipefail" in (ROOT / script).read_text()
 
 
-def test_ci_runs_the_documentation_and_both_lanes_and_ends_with_pytest():
+def test_ci_runs_the_documentation_and_ends_with_pytest():
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert [line for line in lines if re.match(r"(exec )?make \S", line)] == [
-        "make docs",
-        "make test",
-        "make .venv-dgl2/installed || {",
-        "exec make test-dgl2-part",
-    ]
-    assert lines[-1] == "exec make test-dgl2-part"
-
-
-def test_a_second_lane_that_cannot_be_installed_fails_ci_with_one_line(tmp_path):
-    """A make of its own stands in: everything succeeds but the installation."""
-    make = tmp_path / "make"
-    make.write_text('#!/bin/sh\necho "make $*"\n[ "$1" != .venv-dgl2/installed ]\n')
-    make.chmod(0o755)
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    for name in ("ip", "unshare"):  # so that nothing is installed for this test
-        (tmp_path / name).symlink_to(make)
-    script = (tmp_path / ".ci" / "run").read_text().replace("/usr/sbin/sshd:", "make:")
-    (tmp_path / ".ci" / "run").write_text(script)
-    done = subprocess.run(
-        [tmp_path / ".ci" / "run"], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout.splitlines() == ["make docs", "make test", "make .venv-dgl2/installed"]
-    assert (done.returncode, done.stderr) == (
-        1,
-        ".ci/run: error: dgl 2.1.0 with torch 2.2.1 cannot be installed (2.5 GB from PyPI); its tests did "
-        "not run\n",
-    )
+    assert [line for line in lines if re.match(r"(exec )?make \S", line)] == ["make docs", "exec make test"]
+    assert lines[-1] == "exec make test"
 
 
 def test_the_second_lane_of_ci_names_tests_that_exist(copy):

@@ -17,7 +17,7 @@ from dglkge.launch.console import Console, ProcessOutput, is_noise
 from dglkge.launch.job_result import JobResult, ProcessResult, describe_process, describe_status, exit_status
 from dglkge.launch.process_plan import TRAINER, Limits, PlannedProcess
 from dglkge.launch.stop_signals import signals_recorded, status_of_stop
-from dglkge.launch.watched_process import LOST_STATUS, Executor, WatchedProcess
+from dglkge.launch.watched_process import Executor, WatchedProcess
 
 logger = logging.getLogger(__name__)
 
@@ -120,11 +120,6 @@ class Supervisor:
         trainers = [process for process in self._processes if process.planned.role == TRAINER]
         while not self._signals and not self._find_failure(trainers):
             if all(process.status == 0 for process in trainers):
-                return
-            lost = self._executor.lost_machine()
-            if lost is not None:
-                self._status, self._reason = LOST_STATUS, lost
-                self._console.message(lost)
                 return
             self._process_events(POLL_SECONDS)
 

@@ -205,10 +205,6 @@ class Executor(Protocol):
         """Start one process under a watchdog."""
         ...
 
-    def lost_machine(self) -> str | None:
-        """Describe a machine whose lock this job has lost, None while it holds all of them."""
-        ...
-
     def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
         """Remove shared memory of the ended job, given by machine; return the names that were removed."""
         ...
@@ -233,10 +229,6 @@ class LocalExecutor:
         # -I -S: no site-packages and no user settings, so that it starts in milliseconds
         watchdog_command = [sys.executable, "-I", "-S", str(Path(watchdog.__file__).resolve())]
         return WatchedProcess(planned, watchdog_command, self._folder, self._before)
-
-    def lost_machine(self) -> str | None:
-        """Return None: the launcher itself holds the lock of its machine."""
-        return None
 
     def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
         """Remove shared memory of the ended job."""

@@ -20,9 +20,11 @@ class AdagradRule(UpdateRule):
     """Adagrad: the sum of squared gradients of each number of a row."""
 
     def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        """Sum of squared gradients of every number of a row."""
         return {"sum": (dim,)}
 
     def check(self, hyper: Mapping[str, Any]) -> None:
+        """Check that lr and eps are finite numbers >= 0."""
         check_not_negative(hyper, "lr", "eps")
         super().check(hyper)
 
@@ -36,6 +38,7 @@ class AdagradRule(UpdateRule):
         hyper: Mapping[str, Any],
         num_steps: int,
     ) -> int:
+        """Run the compiled loop; see :meth:`UpdateRule.update_compiled`."""
         rows, total = arrays
         kind = rows.dtype.type
         return update_adagrad(
@@ -50,6 +53,7 @@ class AdagradRule(UpdateRule):
         hyper: Mapping[str, Any],
         num_steps: int,
     ) -> None:
+        """Compute the same in torch; see :meth:`UpdateRule.update_rows`."""
         (total,) = state
         total += gradient**2
         rows -= hyper["lr"] * gradient / (total.sqrt() + hyper["eps"])
@@ -134,9 +138,11 @@ class RowAdagradRule(UpdateRule):
     """Adagrad with one number of state a row: the sum of the mean squared gradients."""
 
     def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        """Sum of the mean squared gradients of a row: one number."""
         return {"sum": ()}
 
     def check(self, hyper: Mapping[str, Any]) -> None:
+        """Check that lr and eps are finite numbers >= 0."""
         check_not_negative(hyper, "lr", "eps")
         super().check(hyper)
 
@@ -150,6 +156,7 @@ class RowAdagradRule(UpdateRule):
         hyper: Mapping[str, Any],
         num_steps: int,
     ) -> int:
+        """Run the compiled loop; see :meth:`UpdateRule.update_compiled`."""
         rows, total = arrays
         kind = rows.dtype.type
         return update_row_adagrad(
@@ -171,6 +178,7 @@ class RowAdagradRule(UpdateRule):
         hyper: Mapping[str, Any],
         num_steps: int,
     ) -> None:
+        """Compute the same in torch; see :meth:`UpdateRule.update_rows`."""
         (total,) = state
         total += (gradient**2).mean(dim=1)
         rows -= hyper["lr"] * gradient / (total.sqrt() + hyper["eps"])[:, None]
@@ -267,9 +275,11 @@ class AdamRule(UpdateRule):
     row_wise: bool = False
 
     def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        """Step of the last update and both moments of a row."""
         return {"step": (), "mem": (dim,), "power": () if self.row_wise else (dim,)}
 
     def check(self, hyper: Mapping[str, Any]) -> None:
+        """Check lr, eps and that both betas are in [0, 1)."""
         check_not_negative(hyper, "lr", "eps")
         super().check(hyper)
         betas = hyper["betas"]
@@ -286,6 +296,7 @@ class AdamRule(UpdateRule):
         hyper: Mapping[str, Any],
         num_steps: int,
     ) -> int:
+        """Run the compiled loop; see :meth:`UpdateRule.update_compiled`."""
         rows, step, mem, power = arrays
         beta1, beta2 = hyper["betas"]
         return update_adam(
@@ -311,6 +322,7 @@ class AdamRule(UpdateRule):
         hyper: Mapping[str, Any],
         num_steps: int,
     ) -> None:
+        """Compute the same in torch; see :meth:`UpdateRule.update_rows`."""
         step, mem, power = state
         beta1, beta2 = hyper["betas"]
         if self.global_steps:

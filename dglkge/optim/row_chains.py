@@ -196,6 +196,7 @@ class RowChains(GradientRows):
 
     @property
     def keys(self) -> np.ndarray:
+        """Distinct ids in order of first appearance, "(num_keys,) int64"."""
         return self._keys[: self.num_keys]
 
     @property
@@ -204,6 +205,7 @@ class RowChains(GradientRows):
         return self.heads, self.links, self.addresses, self.counts
 
     def clear(self) -> None:
+        """Remove all gradient rows; the memory is kept."""
         self._slots.fill(-1)
         self._kept.clear()
         self.num_keys = self.num_sources = 0
@@ -215,6 +217,7 @@ class RowChains(GradientRows):
         counts: np.ndarray | None = None,
         order: np.ndarray | None = None,
     ) -> None:
+        """Add gradient rows; see :meth:`GradientRows.add`."""
         start, end = self.num_sources, self.num_sources + len(ids)
         if start == end:
             return
@@ -232,6 +235,7 @@ class RowChains(GradientRows):
         self.num_sources = end
 
     def find(self, ids: np.ndarray) -> np.ndarray:
+        """Position of each id in :attr:`keys`, -1 where it is absent."""
         found = np.empty(len(ids), np.int64)
         find_keys(self._slots, self._keys, ids, found)
         return found
@@ -239,6 +243,7 @@ class RowChains(GradientRows):
     def merge_into(
         self, selected: np.ndarray, merged: torch.Tensor, merged_counts: np.ndarray, space: Buffer
     ) -> None:
+        """Write the sums of the selected keys; see :meth:`GradientRows.merge_into`."""
         narrow = merged.element_size() < self.dtype.itemsize
         sums = space.rows(len(selected), self.dim, self.dtype) if narrow else merged.numpy()
         merge_chains(selected, self.heads, self.links, self.addresses, self.counts, sums, merged_counts)
@@ -248,11 +253,13 @@ class RowChains(GradientRows):
     def choose_owners(
         self, positions: np.ndarray, ids: np.ndarray, place: int, num_places: int, owners: np.ndarray
     ) -> None:
+        """Choose owners by distance; see :meth:`GradientRows.choose_owners`."""
         choose_owners(positions, ids, place, num_places, owners)
 
     def update(
         self, step: RuleStep, arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray
     ) -> int:
+        """Apply a rule; see :meth:`GradientRows.update`."""
         options = step.options(self.dtype)
         return step.rule.update_compiled(
             arrays, targets, selected, self.chain, options, step.hyper, step.num_steps
@@ -268,9 +275,11 @@ class PlainRows(GradientRows):
 
     @property
     def keys(self) -> np.ndarray:
+        """Distinct ids in order of first appearance, "(num_keys,) int64"."""
         return np.fromiter(self._position_of, np.int64, self.num_keys)
 
     def clear(self) -> None:
+        """Remove all gradient rows."""
         self._position_of: dict[int, int] = {}
         self._sources: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self.num_keys = self.num_sources = 0
@@ -282,6 +291,7 @@ class PlainRows(GradientRows):
         counts: np.ndarray | None = None,
         order: np.ndarray | None = None,
     ) -> None:
+        """Add gradient rows; see :meth:`GradientRows.add`."""
         for row_id in ids.tolist():
             self._position_of.setdefault(row_id, len(self._position_of))
         chosen = rows[: len(ids)] if order is None else rows[order]
@@ -291,6 +301,7 @@ class PlainRows(GradientRows):
         self.num_sources += len(ids)
 
     def find(self, ids: np.ndarray) -> np.ndarray:
+        """Position of each id in :attr:`keys`, -1 where it is absent."""
         return np.array([self._position_of.get(row_id, -1) for row_id in ids.tolist()], np.int64)
 
     def _sums(self, selected: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -307,6 +318,7 @@ class PlainRows(GradientRows):
     def merge_into(
         self, selected: np.ndarray, merged: torch.Tensor, merged_counts: np.ndarray, space: Buffer
     ) -> None:
+        """Write the sums of the selected keys; see :meth:`GradientRows.merge_into`."""
         sums, counts = self._sums(selected)
         merged.copy_(sums)
         merged_counts[:] = counts.numpy()
@@ -314,6 +326,7 @@ class PlainRows(GradientRows):
     def choose_owners(
         self, positions: np.ndarray, ids: np.ndarray, place: int, num_places: int, owners: np.ndarray
     ) -> None:
+        """Choose owners by distance; see :meth:`GradientRows.choose_owners`."""
         here = positions >= 0
         keys, ids = positions[here], ids[here]
         nearer = (place - ids) % num_places < (owners[keys] - ids) % num_places
@@ -322,4 +335,5 @@ class PlainRows(GradientRows):
     def update(
         self, step: RuleStep, arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray
     ) -> int:
+        """Apply a rule; see :meth:`GradientRows.update`."""
         return update_plain(step, arrays, targets, *self._sums(selected))

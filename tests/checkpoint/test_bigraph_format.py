@@ -16,6 +16,7 @@ import torch
 from dglkge.checkpoint import relation_layout
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.model.kge_model import build_model
+from dglkge.model.score_functions import SCORE_FUNCTIONS, DistMult
 from dglkge.typing import RELATION, Side
 from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, ToyTable, save_toy, toy_meta, toy_tables
 
@@ -337,7 +338,8 @@ def test_the_specification_opens_the_files(tmp_path, monkeypatch):
     assert found["real"].tobytes() == tables[RELATION].rows[:, :3].contiguous().numpy().tobytes()
 
 
-def test_a_score_function_without_an_operator_keeps_its_rows_whole(tmp_path):
+def test_a_score_function_without_an_operator_keeps_its_rows_whole(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCORE_FUNCTIONS._members, "newest", type("Newest", (DistMult,), {"operator": None}))
     for reciprocal, relations in [(True, ONE_PAIR), (False, ONE_PAIR), (True, TWO_PAIRS)]:
         meta = toy_meta("newest", relations, reciprocal)
         rows = np.arange(len(relations) * 8, dtype=np.float32).reshape(-1, 8)

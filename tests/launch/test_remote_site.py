@@ -96,24 +96,6 @@ def test_each_attempt_clears_what_the_one_before_has_left(
         left.unlink(missing_ok=True)
 
 
-def test_an_agent_that_ends_is_a_lost_machine(cluster: RemoteSite) -> None:
-    """The agent holds the machine's lock; the executor describes how it ended."""
-    cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
-    executor = cluster.executor()
-    assert executor.lost_machine() is None
-    (agent,) = [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if "dglkge.launch.remote.agent" in child.cmdline()
-    ]
-    agent.kill()
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    while executor.lost_machine() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert executor.lost_machine() == f"{ADDRESS} was lost: {sys.executable} could not run there: status -9"
-    assert machine_lock_owner() is None
-
-
 def test_an_argument_of_a_task_may_have_the_name_of_the_timeout(cluster: RemoteSite, tmp_path: Path) -> None:
     """The agent's task ``hold_version`` has an argument ``seconds`` of its own."""
     cluster.connect([Machine(ADDRESS, 1)], is_locked=True)

@@ -48,14 +48,7 @@ def is_running(pid: int) -> bool:
 class Run:
     """A finished job: its result and what was shown."""
 
-    def __init__(
-        self,
-        folder: Path,
-        servers: list[str],
-        trainers: list[str],
-        limits: Limits,
-        executor_type: type[LocalExecutor] = LocalExecutor,
-    ) -> None:
+    def __init__(self, folder: Path, servers: list[str], trainers: list[str], limits: Limits) -> None:
         self.out, self.err = io.StringIO(), io.StringIO()
         scripts = [(SERVER, code) for code in servers] + [(TRAINER, code) for code in trainers]
         plan = [
@@ -68,7 +61,7 @@ class Run:
             )  # fmt: skip
             for number, (role, code) in enumerate(scripts)
         ]
-        executor = executor_type(str(folder))
+        executor = LocalExecutor(str(folder))
         supervisor = Supervisor(executor, Console.of(self.out, self.err), folder, limits)
         self.result: JobResult = supervisor.run(plan)
         self.statuses = {process.name: process.status for process in self.result.processes}
@@ -102,24 +95,6 @@ def test_success(run, tmp_path: Path) -> None:
     assert (tmp_path / "trainer-0.log").read_text() == "one\ntwo\n"
     assert (tmp_path / "trainer-1.log").read_text() == "three\n"
     assert job.result.processes[1].log == str(tmp_path / "trainer-0.log")
-
-
-class LosesAMachine(LocalExecutor):
-    """Loses the lock of a machine at the third look."""
-
-    num_looks = 0
-
-    def lost_machine(self) -> str | None:
-        self.num_looks += 1
-        return "10.77.0.2 was lost: status 255" if self.num_looks > 2 else None
-
-
-def test_a_lost_machine_ends_the_job(tmp_path: Path) -> None:
-    """Without the lock another job could start there while this one runs."""
-    job = Run(tmp_path, [FOREVER], [FOREVER, FOREVER], SHORT, LosesAMachine)
-    assert (job.result.status, job.result.reason) == (255, "10.77.0.2 was lost: status 255")
-    assert "10.77.0.2 was lost: status 255" in job.err.getvalue()
-    assert processes_left() == []
 
 
 def kill_self(number: int) -> str:

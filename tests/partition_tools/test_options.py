@@ -6,7 +6,7 @@ import pytest
 
 from dglkge.errors import InputError
 from dglkge.partition.inputs import Options, check_num_parts, check_options
-from dglkge.partition.report import reading_progress, say
+from dglkge.partition.report import reading_progress, show_line
 
 
 def test_defaults_are_allowed():
@@ -57,7 +57,7 @@ def test_progress_is_shown_on_stderr_where_asked_for(tmp_path, capsys):
     with reading_progress([path], True) as on_bytes:
         on_bytes(path)(40)
         on_bytes(path)(100)
-    say(True, "partitioning")
+    show_line(True, "partitioning")
     out, err = capsys.readouterr()
     assert out == "" and "100%" in err and "partitioning\n" in err
 
@@ -66,5 +66,5 @@ def test_progress_is_shown_on_stderr_where_asked_for(tmp_path, capsys):
 def test_progress_is_silent_otherwise(tmp_path, capsys, progress):
     with reading_progress([tmp_path / "missing.tsv"], progress) as on_bytes:
         on_bytes(tmp_path)(40)
-    say(progress, "partitioning")
+    show_line(progress, "partitioning")
     assert capsys.readouterr() == ("", "")

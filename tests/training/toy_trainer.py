@@ -113,6 +113,7 @@ class ToyRun:
             self.epochs,
         )
 
+    sent_bytes = 0
     someone_must_stop = None  # the toy step tells nobody: trainers ask each other
 
     def __call__(self, batch: EdgeBatch) -> float:

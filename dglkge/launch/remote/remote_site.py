@@ -138,16 +138,6 @@ class ClusterExecutor:
             is_remote=session.ssh is not None,
         )
 
-    def lost_machine(self) -> str | None:
-        """Describe a machine whose agent has ended, None while all run.
-
-        An agent holds the lock of its machine. Without it another job could start there beside this one.
-        """
-        for address, session in self._sessions.items():
-            if not session.is_alive:
-                return f"{address} was lost: {session.describe_end()}"
-        return None
-
     def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
         """Remove shared memory of the job on each machine; watchdogs of lost machines do so themselves."""
         removed = []

@@ -271,7 +271,7 @@ class HostSession:
                 raise InputError(f"did not answer within {seconds:g} s")
             data = os.read(replies, 65536)
             if not data:
-                raise InputError(self.describe_end())
+                raise InputError(self._describe_end())
             self._replies += data
         line, _, self._replies = self._replies.partition(b"\n")
         with contextlib.suppress(ValueError):
@@ -292,7 +292,7 @@ class HostSession:
             f"{error.strerror}; install OpenSSH's client"
         )
 
-    def describe_end(self) -> str:
+    def _describe_end(self) -> str:
         """Describe why there is no agent, by the last line of ssh, the shell or Python."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
