@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import socket
 from collections.abc import Collection
 from pathlib import Path
@@ -17,8 +18,8 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.job_result import JobResult
 
 FIRST_MASTER_PORT = 29500
-"""torch's usual rendezvous port, where the search starts. It goes up and so stays below the kernel's range of
-ports for outgoing connections (from 32768), of which DGL's clients open many before torch binds this one."""
+"""torch's usual rendezvous port, the first of those tried. All of them lie below the kernel's range of ports for
+outgoing connections (from 32768), of which DGL's clients open many before torch binds this one."""
 
 MASTER_PORT_TRIES = 500
 
@@ -102,14 +103,19 @@ def check_server_ports(address: str, first_port: int, num_servers: int) -> None:
 
 
 def find_master_port(address: str, avoid: Collection[int]) -> int:
-    """Return a free port for torch's rendezvous.
+    """Return a free port for torch's rendezvous, from 29500 to 29999.
+
+    The search starts at a random one: two jobs that start together on a machine would otherwise choose the same
+    port, and torch binds it only seconds later.
 
     Raises
     ------
-    InputError
-        If no port near 29500 is free.
+    NotReadyError
+        If none of these ports is free.
     """
-    for port in range(FIRST_MASTER_PORT, FIRST_MASTER_PORT + MASTER_PORT_TRIES):
+    start = random.SystemRandom().randrange(MASTER_PORT_TRIES)
+    for offset in range(MASTER_PORT_TRIES):
+        port = FIRST_MASTER_PORT + (start + offset) % MASTER_PORT_TRIES
         # Bound on all addresses: torch's own rendezvous, which scripts of other projects use, listens on all.
         if port not in avoid and not bind_error("", port):
             return port

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.errors import InputError
+from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import ports
 from dglkge.launch.job_result import JobResult, ProcessResult
 from dglkge.launch.ports import (
@@ -103,9 +103,15 @@ def test_master_port_is_free_and_avoids_the_servers() -> None:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("", first))
         holder.listen()
+        with pytest.raises(NotReadyError, match="no free port from 29500 to 29999"):
+            find_master_port("127.0.0.1", set(range(29500, 30000)) - {first})
         second = find_master_port("127.0.0.1", ())
-        assert second > first
-        assert find_master_port("127.0.0.1", {second}) > second
+    assert find_master_port("127.0.0.1", set(range(29500, 30000)) - {second}) == second
+
+
+def test_jobs_that_start_together_choose_different_master_ports() -> None:
+    """No port is bound between the choice and torch's start, so the choices themselves must differ."""
+    assert len({find_master_port("127.0.0.1", ()) for _ in range(20)}) > 10
 
 
 def test_no_master_port() -> None:

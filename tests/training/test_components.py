@@ -30,7 +30,7 @@ REFUSED = [
     (["regularizer.name=n2", "regularizer.weight=0.1"], "unknown regularizer 'n2'; known"),
     (
         ["regularizer.name=lp", "regularizer.weight=0.1", "regularizer.p=0.5"],
-        "the regularizer's p must be a number at least 1, got 0.5",
+        "regularizer.p is 0.5; allowed: at least 1",
     ),
     (
         ["regularizer.weight=0.1"],
