@@ -18,8 +18,8 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.job_result import JobResult
 
 FIRST_MASTER_PORT = 29500
-"""torch's usual rendezvous port, the first of those tried. All of them lie below the kernel's range of ports for
-outgoing connections (from 32768), of which DGL's clients open many before torch binds this one."""
+"""torch's usual rendezvous port, the first of those tried. All of them lie below the kernel's range of
+ports for outgoing connections (from 32768), of which DGL's clients open many before torch binds this one."""
 
 MASTER_PORT_TRIES = 500
 
@@ -105,8 +105,8 @@ def check_server_ports(address: str, first_port: int, num_servers: int) -> None:
 def find_master_port(address: str, avoid: Collection[int]) -> int:
     """Return a free port for torch's rendezvous, from 29500 to 29999.
 
-    The search starts at a random one: two jobs that start together on a machine would otherwise choose the same
-    port, and torch binds it only seconds later.
+    The search starts at a random one: two jobs that start together on a machine would otherwise choose the
+    same port, and torch binds it only seconds later.
 
     Raises
     ------
