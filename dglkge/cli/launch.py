@@ -34,7 +34,7 @@ from dglkge.launch.process_plan import (
     plan_to_dict,
 )
 from dglkge.launch.remote.session import SshSettings
-from dglkge.launch.script_config import Needs, partition_file, script_config, shared_memory_need
+from dglkge.launch.script_config import Needs, dataset_needs, script_config
 from dglkge.launch.site import Site, SiteChooser
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
@@ -188,9 +188,9 @@ class _Job:
     def _needs(self, settings: JobSettings, config: Config | None) -> Needs:
         """Return the job's needs on its machines."""
         here = self.places.here
-        found = partition_file(config, here)
+        found, shared_memory = dataset_needs(config, here)
         graph = settings.part_config or (None if found is None else str(self.places.on_machines(found)))
-        return Needs(graph, shared_memory_need(config, here))
+        return Needs(graph, shared_memory)
 
 
 def _check_script(command: Sequence[str], workspace: Path) -> None:

@@ -78,12 +78,24 @@ def read_dataset_size(dataset: str | Path) -> DatasetSize:
         If a description is missing or damaged.
     """
     # Not Dataset.open: that maps every array, and a launcher may have none of them on its machine.
+    description, partition_file = locate_partitions(dataset)
+    return dataset_size(Path(dataset), description, load_json(partition_file))
+
+
+def locate_partitions(dataset: str | Path) -> tuple[dict[str, Any], Path]:
+    """Return the content of ``dataset.json`` and the path of DGL's description of the partitions.
+
+    Raises
+    ------
+    InputError
+        If the description is missing or damaged.
+    """
     folder = Path(dataset)
     description = load_json(folder / dataset_files.DESCRIPTION)
     graph_name = description.get(Field.GRAPH_NAME)
     if not isinstance(graph_name, str):
         raise _foreign(folder, KeyError(Field.GRAPH_NAME))
-    return dataset_size(folder, description, load_json(dataset_files.graph_path(folder, graph_name)))
+    return description, dataset_files.graph_path(folder, graph_name)
 
 
 def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[str, Any]) -> DatasetSize:

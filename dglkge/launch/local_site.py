@@ -319,7 +319,7 @@ def shared_memory_warnings() -> list[str]:
     if stale:
         some = ", ".join(stale[:3]) + (", ..." if len(stale) > 3 else "")
         warnings.append(
-            f"{len(stale)} shared-memory segments of an earlier DGL job lie in /dev/shm, in nobody's use "
+            f"{len(stale)} shared-memory segments of an earlier DGL job lie in /dev/shm, used by no process "
             f"({some}); remove them, or DGL takes over those of equal names"
         )
     return warnings

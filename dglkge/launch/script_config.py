@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.config import Config, load_config
-from dglkge.data.dataset_files import DESCRIPTION, Field, graph_path
+from dglkge.data.dataset_files import Field, load_json
+from dglkge.data.sizes import dataset_size, locate_partitions
 from dglkge.errors import InputError
-from dglkge.planning.shared_memory import shared_memory_by_machine
+from dglkge.planning.shared_memory import shared_memory_bytes
 
 
 def check_part_config(path: Path, num_machines: int) -> None:
@@ -115,23 +116,34 @@ def script_config(command: Sequence[str], folder: Path) -> Config | None:
         return None
 
 
-def shared_memory_need(config: Config | None, folder: Path) -> dict[int, int]:
-    """Return the bytes of shared memory that each machine needs; empty if unknown."""
-    if config is None:
-        return {}
-    try:
-        return dict(enumerate(shared_memory_by_machine(folder / config.dataset, config)))
-    # Unknown, not an error: the script reports it, or the data set is on the machines only.
-    except InputError:
-        return {}
+def dataset_needs(config: Config | None, folder: Path) -> tuple[Path | None, dict[int, int]]:
+    """Return what a configuration's data set needs on the machines, as far as its descriptions are here.
 
+    Parameters
+    ----------
+    config : Config or None
+        None: nothing is known.
+    folder : Path
+        Base of relative paths.
 
-def partition_file(config: Config | None, folder: Path) -> Path | None:
-    """Return DGL's partition file of the data set; None if unknown."""
+    Returns
+    -------
+    partition_file : Path or None
+        DGL's partition file.
+    shared_memory_bytes : dict of int to int
+        Bytes of ``/dev/shm`` by number of the machine; empty if unknown.
+    """
     if config is None:
-        return None
+        return None, {}
     dataset = folder / config.dataset
+    # What is missing here is unknown, not an error: the data set may be on the machines only, and the script
+    # reports a damaged one.
     try:
-        return graph_path(dataset, json.loads((dataset / DESCRIPTION).read_bytes())[Field.GRAPH_NAME])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        description, found = locate_partitions(dataset)
+    except InputError:
+        return None, {}
+    try:
+        parts = dataset_size(dataset, description, load_json(found)).parts
+        return found, {machine: shared_memory_bytes(part, config) for machine, part in enumerate(parts)}
+    except InputError:
+        return found, {}

@@ -7,11 +7,9 @@ during the start, without a message.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from dglkge.config import Config
 from dglkge.data.dataset_files import EDGE_ID_BYTES, WEIGHT_BYTES
-from dglkge.data.sizes import PartSize, read_dataset_size
+from dglkge.data.sizes import PartSize
 from dglkge.registry import registry_of
 from dglkge.typing import RELATION
 
@@ -24,28 +22,6 @@ SEGMENT_BYTES = 4096
 """Size of a page; a segment is a whole number of pages."""
 # Each segment may end in the middle of a page; the sum assumes the worst, one page each.
 GRAPH_SEGMENTS = 14
-
-
-def shared_memory_by_machine(dataset: str | Path, config: Config) -> list[int]:
-    """Return the bytes of ``/dev/shm`` that each machine of a job needs.
-
-    Parameters
-    ----------
-    dataset : str or Path
-        The data set folder; only its descriptions are read.
-    config : Config
-
-    Returns
-    -------
-    list of int
-        Entry k is that of the machine that holds part k.
-
-    Raises
-    ------
-    InputError
-        If a description is missing or damaged.
-    """
-    return [shared_memory_bytes(part, config) for part in read_dataset_size(dataset).parts]
 
 
 def shared_memory_bytes(part: PartSize, config: Config) -> int:

@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dimension", type=int, help="default 200; for sizes 50")
     add("--negatives", type=int, help="default 1000; for sizes 100")
     add("--trainers", type=int, default=2)
-    add("--products", default="float32")
+    add("--matmul_dtypes", default="float32")
     add("--batches", type=int, default=150, help="of each epoch (default: 150)")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
     add("--work", type=Path, help="folder for graphs, which are kept there (default: a temporary one)")
@@ -119,7 +119,7 @@ def train(args: argparse.Namespace, value: int, work: Path) -> tuple[RunFigures,
         f"dataset={dataset}",
         f"model.dimension={chosen['dimension']}",
         f"negatives.num_uniform={chosen['negatives']}",
-        f"training.matmul_dtype={args.products}",
+        f"training.matmul_dtype={args.matmul_dtypes}",
         # One more than are trained: leaving early skips the last commit.
         f"training.num_epochs={NUM_EPOCHS + 1}",
         "checkpoint.every_epochs=0",

@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dimension", type=int, default=400)
     add("--negatives", type=int, default=1000, help="uniform negatives of a chunk")
     runs = "one run for each type of products; :async for trainers that do not wait for one another"
-    add("--products", default="float32,bfloat16", metavar="TYPE[:async],...", help=runs)
+    add("--matmul_dtypes", default="float32,bfloat16", metavar="TYPE[:async],...", help=runs)
     add("--pairs", type=int, default=1, help="how often all runs are repeated, in turn (default: 1)")
     add("--mrr", action="store_true", help="rank the test split after training")
     add("--profile", action="store_true", help="show where a batch's time goes")
@@ -80,16 +80,16 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def settings(args: argparse.Namespace, kind: str) -> list[str]:
-    """Return our settings for a run of ``--products``."""
+    """Return our settings for a run of ``--matmul_dtypes``."""
     # Fields are looked up, so that the benchmark also runs with older versions of the schema.
     known = {row[0] for row in field_table()}
-    products, _, mode = kind.partition(":")
+    dtype, _, mode = kind.partition(":")
     return [
         f"dataset={args.dataset.resolve()}",
         f"model.dimension={args.dimension}",
         f"negatives.num_uniform={args.negatives}",
         f"training.num_epochs={args.epochs}",
-        f"training.matmul_dtype={products}",
+        f"training.matmul_dtype={dtype}",
         f"evaluation.split={'test' if args.mrr else 'none'}",
         *(["training.synchronous=false"] if mode == "async" else []),
         *(["training.profile=true"] if args.profile and "training.profile" in known else []),
@@ -104,7 +104,7 @@ def config_path(args: argparse.Namespace) -> Path | None:
 
 def measure(args: argparse.Namespace, work: Path) -> dict[str, list[RunFigures]]:
     """Run everything in turn."""
-    kinds = args.products.split(",")
+    kinds = args.matmul_dtypes.split(",")
     runs: dict[str, list[RunFigures]] = {f"ours, {kind}": [] for kind in kinds}
     python = None
     if args.peer:
@@ -137,14 +137,14 @@ def _run_peer(args: argparse.Namespace, python: Path, config: Config, folder: Pa
 
 def measure_limits(args: argparse.Namespace) -> dict[str, float]:
     """Measure the products' limit for each of our runs, in operations per second."""
-    config = load_config(config_path(args), settings(args, args.products.split(",")[0]))
+    config = load_config(config_path(args), settings(args, args.matmul_dtypes.split(",")[0]))
     threads = max(1, len(os.sched_getaffinity(0)) // args.trainers)
     # A trainer's products are of its share of a chunk.
     rows = min(config.training.batch_size, config.negatives.chunk_size) // args.trainers
     shape = (args.trainers, threads, rows, args.negatives, args.dimension)
     return {
         f"ours, {kind}": measure_product_limit(*shape, dtype=kind.partition(":")[0], seconds=2.0)
-        for kind in args.products.split(",")
+        for kind in args.matmul_dtypes.split(",")
     }
 
 

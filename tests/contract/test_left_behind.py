@@ -42,7 +42,7 @@ def test_orphans_are_found_and_ended(guard):
     assert guard.end_processes(mark) == []
 
 
-def test_segments_are_found_once_nobody_maps_them(guard):
+def test_segments_are_found_once_no_process_maps_them(guard):
     path = guard.SHARED_MEMORY / f"dglkge-test-{uuid.uuid4().hex}"
     path.write_bytes(b"x" * mmap.PAGESIZE)
     try:

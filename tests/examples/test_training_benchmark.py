@@ -221,7 +221,17 @@ def test_a_small_job_from_end_to_end(tmp_path):
         "--epochs",
         "2",
     ]
-    command += ["--dimension", "8", "--negatives", "10", "--products", "float32", "--trainers", "1", "--mrr"]
+    command += [
+        "--dimension",
+        "8",
+        "--negatives",
+        "10",
+        "--matmul_dtypes",
+        "float32",
+        "--trainers",
+        "1",
+        "--mrr",
+    ]
     command += ["--json", str(tmp_path / "figures.json"), "--work", str(tmp_path / "work")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr

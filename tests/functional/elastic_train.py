@@ -1,7 +1,7 @@
 """A training script as users write it, that also tells which triples it trained and waits where told to.
 
 A file ``FOLDER/hold``, ``EPOCH INDEX RANK MODE``, makes that trainer wait in that batch, and say so in a file
-``held``: with MODE ``stop`` until it was asked to stop, with ``kill`` until somebody ends it.
+``held``: with MODE ``stop`` until it was asked to stop, with ``kill`` until it is ended.
 ``--signal-in-evaluation`` makes the last trainer send SIGINT to itself there.
 """
 
@@ -34,7 +34,7 @@ def hold(folder: Path, cluster, epoch: int, index: int) -> None:
     limit = time.monotonic() + HOLD_SECONDS
     while not (mode == "stop" and cluster.stop.is_noted):
         if time.monotonic() > limit:
-            raise TimeoutError("nobody ended the wait")
+            raise TimeoutError("the wait was not ended")
         time.sleep(0.02)
 
 

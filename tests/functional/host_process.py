@@ -50,7 +50,7 @@ def run(environment: dict[str, str], arguments: list[str], log: str) -> None:
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # DGL's farewell at exit would wait for the others
-    atexit._run_exitfuncs()  # DGL's farewell, which multiprocessing leaves out
+        os._exit(1)  # DGL's shutdown at exit would wait for the others
+    atexit._run_exitfuncs()  # DGL's shutdown, which multiprocessing leaves out
     sys.stdout.flush()
     os._exit(status)

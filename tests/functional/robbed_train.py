@@ -41,7 +41,7 @@ if what == "trainer" and rank == "1":
     wait = dgl.distributed.rpc.wait_for_senders
 
     def robbed(address: str, port: str, *others: object, **options: object) -> None:
-        """Wait as DGL does, on a port on which somebody listens already."""
+        """Wait as DGL does, on a port that is in use already."""
         steal(address, int(port))
         wait(address, port, *others, **options)
 

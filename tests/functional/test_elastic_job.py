@@ -166,7 +166,7 @@ def loss_curve(run: Path) -> list[tuple[tuple[int, int], float]]:
 
 
 def assert_same_training(run: Path, undisturbed: Path) -> None:
-    """Hold that losses and tables are those of a run that nobody disturbed."""
+    """Hold that losses and tables are those of an undisturbed run."""
     expected = dict(loss_curve(undisturbed))
     assert len(expected) == NUM_EPOCHS * BATCHES_PER_EPOCH
     curve = loss_curve(run)

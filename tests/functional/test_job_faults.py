@@ -117,7 +117,7 @@ sys.exit(status)
 )
 
 
-def test_a_signal_in_the_shutdown_of_dgl_keeps_nobody_waiting(ring: Path, tmp_path: Path) -> None:
+def test_a_signal_in_the_shutdown_of_dgl_does_not_hang_the_job(ring: Path, tmp_path: Path) -> None:
     """SIGINT reaches a trainer that waits in DGL's exit for another, which comes later."""
     command = [*launch(tmp_path, SHUTDOWN), *settings(ring, tmp_path / "run")]
     done = run(command, DGLKGE_TIMEOUT_SECONDS="20")

@@ -474,7 +474,7 @@ def test_warnings(launch, tmp_path: Path, free_port: int, ip_config: Path) -> No
         f"warning: another DGL job may run on this machine and share its tables: pid {user.pid}: " in output
     )
     (told,) = [line for line in output.splitlines() if f"stale~{mark}-kvdata-" in line]
-    assert "shared-memory segments of an earlier DGL job lie in /dev/shm, in nobody's use (" in told
+    assert "shared-memory segments of an earlier DGL job lie in /dev/shm, used by no process (" in told
     assert "); remove them" in told and f"used~{mark}" not in told
     assert "the script is given ip_config.txt, where DGL's own parser stops" in output
 

@@ -106,7 +106,7 @@ def test_room_for_the_tables(tmp_path: Path) -> None:
 
 
 def test_segments_of_a_job() -> None:
-    """Those that watchdogs saw and new ones of DGL's in nobody's use go; what was there before stays."""
+    """Those that watchdogs saw and new ones of DGL's used by no process go; what was there before stays."""
     mark = uuid.uuid4().hex
     seen, unseen, old, foreign = (
         f"{mark}-{kind}" for kind in ("seen", "x-kvdata-", "old-kvdata-", "foreign")

@@ -15,6 +15,7 @@ import torch
 from dglkge.config import Config, load_config
 from dglkge.data.sizes import PartSize, read_dataset_size
 from dglkge.errors import InputError
+from dglkge.launch.script_config import dataset_needs
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
@@ -101,10 +102,11 @@ def test_bytes_by_hand() -> None:
 
 def test_each_machine_has_its_own_figure() -> None:
     dataset = toy_dataset(2)
-    figures = shared_memory_need.shared_memory_by_machine(dataset, config("model.dimension=4096"))
+    chosen = load_config(None, ["model.dimension=4096", f"dataset={dataset}"])
+    _, figures = dataset_needs(chosen, Path("/"))
     rows = [sum(part.num_rows.values()) for part in read_dataset_size(dataset).parts]
-    assert len(figures) == 2
-    for figure, num_rows in zip(figures, rows):
+    assert list(figures) == [0, 1]
+    for figure, num_rows in zip(figures.values(), rows):
         assert figure == pytest.approx(2 * 4 * 4096 * (num_rows + 2), rel=0.1)  # a relation's row is two
 
 

@@ -387,7 +387,7 @@ def test_shared_memory_of_a_failed_job_is_removed(run) -> None:
         job = run(servers, [killed_at_once])
         assert job.result.status == 137
         left = {name for name in (seen, unseen, before, foreign) if (shared / name).exists()}
-        assert left == {before, foreign}  # the foreign one is in nobody's use, but not DGL's by its name
+        assert left == {before, foreign}  # the foreign one is used by no process, but not DGL's by its name
     finally:
         for name in (seen, unseen, before, foreign):
             (shared / name).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote.file_transfer import Tree
 from dglkge.launch.remote.sync import plan_sync
-from dglkge.launch.script_config import partition_file, script_config, shared_memory_need
+from dglkge.launch.script_config import dataset_needs, script_config
 
 DATASET = (
     "dataset.json", "relations.tsv", "train.npy", "entities/part0.txt", "partitions/kg.json",
@@ -98,7 +98,7 @@ def test_configuration_of_a_script(here: Path) -> None:
     (here / "my.yaml").write_text("model: {dimension: 8}\n")
     config = script_config(["train.py", "--config", "my.yaml", "--other", "--set", "dataset=data"], here)
     assert (config.model.dimension, config.dataset) == (8, "data")
-    assert partition_file(config, here) == here / "data" / "partitions" / "kg.json"
+    assert dataset_needs(config, here) == (here / "data" / "partitions" / "kg.json", {})
     assert script_config(["train.py", "--epochs", "3"], here) is None
     assert script_config(["train.py", "--set", "no_such_field=3"], here) is None
     assert script_config(["train.py", "--config"], here) is None
@@ -106,6 +106,6 @@ def test_configuration_of_a_script(here: Path) -> None:
 
 def test_needs_that_are_not_known_here(here: Path) -> None:
     """Where the data set is not here, or is damaged, the launcher does not guess."""
-    assert (partition_file(None, here), shared_memory_need(None, here)) == (None, {})
+    assert dataset_needs(None, here) == (None, {})
     config = load_config(None, ["dataset=absent"])
-    assert (partition_file(config, here), shared_memory_need(config, here)) == (None, {})
+    assert dataset_needs(config, here) == (None, {})

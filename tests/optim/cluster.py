@@ -102,7 +102,7 @@ def run_cluster(
         Trainers in all, servers a machine, machines.
     expected_status : dict, optional
         Exit status of trainers that do not end with 0, by rank. Where it is given, also empty, the trainers
-        leave without DGL's farewell, and we end the servers.
+        leave without DGL's shutdown messages, and we end the servers.
     """
     with tempfile.TemporaryDirectory(prefix="optim_cluster_") as name:
         folder = Path(name)

@@ -69,8 +69,8 @@ def run(environment: dict[str, str], folder: str, log: str) -> None:
     os.environ.update(environment)
     try:
         main()
-        atexit._run_exitfuncs()  # DGL's farewell, which multiprocessing leaves out
+        atexit._run_exitfuncs()  # DGL's shutdown, which multiprocessing leaves out
     except Exception:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # DGL's farewell at exit would wait for the others
+        os._exit(1)  # DGL's shutdown at exit would wait for the others

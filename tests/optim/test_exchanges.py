@@ -138,7 +138,7 @@ def test_every_row_reaches_one_trainer_of_its_machine(layout, wire_dtype, shares
     assert (max(sent) > 0) == (size > 1)
 
 
-def test_rows_that_nobody_else_has_do_not_travel() -> None:
+def test_rows_of_one_trainer_alone_do_not_travel() -> None:
     """Two trainers of a machine with nothing in common send ids only."""
     threads = Threads(2)
     wire = WireFormat((torch.float32,), (64,), np.dtype(np.int32), False)
@@ -157,7 +157,7 @@ def test_rows_that_nobody_else_has_do_not_travel() -> None:
     assert results == [(400, [100, 0])] * 2
 
 
-def test_trainers_that_are_not_synchronous_wait_for_nobody() -> None:
+def test_asynchronous_trainers_do_not_wait() -> None:
     """Each updates the rows that it has gradients for, one after the other, and nothing travels. They meet
     once, at the start, to share out what each of them saves."""
     threads = Threads(2)

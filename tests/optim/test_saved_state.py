@@ -64,7 +64,7 @@ def test_what_one_trainer_cannot_load_or_save_is_told_to_all(tmp_path: Path) -> 
 
 
 def test_state_of_one_trainer_alone(tmp_path: Path) -> None:
-    """state_dict before the first step, on trainer 0 only, waits for nobody."""
+    """state_dict before the first step, on trainer 0 only, waits for no other trainer."""
     results = run_cluster("tests.optim.workers:lone_state_dict", 2, num_nodes=NUM_NODES, timeout_seconds=60)
     assert results == [list(range(0, 60, 2)), None]
 

@@ -311,9 +311,9 @@ def die(graph: Any, arguments: dict[str, Any]) -> str:
 
 
 def leave(result: Any, together: bool = False) -> None:
-    """Write the result and end this process without DGL's farewell, which waits for all clients.
+    """Write the result and end this process without DGL's shutdown, which waits for all clients.
 
-    ``together``: stay until all trainers have written theirs, so that nobody sees another one go.
+    ``together``: stay until all trainers have written theirs, so that none of them sees another one end.
     """
     rank, size = rank_and_size()
     folder = Path(os.environ["TEST_FOLDER"])

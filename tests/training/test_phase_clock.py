@@ -1,4 +1,4 @@
-"""Seconds of a batch by phase: they add up, and cost nothing where nobody asked."""
+"""Seconds of a batch by phase: they add up, and cost nothing where they are not wanted."""
 
 from __future__ import annotations
 

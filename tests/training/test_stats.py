@@ -1,4 +1,4 @@
-"""What training reports: sums over trainers, JSON lines, a bar for whom it is for."""
+"""What training reports: sums over trainers, JSON lines, and a progress bar where one is wanted."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class ToyRun:
         )
 
     sent_bytes = 0
-    someone_must_stop = None  # the toy step tells nobody: trainers ask each other
+    someone_must_stop = None  # the toy step sums no signals: trainers exchange them themselves
 
     def __call__(self, batch: EdgeBatch) -> float:
         """Train one batch."""
