@@ -39,6 +39,9 @@ SPARE_SHARE = 1.125
 KEPT_SCORE_BYTES = 256 * MIB
 """Limit of the scores against all candidates that a trainer keeps; others are computed twice."""
 
+ROWS_A_PANEL = 8192
+"""Candidates that a trainer scores at a time, against the queries of a whole batch."""
+
 QUERY_COPIES = 8
 """Copies of all trainers' queries: messages out and in, operands of matmuls, and gradients likewise."""
 
@@ -223,7 +226,10 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     operands = numbers * number_bytes if number_bytes < shared.FLOAT_BYTES else 0
     num_queries = (4 if predicts_relations else 2) * config.training.batch_size
     queries = QUERY_COPIES * num_queries * config.model.dimension * shared.FLOAT_BYTES
-    scores = min(num_queries * rows * number_bytes, KEPT_SCORE_BYTES)
+    scores = num_queries * rows * number_bytes
+    # What is above the limit is computed twice, panel by panel, in the memory of one.
+    if scores > KEPT_SCORE_BYTES and rows > ROWS_A_PANEL:
+        scores = KEPT_SCORE_BYTES + num_queries * ROWS_A_PANEL * number_bytes
     gradients = numbers * shared.FLOAT_BYTES + CHAIN_BYTES_PER_ROW * rows
     index = QUERY_INDEX_BYTES * size.splits[TRAIN] if config.training.objective == "k_vs_all" else 0
     return int(SPARE_SHARE * (operands + queries + scores + gradients)) + index

@@ -27,7 +27,7 @@ import torch
 
 from dglkge.kernels import full_scores as kernels
 from dglkge.model.losses import IGNORED_SCORE
-from dglkge.planning.memory import KEPT_SCORE_BYTES
+from dglkge.planning.memory import KEPT_SCORE_BYTES, ROWS_A_PANEL
 from dglkge.training.dot_softmax import QUERY_MULTIPLE, words
 from dglkge.training.rows import Scratch
 
@@ -42,9 +42,6 @@ it; bce: 0, and sum of log(1 + e^s); both: sum of label times score."""
 
 QUERIES_A_BLOCK = 2048
 """Queries that are scored at a time, before the product that reads their scores."""
-
-ROWS_A_PANEL = 8192
-"""Rows of a shard that are scored at a time."""
 
 TWIN_BLOCK_NUMBERS = 1 << 22
 """Numbers that the plain twin holds at a time, for each operation of autograd."""
