@@ -101,6 +101,11 @@ class RegularizerConfig:
     name: str = setting("none", "penalty on the rows of the positives", component="regularizer")
     weight: float = setting(0.0, "factor before the regularizer; 0: none is computed", at_least(0))
     p: float = setting(3.0, "the power of a regularizer that has one", at_least(1))
+    entity_ratio: float = setting(1.0, "factor besides weight on the terms of entities", at_least(0))
+    relation_ratio: float = setting(1.0, "factor besides weight on the terms of relations", at_least(0))
+    product_ratio: float = setting(
+        1.0, "dura, ivr: factor besides weight on the terms of products of rows", at_least(0)
+    )
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,8 @@ class TrainingConfig:
     )
     relation_prediction: float = setting(
         0.0,
-        "one_vs_all: weight of the loss of (h, ?, t) against all relations (Chen et al. 2021); 0: none",
+        "negative_sampling, one_vs_all: weight of the loss of (h, ?, t) against all relations (Chen et al. "
+        "2021), with sampled negatives a softmax; 0: none",
         at_least(0),
     )
 

@@ -82,6 +82,21 @@ class KgeModel:
         # shared row needs the adjoint.
         return self.score_function.query(entity, relation, Side.TAIL if self.reciprocal else side)
 
+    def reverse_query(self, answer: torch.Tensor, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return the answer operated on by the relation read backwards, (B, D).
+
+        Compared with the entity given it has the score of :meth:`query` compared with the answer.
+        """
+        forward = Side.TAIL if self.reciprocal else side
+        backward = Side.HEAD if forward is Side.TAIL else Side.TAIL
+        return self.score_function.query(answer, self.direction(relation_row, side), backward)
+
+    def entity_product(self, given: torch.Tensor, answer: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return rows (B, Dr) whose inner products with relations are scores; see ``relation_product``."""
+        is_forward = self.reciprocal or side is Side.TAIL
+        head, tail = (given, answer) if is_forward else (answer, given)
+        return self.score_function.relation_product(head, tail)
+
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every query against every candidate: (B, D), (N, D) -> (B, N)."""
         return self.score_function.compare(query, candidates)
@@ -112,7 +127,7 @@ class KgeModel:
         answer: torch.Tensor,
         side: Side,
     ) -> torch.Tensor:
-        """Regularize the three factors of each query (Lacroix et al. 2018, eq. 5).
+        """Regularize the factors of each query (Lacroix et al. 2018, eq. 5).
 
         Parameters
         ----------
@@ -120,27 +135,19 @@ class KgeModel:
         entity, answer : (B, D) tensor
             The entity given and the true one.
         relation_row : (B, relation_width) tensor
-            Only the direction that serves the side is regularized; phases, whose modulus is 1, never.
         side : Side
 
         Returns
         -------
         (B,) tensor
         """
-        total = regularizer(entity) + regularizer(answer)
-        # A phase is an angle: its size has no meaning, and the modulus of exp(i r) is 1 in any case.
-        if self.score_function.relation_init == PHASE:
-            return total
-        return total + regularizer(self.direction(relation_row, side))
+        return regularizer.of_queries(self, entity, relation_row, answer, side)
 
     def query_penalty(
         self, regularizer: Regularizer, entity: torch.Tensor, relation_row: torch.Tensor, side: Side
     ) -> torch.Tensor:
-        """Regularize the two given factors of each query, as :meth:`penalty` does: (B,)."""
-        total = regularizer(entity)
-        if self.score_function.relation_init == PHASE:
-            return total
-        return total + regularizer(self.direction(relation_row, side))
+        """Regularize each query but for its answer, see :meth:`Regularizer.of_given`: (B,)."""
+        return regularizer.of_given(self, entity, relation_row, side)
 
     def initial_rows(
         self, table: str, ids: torch.Tensor, seed: int, scale: float, distribution: str = "normal"

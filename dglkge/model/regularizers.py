@@ -1,32 +1,82 @@
-"""Regularizers of rows, one number per row."""
+"""Regularizers of the rows of a query: the entity given, the relation, the answer, and products of them.
+
+A triple is two queries, (h, r, ?) and (?, r, t), and each has its penalty.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+from dglkge.errors import InputError
+from dglkge.model.comparators import Dot
 from dglkge.model.options import checked_number
+from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
 from dglkge.registry import Registry, deferred
+from dglkge.typing import Side
 
 if TYPE_CHECKING:
     import torch
 
     from dglkge.model import autograd_functions
 else:
+    torch = deferred("torch")
     autograd_functions = deferred("dglkge.model.autograd_functions")
 
 
+class QueryModel(Protocol):
+    """The products of rows that penalties are taken of; :class:`dglkge.model.kge_model.KgeModel` has them."""
+
+    score_function: ScoreFunction
+
+    def direction(self, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return the part of relation rows that serves a side."""
+        ...
+
+    def query(self, entity: torch.Tensor, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return the entity given, operated on by the relation."""
+        ...
+
+    def reverse_query(self, answer: torch.Tensor, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return the answer, operated on by the relation read backwards."""
+        ...
+
+    def entity_product(self, given: torch.Tensor, answer: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return the product of both entities."""
+        ...
+
+
+class LoopWeights(NamedTuple):
+    """What the compiled loops add to the gradients of a triple (``kernels/penalties.py``).
+
+    Attributes
+    ----------
+    power : int
+        2 or 3, of the moduli.
+    entity, relation, product : float
+        Weights on each entity's row in a triple, on each query's relation, and on each query (entity times
+        relation; always with power 2).
+    """
+
+    power: int
+    entity: float
+    relation: float
+    product: float
+
+
 class Regularizer(ABC):
-    """A penalty on rows.
+    """A penalty on the rows of queries.
 
     Parameters
     ----------
     weight : float
         Factor on the penalty; at least 0.
     p : float
-        The power, at least 1; N3's is always 3.
+        The power, at least 1; N3's is always 3, that of F2 and DURA always 2.
     complex_valued : bool
         Whether rows are complex: first half real parts, second half imaginary parts.
+    entity_ratio, relation_ratio, product_ratio : float
+        Factors besides ``weight`` on the terms of entities, of relations and of products of rows; at least 0.
 
     Attributes
     ----------
@@ -37,42 +87,156 @@ class Regularizer(ABC):
         its gradient. A subclass may compute another one, so it does not inherit the fact.
     takes_weight : bool
         Whether a weight makes a difference.
+    ratios : tuple of str
+        The ratios that make a difference.
+    needs_answer : bool
+        Whether a term multiplies the answer's row with another one: then the penalty needs all rows of a
+        query in one place, where ``training.objective: k_vs_all`` does not have them.
     """
 
     help: ClassVar[str] = ""
     compiled: ClassVar[bool] = False
     takes_weight: ClassVar[bool] = True
+    ratios: ClassVar[tuple[str, ...]] = ("entity_ratio", "relation_ratio")
+    needs_answer: ClassVar[bool] = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.compiled = cls.__dict__.get("compiled", False)
 
-    def __init__(self, weight: float, p: float = 3.0, complex_valued: bool = False) -> None:
+    def __init__(
+        self,
+        weight: float,
+        p: float = 3.0,
+        complex_valued: bool = False,
+        entity_ratio: float = 1.0,
+        relation_ratio: float = 1.0,
+        product_ratio: float = 1.0,
+    ) -> None:
         self.weight = checked_number("the regularizer's weight", weight, 0)
         self.p = checked_number("the regularizer's p", p, 1)
         self.complex_valued = complex_valued
+        self.entity_ratio = checked_number("the regularizer's entity_ratio", entity_ratio, 0)
+        self.relation_ratio = checked_number("the regularizer's relation_ratio", relation_ratio, 0)
+        self.product_ratio = checked_number("the regularizer's product_ratio", product_ratio, 0)
+
+    @property
+    def loop_weights(self) -> LoopWeights:
+        """Weights of the compiled loops; counts only where ``compiled``."""
+        raise NotImplementedError(f"{type(self).__name__} has no compiled loops")
+
+    @classmethod
+    def fits(cls, score_function: type[ScoreFunction]) -> bool:
+        """Return whether the penalty is defined for a score function."""
+        return True
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return weight times the penalty of each row: (..., D) -> (...)."""
-        return self.weight * self.penalty(rows)
+        """Return the weighted penalty of each entity's row by itself: (..., D) -> (...)."""
+        return self.weight * self.entity_ratio * self.penalty(rows)
+
+    def of_relations(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the weighted penalty of each relation's row by itself: (..., Dr) -> (...)."""
+        return self.weight * self.relation_ratio * self.penalty(rows)
+
+    def of_products(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the weighted penalty of each product of rows: (..., D) -> (...)."""
+        return self.weight * self.product_ratio * self.penalty(rows)
 
     @abstractmethod
     def penalty(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the penalty of each row, summed over it: (..., D) -> (...)."""
+        """Return the penalty of each row before its weight, summed over the row: (..., D) -> (...)."""
+
+    def of_given(
+        self, model: QueryModel, given: torch.Tensor, relation_row: torch.Tensor, side: Side
+    ) -> torch.Tensor:
+        """Return the penalty of each query but for the terms with its answer.
+
+        Parameters
+        ----------
+        model : QueryModel
+        given : (B, D) tensor
+            The entity given.
+        relation_row : (B, relation_width) tensor
+            Only the direction that serves the side counts; phases, whose modulus is 1, never do.
+        side : Side
+            The side of the missing entity.
+
+        Returns
+        -------
+        (B,) tensor
+        """
+        return self._with_relation(self(given), model, relation_row, side)
+
+    def of_queries(
+        self,
+        model: QueryModel,
+        given: torch.Tensor,
+        relation_row: torch.Tensor,
+        answer: torch.Tensor,
+        side: Side,
+    ) -> torch.Tensor:
+        """Return the whole penalty of each query: :meth:`of_given` and the answers' (B, D); (B,)."""
+        return self._with_relation(self(given) + self(answer), model, relation_row, side)
+
+    def _with_relation(
+        self, total: torch.Tensor, model: QueryModel, relation_row: torch.Tensor, side: Side
+    ) -> torch.Tensor:
+        """Add the penalty of the relations' rows."""
+        # A phase is an angle: its size has no meaning, and the modulus of exp(i r) is 1 in any case.
+        if model.score_function.relation_init == PHASE:
+            return total
+        return total + self.of_relations(model.direction(relation_row, side))
 
 
 REGULARIZERS: Registry[type[Regularizer]] = Registry("regularizer")
 
 
-def build_regularizer(name: str, weight: float, p: float = 3.0, complex_valued: bool = False) -> Regularizer:
+def build_regularizer(
+    name: str, weight: float, p: float = 3.0, complex_valued: bool = False, **ratios: float
+) -> Regularizer:
     """Build a regularizer by name.
+
+    Parameters
+    ----------
+    name : str
+    weight, p : float
+    complex_valued : bool
+    ratios : float
+        By name; see :class:`Regularizer`.
 
     Raises
     ------
     InputError
-        If the name is not registered, the weight is negative or p is below 1.
+        If the name is not registered, a number is out of range, or a ratio has no effect.
     """
-    return REGULARIZERS.get(name)(weight, p, complex_valued)
+    member = REGULARIZERS.get(name)
+    changed = {ratio: value for ratio, value in ratios.items() if value != 1}
+    for ratio, value in changed.items():
+        if ratio not in member.ratios:
+            known = " or ".join(one for one in REGULARIZERS if ratio in REGULARIZERS.get(one).ratios)
+            raise InputError(
+                f"regularizer.{ratio} is {value:g} and regularizer.name is {name}, which has no such terms; "
+                f"allowed: 1, or regularizer.name {known}"
+            )
+    # Only ratios that were changed: a regularizer of the user's may have a constructor without them.
+    return member(weight, p, complex_valued, **changed)
+
+
+def check_regularizer(name: str, score_function: str) -> None:
+    """Refuse a regularizer that is not defined for a score function.
+
+    Raises
+    ------
+    InputError
+        Naming the score functions that it is defined for.
+    """
+    member = REGULARIZERS.get(name)
+    if not member.fits(SCORE_FUNCTIONS.get(score_function)):
+        known = " or ".join(one for one in SCORE_FUNCTIONS if member.fits(SCORE_FUNCTIONS.get(one)))
+        raise InputError(
+            f"regularizer.name {name} takes model.score_function {known}: it is defined for products of "
+            f"entity and relation compared by an inner product; got {score_function}"
+        )
 
 
 @REGULARIZERS.register("none")
@@ -81,6 +245,7 @@ class NoRegularizer(Regularizer):
 
     help = "no regularizer"
     takes_weight = False
+    ratios = ()
 
     def penalty(self, rows: torch.Tensor) -> torch.Tensor:
         """Return 0 for each row."""
@@ -103,6 +268,11 @@ class N3(Regularizer):
         # Complex rows: autograd through the square root of a modulus is NaN at 0.
         return autograd_functions.CubedModuli.apply(rows)
 
+    @property
+    def loop_weights(self) -> LoopWeights:
+        """An entity is in both queries of its triple."""
+        return LoopWeights(3, 2 * self.weight * self.entity_ratio, self.weight * self.relation_ratio, 0)
+
 
 @REGULARIZERS.register("lp")
 class Lp(Regularizer):
@@ -113,3 +283,119 @@ class Lp(Regularizer):
     def penalty(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the sum of the p-th powers of each row's numbers."""
         return rows.abs().pow(self.p).sum(-1)
+
+
+@REGULARIZERS.register("f2")
+class F2(Regularizer):
+    """Squared Frobenius norm, sum_k x_k^2 over the numbers of a row (Nickel et al. 2011)."""
+
+    help = "sum of x^2 (squared Frobenius norm)"
+    compiled = True
+
+    def penalty(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the sum of squares of each row."""
+        return rows.square().sum(-1)
+
+    @property
+    def loop_weights(self) -> LoopWeights:
+        """An entity is in both queries of its triple."""
+        return LoopWeights(2, 2 * self.weight * self.entity_ratio, self.weight * self.relation_ratio, 0)
+
+
+@REGULARIZERS.register("dura")
+class Dura(Regularizer):
+    """Duality-induced regularizer of inner products (Zhang, Cai and Wang 2020).
+
+    An inner product is a distance but for two squares: -|q - t|^2 = 2 q.t - (|q|^2 + |t|^2), with q the
+    query, the given entity operated on by the relation. DURA is these two. With w the weight, a query has
+
+        w (product_ratio |q|^2 + entity_ratio |t|^2),
+
+    so that both queries of a triple together have |h R|^2 + |t|^2 + |t R^T|^2 + |h|^2, the paper's form. With
+    reciprocal relations R^T is the row of the other direction. Distances contain the terms already.
+    """
+
+    help = "squares of the query (entity times relation) and of the answer (Zhang et al. 2020)"
+    compiled = True
+    ratios = ("entity_ratio", "product_ratio")
+
+    @classmethod
+    def fits(cls, score_function: type[ScoreFunction]) -> bool:
+        """Return whether queries and answers are compared by an inner product."""
+        return issubclass(score_function, Dot)
+
+    def penalty(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the sum of squares of each row."""
+        return rows.square().sum(-1)
+
+    def of_given(
+        self, model: QueryModel, given: torch.Tensor, relation_row: torch.Tensor, side: Side
+    ) -> torch.Tensor:
+        """Return the penalty of the query itself; see :class:`Regularizer`."""
+        return self.of_products(model.query(given, relation_row, side))
+
+    def of_queries(
+        self,
+        model: QueryModel,
+        given: torch.Tensor,
+        relation_row: torch.Tensor,
+        answer: torch.Tensor,
+        side: Side,
+    ) -> torch.Tensor:
+        """Return the penalty of each query; see :class:`Regularizer`."""
+        return self.of_given(model, given, relation_row, side) + self(answer)
+
+    @property
+    def loop_weights(self) -> LoopWeights:
+        """An entity is the answer of one query of its triple."""
+        return LoopWeights(2, self.weight * self.entity_ratio, 0, self.weight * self.product_ratio)
+
+
+@REGULARIZERS.register("ivr")
+class Ivr(Regularizer):
+    """Intermediate-variable regularization of products of three rows (Xiao and Cao 2024).
+
+    The norms of all that is computed on the way to a score: the three rows, and the product of any two. With
+    w the weight, p the power, and |x|^p = sum_k |x_k|^p over complex moduli where rows are complex, a query
+    has
+
+        w (entity_ratio (|h|^p + |t|^p) + relation_ratio |r|^p + product_ratio (|h r|^p + |r t|^p + |t h|^p)).
+
+    The paper has four weights. For DistMult and ComplEx its terms of lambda_3 equal those of lambda_1, and
+    those of lambda_4 equal those of lambda_2, so that two remain: lambda_1 + lambda_3 is w, and lambda_2 +
+    lambda_4 is w product_ratio. For other score functions the products are the score function's own, the
+    terms of lambda_4.
+    """
+
+    help = "sums of |x|^p of the rows and of the products of any two of them (Xiao and Cao 2024)"
+    ratios = ("entity_ratio", "relation_ratio", "product_ratio")
+    needs_answer = True
+
+    @classmethod
+    def fits(cls, score_function: type[ScoreFunction]) -> bool:
+        """Return whether the score is an inner product with each of the three rows."""
+        return issubclass(score_function, Dot) and "relation_product" in vars(score_function)
+
+    def penalty(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the p-th powers of each row's moduli."""
+        if not self.complex_valued:
+            return rows.abs().pow(self.p).sum(-1)
+        # The gradient of this norm is 0 at 0, where that of a square root of squares would be NaN.
+        return torch.linalg.vector_norm(rows.unflatten(-1, (2, -1)), dim=-2).pow(self.p).sum(-1)
+
+    def of_queries(
+        self,
+        model: QueryModel,
+        given: torch.Tensor,
+        relation_row: torch.Tensor,
+        answer: torch.Tensor,
+        side: Side,
+    ) -> torch.Tensor:
+        """Return the penalty of each query; see :class:`Regularizer`."""
+        total = super().of_queries(model, given, relation_row, answer, side)
+        products = (
+            model.query(given, relation_row, side),
+            model.reverse_query(answer, relation_row, side),
+            model.entity_product(given, answer, side),
+        )
+        return total + sum(self.of_products(product) for product in products)

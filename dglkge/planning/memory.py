@@ -210,13 +210,13 @@ def is_sampled(config: Config) -> bool:
 
 def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     """Return the memory in which one trainer scores its rows against the queries of all trainers."""
-    if is_sampled(config):
-        return 0
     predicts_relations = config.training.relation_prediction > 0
+    if is_sampled(config) and not predicts_relations:
+        return 0
     trainers = world_size // len(size.parts)
     numbers, rows = 0, 0
     for table in size.num_rows:
-        if table != RELATION or predicts_relations:
+        if predicts_relations if table == RELATION else not is_sampled(config):
             # The largest part, divided among the trainers of its machine.
             owned = -(-max(part.num_rows[table] for part in size.parts) // trainers)
             numbers += owned * shared.row_width(table, config)
@@ -224,7 +224,8 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     # "auto" is not decided yet when a plan is made: float32 is the upper bound.
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
     operands = numbers * number_bytes if number_bytes < shared.FLOAT_BYTES else 0
-    num_queries = (4 if predicts_relations else 2) * config.training.batch_size
+    # Two of each triple for its entities, and two for its relation.
+    num_queries = 2 * (int(not is_sampled(config)) + int(predicts_relations)) * config.training.batch_size
     queries = QUERY_COPIES * num_queries * config.model.dimension * shared.FLOAT_BYTES
     scores = num_queries * rows * number_bytes
     # What is above the limit is computed twice, panel by panel, in the memory of one.

@@ -36,7 +36,11 @@ from dglkge.sampling.negatives import NegativeSampler
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.training import dot_softmax
 from dglkge.training.autograd_loss import AutogradLoss
-from dglkge.training.build_candidates import build_candidate_loss, build_query_batches
+from dglkge.training.build_candidates import (
+    build_candidate_loss,
+    build_query_batches,
+    build_relation_loss,
+)
 from dglkge.training.components import (
     K_VS_ALL,
     NEGATIVE_SAMPLING,
@@ -54,6 +58,7 @@ from dglkge.training.epochs import JOB
 from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.matmul_dtype import with_matmul_dtype
+from dglkge.training.relation_prediction import SampledWithRelations
 from dglkge.training.stats import PhaseClock
 from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
@@ -317,13 +322,16 @@ def _build_train_step(
         return TrainStep(full, tables, optimizer, None, pairs, clock, stop, batches.following)
     negatives = _build_negatives(config, dataset, layout, tables, pairs)
     own_entity = config.negatives.own_entity
-    of_groups: Union[AutogradLoss, DotSoftmax]
+    of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
     is_reference = config.training.kernels == REFERENCE
     if dot_softmax.is_compiled(model, loss) and not is_reference:
         matmul_dtype = getattr(torch, config.training.matmul_dtype)
         of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock)
     else:
         of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock, is_reference)
+    if config.training.relation_prediction:
+        of_relations = build_relation_loss(config, model, tables, batches, world, clock)
+        of_groups = SampledWithRelations(of_groups, of_relations)
     return TrainStep(of_groups, tables, optimizer, negatives, pairs, clock, stop, batches.following)
 
 

@@ -31,9 +31,16 @@ from dglkge.training.all_candidates import (
 )
 from dglkge.training.components import REFERENCE
 from dglkge.training.k_vs_all import AnsweredQueries, all_answers
-from dglkge.training.one_vs_all import RELATION_BLOCKS, AutogradQueries, LoopQueries, has_loops
+from dglkge.training.one_vs_all import AutogradQueries, LoopQueries, has_loops
 from dglkge.training.query_exchange import QueryExchange
-from dglkge.training.shard_objective import AutogradShard, FullObjective, ProductShard, ShardObjective
+from dglkge.training.relation_prediction import RELATION_BLOCKS, RelationQueries
+from dglkge.training.shard_objective import (
+    SOFTMAX,
+    AutogradShard,
+    FullObjective,
+    ProductShard,
+    ShardObjective,
+)
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import RELATION, Side
 
@@ -90,42 +97,50 @@ class _Comparison:
     is_product: bool
 
 
-def _comparisons(config: Config, model: KgeModel, tables: TableSet) -> dict[str, _Comparison]:
-    """Return the comparison of each block of queries, by name, in the same order on every trainer."""
+def _entity_comparisons(config: Config, model: KgeModel, tables: TableSet) -> dict[str, _Comparison]:
+    """Return the comparison of the queries for entities, by type, in the same order on every trainer."""
     dim, score_function = model.dim, model.score_function
     is_reference = config.training.kernels == REFERENCE
     # Compares types and functions exactly: a subclass may compute other scores than its base.
     is_product = type(model) is KgeModel and type(score_function).compare is Dot.compare
     compare = model.compare_plainly if is_reference else model.compare
     numbers = dim if is_reference else 1
-    found = {
+    return {
         name: _Comparison(tables[name], slice(0, dim), dim, compare, numbers, is_product)
         for name in tables.entity_types
     }
-    if config.training.relation_prediction:
-        width = score_function.relation_dim(dim)
-        query_dim = score_function.relation_query_dim(dim)
-        is_product = score_function.has_relation_product
-        # One block of queries for each half of reciprocal rows; a row without halves has one score for both.
-        for number, side in enumerate((Side.TAIL, Side.HEAD) if model.reciprocal else (Side.TAIL,)):
-            columns = slice(number * width, (number + 1) * width)
-            found[RELATION_BLOCKS[side]] = _Comparison(
-                tables[RELATION],
-                columns,
-                query_dim,
-                score_function.compare_relations,
-                1 if is_product else dim,
-                is_product,
-            )
+
+
+def _relation_comparisons(model: KgeModel, tables: TableSet) -> dict[str, _Comparison]:
+    """Return the comparison of the queries (h, ?, t) of each direction that has relation rows of its own."""
+    dim, score_function = model.dim, model.score_function
+    width = score_function.relation_dim(dim)
+    is_product = score_function.has_relation_product
+    found = {}
+    # One block of queries for each half of reciprocal rows; a row without halves has one score for both.
+    for number, side in enumerate((Side.TAIL, Side.HEAD) if model.reciprocal else (Side.TAIL,)):
+        found[RELATION_BLOCKS[side]] = _Comparison(
+            tables[RELATION],
+            slice(number * width, (number + 1) * width),
+            score_function.relation_query_dim(dim),
+            score_function.compare_relations,
+            1 if is_product else dim,
+            is_product,
+        )
     return found
 
 
 def _candidates(
-    config: Config, name: str, one: _Comparison, batches: TrainingBatches, world: World, penalizes: bool
+    config: Config,
+    name: str,
+    one: _Comparison,
+    kind: str,
+    batches: TrainingBatches,
+    world: World,
+    penalizes: bool,
 ) -> Candidates:
     """Make this trainer's shard of the candidates of a block."""
     chosen = config.training
-    kind = LOSSES.get(config.loss.name).candidate_kind
     # The machine's rows in equal runs, one for each trainer: a candidate is scored by one trainer only.
     owned = one.table.shard(world.local_rank, world.trainers_per_machine)
     first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
@@ -152,19 +167,14 @@ def build_candidate_loss(
     clock: PhaseClock,
 ) -> CandidateLoss:
     """Make the loss against all candidates, with this trainer's shards of the tables; a collective."""
-    comparisons = _comparisons(config, model, tables)
-    penalizes = regularizer is not None
-    candidates = [
-        _candidates(config, name, one, batches, world, penalizes) for name, one in comparisons.items()
-    ]
-    dims = [one.query_dim for one in comparisons.values()]
-    group = Alltoall(
-        request_timeout_seconds(),
-        purpose="exchange of queries",
-        duty="train every batch, also with no triples of its own",
-    )
-    exchange = QueryExchange(group, dims, world.trainers_per_machine)
+    comparisons = _entity_comparisons(config, model, tables)
     relation_weight = config.training.relation_prediction
+    if relation_weight:
+        comparisons.update(_relation_comparisons(model, tables))
+    kind, penalizes = LOSSES.get(config.loss.name).candidate_kind, regularizer is not None
+    candidates = [
+        _candidates(config, name, one, kind, batches, world, penalizes) for name, one in comparisons.items()
+    ]
     maker: QueryMaker
     if isinstance(batches, QueryBatches):
         maker = AnsweredQueries(model, regularizer)
@@ -172,5 +182,43 @@ def build_candidate_loss(
         maker = LoopQueries(model, regularizer, relation_weight)
     else:
         maker = AutogradQueries(model, regularizer, relation_weight)
+    return _sharded(maker, comparisons, candidates, world, clock, regularizer)
+
+
+def build_relation_loss(
+    config: Config,
+    model: KgeModel,
+    tables: TableSet,
+    batches: TrainingBatches,
+    world: World,
+    clock: PhaseClock,
+) -> CandidateLoss:
+    """Make the softmax of (h, ?, t) over all relations for ``negative_sampling``; a collective."""
+    comparisons = _relation_comparisons(model, tables)
+    # Softmax whatever the loss of the sampled negatives is: relations are all candidates, none is sampled.
+    candidates = [
+        _candidates(config, name, one, SOFTMAX, batches, world, penalizes=False)
+        for name, one in comparisons.items()
+    ]
+    maker = RelationQueries(model, config.training.relation_prediction)
+    return _sharded(maker, comparisons, candidates, world, clock)
+
+
+def _sharded(
+    maker: QueryMaker,
+    comparisons: dict[str, _Comparison],
+    candidates: list[Candidates],
+    world: World,
+    clock: PhaseClock,
+    regularizer: Regularizer | None = None,
+) -> CandidateLoss:
+    """Join the queries of all trainers with the candidates of this one."""
+    dims = [one.query_dim for one in comparisons.values()]
+    group = Alltoall(
+        request_timeout_seconds(),
+        purpose="exchange of queries",
+        duty="train every batch, also with no triples of its own",
+    )
+    exchange = QueryExchange(group, dims, world.trainers_per_machine)
     scored = AllCandidates(candidates, exchange, clock, regularizer)
     return CandidateLoss(maker, list(comparisons), dims, scored, clock)

@@ -17,7 +17,8 @@ from dglkge.errors import InputError
 from dglkge.model.choices import NEGATIVE_SAMPLERS, OPTIMIZERS
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import LOSSES, Loss, build_loss
-from dglkge.model.regularizers import REGULARIZERS, Regularizer, build_regularizer
+from dglkge.model.regularizers import REGULARIZERS, Regularizer, build_regularizer, check_regularizer
+from dglkge.model.score_functions import PHASE
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
 
@@ -89,18 +90,26 @@ def check_objective(config: Config) -> None:
     """
     chosen = config.training
     if chosen.objective == NEGATIVE_SAMPLING:
-        for field in ("label_smoothing", "relation_prediction"):
-            value = getattr(chosen, field)
-            if value:
-                raise InputError(
-                    f"training.{field} is {value:g}: it takes training.objective one_vs_all, "
-                    f"got {chosen.objective}"
-                )
+        if chosen.label_smoothing:
+            raise InputError(
+                f"training.label_smoothing is {chosen.label_smoothing:g}: it takes training.objective "
+                f"one_vs_all, got {chosen.objective}"
+            )
+        if chosen.relation_prediction and not chosen.synchronous:
+            raise InputError(
+                f"training.relation_prediction is {chosen.relation_prediction:g}: it takes "
+                "training.synchronous true: every trainer scores the queries of all"
+            )
         return
     if chosen.objective == K_VS_ALL and chosen.relation_prediction:
         raise InputError(
             f"training.relation_prediction is {chosen.relation_prediction:g}: its loss is one of triples, "
             "which training.objective k_vs_all does not have; it takes one_vs_all"
+        )
+    if chosen.objective == K_VS_ALL and REGULARIZERS.get(config.regularizer.name).needs_answer:
+        raise InputError(
+            f"regularizer.name {config.regularizer.name} multiplies the rows of a query with that of its "
+            "answer: it takes training.objective negative_sampling or one_vs_all, got k_vs_all"
         )
     if not LOSSES.get(config.loss.name).candidate_kind:
         known = [name for name in LOSSES if LOSSES.get(name).candidate_kind]
@@ -179,11 +188,22 @@ def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | Non
     Raises
     ------
     InputError
-        If it is unknown, its weight or power is out of range, or it takes no weight and has one.
+        If it is unknown or not defined for the model, a number is out of range or has no effect, or it takes
+        no weight and has one.
     """
     chosen = config.regularizer
+    ratios = {name: getattr(chosen, name) for name in ("entity_ratio", "relation_ratio", "product_ratio")}
     # Built even with weight 0, so that a wrong name or power is refused in any case.
-    made = build_regularizer(chosen.name, chosen.weight, chosen.p, model.score_function.complex_valued)
+    made = build_regularizer(
+        chosen.name, chosen.weight, chosen.p, model.score_function.complex_valued, **ratios
+    )
+    check_regularizer(chosen.name, config.model.score_function)
+    if chosen.relation_ratio != 1 and model.score_function.relation_init == PHASE:
+        raise InputError(
+            f"regularizer.relation_ratio is {chosen.relation_ratio:g} and model.score_function is "
+            f"{config.model.score_function}, whose relations are phases, which are not regularized; "
+            "allowed: 1"
+        )
     if chosen.weight == 0:
         return None
     if not made.takes_weight:

@@ -19,6 +19,7 @@ from dglkge.kernels import dot, softmax
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import IGNORED_SCORE, Loss
 from dglkge.model.regularizers import Regularizer
+from dglkge.training.penalties import GroupPenalty
 from dglkge.training.rows import Group, Negatives, Scratch
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
@@ -63,12 +64,8 @@ class DotSoftmax:
         self._model = model
         self._dim = model.dim
         self._operator = (model.score_function.complex_valued, model.reciprocal)
-        self._n3, self._regularizer = np.float32(0), regularizer
-        is_loop = regularizer is not None and regularizer.compiled
-        if regularizer is not None and is_loop and regularizer.complex_valued == self._operator[0]:
-            # N3 goes into the loop that writes the gradients; any other regularizer is computed by autograd
-            # afterwards.
-            self._n3, self._regularizer = np.float32(regularizer.weight), None
+        # N3 goes into the loop that writes the gradients; any other penalty is added afterwards.
+        self._penalty = GroupPenalty(model, regularizer)
         self._own_entity = own_entity
         self._dtype = matmul_dtype
         # In the representation of the scores, float32 or bfloat16 words: the loop only writes it.
@@ -111,9 +108,16 @@ class DotSoftmax:
             seen.add(id(negatives))
         outputs = [places.gradients.numpy() for places in (group.heads, group.tails, group.relations)]
         loss += dot.write_gradients(
-            *rows, self._operator, words(of_queries), missing, own_shares, factors[:num], self._n3, *outputs
+            *rows,
+            self._operator,
+            words(of_queries),
+            missing,
+            own_shares,
+            factors[:num],
+            self._penalty.n3,
+            *outputs,
         )
-        return loss if self._regularizer is None else loss + self._penalize(group, factors[:num])
+        return loss + self._penalty.add(group, factors[:num])
 
     def _ignore_own(self, group: Group, own: np.ndarray) -> None:
         """Overwrite the own entity's scores "(2, B)" where it does not count."""
@@ -165,23 +169,6 @@ class DotSoftmax:
         else:
             gradients.copy_(narrow)
         return loss
-
-    def _penalize(self, group: Group, factors: np.ndarray) -> float:
-        """Add the gradients of a regularizer that has no loop of its own; returns the penalty."""
-        places = (group.heads, group.relations, group.tails)
-        leaves = [place.found().copied().requires_grad_() for place in places]
-        heads, relations, tails = leaves
-        penalty, model = self._regularizer, self._model
-        if penalty is None:
-            return 0.0
-        both = model.penalty(penalty, heads, relations, tails, Side.TAIL)
-        both = both + model.penalty(penalty, tails, relations, heads, Side.HEAD)
-        total = (both * torch.from_numpy(factors)).sum()
-        total.backward()
-        for place, leaf in zip(places, leaves):
-            if leaf.grad is not None:
-                place.gradients.add_(leaf.grad)
-        return total.item()
 
 
 def _rounded(num: int) -> int:

@@ -1,8 +1,6 @@
 """Loss of edges against all entities of the answer's type, and relation prediction beside it.
 
 Of each edge, (h, r, ?) is scored against every possible tail and (?, r, t) against every possible head.
-Relation prediction (Chen et al. 2021, "Relation prediction as an auxiliary training objective for improving
-multi-relational graph representations") adds (h, ?, t) against all relations, times a weight.
 """
 
 from __future__ import annotations
@@ -17,41 +15,12 @@ from dglkge.kernels import dot as dot_kernels
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.training.all_candidates import Piece
+from dglkge.training.penalties import GroupPenalty, loop_weights
+from dglkge.training.relation_prediction import RelationQueries, relation_pieces
 from dglkge.training.rows import Group, Scratch
 from dglkge.typing import Side
 
 Ids = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
-
-RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}
-"""Names of the blocks of relation prediction; '~' cannot be confused with an entity type of that name."""
-
-
-def relation_pieces(
-    model: KgeModel,
-    group: Group,
-    heads: torch.Tensor,
-    tails: torch.Tensor,
-    factors: Floats,
-) -> list[Piece]:
-    """Return the queries (h, ?, t): one for each direction that has relation rows of its own."""
-    # The true answer of (h, ?, t) is the relation itself.
-    keys = group.relations.request.ids[group.relations.place].numpy()
-    forwards = model.score_function.relation_query(heads, tails)
-    # Without reciprocal rows both directions have the same scores: one query with twice the factor.
-    if not model.reciprocal:
-        return [Piece(RELATION_BLOCKS[Side.TAIL], forwards, keys, 2 * factors)]
-    backwards = model.score_function.relation_query(tails, heads)
-    return [
-        Piece(RELATION_BLOCKS[Side.TAIL], forwards, keys, factors),
-        Piece(RELATION_BLOCKS[Side.HEAD], backwards, keys, factors),
-    ]
-
-
-def edge_factors(group: Group, global_size: int) -> Floats:
-    """Return the factor (B,) of each edge's loss: its weight by the size of the global batch."""
-    factors = np.full(len(group), 1 / global_size, np.float32)
-    return factors if group.weights is None else factors * group.weights
 
 
 class AutogradQueries:
@@ -77,7 +46,7 @@ class AutogradQueries:
         model, pieces = self._model, []
         self._penalty = torch.zeros(())
         for group in groups:
-            factors = edge_factors(group, global_size)
+            factors = group.factors(global_size)
             heads, relations, tails = group.heads.leaf(), group.relations.leaf(), group.tails.leaf()
             for side, anchors, answers, block, keys in (
                 (Side.TAIL, heads, tails, group.rhs, group.tail_ids),
@@ -89,7 +58,7 @@ class AutogradQueries:
                     self._penalty = self._penalty + (penalty * torch.from_numpy(factors)).sum()
             if self._relation_weight:
                 weighted = np.float32(self._relation_weight) * factors
-                pieces += relation_pieces(model, group, heads, tails, weighted)
+                pieces += relation_pieces(model, group.relations.ids, heads, tails, weighted)
         self._queries = [piece.queries for piece in pieces]
         return pieces
 
@@ -105,11 +74,8 @@ class AutogradQueries:
 
 def has_loops(model: KgeModel, regularizer: Regularizer | None) -> bool:
     """Return whether :class:`LoopQueries` computes the gradients of a model and a regularizer."""
-    is_complex = model.score_function.complex_valued
     is_plain = type(model) is KgeModel and model.score_function.compiled
-    if regularizer is None or not is_plain:
-        return is_plain
-    return regularizer.compiled and regularizer.complex_valued == is_complex
+    return is_plain and (regularizer is None or loop_weights(model, regularizer) is not None)
 
 
 class LoopQueries:
@@ -119,7 +85,7 @@ class LoopQueries:
     ----------
     model : KgeModel
     regularizer : Regularizer or None
-        N3 of the model's kind of rows; see :func:`has_loops`.
+        One that has loops; see :func:`has_loops`.
     relation_weight : float
         Weight of relation prediction; 0: none.
     """
@@ -129,16 +95,17 @@ class LoopQueries:
     def __init__(self, model: KgeModel, regularizer: Regularizer | None, relation_weight: float) -> None:
         self._model = model
         self._operator = (model.score_function.complex_valued, model.reciprocal)
-        self._n3 = np.float32(0 if regularizer is None else regularizer.weight)
-        self._relation_weight = relation_weight
+        self._penalty = GroupPenalty(model, regularizer)
+        self._of_relations = RelationQueries(model, relation_weight)
         self._scratch = Scratch()
 
     def make(self, groups: Sequence[Group], global_size: int) -> list[Piece]:
         """Return the queries; see :class:`QueryMaker`."""
-        self._groups = [(group, edge_factors(group, global_size)) for group in groups]
+        self._groups = [(group, group.factors(global_size)) for group in groups]
         num = sum(map(len, groups))
         room = self._scratch.take("queries", 2 * num, self._model.dim)
-        pieces, start = [], 0
+        pieces: list[Piece] = []
+        start = 0
         for group, factors in self._groups:
             middle, end = start + len(group), start + 2 * len(group)
             # The loop also writes scores of the true and own entities; here the shards compute the true ones.
@@ -151,16 +118,7 @@ class LoopQueries:
                 Piece(group.lhs, room[middle:end], group.head_ids, factors),
             ]
             start = end
-        self._leaves, self._relation_queries = [], []
-        if self._relation_weight:
-            for group, factors in self._groups:
-                leaves = [place.found().copied().requires_grad_() for place in (group.heads, group.tails)]
-                weighted = np.float32(self._relation_weight) * factors
-                of_relations = relation_pieces(self._model, group, leaves[0], leaves[1], weighted)
-                self._leaves.append(leaves)
-                self._relation_queries += [piece.queries for piece in of_relations]
-                pieces += of_relations
-        return pieces
+        return pieces + self._of_relations.make(groups, global_size)
 
     def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
         """Write the gradients; see :class:`QueryMaker`."""
@@ -171,15 +129,17 @@ class LoopQueries:
             none = np.zeros(2 * len(group), np.float32)
             outputs = [place.gradients.numpy() for place in (group.heads, group.tails, group.relations)]
             loss += dot_kernels.write_gradients(
-                *_addresses(group), self._operator, of_queries, none, none, factors, self._n3, *outputs
+                *_addresses(group),
+                self._operator,
+                of_queries,
+                none,
+                none,
+                factors,
+                self._penalty.n3,
+                *outputs,
             )
-        if self._relation_queries:
-            torch.autograd.backward(self._relation_queries, list(gradients[2 * num_groups :]))
-            for (group, _), (heads, tails) in zip(self._groups, self._leaves):
-                for place, leaf in ((group.heads, heads), (group.tails, tails)):
-                    if leaf.grad is not None:
-                        place.gradients.add_(leaf.grad)
-        return loss
+            loss += self._penalty.add(group, factors)
+        return loss + self._of_relations.take_back(gradients[2 * num_groups :])
 
 
 def _addresses(group: Group) -> list[Ids]:

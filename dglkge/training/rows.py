@@ -142,6 +142,11 @@ class RowPlaces:
         return self.request.found(self.place)
 
     @property
+    def ids(self) -> NodeIds:
+        """Node ids of the rows, (n,)."""
+        return self.request.ids[self.place].numpy()
+
+    @property
     def gradients(self) -> torch.Tensor:
         """Gradients of the rows, (n, D) float32."""
         return self.request.gradients[self.place]
@@ -183,6 +188,11 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.head_ids)
+
+    def factors(self, global_size: int) -> npt.NDArray[np.float32]:
+        """Return the factor (B,) of each edge's loss: its weight by the size of the global batch."""
+        factors = np.full(len(self), 1 / global_size, np.float32)
+        return factors if self.weights is None else factors * self.weights
 
 
 def request_rows(

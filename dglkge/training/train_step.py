@@ -20,6 +20,7 @@ from dglkge.training.all_candidates import CandidateLoss
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.k_vs_all import request_queries
+from dglkge.training.relation_prediction import SampledWithRelations
 from dglkge.training.rows import RowRequest, Scratch, request_rows
 from dglkge.training.stats import PhaseClock
 
@@ -29,7 +30,7 @@ class TrainStep:
 
     Parameters
     ----------
-    loss : AutogradLoss, DotSoftmax or CandidateLoss
+    loss : AutogradLoss, DotSoftmax, SampledWithRelations or CandidateLoss
         Of groups of edges.
     tables : TableSet
     optimizer : SparseOptimizer
@@ -52,7 +53,7 @@ class TrainStep:
 
     def __init__(
         self,
-        loss: Union[AutogradLoss, DotSoftmax, CandidateLoss],
+        loss: Union[AutogradLoss, DotSoftmax, SampledWithRelations, CandidateLoss],
         tables: TableSet,
         optimizer: Any,
         negatives: NegativeSampler | None,
@@ -104,7 +105,7 @@ class TrainStep:
             (request.table.embedding, request.ids, request.gradients) for request in plan.requests.values()
         ]
         # Gradients of all owned candidates, beside those of the batch's rows; the optimizer adds equal ids.
-        if isinstance(self._loss, CandidateLoss):
+        if isinstance(self._loss, (CandidateLoss, SampledWithRelations)):
             gradients += self._loss.dense_gradients()
         self._optimizer.step_rows(
             gradients,
@@ -117,7 +118,7 @@ class TrainStep:
     @property
     def sent_bytes(self) -> int:
         """Bytes of queries and their gradients that this trainer sent to other machines."""
-        return self._loss.sent_bytes if isinstance(self._loss, CandidateLoss) else 0
+        return self._loss.sent_bytes if isinstance(self._loss, (CandidateLoss, SampledWithRelations)) else 0
 
     @property
     def _lookup(self) -> RowLookup:

@@ -1,4 +1,4 @@
-"""Training against all candidates: the same on one, two and three trainers, and on two hosts."""
+"""Training against all entities or relations: the same on one, two and three trainers, and on two hosts."""
 
 from __future__ import annotations
 
@@ -40,8 +40,19 @@ def assert_same(dataset: Path, alone: Path, other_dataset: Path, run: Path) -> N
         (False, ("training.objective=one_vs_all", "training.relation_prediction=2")),
         (True, ("training.objective=one_vs_all", "training.relation_prediction=2")),
         (True, ("training.objective=k_vs_all", "loss.name=logistic")),
+        (
+            True,
+            (
+                *("training.label_smoothing=0", "training.relation_prediction=2", "regularizer.name=ivr"),
+                *("negatives.num_uniform=20", "negatives.chunk_size=25"),
+            ),
+        ),
+        (False, ("training.objective=k_vs_all", "regularizer.name=dura")),
     ],
-    ids=["one vs all, one type", "one vs all, three types", "k vs all, three types"],
+    ids=[
+        *("one vs all, one type", "one vs all, three types", "k vs all, three types"),
+        *("relations beside samples", "k vs all with dura"),
+    ],
 )
 def test_losses_and_tables_do_not_depend_on_trainers_and_hosts(
     tmp_path: Path, typed: bool, objective: tuple[str, ...]

@@ -128,6 +128,8 @@ def test_candidates_by_hand() -> None:
     with_relations = config(*chosen, "training.relation_prediction=4")
     assert memory_plan.candidate_bytes(with_relations, one_part(), 2) > expected
     assert memory_plan.candidate_bytes(config(), one_part(), 2) == 0
+    sampled = config(*chosen[1:], "training.relation_prediction=4")
+    assert 0 < memory_plan.candidate_bytes(sampled, one_part(), 2) < expected
 
 
 def test_ranking_counts_when_it_is_the_larger() -> None:

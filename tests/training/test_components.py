@@ -26,7 +26,7 @@ REFUSED = [
     (["model.score_function=complx"], "unknown score function 'complx'; did you mean 'complex'? known: "),
     (["loss.name=softmx"], "unknown loss 'softmx'; did you mean 'softmax'? known: "),
     (["optimizer.name=adam"], "unknown optimizer 'adam'; "),
-    (["regularizer.name=n2"], "unknown regularizer 'n2'; known: 'lp', 'n3', 'none'"),
+    (["regularizer.name=n2"], "unknown regularizer 'n2'; known: 'dura', 'f2', 'ivr', 'lp', 'n3', 'none'"),
     (["regularizer.name=n2", "regularizer.weight=0.1"], "unknown regularizer 'n2'; known"),
     (
         ["regularizer.name=lp", "regularizer.weight=0.1", "regularizer.p=0.5"],
@@ -35,8 +35,37 @@ REFUSED = [
     (
         ["regularizer.weight=0.1"],
         "regularizer.weight is 0.1 and regularizer.name is none, which has no effect; allowed: weight 0, or "
-        "one of lp, n3",
+        "one of dura, f2, ivr, lp, n3",
     ),
+    (
+        ["regularizer.name=n3", "regularizer.product_ratio=2"],
+        "regularizer.product_ratio is 2 and regularizer.name is n3, which has no such terms; allowed: 1, or "
+        "regularizer.name dura or ivr",
+    ),
+    (
+        ["regularizer.name=dura", "regularizer.relation_ratio=0.5"],
+        "regularizer.relation_ratio is 0.5 and regularizer.name is dura, which has no such terms; allowed: "
+        "1, or regularizer.name f2 or ivr or lp or n3",
+    ),
+    (
+        ["regularizer.name=dura", "model.score_function=transe_l2"],
+        "it is defined for products of entity and relation compared by an inner product; got transe_l2",
+    ),
+    (
+        ["regularizer.name=ivr", "regularizer.weight=0.1", "model.score_function=rotate"],
+        "it is defined for products of entity and relation compared by an inner product; got rotate",
+    ),
+    (
+        ["regularizer.name=ivr", "training.objective=k_vs_all"],
+        "regularizer.name ivr multiplies the rows of a query with that of its answer: it takes "
+        "training.objective negative_sampling or one_vs_all, got k_vs_all",
+    ),
+    (
+        ["regularizer.name=n3", "regularizer.relation_ratio=0.5", "model.score_function=rotate"],
+        "regularizer.relation_ratio is 0.5 and model.score_function is rotate, whose relations are phases, "
+        "which are not regularized; allowed: 1",
+    ),
+    (["regularizer.entity_ratio=-1"], "regularizer.entity_ratio is -1.0; allowed: at least 0"),
     (["negatives.sampler=mixd"], "unknown negative sampler 'mixd'; did you mean 'mixed'? known: 'mixed'"),
     (["imports=no_such_module"], "cannot import 'no_such_module' (ModuleNotFoundError: No module named "),
     (

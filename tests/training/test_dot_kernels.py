@@ -8,9 +8,10 @@ import torch
 
 from dglkge.embeddings.found_rows import FoundRows
 from dglkge.kernels import dot as dot_kernels
+from dglkge.kernels import penalties as penalty_kernels
 from dglkge.kernels.bfloat16 import narrow, widen
 from dglkge.model.kge_model import build_model
-from dglkge.model.regularizers import build_regularizer
+from dglkge.model.regularizers import REGULARIZERS, build_regularizer
 from dglkge.training.dot_softmax import words
 from dglkge.typing import Side
 
@@ -149,3 +150,28 @@ def test_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     assert np.array_equal(got, words(torch.from_numpy(numbers).bfloat16()))
     assert np.isnan(widen(narrow(np.float32(np.nan))))
     assert [widen(narrow(np.float32(x))) for x in (np.inf, -np.inf, 1.5)] == [np.inf, -np.inf, 1.5]
+
+
+@pytest.mark.parametrize("name", ["n3", "f2", "dura"])
+@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+def test_penalties_are_added_to_the_gradients(score_function: str, reciprocal: bool, name: str) -> None:
+    """Ratios of every kind that the regularizer has, one of them 0."""
+    case = Case(score_function, reciprocal)
+    for values in ((0.5, 3.0, 2.0), (0.0, 1.0, 1.0), (1.0, 0.0, 0.0)):
+        ratios = dict(zip(("entity_ratio", "relation_ratio", "product_ratio"), values))
+        chosen = {key: ratios[key] for key in REGULARIZERS.get(name).ratios}
+        regularizer = build_regularizer(name, 0.7, 3.0, case.operator[0], **chosen)
+        heads, tails, relations = leaves = case.expected()[:3]
+        both = case.model.penalty(regularizer, heads, relations, tails, Side.TAIL)
+        both = both + case.model.penalty(regularizer, tails, relations, heads, Side.HEAD)
+        penalty = (both * torch.from_numpy(case.factors)).sum()
+        penalty.backward()
+        gradients = [np.ones(leaf.shape, np.float32) for leaf in leaves]
+        power, *weights = regularizer.loop_weights
+        got = penalty_kernels.add_penalties(
+            *case.rows, case.factors, power, tuple(np.float32(weight) for weight in weights), *gradients,
+        )  # fmt: skip
+        assert got == pytest.approx(penalty.item(), rel=1e-5)
+        for mine, leaf in zip(gradients, leaves):
+            added = 0.0 if leaf.grad is None else leaf.grad.numpy()
+            np.testing.assert_allclose(mine - 1, added, rtol=2e-5, atol=2e-5)

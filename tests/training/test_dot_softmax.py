@@ -156,7 +156,7 @@ def assert_close(got: tuple[float, dict], wanted: tuple[float, dict], rtol: floa
         np.testing.assert_allclose(got[1][name], rows, rtol=rtol, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize("regularizer", ["none", "n3", "lp"])
+@pytest.mark.parametrize("regularizer", ["none", "n3", "lp", "f2", "dura", "ivr"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("own_entity", [False, True], ids=["others", "own"])
 @pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)

@@ -211,7 +211,6 @@ def test_relation_products_are_those_of_the_score_function_that_states_them() ->
     ("overrides", "message"),
     [
         (["training.label_smoothing=0.1"], "training.label_smoothing is 0.1: it takes training.objective"),
-        (["training.relation_prediction=4"], "training.relation_prediction is 4: it takes"),
         (
             ["training.objective=one_vs_all", "loss.name=margin_ranking"],
             "takes loss.name logistic or softmax, got",

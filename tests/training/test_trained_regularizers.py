@@ -1,0 +1,170 @@
+"""Training with each regularizer and objective against dense float64 loops with torch's own optimizer."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dglkge
+from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
+from dglkge.training.epochs import JOB
+from dglkge.typing import RELATION, Side
+from tests.model.penalty_oracle import query_penalty
+from tests.toy_kg import toy_dataset
+from tests.training import test_k_vs_all, test_one_vs_all, test_train_step
+
+Rows = dict[str, torch.Tensor]
+
+CASES = [
+    ("n3", "regularizer.entity_ratio=0.5", "regularizer.relation_ratio=3"),
+    ("lp", "regularizer.relation_ratio=0", "regularizer.p=2"),
+    ("f2",),
+    ("f2", "regularizer.relation_ratio=0.5"),
+    ("dura",),
+    ("dura", "regularizer.product_ratio=3", "regularizer.entity_ratio=0.5"),
+    ("ivr", "regularizer.product_ratio=2", "regularizer.p=2.5"),
+]
+IDS = [" ".join(text.replace("regularizer.", "") for text in case) for case in CASES]
+
+
+@pytest.fixture(autouse=True)
+def tables_go(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Free the tables of a test before others come; the loops of other tests leave out their own N3."""
+    monkeypatch.setattr(test_train_step, "WEIGHT", 0.0)
+    monkeypatch.setattr(test_one_vs_all, "N3_WEIGHT", 0.0)
+    monkeypatch.setattr(test_k_vs_all, "N3_WEIGHT", 0.0)
+    yield
+    JOB.restore(0)
+    gc.collect()
+
+
+def regularized(name: str, *more: str) -> tuple[str, ...]:
+    """Return the settings of a regularizer."""
+    return (f"regularizer.name={name}", "regularizer.weight=0.02", *more)
+
+
+def penalty(config: dglkge.Config, rows: Rows, relation: int, side: Side, given: Any, answer: Any) -> Any:
+    """Return the penalty of a query with one answer; the rows of both entities are given."""
+    chosen, reciprocal = config.regularizer, config.model.reciprocal_relations
+    row = rows[RELATION][relation]
+    if reciprocal:
+        half = len(row) // 2
+        row = row[:half] if side is Side.TAIL else row[half:]
+    return chosen.weight * query_penalty(
+        chosen.name,
+        given,
+        row,
+        answer,
+        is_complex=config.model.score_function == "complex",
+        is_turned=side is Side.HEAD and not reciprocal,
+        p=chosen.p,
+        entity=chosen.entity_ratio,
+        of_relation=chosen.relation_ratio,
+        product=chosen.product_ratio,
+    )
+
+
+def penalty_of_triples(data: Dataset, rows: Rows, batch: Any, config: dglkge.Config) -> torch.Tensor:
+    """Return the summed penalty of both queries of each triple of a batch."""
+    total = torch.zeros((), dtype=torch.float64)
+    for h, r, t in np.array(data.split("train"))[batch.triple_ids].tolist():
+        relation = data.relations.relations[r]
+        head, tail = rows[relation.lhs][h], rows[relation.rhs][t]
+        total = total + penalty(config, rows, r, Side.TAIL, head, tail)
+        total = total + penalty(config, rows, r, Side.HEAD, tail, head)
+    return total
+
+
+def compare(config: dglkge.Config, oracle: Callable[..., torch.Tensor], rtol: float = 1e-3) -> None:
+    """Train two epochs by both, from the same rows; ``oracle(data, trainer, rows, batch)`` is the loss."""
+    data = Dataset.open(config.dataset)
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        rows = {
+            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
+            for name, table in trainer.tables.items()
+        }
+        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
+        for _ in dglkge.remaining_epochs_until(2):
+            for batch in trainer.batches():
+                optimizer.zero_grad()
+                loss = oracle(data, trainer, rows, batch)
+                (loss / batch.global_size).backward()
+                optimizer.step()
+                assert trainer.step(batch) == pytest.approx(loss.item(), rel=rtol)
+        for name, expected in rows.items():
+            got = trainer.tables.gather(name, torch.arange(len(expected)))
+            np.testing.assert_allclose(got, expected.detach(), rtol=rtol, atol=rtol / 5, err_msg=name)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+def test_against_sampled_negatives(tmp_path: Path, case: tuple[str, ...], kernels: str) -> None:
+    more = (f"training.kernels={kernels}", "training.matmul_dtype=float32")
+    dataset = toy_dataset(typed=True)
+    config = load_config(
+        None, test_train_step.settings(dataset, tmp_path / "run", *more, *regularized(*case))
+    )
+
+    def oracle(data: Dataset, trainer: Any, rows: Rows, batch: Any) -> torch.Tensor:
+        positions = np.empty(len(batch), np.int64)
+        for group in batch.groups:
+            positions[group.start : group.end] = group.chunk * test_train_step.CHUNK
+        loss = test_train_step.oracle_batch(data, rows, batch.triple_ids, positions, batch.index, batch.epoch)
+        return loss + penalty_of_triples(data, rows, batch, config)
+
+    compare(config, oracle)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize("score_function", ["distmult", "complex"])
+@pytest.mark.parametrize("reciprocal", ["true", "false"])
+def test_against_all_entities(
+    tmp_path: Path, case: tuple[str, ...], score_function: str, reciprocal: str
+) -> None:
+    more = (f"model.score_function={score_function}", f"model.reciprocal_relations={reciprocal}")
+    more += (f"training.relation_prediction={test_one_vs_all.RELATION_WEIGHT}",)
+    dataset = toy_dataset(typed=True)
+    config = load_config(
+        None, test_one_vs_all.settings(dataset, tmp_path / "run", *more, *regularized(*case))
+    )
+
+    def oracle(data: Dataset, trainer: Any, rows: Rows, batch: Any) -> torch.Tensor:
+        loss = test_one_vs_all.oracle(data, rows, batch, config)
+        return loss + penalty_of_triples(data, rows, batch, config)
+
+    compare(config, oracle)
+
+
+@pytest.mark.parametrize("case", CASES[:-1], ids=IDS[:-1])
+def test_queries_with_all_their_answers(tmp_path: Path, case: tuple[str, ...]) -> None:
+    """The mean over the answers of each query."""
+    dataset = toy_dataset(typed=True)
+    config = load_config(None, test_k_vs_all.settings(dataset, tmp_path / "run", *regularized(*case)))
+
+    def oracle(data: Dataset, trainer: Any, rows: Rows, batch: Any) -> torch.Tensor:
+        known = test_k_vs_all.known_answers(data)
+        original = {name: np.asarray(table.original_ids) for name, table in trainer.tables.items()}
+        queries, total = [], torch.zeros((), dtype=torch.float64)
+        for run in batch.runs:
+            part = slice(run.start, run.end)
+            for r, anchor in zip(batch.relations[part], batch.anchors[part]):
+                relation, entity = int(original[RELATION][r]), int(original[run.anchor_type][anchor])
+                answers = known[run.side, relation, entity]
+                queries.append(((run.side, relation, entity), answers))
+                given = rows[run.anchor_type][entity]
+                penalties = [
+                    penalty(config, rows, relation, run.side, given, rows[run.answer_type][answer])
+                    for answer in answers
+                ]
+                total = total + torch.stack(penalties).mean()
+        return test_k_vs_all.oracle(data, rows, queries, config) + total
+
+    compare(config, oracle)
