@@ -28,6 +28,11 @@ def one_of(*allowed: Any) -> Check:
     return lambda value: None if value in allowed else "one of " + ", ".join(map(str, allowed))
 
 
+def _is_share(value: float) -> str | None:
+    """Check that a share leaves something over."""
+    return None if 0 <= value < 1 else "at least 0 and below 1"
+
+
 def not_empty(value: str) -> str | None:
     """Check that a text is given."""
     return None if value else "a non-empty text"
@@ -77,6 +82,12 @@ class ModelConfig:
         True, "a relation row of its own for each side that is predicted (Lacroix et al. 2018)"
     )
     init_scale: float = setting(1e-3, "standard deviation of the initial rows", above(0))
+    entity_dropout: float = setting(
+        0.0,
+        "share of the numbers of each entity's row that a batch sets to 0; others are divided by 1 - share",
+        _is_share,
+    )
+    relation_dropout: float = setting(0.0, "the same for the rows of relations", _is_share)
 
 
 @dataclass(frozen=True)
@@ -157,7 +168,7 @@ class TrainingConfig:
     label_smoothing: float = setting(
         0.0,
         "one_vs_all, k_vs_all: share of each label that is spread evenly over all candidates",
-        lambda value: None if 0 <= value < 1 else "at least 0 and below 1",
+        _is_share,
     )
     relation_prediction: float = setting(
         0.0,

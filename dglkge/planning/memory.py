@@ -224,6 +224,8 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     # "auto" is not decided yet when a plan is made: float32 is the upper bound.
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
     operands = numbers * number_bytes if number_bytes < shared.FLOAT_BYTES else 0
+    # Dropout changes a copy of the candidates.
+    operands += numbers * shared.FLOAT_BYTES if drops_rows(config) else 0
     # Two of each triple for its entities, and two for its relation.
     num_queries = 2 * (int(not is_sampled(config)) + int(predicts_relations)) * config.training.batch_size
     queries = QUERY_COPIES * num_queries * config.model.dimension * shared.FLOAT_BYTES
@@ -251,7 +253,14 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     if not is_compiled(config):
         scores = AUTOGRAD_SCORES * 2 * num_relations * num_negatives * shared.FLOAT_BYTES
         operands += rows
+    elif drops_rows(config):
+        operands += rows
     return int(SPARE_SHARE * (rows + operands + scores)) + candidate_bytes(config, size, world_size)
+
+
+def drops_rows(config: Config) -> bool:
+    """Return whether batches train copies of rows with some of their numbers dropped."""
+    return config.model.entity_dropout > 0 or config.model.relation_dropout > 0
 
 
 def is_compiled(config: Config) -> bool:

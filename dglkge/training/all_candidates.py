@@ -18,6 +18,7 @@ import torch
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.model.regularizers import Regularizer
 from dglkge.training.query_exchange import QueryBlock, QueryExchange
+from dglkge.training.row_dropout import RowDropout
 from dglkge.training.rows import Scratch
 from dglkge.training.shard_objective import Answers, ShardObjective, losses, normalizers
 from dglkge.training.stats import PhaseClock
@@ -84,6 +85,8 @@ class AllCandidates:
     clock : PhaseClock
     regularizer : Regularizer, optional
         Penalty on answers that state their share in it.
+    dropout : RowDropout, optional
+        Of the candidates.
     """
 
     def __init__(
@@ -92,8 +95,11 @@ class AllCandidates:
         exchange: QueryExchange,
         clock: PhaseClock,
         regularizer: Regularizer | None = None,
+        dropout: RowDropout | None = None,
     ) -> None:
         self._candidates = list(candidates)
+        self._dropout = dropout
+        self._dropped: dict[str, torch.Tensor] = {}
         self._regularizer = regularizer
         self._exchange = exchange
         self._clock = clock
@@ -117,19 +123,33 @@ class AllCandidates:
         self._clock.enter("exchange")
         gathered = self._exchange.gather(blocks)
         self._clock.enter("score")
+        self._dropped = {}
         numbers, answers = [], []
         for block, one in zip(gathered, self._candidates):
             # Counts were gathered, so a block is empty on all trainers or on none: rounds of messages stay
             # paired.
             if len(block):
                 answers.append(one.answers_of(block.keys))
-                numbers.append(one.shard.score(torch.from_numpy(block.queries), one.rows, answers[-1]))
+                numbers.append(one.shard.score(torch.from_numpy(block.queries), self._rows(one), answers[-1]))
         self._clock.enter("exchange")
         shared = self._exchange.share(numbers) if numbers else []
         self._clock.enter("backward")
         parts, loss = self._differentiate(gathered, iter(zip(shared, answers)))
         self._clock.enter("exchange")
         return loss, self._exchange.return_gradients(parts)
+
+    def _rows(self, one: Candidates) -> torch.Tensor:
+        """Return the owned rows of a block, after dropout."""
+        if self._dropout is None or not self._dropout.drops(one.table.name):
+            return one.rows
+        name = one.table.name
+        # Blocks of one table share the copy, and the mask with the rows that queries are made of.
+        if name not in self._dropped:
+            start = one.table.first_node_id
+            owned = one.table.local_rows[one.first - start : one.stop - start]
+            self._dropped[name] = self._scratch.take(f"dropped~{name}", *owned.shape).copy_(owned)
+            self._dropout.apply(name, self._owned[name].numpy(), self._dropped[name])
+        return self._dropped[name][:, one.columns]
 
     def _differentiate(self, gathered: Sequence[QueryBlock], shared: Any) -> tuple[list[torch.Tensor], float]:
         """Return this shard's part of the gradients of all queries, and the loss of this trainer's."""
@@ -156,6 +176,9 @@ class AllCandidates:
             # losses are summed over trainers.
             run = self._exchange.own_run(number)
             loss += float((losses(one.kind, found[:, :, run]) * block.factors[run]).sum())
+        if self._dropout is not None:
+            for name, of_rows in self._dense.items():
+                self._dropout.apply(name, self._owned[name].numpy(), of_rows)
         return parts, loss
 
     def _penalize(self, one: Candidates, answers: Answers, factors: Floats, of_rows: torch.Tensor) -> float:
@@ -166,7 +189,7 @@ class AllCandidates:
         # One row may answer several queries: its penalty is taken once, with the sum of their shares.
         weights = np.bincount(answers.places, weights=shares, minlength=one.stop - one.first)
         used = torch.from_numpy(np.flatnonzero(weights))
-        rows = one.rows[used].requires_grad_()
+        rows = self._rows(one)[used].requires_grad_()
         penalty = (self._regularizer(rows) * torch.from_numpy(weights).float()[used]).sum()
         if len(used):
             (gradients,) = torch.autograd.grad(penalty, rows)

@@ -59,6 +59,7 @@ from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.matmul_dtype import with_matmul_dtype
 from dglkge.training.relation_prediction import SampledWithRelations
+from dglkge.training.row_dropout import RowDropout
 from dglkge.training.stats import PhaseClock
 from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
@@ -317,9 +318,10 @@ def _build_train_step(
 ) -> TrainStep:
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
+    dropout = _build_dropout(config, tables)
     if config.training.objective != NEGATIVE_SAMPLING:
-        full = build_candidate_loss(config, model, regularizer, tables, batches, world, clock)
-        return TrainStep(full, tables, optimizer, None, pairs, clock, stop, batches.following)
+        full = build_candidate_loss(config, model, regularizer, tables, batches, world, clock, dropout)
+        return TrainStep(full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout)
     negatives = _build_negatives(config, dataset, layout, tables, pairs)
     own_entity = config.negatives.own_entity
     of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
@@ -330,9 +332,20 @@ def _build_train_step(
     else:
         of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock, is_reference)
     if config.training.relation_prediction:
-        of_relations = build_relation_loss(config, model, tables, batches, world, clock)
+        of_relations = build_relation_loss(config, model, tables, batches, world, clock, dropout)
         of_groups = SampledWithRelations(of_groups, of_relations)
-    return TrainStep(of_groups, tables, optimizer, negatives, pairs, clock, stop, batches.following)
+    return TrainStep(of_groups, tables, optimizer, negatives, pairs, clock, stop, batches.following, dropout)
+
+
+def _build_dropout(config: Config, tables: TableSet) -> RowDropout | None:
+    """Return the dropout of rows; None where nothing is dropped."""
+    chosen = config.model
+    if not (chosen.entity_dropout or chosen.relation_dropout):
+        return None
+    rates = dict.fromkeys(tables.entity_types, chosen.entity_dropout)
+    rates[RELATION] = chosen.relation_dropout
+    original_ids = {name: table.original_ids for name, table in tables.items()}
+    return RowDropout(rates, original_ids, config.seed)
 
 
 def _build_negatives(

@@ -34,6 +34,7 @@ from dglkge.training.k_vs_all import AnsweredQueries, all_answers
 from dglkge.training.one_vs_all import AutogradQueries, LoopQueries, has_loops
 from dglkge.training.query_exchange import QueryExchange
 from dglkge.training.relation_prediction import RELATION_BLOCKS, RelationQueries
+from dglkge.training.row_dropout import RowDropout
 from dglkge.training.shard_objective import (
     SOFTMAX,
     AutogradShard,
@@ -165,6 +166,7 @@ def build_candidate_loss(
     batches: TrainingBatches,
     world: World,
     clock: PhaseClock,
+    dropout: RowDropout | None = None,
 ) -> CandidateLoss:
     """Make the loss against all candidates, with this trainer's shards of the tables; a collective."""
     comparisons = _entity_comparisons(config, model, tables)
@@ -182,7 +184,7 @@ def build_candidate_loss(
         maker = LoopQueries(model, regularizer, relation_weight)
     else:
         maker = AutogradQueries(model, regularizer, relation_weight)
-    return _sharded(maker, comparisons, candidates, world, clock, regularizer)
+    return _sharded(maker, comparisons, candidates, world, clock, dropout, regularizer)
 
 
 def build_relation_loss(
@@ -192,6 +194,7 @@ def build_relation_loss(
     batches: TrainingBatches,
     world: World,
     clock: PhaseClock,
+    dropout: RowDropout | None = None,
 ) -> CandidateLoss:
     """Make the softmax of (h, ?, t) over all relations for ``negative_sampling``; a collective."""
     comparisons = _relation_comparisons(model, tables)
@@ -201,7 +204,7 @@ def build_relation_loss(
         for name, one in comparisons.items()
     ]
     maker = RelationQueries(model, config.training.relation_prediction)
-    return _sharded(maker, comparisons, candidates, world, clock)
+    return _sharded(maker, comparisons, candidates, world, clock, dropout)
 
 
 def _sharded(
@@ -210,6 +213,7 @@ def _sharded(
     candidates: list[Candidates],
     world: World,
     clock: PhaseClock,
+    dropout: RowDropout | None,
     regularizer: Regularizer | None = None,
 ) -> CandidateLoss:
     """Join the queries of all trainers with the candidates of this one."""
@@ -220,5 +224,5 @@ def _sharded(
         duty="train every batch, also with no triples of its own",
     )
     exchange = QueryExchange(group, dims, world.trainers_per_machine)
-    scored = AllCandidates(candidates, exchange, clock, regularizer)
+    scored = AllCandidates(candidates, exchange, clock, regularizer, dropout)
     return CandidateLoss(maker, list(comparisons), dims, scored, clock)

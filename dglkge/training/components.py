@@ -48,6 +48,12 @@ def check_config(config: Config) -> None:
     check_lookup(config)
     check_kernels(config)
     check_objective(config)
+    if config.model.relation_dropout and model.score_function.relation_init == PHASE:
+        raise InputError(
+            f"model.relation_dropout is {config.model.relation_dropout:g} and model.score_function is "
+            f"{config.model.score_function}, whose relations are phases: an angle cannot be scaled; "
+            "allowed: 0"
+        )
 
 
 def with_recorded_imports(config: Config) -> Config:

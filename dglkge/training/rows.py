@@ -114,6 +114,11 @@ class RowRequest:
         self._rows = self.table.gather(self.ids, room) if rows is None else rows.copied(room)
         self._found = FoundRows.in_array(self._rows.numpy())
 
+    @property
+    def copied_rows(self) -> torch.Tensor:
+        """The copied rows, (n, D); to be changed before they are used only."""
+        return self._rows
+
     def leaf(self, place: slice) -> torch.Tensor:
         """Return some of the copied rows as a leaf; its gradient is accumulated into ``gradients[place]``."""
         leaf = self._rows[place].detach().requires_grad_()

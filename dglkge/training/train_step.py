@@ -21,6 +21,7 @@ from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.k_vs_all import request_queries
 from dglkge.training.relation_prediction import SampledWithRelations
+from dglkge.training.row_dropout import RowDropout
 from dglkge.training.rows import RowRequest, Scratch, request_rows
 from dglkge.training.stats import PhaseClock
 
@@ -44,6 +45,7 @@ class TrainStep:
         Signals that this trainer received; each step sums them over the trainers.
     following : callable
         Returns this trainer's share of the batch that comes after one, None after the last.
+    dropout : RowDropout, optional
 
     Attributes
     ----------
@@ -61,7 +63,9 @@ class TrainStep:
         clock: PhaseClock,
         stop: StopRequest,
         following: Callable[[Any, Callable[[str], None]], TrainingBatch | None],
+        dropout: RowDropout | None = None,
     ) -> None:
+        self._dropout = dropout
         self._stop = stop
         self.someone_must_stop = False
         self._loss = loss
@@ -94,10 +98,18 @@ class TrainStep:
         # 4 lookup: rows of this machine are read where they lie, remote rows come by the exchange.
         self._clock.enter("gather")
         self._open(plan)
+        if self._dropout is not None:
+            self._dropout.start(plan.number)
+            for name, request in plan.requests.items():
+                self._dropout.apply(name, request.ids.numpy(), request.copied_rows)
         # The next batch's ids travel in a thread while this one computes.
         self._announce_next(batch)
         # 5 score: loss and backward; the gradients lie in the requests afterwards.
         loss = self._loss(plan.groups, batch.global_size)
+        if self._dropout is not None:
+            # A dropped number is the stored one times its mask, and so is its gradient.
+            for name, request in plan.requests.items():
+                self._dropout.apply(name, request.ids.numpy(), request.gradients)
         # 6 update: owners must not write rows that are still being read for the announced batch.
         self._lookup.before_update()
         self._clock.enter("merge")
@@ -133,8 +145,9 @@ class TrainStep:
             self._optimizer.finish()
             wanted = {name: request.ids for name, request in plan.requests.items()}
             rows = self._lookup.rows(plan.number, wanted)
+        is_copied = self._dropout is not None or not self._loss.reads_in_place
         for name, request in plan.requests.items():
-            request.open(copy=not self._loss.reads_in_place, rows=rows.get(name))
+            request.open(copy=is_copied, rows=rows.get(name))
 
     def _take_plan(self, batch: TrainingBatch) -> _Plan:
         """Return the plan of a batch; it exists already if the step before looked ahead."""

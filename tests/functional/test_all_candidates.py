@@ -44,14 +44,20 @@ def assert_same(dataset: Path, alone: Path, other_dataset: Path, run: Path) -> N
             True,
             (
                 *("training.label_smoothing=0", "training.relation_prediction=2", "regularizer.name=ivr"),
-                *("negatives.num_uniform=20", "negatives.chunk_size=25"),
+                *("negatives.num_uniform=20", "negatives.chunk_size=25", "model.entity_dropout=0.2"),
             ),
         ),
-        (False, ("training.objective=k_vs_all", "regularizer.name=dura")),
+        (
+            False,
+            (
+                *("training.objective=k_vs_all", "regularizer.name=dura"),
+                *("model.entity_dropout=0.2", "model.relation_dropout=0.1"),
+            ),
+        ),
     ],
     ids=[
         *("one vs all, one type", "one vs all, three types", "k vs all, three types"),
-        *("relations beside samples", "k vs all with dura"),
+        *("relations beside samples", "k vs all with dura and dropout"),
     ],
 )
 def test_losses_and_tables_do_not_depend_on_trainers_and_hosts(

@@ -65,6 +65,12 @@ REFUSED = [
         "regularizer.relation_ratio is 0.5 and model.score_function is rotate, whose relations are phases, "
         "which are not regularized; allowed: 1",
     ),
+    (
+        ["model.relation_dropout=0.25", "model.score_function=rotate"],
+        "model.relation_dropout is 0.25 and model.score_function is rotate, whose relations are phases: an "
+        "angle cannot be scaled; allowed: 0",
+    ),
+    (["model.entity_dropout=1"], "model.entity_dropout is 1.0; allowed: at least 0 and below 1"),
     (["regularizer.entity_ratio=-1"], "regularizer.entity_ratio is -1.0; allowed: at least 0"),
     (["negatives.sampler=mixd"], "unknown negative sampler 'mixd'; did you mean 'mixed'? known: 'mixed'"),
     (["imports=no_such_module"], "cannot import 'no_such_module' (ModuleNotFoundError: No module named "),

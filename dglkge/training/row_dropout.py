@@ -1,0 +1,72 @@
+"""Dropout of the numbers of rows (Srivastava et al. 2014), the same for any number of trainers.
+
+In each batch the numbers of a row are set to 0 with some probability and the others are divided by the
+probability to keep them, as LibKGE's embedders do it. Which ones is a function of (seed, table, epoch,
+batch, original id, column): a row is the same in a batch wherever it occurs, as the entity given, as answer,
+negative or candidate, and on every trainer. A batch therefore trains the table times a mask. Regularizers
+take the rows after dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.kernels.hashing import column_bits, row_keys, stream_key
+
+_BLOCK_WORDS = 1 << 16
+"""Random words drawn at a time: the working arrays stay in cache."""
+
+_LEVELS = 1 << 16
+"""A number takes 16 random bits, so that probabilities are multiples of 2^-16."""
+
+
+class RowDropout:
+    """Masks of the rows of a batch.
+
+    Parameters
+    ----------
+    rates : mapping of str to float
+        By table: probability that a number is dropped; at least 0 and below 1. Tables with 0 may be absent.
+    original_ids : mapping of str to (n,) int64 tensor
+        By table: original id of each node id.
+    seed : int
+    """
+
+    def __init__(
+        self, rates: Mapping[str, float], original_ids: Mapping[str, torch.Tensor], seed: int
+    ) -> None:
+        # At most _LEVELS - 1: something is kept.
+        limits = {name: min(round(rate * _LEVELS), _LEVELS - 1) for name, rate in rates.items()}
+        self._limits = {name: limit for name, limit in limits.items() if limit}
+        self._original_ids = {name: original_ids[name].numpy() for name in self._limits}
+        self._seed = seed
+        self._batch = 0
+
+    def start(self, batch: int) -> None:
+        """Take the masks of a batch, by a number that no other batch of any epoch has."""
+        self._batch = batch
+
+    def drops(self, table: str) -> bool:
+        """Return whether rows of a table are dropped at all."""
+        return table in self._limits
+
+    def apply(self, table: str, node_ids: npt.NDArray[np.int64], rows: torch.Tensor) -> None:
+        """Multiply rows (n, D) of a table, or their gradients, by their masks, in place."""
+        limit = self._limits.get(table)
+        if limit is None or not len(rows):
+            return
+        scale = _LEVELS / (_LEVELS - limit)
+        key = stream_key(self._seed, "dropout", table, self._batch)
+        ids, dim = self._original_ids[table], rows.shape[1]
+        num_words = -(-dim // 4)
+        step = max(1, _BLOCK_WORDS // num_words)
+        for start in range(0, len(rows), step):
+            block = slice(start, start + step)
+            bits = column_bits(row_keys(key, ids[node_ids[block]]), num_words)
+            # Four numbers of 16 bits from each word, the lowest bits first.
+            numbers = bits.astype("<u8", copy=False).view("<u2")[:, :dim]
+            rows[block].mul_(torch.from_numpy(numbers >= limit)).mul_(scale)
