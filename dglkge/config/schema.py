@@ -172,8 +172,8 @@ class TrainingConfig:
     )
     relation_prediction: float = setting(
         0.0,
-        "negative_sampling, one_vs_all: weight of the loss of (h, ?, t) against all relations (Chen et al. "
-        "2021), with sampled negatives a softmax; 0: none",
+        "weight of the loss of (h, ?, t) against all relations (Chen et al. 2021): with sampled negatives a "
+        "softmax, in k_vs_all with all relations of the pair at once; 0: none",
         at_least(0),
     )
 

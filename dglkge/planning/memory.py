@@ -216,7 +216,8 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     trainers = world_size // len(size.parts)
     numbers, rows = 0, 0
     for table in size.num_rows:
-        if predicts_relations if table == RELATION else not is_sampled(config):
+        is_candidate = predicts_relations if table == RELATION else not is_sampled(config)
+        if is_candidate:
             # The largest part, divided among the trainers of its machine.
             owned = -(-max(part.num_rows[table] for part in size.parts) // trainers)
             numbers += owned * shared.row_width(table, config)
@@ -235,6 +236,8 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
         scores = KEPT_SCORE_BYTES + num_queries * ROWS_A_PANEL * number_bytes
     gradients = numbers * shared.FLOAT_BYTES + CHAIN_BYTES_PER_ROW * rows
     index = QUERY_INDEX_BYTES * size.splits[TRAIN] if config.training.objective == "k_vs_all" else 0
+    # One query of each triple for its relation, beside two for its entities.
+    index += index // 2 if predicts_relations else 0
     return int(SPARE_SHARE * (operands + queries + scores + gradients)) + index
 
 
@@ -252,8 +255,8 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     # copied; compiled loops need one group at a time and read rows in place.
     if not is_compiled(config):
         scores = AUTOGRAD_SCORES * 2 * num_relations * num_negatives * shared.FLOAT_BYTES
-        operands += rows
-    elif drops_rows(config):
+    # Dropout copies them too.
+    if not is_compiled(config) or drops_rows(config):
         operands += rows
     return int(SPARE_SHARE * (rows + operands + scores)) + candidate_bytes(config, size, world_size)
 

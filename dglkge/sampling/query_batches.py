@@ -9,7 +9,7 @@ depend on how the graph was partitioned. An epoch is one pass over the queries; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Callable, Union
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.sampling import epoch_plan
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, trainer_share
+from dglkge.sampling.pair_queries import PairIndex, PairRun
 from dglkge.typing import RELATION, Side
 
 Ids = npt.NDArray[np.int64]
@@ -25,6 +26,10 @@ Ids = npt.NDArray[np.int64]
 
 def _no_phase(phase: str) -> None:
     """Ignore the name of a phase."""
+
+
+def _no_ids() -> Ids:
+    return np.empty(0, np.int64)
 
 
 class QueryIndex:
@@ -116,6 +121,9 @@ class QueryBatch:
     anchors, relations : (B,) int64
         Node ids.
     runs : tuple of QueryRun
+    pair_ids, pair_heads, pair_tails : (P,) int64
+        Numbers of the queries (h, ?, t), and node ids of their entities; the global size counts them too.
+    pair_runs : tuple of PairRun
     """
 
     epoch: int
@@ -125,9 +133,13 @@ class QueryBatch:
     anchors: Ids
     relations: Ids
     runs: tuple[QueryRun, ...]
+    pair_ids: Ids = field(default_factory=_no_ids)
+    pair_heads: Ids = field(default_factory=_no_ids)
+    pair_tails: Ids = field(default_factory=_no_ids)
+    pair_runs: tuple[PairRun, ...] = ()
 
     def __len__(self) -> int:
-        return len(self.query_ids)
+        return len(self.query_ids) + len(self.pair_ids)
 
 
 class QueryBatches:
@@ -144,10 +156,13 @@ class QueryBatches:
     machine, local_rank, trainers_per_machine : int
         Place of this trainer.
     seed : int
+    pairs : PairIndex, optional
+        Queries (h, ?, t), which an epoch passes over as well, in the same order.
 
     Attributes
     ----------
     index : QueryIndex
+    pairs : PairIndex or None
     """
 
     def __init__(
@@ -160,8 +175,11 @@ class QueryBatches:
         local_rank: int,
         trainers_per_machine: int,
         seed: int,
+        pairs: PairIndex | None = None,
     ) -> None:
         self.index = index
+        self.pairs = pairs
+        self._num_queries = len(index) + (0 if pairs is None else len(pairs))
         self._batch_size = batch_size
         self._place = (local_rank, trainers_per_machine)
         self._seed = seed
@@ -181,7 +199,22 @@ class QueryBatches:
             first, end = layout.node_range(anchor_type, machine)
             self._anchors[of_kind] = nodes
             self._is_here[of_kind] = (nodes >= first) & (nodes < end)
+        if pairs is not None:
+            self._place_pairs(pairs, layout, machine)
         self._ahead: QueryBatch | None = None
+
+    def _place_pairs(self, pairs: PairIndex, layout: PartitionLayout, machine: int) -> None:
+        """Find the node ids of all pairs, and which of them have their head on this machine."""
+        self._pair_nodes = np.empty((2, len(pairs)), np.int64)
+        is_here = np.zeros(len(pairs), bool)
+        for i, types in enumerate(pairs.kinds):
+            of_kind = np.flatnonzero(pairs.kind_of == i)
+            for side, (name, ids) in enumerate(zip(types, (pairs.heads, pairs.tails))):
+                self._pair_nodes[side, of_kind] = np.asarray(layout.node_ids(name))[ids[of_kind]]
+            first, end = layout.node_range(types[0], machine)
+            heads = self._pair_nodes[0, of_kind]
+            is_here[of_kind] = (heads >= first) & (heads < end)
+        self._is_here = np.concatenate([self._is_here, is_here])
 
     def asks_for(self, entity_type: str) -> npt.NDArray[np.bool_]:
         """Return a mask (Q,) of the queries with answers of an entity type."""
@@ -190,7 +223,7 @@ class QueryBatches:
 
     def __len__(self) -> int:
         """Return the number of global batches in an epoch."""
-        return epoch_plan.num_batches(len(self.index), self._batch_size)
+        return epoch_plan.num_batches(self._num_queries, self._batch_size)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = _no_phase) -> QueryBatch:
         """Return this trainer's share of a global batch; it may be empty."""
@@ -209,12 +242,15 @@ class QueryBatches:
     def _make(self, epoch: int, index: int, enter: Callable[[str], None]) -> QueryBatch:
         """Find this trainer's share, sorted by kind."""
         enter("order")
-        positions = epoch_plan.window(index, self._batch_size, len(self.index))
-        ids = epoch_plan.inverse_permute(positions, len(self.index), self._seed, epoch)
+        positions = epoch_plan.window(index, self._batch_size, self._num_queries)
+        ids = epoch_plan.inverse_permute(positions, self._num_queries, self._seed, epoch)
         enter("edges")
         # Selected by a lookup, as the whole index is on every trainer; no ids travel.
         ids = ids[self._is_here[ids]]
         ids = ids[trainer_share(len(ids), *self._place)]
+        # Numbers above those of the queries for entities are pairs.
+        of_pairs = self._of_pairs(ids[ids >= len(self.index)] - len(self.index))
+        ids = ids[ids < len(self.index)]
         ids = ids[np.argsort(self._kind[ids], kind="stable")]
         bounds = np.searchsorted(self._kind[ids], np.arange(len(self._kinds) + 1)).tolist()
         runs = tuple(
@@ -223,7 +259,19 @@ class QueryBatches:
             if end > start
         )
         anchors, relations = self._anchors[ids], self._relations[ids]
-        return QueryBatch(epoch, index, len(positions), ids, anchors, relations, runs)
+        return QueryBatch(epoch, index, len(positions), ids, anchors, relations, runs, *of_pairs)
+
+    def _of_pairs(self, ids: Ids) -> tuple[Ids, Ids, Ids, tuple[PairRun, ...]]:
+        """Sort pairs by kind; returns their numbers, heads, tails and runs."""
+        if self.pairs is None:
+            return ids, ids, ids, ()
+        kind_of, kinds = self.pairs.kind_of, self.pairs.kinds
+        ids = ids[np.argsort(kind_of[ids], kind="stable")]
+        bounds = np.searchsorted(kind_of[ids], np.arange(len(kinds) + 1)).tolist()
+        runs = tuple(
+            PairRun(*kind, start, end) for kind, start, end in zip(kinds, bounds, bounds[1:]) if end > start
+        )
+        return ids, self._pair_nodes[0, ids], self._pair_nodes[1, ids], runs
 
 
 def _kind(side: int, lhs: str, rhs: str) -> tuple[Side, str, str]:
@@ -231,16 +279,20 @@ def _kind(side: int, lhs: str, rhs: str) -> tuple[Side, str, str]:
     return (Side.TAIL, lhs, rhs) if side == 0 else (Side.HEAD, rhs, lhs)
 
 
+AnswerIndex = Union[QueryIndex, PairIndex]
+"""Queries and their answers."""
+
+
 class ShardAnswers:
     """Answers of all queries among the rows of one shard.
 
     Parameters
     ----------
-    index : QueryIndex
+    index : QueryIndex or PairIndex
     is_asked : (Q,) bool
-        Queries with answers of the shard's entity type.
+        Queries with answers in the shard's table.
     node_ids : (n,) int64
-        Node id of every original id of that type.
+        Node id of every original id of that table.
     first, stop : int
         Run of node ids of the shard.
 
@@ -252,7 +304,7 @@ class ShardAnswers:
     """
 
     def __init__(
-        self, index: QueryIndex, is_asked: npt.NDArray[np.bool_], node_ids: Ids, first: int, stop: int
+        self, index: AnswerIndex, is_asked: npt.NDArray[np.bool_], node_ids: Ids, first: int, stop: int
     ) -> None:
         query_of = np.repeat(np.arange(len(index)), index.num_answers)
         kept = np.flatnonzero(is_asked[query_of])

@@ -21,6 +21,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import LOSSES
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.alltoall import Alltoall
+from dglkge.sampling.pair_queries import PairIndex
 from dglkge.sampling.query_batches import QueryBatches, QueryIndex, ShardAnswers, TrainingBatches
 from dglkge.training.all_candidates import (
     AllCandidates,
@@ -59,16 +60,18 @@ def build_query_batches(config: Config, dataset: Dataset, world: World) -> Query
             f"training.objective k_vs_all takes no weights of triples, and {dataset.path} has them; "
             "allowed: negative_sampling, one_vs_all"
         )
-    relations = dataset.relations.relations
+    types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
+    predicts_relations = config.training.relation_prediction > 0
     return QueryBatches(
-        QueryIndex(dataset.split(TRAIN), len(relations)),
+        QueryIndex(dataset.split(TRAIN), len(types)),
         dataset.layout(),
-        [(relation.lhs, relation.rhs) for relation in relations],
+        types,
         config.training.batch_size,
         world.machine,
         world.local_rank,
         world.trainers_per_machine,
         config.seed,
+        PairIndex(dataset.split(TRAIN), types) if predicts_relations else None,
     )
 
 
@@ -153,8 +156,13 @@ def _candidates(
     answers_of = only_answers(first, stop)
     if isinstance(batches, QueryBatches):
         node_ids = np.asarray(one.table.node_ids)
-        of_shard = ShardAnswers(batches.index, batches.asks_for(name), node_ids, first, stop)
-        answers_of = all_answers(batches.index, of_shard, kind, penalizes)
+        if batches.pairs is not None and one.table.name == RELATION:
+            is_asked = np.ones(len(batches.pairs), bool)
+            of_pairs = ShardAnswers(batches.pairs, is_asked, node_ids, first, stop)
+            answers_of = all_answers(batches.pairs, of_pairs, kind, penalizes=False)
+        else:
+            of_shard = ShardAnswers(batches.index, batches.asks_for(name), node_ids, first, stop)
+            answers_of = all_answers(batches.index, of_shard, kind, penalizes)
     return Candidates(one.table, first, stop, one.columns, kind, shard, answers_of)
 
 
@@ -179,7 +187,7 @@ def build_candidate_loss(
     ]
     maker: QueryMaker
     if isinstance(batches, QueryBatches):
-        maker = AnsweredQueries(model, regularizer)
+        maker = AnsweredQueries(model, regularizer, relation_weight)
     elif has_loops(model, regularizer) and config.training.kernels != REFERENCE:
         maker = LoopQueries(model, regularizer, relation_weight)
     else:

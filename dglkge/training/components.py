@@ -107,11 +107,6 @@ def check_objective(config: Config) -> None:
                 "training.synchronous true: every trainer scores the queries of all"
             )
         return
-    if chosen.objective == K_VS_ALL and chosen.relation_prediction:
-        raise InputError(
-            f"training.relation_prediction is {chosen.relation_prediction:g}: its loss is one of triples, "
-            "which training.objective k_vs_all does not have; it takes one_vs_all"
-        )
     if chosen.objective == K_VS_ALL and REGULARIZERS.get(config.regularizer.name).needs_answer:
         raise InputError(
             f"regularizer.name {config.regularizer.name} multiplies the rows of a query with that of its "

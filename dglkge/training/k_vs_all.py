@@ -2,14 +2,15 @@
 
 In a softmax, each of k answers has label 1 / k; in binary cross entropy (loss.name logistic), label 1.
 The regularizer takes the given entity, the relation and the mean over the answers of each query; the answers'
-part is computed where their rows are stored.
+part is computed where their rows are stored. Relation prediction adds queries (h, ?, t) with all relations of
+the pair, their losses times a weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ import torch
 
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
-from dglkge.sampling.query_batches import QueryBatch, QueryIndex, ShardAnswers
+from dglkge.sampling.query_batches import AnswerIndex, QueryBatch, ShardAnswers
 from dglkge.training.all_candidates import Piece
+from dglkge.training.relation_prediction import relation_pieces
 from dglkge.training.rows import RowPlaces, RowRequest
 from dglkge.training.shard_objective import SOFTMAX, Answers
 from dglkge.typing import RELATION, Side
@@ -46,9 +48,26 @@ class QueryGroup:
     relations: RowPlaces
 
 
-def request_queries(batch: QueryBatch, requests: Mapping[str, RowRequest]) -> list[QueryGroup]:
+@dataclass(frozen=True)
+class PairGroup:
+    """Queries (h, ?, t) of a batch with the same entity types.
+
+    Attributes
+    ----------
+    pair_ids : (P,) int64
+    heads, tails : RowPlaces
+    """
+
+    pair_ids: Ids
+    heads: RowPlaces
+    tails: RowPlaces
+
+
+def request_queries(
+    batch: QueryBatch, requests: Mapping[str, RowRequest]
+) -> list[Union[QueryGroup, PairGroup]]:
     """Make the groups of a batch of queries, requesting all rows, by table."""
-    groups = []
+    groups: list[Union[QueryGroup, PairGroup]] = []
     for run in batch.runs:
         part = slice(run.start, run.end)
         groups.append(
@@ -60,6 +79,11 @@ def request_queries(batch: QueryBatch, requests: Mapping[str, RowRequest]) -> li
                 requests[RELATION].add(batch.relations[part]),
             )
         )
+    for pairs in batch.pair_runs:
+        part = slice(pairs.start, pairs.end)
+        heads = requests[pairs.lhs].add(batch.pair_heads[part])
+        tails = requests[pairs.rhs].add(batch.pair_tails[part])
+        groups.append(PairGroup(batch.pair_ids[part], heads, tails))
     return groups
 
 
@@ -70,19 +94,30 @@ class AnsweredQueries:
     ----------
     model : KgeModel
     regularizer : Regularizer or None
+    relation_weight : float
+        Weight of the queries (h, ?, t).
     """
 
     reads_in_place = False
 
-    def __init__(self, model: KgeModel, regularizer: Regularizer | None) -> None:
+    def __init__(
+        self, model: KgeModel, regularizer: Regularizer | None, relation_weight: float = 0.0
+    ) -> None:
         self._model = model
+        self._relation_weight = relation_weight
         self._regularizer = regularizer
 
-    def make(self, groups: Sequence[QueryGroup], global_size: int) -> list[Piece]:
+    def make(self, groups: Sequence[Union[QueryGroup, PairGroup]], global_size: int) -> list[Piece]:
         """Return all queries of a batch's groups."""
-        model, pieces = self._model, []
+        model = self._model
+        pieces: list[Piece] = []
         self._penalty = torch.zeros(())
         for group in groups:
+            if isinstance(group, PairGroup):
+                share = np.full(len(group.pair_ids), self._relation_weight / global_size, np.float32)
+                heads, tails = group.heads.leaf(), group.tails.leaf()
+                pieces += relation_pieces(model, group.pair_ids, heads, tails, share)
+                continue
             anchors, relations = group.anchors.leaf(), group.relations.leaf()
             # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
             factors = np.full(len(group.query_ids), 1 / global_size, np.float32)
@@ -106,13 +141,13 @@ class AnsweredQueries:
 
 
 def all_answers(
-    index: QueryIndex, of_shard: ShardAnswers, kind: str, penalizes: bool
+    index: AnswerIndex, of_shard: ShardAnswers, kind: str, penalizes: bool
 ) -> Callable[[Ids], Answers]:
     """Return the answers of queries, by number, among the rows of a shard.
 
     Parameters
     ----------
-    index : QueryIndex
+    index : QueryIndex or PairIndex
     of_shard : ShardAnswers
     kind : str
         Kind of the objective.

@@ -50,7 +50,7 @@ def assert_same(dataset: Path, alone: Path, other_dataset: Path, run: Path) -> N
         (
             False,
             (
-                *("training.objective=k_vs_all", "regularizer.name=dura"),
+                *("training.objective=k_vs_all", "regularizer.name=dura", "training.relation_prediction=2"),
                 *("model.entity_dropout=0.2", "model.relation_dropout=0.1"),
             ),
         ),

@@ -16,8 +16,6 @@ from torch.nn import functional
 import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.errors import InputError
-from dglkge.training.components import check_config
 from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset
@@ -126,7 +124,83 @@ def test_two_epochs_equal_a_dense_float64_loop(
             np.testing.assert_allclose(got, expected_rows.detach(), rtol=1e-3, atol=2e-4, err_msg=name)
 
 
-def test_it_has_no_triples_to_predict_the_relation_of() -> None:
-    overrides = ["dataset=toy", "training.objective=k_vs_all", "training.relation_prediction=2"]
-    with pytest.raises(InputError, match="relation_prediction is 2: its loss is one of triples"):
-        check_config(load_config(None, overrides))
+RELATION_WEIGHT = 3.0
+
+
+def relation_oracle(
+    data: Dataset, rows: dict[str, torch.Tensor], pairs: Any, config: dglkge.Config
+) -> torch.Tensor:
+    """Return the summed loss of queries (types, head, tail) with their relations, for each direction."""
+    name, total = config.model.score_function, torch.zeros((), dtype=torch.float64)
+    width = rows[RELATION].shape[1] // 2
+    for ((lhs, rhs), h, t), answers in pairs:
+        head, tail = rows[lhs][h], rows[rhs][t]
+        for given, answer, relations in (
+            (head, tail, rows[RELATION][:, :width]),
+            (tail, head, rows[RELATION][:, width:]),
+        ):
+            scores = pair_scores(name, given, relations, answer)
+            labels = torch.zeros(len(relations), dtype=torch.float64)
+            labels[sorted(answers)] = 1 / len(answers) if config.loss.name == "softmax" else 1.0
+            labels = (1 - SMOOTHING) * labels + SMOOTHING / len(relations)
+            if config.loss.name == "softmax":
+                loss = functional.cross_entropy(scores[None], labels[None], reduction="sum")
+            else:
+                loss = functional.binary_cross_entropy_with_logits(scores, labels, reduction="sum")
+            total = total + RELATION_WEIGHT * loss
+    return total
+
+
+@pytest.mark.parametrize("loss", ["softmax", "logistic"])
+@pytest.mark.parametrize("score_function", ["complex", "distmult", "transe_l2"])
+def test_relations_of_pairs_are_predicted_beside(tmp_path: Path, score_function: str, loss: str) -> None:
+    dataset = toy_dataset(typed=True)
+    more = (
+        f"model.score_function={score_function}",
+        f"training.label_smoothing={SMOOTHING}",
+        f"training.relation_prediction={RELATION_WEIGHT}",
+    )
+    config = load_config(None, settings(dataset, tmp_path / "run", f"loss.name={loss}", *more))
+    data = Dataset.open(dataset)
+    known, related = known_answers(data), defaultdict(set)
+    for h, r, t in np.array(data.split("train")).tolist():
+        relation = data.relations.relations[r]
+        related[(relation.lhs, relation.rhs), h, t].add(r)
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        rows = {
+            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
+            for name, table in trainer.tables.items()
+        }
+        original = {name: np.asarray(table.original_ids) for name, table in trainer.tables.items()}
+        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
+        for _ in dglkge.remaining_epochs_until(2):
+            seen = []
+            for batch in trainer.batches():
+                queries = [
+                    (run.side, int(original[RELATION][r]), int(original[run.anchor_type][anchor]))
+                    for run in batch.runs
+                    for r, anchor in zip(
+                        batch.relations[run.start : run.end], batch.anchors[run.start : run.end]
+                    )
+                ]
+                pairs = [
+                    ((run.lhs, run.rhs), int(original[run.lhs][h]), int(original[run.rhs][t]))
+                    for run in batch.pair_runs
+                    for h, t in zip(
+                        batch.pair_heads[run.start : run.end], batch.pair_tails[run.start : run.end]
+                    )
+                ]
+                assert len(queries) + len(pairs) == len(batch) == batch.global_size
+                seen += pairs
+                optimizer.zero_grad()
+                expected = oracle(data, rows, [(query, known[query]) for query in queries], config)
+                of_pairs = [(pair, related[pair]) for pair in pairs]
+                expected = expected + relation_oracle(data, rows, of_pairs, config)
+                (expected / batch.global_size).backward()
+                optimizer.step()
+                assert trainer.step(batch) == pytest.approx(expected.item(), rel=1e-3)
+            assert len(seen) == len(related) and set(seen) == set(related)
+        for name, expected_rows in rows.items():
+            got = trainer.tables.gather(name, torch.arange(len(expected_rows)))
+            np.testing.assert_allclose(got, expected_rows.detach(), rtol=1e-3, atol=2e-4, err_msg=name)

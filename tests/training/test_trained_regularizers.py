@@ -124,8 +124,7 @@ def test_against_sampled_negatives(tmp_path: Path, case: tuple[str, ...], kernel
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-@pytest.mark.parametrize("score_function", ["distmult", "complex"])
-@pytest.mark.parametrize("reciprocal", ["true", "false"])
+@pytest.mark.parametrize(("score_function", "reciprocal"), [("distmult", "false"), ("complex", "true")])
 def test_against_all_entities(
     tmp_path: Path, case: tuple[str, ...], score_function: str, reciprocal: str
 ) -> None:
