@@ -9,6 +9,7 @@ A run's folder::
     stats.jsonl        JSON lines: loss and speed, some times per epoch
     metrics.json       ranking results by split
     validation.json    number of the epoch after which the valid split was last ranked
+    calibration.json   probabilities of scores, see dglkge.inference.calibration
     lease.json         the job that may write here, see dglkge.distributed.lease
     copies.json        on a machine of a job with --sync: the run, and the launchers' folders that have a copy
     outbox_{rank}/     files that are not yet delivered to the first machine
@@ -29,6 +30,7 @@ RUN_CONFIG_FILE = "config.json"
 RUN_STATS_FILE = "stats.jsonl"
 RUN_METRICS_FILE = "metrics.json"
 RUN_VALIDATION_FILE = "validation.json"
+RUN_CALIBRATION_FILE = "calibration.json"
 LEASE_FILE = "lease.json"
 ORIGIN_FILE = "copies.json"
 OUTBOX_FOLDER = "outbox"
@@ -105,6 +107,11 @@ class VersionedFile:
 def split_metrics_file(split: str) -> str:
     """Return the name of the file of ``dglkge evaluate``'s result, in the run's folder."""
     return f"metrics-{split}.json"
+
+
+def triples_metrics_file(stem: str) -> str:
+    """Return the name of the file of ``dglkge evaluate --triples``'s result, in the run's folder."""
+    return f"metrics-triples-{stem}.json"
 
 
 def outbox_folder(rank: int) -> str:

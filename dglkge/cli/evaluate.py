@@ -3,42 +3,69 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Callable
 
+import numpy as np
 from tqdm import tqdm
 
-from dglkge.checkpoint.layout import split_metrics_file
+from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, split_metrics_file, triples_metrics_file
 from dglkge.cli.common import (
     add_dataset_argument,
     add_run_argument,
     add_verify_argument,
+    print_columns,
     print_json,
     print_text,
     write_json,
 )
-from dglkge.data.dataset_files import SPLITS
+from dglkge.data.dataset_files import SPLITS, TEST, VALID
+from dglkge.data.text_format import parse_columns, parse_delimiter
 from dglkge.errors import InputError
-from dglkge.evaluation.metrics import format_table
+from dglkge.evaluation.calibration import METHODS
+from dglkge.evaluation.metrics import GROUPS, format_table
 from dglkge.evaluation.protocol import Protocol
-from dglkge.inference.run import open_run
+from dglkge.inference.run import Run, open_run
+from dglkge.inference.truth import CORRUPTIONS_EACH, calibrate, calibration_quality, classify
 
-HELP = "rank the true answers of a split among all entities of the right type"
-DESCRIPTION = """Rank the head and the tail of every triple of a split among all entities of the right type,
-and show MR, MRR, Hits@1/3/10/50 and AUC. Reads the files of the checkpoint and of the
-data set, and uses every core; no server is needed."""
+HELP = "rank the true answers of a split, or of a file, among all entities of the right type"
+DESCRIPTION = """Rank the head and the tail of every triple of a split, or of a file, among all entities of
+the right type, and show MR, MRR, Hits@1/3/10/50 and AUC. Reads the files of the checkpoint and
+of the data set, and uses every core; no server is needed."""
 EXAMPLES = """examples:
   dglkge evaluate runs/demo                              filtered, all candidates, test split
   dglkge evaluate runs/demo --split valid --limit 500    the first 500 triples of the valid split
-  dglkge evaluate runs/demo --per-relation               the metrics of every relation too"""
+  dglkge evaluate runs/demo --triples mine.tsv           triples of your own, by name
+  dglkge evaluate runs/demo --by relation                the metrics of every relation too
+  dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails
+  dglkge evaluate runs/demo --classify                   accuracy of telling true from false triples too
+  dglkge evaluate runs/demo --calibrate isotonic         probabilities for dglkge predict --probability"""
+
+CLASSIFICATION = (
+    *("accuracy", "f1", "precision", "recall", "roc_auc", "average_precision"),
+    *("num_true", "num_false"),
+)
+QUALITY = ("brier_score", "log_loss", "expected_calibration_error")
+"""Figures in the tables, and their names in the JSON."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_run_argument(parser)
     add_verify_argument(parser)
+    parser.add_argument("--split", choices=SPLITS, help=f"which triples (default: {TEST})")
     parser.add_argument(
-        "--split", choices=SPLITS, default="test", help="which triples (default: %(default)s)"
+        "--triples",
+        metavar="FILE",
+        help="rank the triples of this file (tsv, txt, csv, also gz, or Parquet) instead of a split",
     )
+    parser.add_argument(
+        "--columns",
+        metavar="ROLES",
+        help="columns of the file: head,relation,tail (default), htr, or names of its header",
+    )
+    parser.add_argument("--delimiter", metavar="CHAR", help="instead of the tab, or of the comma of CSV")
     add_dataset_argument(parser)
     parser.add_argument(
         "--raw", action="store_true", help="rank among other known answers too (default: filtered)"
@@ -58,7 +85,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("realistic", "optimistic", "pessimistic"),
         help="rank among equal scores: the mean, the best or the worst (default: %(default)s)",
     )
-    parser.add_argument("--per-relation", action="store_true", help="show the metrics of every relation too")
+    parser.add_argument(
+        "--by",
+        action="append",
+        choices=GROUPS,
+        default=[],
+        help="show the metrics of every relation, or of every category of relations (1-1, 1-N, N-1, N-N in "
+        "the training triples); side divides these into head and tail; may be repeated",
+    )
+    parser.add_argument("--per-relation", action="store_true", help="the same as --by relation")
+    parser.add_argument(
+        "--classify",
+        action="store_true",
+        help="also tell true from false triples: a threshold for each relation, fitted on the valid split; "
+        "one false triple is drawn for each true one",
+    )
+    parser.add_argument(
+        "--negatives",
+        nargs=2,
+        metavar=("VALID_FILE", "FILE"),
+        help="files of false triples for --classify: for the valid split, and for the ranked triples",
+    )
+    parser.add_argument(
+        "--calibrate",
+        choices=METHODS,
+        help="also fit probabilities of scores on the valid split, for dglkge predict --probability; written "
+        "beside the checkpoint",
+    )
+    parser.add_argument(
+        "--corruptions",
+        type=int,
+        metavar="N",
+        help="with --calibrate, false triples drawn for each side of a true one "
+        f"(default: {CORRUPTIONS_EACH})",
+    )
+    parser.add_argument(
+        "--positive-rate",
+        type=float,
+        metavar="SHARE",
+        help="with --calibrate, share of true triples among those that you will judge (default: 0.5)",
+    )
     parser.add_argument(
         "--batch-size", type=int, default=4096, metavar="N", help="queries at a time (default: %(default)s)"
     )
@@ -66,7 +132,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
-        help="JSON file with the metrics of every relation (default: RUN/metrics-SPLIT.json)",
+        help="JSON file with the metrics of every relation (default: RUN/metrics-SPLIT.json, or "
+        "RUN/metrics-triples-NAME.json with --triples)",
     )
     parser.add_argument("--json", action="store_true", help="print that JSON instead of a table")
 
@@ -74,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Evaluate, then print and write the metrics."""
     protocol = Protocol(
-        split=args.split,
+        split=args.triples or args.split or TEST,
         filtered=not args.raw,
         num_candidates=_num_candidates(args.candidates),
         ties=args.ties,
@@ -84,28 +151,136 @@ def run(args: argparse.Namespace) -> int:
     # Mistakes in the arguments are found before the checkpoint is read, which may take minutes.
     if args.limit is not None and args.limit < 1:
         raise InputError(f"--limit must be at least 1, got {args.limit}")
+    _check_judging(args)
+    read = _file_reader(args)
     model = open_run(args.run, args.dataset, verify=not args.no_verify)
-    # Two queries for each triple: its head and its tail.
-    triples = model.dataset.split(args.split)[: args.limit]
-    # disable=None shows the bar only on a terminal.
+    dataset = model.dataset
+    triples = read(model, args.triples) if read else dataset.split(protocol.split)
+    # The file's triples are true as well: none of them is a wrong answer to another's query.
+    also_known = [triples] if read else []
+    triples = triples[: args.limit]
+    # Two queries for each triple: its head and its tail. disable=None shows the bar only on a terminal.
     with tqdm(total=2 * len(triples), desc="rank", unit="query", disable=True if args.json else None) as bar:
-        result = model.evaluate(protocol, triples, progress=bar.update)
+        result = model.evaluate(protocol, triples, bar.update, also_known)
     checkpoint = model.checkpoint
     report = {
         "run": str(checkpoint.run_folder),
         "version": checkpoint.version,
-        "dataset": model.dataset.name,
+        "dataset": dataset.name,
         "num_triples": len(triples),
         **result.to_dict(),
     }
-    target = Path(args.output) if args.output else checkpoint.run_folder / split_metrics_file(args.split)
+    report.update(_judge(args, model, triples, also_known))
+    target = Path(args.output) if args.output else checkpoint.run_folder / _metrics_file(args)
     write_json(target, report)  # before printing: a closed pipe must not lose the result
     if args.json:
         print_json(report)
     else:
-        print_text(format_table(result, args.per_relation))
+        print_text(format_table(result, args.per_relation, args.by))
+        _print_judged(report, "relation" in args.by or args.per_relation)
         print_text(f"written to {target}")
     return 0
+
+
+def _check_judging(args: argparse.Namespace) -> None:
+    """Refuse options of --classify and --calibrate that have no effect or cannot be."""
+    for option, needed in (
+        ("negatives", "classify"),
+        ("corruptions", "calibrate"),
+        ("positive_rate", "calibrate"),
+    ):
+        if getattr(args, option) is not None and not getattr(args, needed):
+            raise InputError(f"--{option.replace('_', '-')} goes with --{needed}")
+    for option in ("classify", "calibrate"):
+        if getattr(args, option) and args.split == VALID:
+            raise InputError(
+                f"--{option} fits on the valid split, so it cannot be judged by it; use --split test"
+            )
+    if args.positive_rate is not None and not 0 < args.positive_rate < 1:
+        raise InputError(f"--positive-rate must be between 0 and 1, got {args.positive_rate}")
+    if args.corruptions is not None and args.corruptions < 1:
+        raise InputError(f"--corruptions must be at least 1, got {args.corruptions}")
+
+
+def _judge(
+    args: argparse.Namespace, model: Run, triples: np.ndarray, also_known: Sequence[np.ndarray]
+) -> dict[str, Any]:
+    """Classify and calibrate as the arguments say, write the probabilities, and return the fields."""
+    found: dict[str, Any] = {}
+    known = model.known_triples(also_known) if args.classify or args.calibrate else None
+    if args.classify and known is not None:
+        negatives = None
+        if args.negatives:
+            read = _read_triples(args)
+            negatives = read(model, args.negatives[0]), read(model, args.negatives[1])
+        found["classification"] = classify(model, triples, known, args.seed, negatives).to_dict()
+    if args.calibrate and known is not None:
+        rate = args.positive_rate or 0.5
+        corruptions = args.corruptions or CORRUPTIONS_EACH
+        fitted = calibrate(model, known, args.calibrate, rate, corruptions, args.seed)
+        quality = calibration_quality(model, fitted, triples, known)
+        path = model.checkpoint.run_folder / RUN_CALIBRATION_FILE
+        write_json(path, fitted.to_dict())
+        kept = {name: value for name, value in fitted.to_dict().items() if name not in ("curve", "run_id")}
+        found["calibration"] = {"path": str(path), **kept, **quality}
+    return found
+
+
+def _print_judged(report: dict[str, Any], per_relation: bool) -> None:
+    """Print the classification and the calibration of a report as tables."""
+    if "classification" in report:
+        found = report["classification"]
+        print_text(f"classification: {found['thresholds']}; negatives {found['negatives']}")
+        groups = {"all": found, **(found["per_relation"] if per_relation else {})}
+        rows = [
+            [label, *(_figure(group[name]) for name in CLASSIFICATION)] for label, group in groups.items()
+        ]
+        print_columns(["", *CLASSIFICATION], rows)
+    if "calibration" in report:
+        found = report["calibration"]
+        print_text(
+            f"calibration: {found['method']}, {100 * found['positive_rate']:g} % true triples assumed, "
+            f"fitted on {found['num_true']} true and {found['num_false']} false scores of the valid split"
+        )
+        print_columns(["", *QUALITY], [["", *(_figure(found[name]) for name in QUALITY)]])
+        print_text(f"probabilities written to {found['path']}")
+
+
+def _figure(value: float | None) -> str:
+    """Return a figure as text; a count without decimals, a hyphen for none."""
+    return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
+
+
+def _file_reader(args: argparse.Namespace) -> Callable[[Run, str], np.ndarray] | None:
+    """Return a function that reads the file of ``--triples`` with a run's names; None for a split."""
+    for path in [args.triples, *(args.negatives or [])]:
+        if path is not None and not Path(path).is_file():
+            raise InputError(f"{path}: there is no such file")
+    for option in ("columns", "delimiter"):
+        if getattr(args, option) is not None and args.triples is None and not args.negatives:
+            raise InputError(f"--{option} goes with --triples")
+    if args.split is not None and args.triples is not None:
+        raise InputError("give either --split or --triples, not both")
+    return None if args.triples is None else _read_triples(args)
+
+
+def _read_triples(args: argparse.Namespace) -> Callable[[Run, str], np.ndarray]:
+    """Return a function that reads a file of triples with a run's names."""
+    # Imported only here: pandas takes half a second, which no other command needs.
+    from dglkge.data.named_triples import read_named_triples
+
+    columns = parse_columns(args.columns) if args.columns else None
+    delimiter = parse_delimiter(args.delimiter) if args.delimiter else None
+    return lambda run, path: read_named_triples(
+        Path(path), run.dataset.relations, run.dataset.vocabulary, columns, delimiter
+    )
+
+
+def _metrics_file(args: argparse.Namespace) -> str:
+    """Return the name of the JSON file in the run's folder."""
+    if args.triples is None:
+        return split_metrics_file(args.split or TEST)
+    return triples_metrics_file(Path(args.triples).name.partition(".")[0])
 
 
 def _num_candidates(text: str) -> int | None:

@@ -28,6 +28,8 @@ EXAMPLES = """examples:
   dglkge predict runs/demo --relation likes --tail Bob --topk 3   who likes Bob?
   dglkge predict runs/demo --head Alice --relation likes --known drop
                                                                   only what the data set does not contain
+  dglkge predict runs/demo --head Alice --relation likes --probability
+                                                                  after dglkge evaluate --calibrate isotonic
   dglkge predict runs/demo --input queries.tsv --json             many; each line is head, relation, tail,
                                                                   separated by tabs, one of them a ?"""
 
@@ -51,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answers that the data set contains: mark them with their split, drop them, or keep them "
         "unmarked (default: mark; without the data set, warn and keep)",
     )
+    parser.add_argument(
+        "--probability",
+        action="store_true",
+        help="show the probability that each answer is true, as dglkge evaluate --calibrate has fitted it",
+    )
     add_dataset_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
@@ -60,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     queries = _queries(args)
     # The queries are read first: a mistake in them is found before the files are opened.
     model = open_run(args.run, args.dataset, verify=not args.no_verify)
-    predictions = model.predict(queries, args.topk, Known(args.known) if args.known else None)
+    known = Known(args.known) if args.known else None
+    predictions = model.predict(queries, args.topk, known, args.probability)
     if args.json:
         reports = [_report(prediction) for prediction in predictions]
         # A file gives a list even of one query, so the form depends on the arguments and not on the data.
@@ -96,7 +104,13 @@ def _report(prediction: Prediction) -> dict[str, Any]:
         "relation": prediction.relation,
         "type": prediction.answer_type,
         "answers": [
-            {"rank": rank, "name": answer.name, "score": answer.score, "known": answer.known}
+            {
+                "rank": rank,
+                "name": answer.name,
+                "score": answer.score,
+                "known": answer.known,
+                **({} if answer.probability is None else {"probability": answer.probability}),
+            }
             for rank, answer in enumerate(prediction.answers, start=1)
         ],
     }
@@ -106,9 +120,22 @@ def _print_table(prediction: Prediction) -> None:
     """Print a prediction as a table."""
     side = prediction.query.side.value
     print_text(f"{prediction.query}: best {side}s of type {prediction.answer_type}")
+    with_probability = any(answer.probability is not None for answer in prediction.answers)
     rows = [
-        [rank, f"{answer.score:.4f}", answer.name, *([answer.known or ""] if prediction.is_marked else [])]
+        [
+            rank,
+            f"{answer.score:.4f}",
+            *([f"{answer.probability:.4f}"] if with_probability else []),
+            answer.name,
+            *([answer.known or ""] if prediction.is_marked else []),
+        ]
         for rank, answer in enumerate(prediction.answers, start=1)
     ]
-    header = ["rank", "score", side, *(["known from"] if prediction.is_marked else [])]
+    header = [
+        "rank",
+        "score",
+        *(["probability"] if with_probability else []),
+        side,
+        *(["known from"] if prediction.is_marked else []),
+    ]
     print_columns(header, rows, indent="  ")

@@ -130,6 +130,31 @@ def frame_chunks(frame: pd.DataFrame, columns: Columns, rules: RowRules, name: s
         yield _checked_frame(arrays, rules, name, start)
 
 
+def place_of_row(path: Path, row: int, columns: Columns | None = None, delimiter: str | None = None) -> str:
+    """Return where a triple of a file is, for messages: ``file:line``, or ``file: row n`` of Parquet.
+
+    Parameters
+    ----------
+    path : Path
+        A file that :func:`read_chunks` reads with the same options.
+    row : int
+        Index of the triple in the order of :func:`read_chunks`, from 0.
+    """
+    if extension(path) == ".parquet":
+        return f"{path}: row {row + 1}"
+    file = _look_at(path, columns or Columns(), text_format(path, delimiter))
+    with open(path, "rb") as raw:
+        # Arrow skips empty lines, so a row's number is not that of its line.
+        left = row + int(file.has_header)
+        for number, line in enumerate(open_binary(raw, path), start=1):
+            if line.rstrip(b"\n") in (b"", b"\r"):
+                continue
+            if left == 0:
+                return f"{path}:{number}"
+            left -= 1
+    return f"{path}: row {row + 1}"
+
+
 def _read_parquet(
     path: Path, columns: Columns, rules: RowRules, report: Callable[[int], None]
 ) -> Iterator[pd.DataFrame]:

@@ -67,6 +67,11 @@ class Vocabulary:
         """
         return np.array([self.id(name) for name in names], dtype=np.int64)
 
+    def find(self, names: Iterable[str]) -> np.ndarray:
+        """Return the ids of names, -1 for an unknown one; (n,) int64."""
+        ids = self._id_of_name()
+        return np.array([ids.get(name, -1) for name in names], dtype=np.int64)
+
     def save(self, path: Path) -> None:
         """Write one name per line, in UTF-8; the line number, from 0, is the id."""
         # newline="" keeps "\n" on every platform: the fingerprint covers the bytes.
@@ -136,6 +141,17 @@ class RelationVocabulary:
     def __getitem__(self, id_: int) -> Relation:
         return self.relations[id_]
 
+    def ids_of(self, label_or_name: str) -> list[int]:
+        """Return the ids of all relations with a name, or of the one with a label.
+
+        Raises
+        ------
+        InputError
+            If there is none; the message shows the nearest known ones.
+        """
+        ids = self._ids_of_name.get(label_or_name)
+        return [self.labels.id(label_or_name)] if ids is None else ids
+
     def id(self, label_or_name: str, lhs: str | None = None, rhs: str | None = None) -> int:
         """Return the id of a relation.
 
@@ -151,9 +167,7 @@ class RelationVocabulary:
         InputError
             If there is no such relation, or the name alone is ambiguous.
         """
-        ids = self._ids_of_name.get(label_or_name)
-        if ids is None:
-            ids = [self.labels.id(label_or_name)]
+        ids = self.ids_of(label_or_name)
         fitting = [
             id_
             for id_ in ids

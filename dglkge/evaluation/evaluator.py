@@ -174,6 +174,8 @@ class RankingEvaluator:
             relation_ids=triples[:, 1],
             ranks={side: ranks(greater[i], equal[i], self._protocol.ties) for i, side in enumerate(SIDES)},
             num_negatives={side: num_negatives[i] for i, side in enumerate(SIDES)},
+            num_greater={side: greater[i] for i, side in enumerate(SIDES)},
+            num_equal={side: equal[i] for i, side in enumerate(SIDES)},
         )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Optional
 
 import numpy as np
 
-from dglkge.evaluation.protocol import Protocol
+from dglkge.errors import unknown_name
+from dglkge.evaluation.categories import CATEGORIES, UNSEEN, RelationCategories
+from dglkge.evaluation.protocol import Protocol, ranks
 from dglkge.typing import Side
 
 HITS_AT = (1, 3, 10, 50)
@@ -65,6 +67,12 @@ class RankingMetrics:
 
 SIDES = ("both", "head", "tail")
 
+SHOWN_TIES = ("realistic", "pessimistic")
+"""Rules for ties that are shown beside each other: the field's papers use both."""
+
+GROUPS = ("relation", "category", "side")
+"""Ways of dividing the queries in a table."""
+
 
 @dataclass(frozen=True)
 class RankingResult:
@@ -81,6 +89,10 @@ class RankingResult:
         Rank of each triple's true head and of its true tail.
     num_negatives : mapping of Side to (n,) int64 array
         Number of other candidates that each was ranked among.
+    num_greater, num_equal : mapping of Side to (n,) int64 array, optional
+        Candidates above and equal to each true answer, from which the ranks under any rule for ties follow.
+    categories : RelationCategories, optional
+        Category of each relation.
     """
 
     protocol: Protocol
@@ -88,6 +100,9 @@ class RankingResult:
     relation_ids: np.ndarray
     ranks: Mapping[Side, np.ndarray]
     num_negatives: Mapping[Side, np.ndarray]
+    num_greater: Optional[Mapping[Side, np.ndarray]] = None
+    num_equal: Optional[Mapping[Side, np.ndarray]] = None
+    categories: Optional[RelationCategories] = None
 
     @property
     def both(self) -> RankingMetrics:
@@ -113,48 +128,120 @@ class RankingResult:
 
     def per_relation(self) -> dict[str, dict[str, RankingMetrics]]:
         """Compute the metrics of each relation that occurs: label -> both, head, tail -> metrics."""
-        order = np.argsort(self.relation_ids, kind="stable")
-        ids, first = np.unique(self.relation_ids[order], return_index=True)
-        groups = np.split(order, first[1:])
+        groups = self._groups(self.relation_ids)
         return {
-            self.relation_labels[int(id_)]: {sides: self.metrics(sides, places) for sides in SIDES}
-            for id_, places in zip(ids, groups)
+            self.relation_labels[id_]: {sides: self.metrics(sides, places) for sides in SIDES}
+            for id_, places in groups.items()
         }
+
+    def per_category(self) -> dict[str, dict[str, RankingMetrics]]:
+        """Compute the metrics of each category that occurs: name -> both, head, tail -> metrics.
+
+        Empty if the categories are not known.
+        """
+        if self.categories is None:
+            return {}
+        names = (*CATEGORIES, UNSEEN)
+        category_ids = np.array([names.index(name) for name in self.categories.names])
+        groups = self._groups(category_ids[self.relation_ids])
+        return {
+            names[id_]: {sides: self.metrics(sides, places) for sides in SIDES}
+            for id_, places in groups.items()
+        }
+
+    def with_ties(self, ties: str) -> RankingResult:
+        """Return the result of the same ranking under another rule for ties.
+
+        Raises
+        ------
+        ValueError
+            If the result has no counts.
+        """
+        if ties == self.protocol.ties:
+            return self
+        if self.num_greater is None or self.num_equal is None:
+            raise ValueError("ranks under another rule for ties need the counts of the ranking")
+        new = {side: ranks(self.num_greater[side], self.num_equal[side], ties) for side in self.ranks}
+        return replace(self, protocol=replace(self.protocol, ties=ties), ranks=new)
+
+    def by_ties(self) -> dict[str, RankingResult]:
+        """Return the results under the rules of :data:`SHOWN_TIES`; empty if the result has no counts."""
+        return {} if self.num_greater is None else {ties: self.with_ties(ties) for ties in SHOWN_TIES}
 
     def to_dict(self) -> dict[str, Any]:
         """Return protocol and metrics, ready for JSON."""
-        return {
+        found: dict[str, Any] = {
             "protocol": self.protocol.to_dict(),
-            **{sides: self.metrics(sides).to_dict() for sides in SIDES},
-            "per_relation": {
-                label: {sides: metrics.to_dict() for sides, metrics in by_side.items()}
-                for label, by_side in self.per_relation().items()
-            },
+            **self._sides(),
+            "per_relation": _as_dicts(self.per_relation()),
         }
+        if self.num_greater is not None:
+            found["ties"] = {ties: result._sides() for ties, result in self.by_ties().items()}
+        if self.categories is not None:
+            found["per_category"] = _as_dicts(self.per_category())
+            found["relation_categories"] = self.categories.to_dict(self.relation_labels)
+        return found
+
+    def _sides(self) -> dict[str, dict[str, float]]:
+        return {sides: self.metrics(sides).to_dict() for sides in SIDES}
+
+    @staticmethod
+    def _groups(group_ids: np.ndarray) -> dict[int, np.ndarray]:
+        """Return the places of each group's triples by group, in ascending order."""
+        order = np.argsort(group_ids, kind="stable")
+        ids, first = np.unique(group_ids[order], return_index=True)
+        return dict(zip(ids.tolist(), np.split(order, first[1:])))
+
+
+def _as_dicts(groups: Mapping[str, Mapping[str, RankingMetrics]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the metrics of groups, ready for JSON."""
+    return {
+        label: {sides: metrics.to_dict() for sides, metrics in by_side.items()}
+        for label, by_side in groups.items()
+    }
 
 
 DECIMALS = {"mr": 1, "num_queries": 0}
 DEFAULT_DECIMALS = 4
 
 
-def format_table(result: RankingResult, per_relation: bool = False) -> str:
+def format_table(result: RankingResult, per_relation: bool = False, by: Collection[str] = ()) -> str:
     """Format the metrics as aligned columns under a line with the protocol.
 
     Parameters
     ----------
     result : RankingResult
+        If it has counts, both sides under the other rules of :data:`SHOWN_TIES` are added.
     per_relation : bool
-        Add one line for each relation (both sides), the most frequent first.
+        As ``"relation"`` in ``by``.
+    by : collection of str
+        Of :data:`GROUPS`: ``"relation"`` adds one line for each relation (both sides), the most frequent
+        first; ``"category"`` one for each category of relations that occurs; ``"side"`` divides each of
+        these into head and tail.
 
     Returns
     -------
     str
         Several lines without a final line end.
+
+    Raises
+    ------
+    InputError
+        If a way of dividing is unknown.
     """
+    for way in by:
+        if way not in GROUPS:
+            raise unknown_name("way of dividing the queries", way, GROUPS)
     lines = [(f"{sides} sides" if sides == "both" else sides, result.metrics(sides)) for sides in SIDES]
-    if per_relation:
-        by_relation = [(label, by_side["both"]) for label, by_side in result.per_relation().items()]
-        lines += sorted(by_relation, key=lambda line: -line[1].num_queries)
+    others = {ties: other for ties, other in result.by_ties().items() if ties != result.protocol.ties}
+    lines += [(f"both, {ties} ties", other.both) for ties, other in others.items()]
+    groups = list(result.per_category().items()) if "category" in by else []
+    if per_relation or "relation" in by:
+        groups += sorted(result.per_relation().items(), key=lambda group: -group[1]["both"].num_queries)
+    for label, by_side in groups:
+        lines.append((label, by_side["both"]))
+        if "side" in by:
+            lines += [(f"  {label}, {sides}", by_side[sides]) for sides in SIDES[1:]]
     return "\n".join([result.protocol.describe(), *_aligned(lines)])
 
 

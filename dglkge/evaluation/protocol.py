@@ -7,6 +7,7 @@ from typing import Any, Optional
 
 import numpy as np
 
+from dglkge.data.dataset_files import SPLITS
 from dglkge.errors import InputError, unknown_name
 
 SHARE_OF_EQUALS_ABOVE = {"optimistic": 0.0, "realistic": 0.5, "pessimistic": 1.0}
@@ -63,7 +64,7 @@ class Protocol:
     Attributes
     ----------
     split : str
-        The triples to rank, e.g. ``"test"``.
+        The triples to rank: a split, e.g. ``"test"``, or the name of a file of triples.
     filtered : bool
         True excludes the other known answers of a query from the candidates (Bordes et al. 2013), False
         includes them (raw).
@@ -108,7 +109,8 @@ class Protocol:
     def describe(self) -> str:
         """Return the protocol in one line."""
         filtering = "filtered" if self.filtered else "raw"
-        return f"{self.split} split, {filtering}, {self.candidates} candidates, {self.ties} ties"
+        triples = f"{self.split} split" if self.split in SPLITS else f"triples of {self.split}"
+        return f"{triples}, {filtering}, {self.candidates} candidates, {self.ties} ties"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings that affect the result, ready for JSON."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -15,16 +15,19 @@ import torch
 
 from dglkge.checkpoint.bigraph_reader import is_bigraph
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CALIBRATION_FILE, VERSION_FILE
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, TextEntry
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import SPLITS
+from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
+from dglkge.evaluation.calibration import Curve
+from dglkge.evaluation.categories import relation_categories
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.evaluation.protocol import Protocol
+from dglkge.inference.calibration import Calibration
 from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, Tables, is_dglke
 from dglkge.inference.export import export_tables
 from dglkge.inference.named_queries import NamedQuery, resolve
@@ -48,11 +51,14 @@ class NamedAnswer:
     known : str or None
         First split of the data set that contains the triple; None if no split does, or if known answers
         were not marked.
+    probability : float or None
+        Calibrated probability that the triple is true, if it was asked for.
     """
 
     name: str
     score: float
     known: str | None = None
+    probability: float | None = None
 
 
 @dataclass(frozen=True)
@@ -210,6 +216,17 @@ class Run:
             f"--dataset {target} --output {output}"
         )
 
+    def known_triples(self, also_known: Sequence[np.ndarray] = ()) -> KnownTriples:
+        """Return an index of the triples of all splits, and of others; built once without others."""
+        if also_known:
+            splits = [self.dataset.split(split) for split in SPLITS]
+            return KnownTriples([*splits, *also_known], self.dataset.num_relations)
+        return self._known_of_all_splits
+
+    @cached_property
+    def _known_of_all_splits(self) -> KnownTriples:
+        return KnownTriples([self.dataset.split(split) for split in SPLITS], self.dataset.num_relations)
+
     @cached_property
     def _known_by_split(self) -> dict[str, KnownTriples]:
         dataset = self.dataset
@@ -220,7 +237,11 @@ class Run:
         return {table: self.tables.shards(table) for table in tables}
 
     def predict(
-        self, queries: Sequence[NamedQuery], topk: int = 10, known: Optional[Known] = None
+        self,
+        queries: Sequence[NamedQuery],
+        topk: int = 10,
+        known: Optional[Known] = None,
+        probability: bool = False,
     ) -> list[Prediction]:
         """Return the best answers to queries with one entity missing.
 
@@ -232,6 +253,8 @@ class Run:
         known : Known, optional
             Treatment of answers that the data set contains. None marks them if the data set can be opened,
             and otherwise logs a warning and marks none.
+        probability : bool
+            Give the answers the probabilities that ``dglkge evaluate --calibrate`` has fitted.
 
         Returns
         -------
@@ -241,9 +264,11 @@ class Run:
         Raises
         ------
         InputError
-            If a name is unknown or ambiguous, or ``known`` needs a data set that cannot be opened.
+            If a name is unknown or ambiguous, ``known`` needs a data set that cannot be opened, or there are
+            no probabilities of this version.
         """
         tables = self.tables
+        curve = self.calibration.curve if probability else None
         resolved = [resolve(query, tables.relations, tables.vocabulary) for query in queries]
         known, known_triples = self._known(known)
         relations = [tables.relations[query.relation_id] for query in resolved]
@@ -254,7 +279,11 @@ class Run:
         labels = tables.relations.labels
         return [
             Prediction(
-                named, labels[query.relation_id], type_, known is Known.MARK, self._named(type_, answers)
+                named,
+                labels[query.relation_id],
+                type_,
+                known is Known.MARK,
+                self._named(type_, answers, curve),
             )
             for named, query, type_, answers in zip(queries, resolved, types, found)
         ]
@@ -272,9 +301,35 @@ class Run:
             logger.warning("known answers are not marked: %s", error)
             return Known.KEEP, {}
 
-    def _named(self, entity_type: str, answers: Sequence[Answer]) -> list[NamedAnswer]:
+    def _named(
+        self, entity_type: str, answers: Sequence[Answer], curve: Optional[Curve] = None
+    ) -> list[NamedAnswer]:
         names = self.tables.vocabulary(entity_type)
-        return [NamedAnswer(names[answer.entity_id], answer.score, answer.known) for answer in answers]
+        named = [NamedAnswer(names[answer.entity_id], answer.score, answer.known) for answer in answers]
+        if curve is None:
+            return named
+        found = curve(np.array([answer.score for answer in answers])).tolist()
+        return [replace(answer, probability=value) for answer, value in zip(named, found)]
+
+    @cached_property
+    def calibration(self) -> Calibration:
+        """The probabilities that ``dglkge evaluate --calibrate`` has written beside the checkpoint.
+
+        Raises
+        ------
+        InputError
+            If there are none, or they are those of another version.
+        """
+        checkpoint = self.checkpoint
+        path = checkpoint.run_folder / RUN_CALIBRATION_FILE
+        found = Calibration.load(path)
+        here = (checkpoint.manifest.run_id, checkpoint.version)
+        if (found.run_id, found.version) != here:
+            raise InputError(
+                f"{path} is of version {found.version} of its run, the checkpoint has version "
+                f"{checkpoint.version}: fit probabilities again, with dglkge evaluate --calibrate"
+            )
+        return found
 
     def similar(self, entity: str, entity_type: str, topk: int = 10) -> list[NamedAnswer]:
         """Return the entities of a type whose rows have the greatest cosine with an entity's row.
@@ -338,6 +393,7 @@ class Run:
         protocol: Protocol,
         triples: Optional[np.ndarray] = None,
         progress: Optional[Callable[[int], object]] = None,
+        also_known: Sequence[np.ndarray] = (),
     ) -> RankingResult:
         """Rank the head and the tail of every triple among all entities of the right type.
 
@@ -348,10 +404,13 @@ class Run:
             Head, relation and tail, original ids; by default the protocol's split.
         progress : callable, optional
             Called with the number of queries just ranked; there are 2 n of them.
+        also_known : sequence of (m, 3) int64 array
+            True triples that filtered ranking excludes besides those of the splits.
 
         Returns
         -------
         RankingResult
+            With the categories of the relations in the training triples.
 
         Raises
         ------
@@ -361,13 +420,13 @@ class Run:
         dataset = self.dataset
         if triples is None:
             triples = dataset.split(protocol.split)
-        known = None
-        if protocol.filtered:
-            # One index over all splits: filtering does not depend on which split has the triple.
-            known = KnownTriples([dataset.split(split) for split in SPLITS], dataset.num_relations)
+        # One index over all splits: filtering does not depend on which split has the triple.
+        known = self.known_triples(also_known) if protocol.filtered else None
         evaluator = RankingEvaluator(self.model, self.tables.meta.relations, protocol)
         shards = self.shards(self.tables.entity_types)
-        return evaluator.evaluate(triples, known, self.tables, shards, progress=progress)
+        result = evaluator.evaluate(triples, known, self.tables, shards, progress=progress)
+        categories = relation_categories(dataset.split(TRAIN), dataset.num_relations)
+        return replace(result, categories=categories)
 
     def export(
         self,

@@ -1,0 +1,121 @@
+"""Reads a file of triples by name as original ids of a trained model or data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from dglkge.data.text_format import ROLES, Columns
+from dglkge.data.triples import place_of_row, read_chunks
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.errors import InputError
+
+VocabularyOf = Callable[[str], Vocabulary]
+
+
+def read_named_triples(
+    path: Path,
+    relations: RelationVocabulary,
+    vocabulary: VocabularyOf,
+    columns: Columns | None = None,
+    delimiter: str | None = None,
+) -> np.ndarray:
+    """Read triples whose names are known.
+
+    A relation's name may join several pairs of entity types. It then stands for the one pair whose types have
+    the head and the tail.
+
+    Parameters
+    ----------
+    path : Path
+        A file as the partitioner reads them: ``.tsv``, ``.txt``, ``.csv``, also with ``.gz``, or
+        ``.parquet``.
+    relations : RelationVocabulary
+    vocabulary : callable
+        Returns the names of an entity type.
+    columns : Columns, optional
+        Columns of the parts of a triple; head, relation, tail by default.
+    delimiter : str, optional
+        Instead of the comma of CSV and the tab of the others.
+
+    Returns
+    -------
+    (n, 3) int64 array
+        Head, relation and tail.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or a name is unknown or ambiguous; the message begins with ``file:line``.
+    """
+    parts, num_rows = [], 0
+    for chunk in read_chunks(path, columns, delimiter):
+        triples, num_fitting = _resolve(chunk, relations, vocabulary)
+        bad = np.flatnonzero(num_fitting != 1)
+        if len(bad):
+            names = [str(chunk[role].iloc[bad[0]]) for role in ROLES]
+            place = place_of_row(path, num_rows + int(bad[0]), columns, delimiter)
+            raise InputError(f"{place}: {_fault(names, relations, vocabulary)}")
+        parts.append(triples)
+        num_rows += len(chunk)
+    return np.concatenate(parts)
+
+
+def _resolve(
+    chunk: pd.DataFrame, relations: RelationVocabulary, vocabulary: VocabularyOf
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids (n, 3) of a chunk, and the number of relations (n,) that fit each triple."""
+    ids = np.full((len(chunk), 3), -1, dtype=np.int64)
+    num_fitting = np.zeros(len(chunk), dtype=np.int64)
+    for relation_id, rows in _relations_of_rows(chunk, relations):
+        relation = relations[relation_id]
+        heads = _entity_ids(chunk["head"], rows, vocabulary(relation.lhs))
+        tails = _entity_ids(chunk["tail"], rows, vocabulary(relation.rhs))
+        fits = (heads >= 0) & (tails >= 0)
+        num_fitting[rows[fits]] += 1
+        ids[rows[fits]] = np.stack([heads, np.full(len(rows), relation_id), tails], axis=1)[fits]
+    return ids, num_fitting
+
+
+def _relations_of_rows(
+    chunk: pd.DataFrame, relations: RelationVocabulary
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield each relation that a name of the chunk may stand for, and the rows with that name."""
+    column = chunk["relation"].cat
+    codes = column.codes.to_numpy()
+    order = np.argsort(codes, kind="stable")
+    used, first = np.unique(codes[order], return_index=True)
+    for code, rows in zip(used.tolist(), np.split(order, first[1:])):
+        try:
+            relation_ids = relations.ids_of(column.categories[code])
+        except InputError:
+            continue  # no relation fits these rows, and the caller names the first of them
+        for relation_id in relation_ids:
+            yield relation_id, rows
+
+
+def _entity_ids(column: pd.Series, rows: np.ndarray, vocabulary: Vocabulary) -> np.ndarray:
+    """Return the ids of a categorical column's rows, -1 for unknown names."""
+    codes, place = np.unique(column.cat.codes.to_numpy()[rows], return_inverse=True)
+    return vocabulary.find(column.cat.categories[codes])[place]
+
+
+def _fault(names: list[str], relations: RelationVocabulary, vocabulary: VocabularyOf) -> str:
+    """Describe why a triple of names is not one triple of ids."""
+    head, relation_name, tail = names
+    try:
+        relation_ids = relations.ids_of(relation_name)
+        if len(relation_ids) == 1:
+            relation = relations[relation_ids[0]]
+            vocabulary(relation.lhs).id(head)
+            vocabulary(relation.rhs).id(tail)
+    except InputError as error:
+        return str(error)
+    known = ", ".join(repr(relations.labels[id_]) for id_ in relation_ids)
+    return (
+        f"relation {relation_name!r} joins several pairs of entity types, and not exactly one of them has "
+        f"{head!r} and {tail!r}; known: {known}"
+    )

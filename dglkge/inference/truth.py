@@ -1,0 +1,188 @@
+"""True and false triples of a trained model: classification, and calibrated probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+import numpy as np
+
+from dglkge.data.dataset_files import TRAIN, VALID
+from dglkge.data.known_triples import KnownTriples
+from dglkge.errors import InputError
+from dglkge.evaluation.calibration import (
+    METHODS,
+    balanced_weights,
+    calibration_metrics,
+    check_method,
+)
+from dglkge.evaluation.classification import ClassificationResult, fit_thresholds
+from dglkge.evaluation.corruption import draw_corruptions, draw_sides, seen_entities
+from dglkge.evaluation.triple_scores import score_triples
+from dglkge.inference.calibration import Calibration
+from dglkge.inference.run import Run
+from dglkge.typing import Side
+
+CORRUPTIONS_EACH = 10
+"""Default number of false triples drawn for each side of a true one to fit probabilities."""
+
+
+def classify(
+    run: Run,
+    triples: np.ndarray,
+    known: KnownTriples,
+    seed: int = 0,
+    false_triples: Optional[tuple[np.ndarray, np.ndarray]] = None,
+) -> ClassificationResult:
+    """Classify true and false triples, with thresholds fitted on the valid split (Socher et al. 2013).
+
+    A triple's score is the mean of its scores from both sides; they differ only with reciprocal relations.
+
+    Parameters
+    ----------
+    run : Run
+    triples : (n, 3) int64 array
+        True triples.
+    known : KnownTriples
+        All known triples: no false one is drawn from them.
+    seed : int
+        Seed of the drawn false triples.
+    false_triples : two (m, 3) int64 arrays, optional
+        False triples for the valid split and for ``triples``. By default one is drawn for each true triple: a
+        random side, replaced by an entity that the training split has on that side of the relation.
+
+    Raises
+    ------
+    InputError
+        If there are no triples of one kind.
+    """
+    dataset = run.dataset
+    true = {"valid": dataset.split(VALID), "tested": triples}
+    if false_triples is None:
+        pools = seen_entities(dataset.split(TRAIN))
+        false = {}
+        for name, these in true.items():
+            with_tail = draw_sides(len(these), (seed, name))
+            false[name] = np.concatenate(
+                [
+                    draw_corruptions(
+                        these[chosen],
+                        side,
+                        1,
+                        dataset.relations.relations,
+                        _num_entities(run),
+                        known,
+                        (seed, name),
+                        pools,
+                    ).triples
+                    for side, chosen in ((Side.HEAD, ~with_tail), (Side.TAIL, with_tail))
+                ]
+            )
+    else:
+        false = dict(zip(true, false_triples))
+    found = {}
+    for name in true:
+        both = np.concatenate([true[name], false[name]])
+        by_side = score_triples(run.model, both, run.tables.meta.relations, run.tables)
+        mean = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
+        found[name] = both[:, 1], mean, np.arange(len(both)) < len(true[name])
+    thresholds = fit_thresholds(*found["valid"])
+    relation_ids, scores, labels = found["tested"]
+    return ClassificationResult(
+        thresholds=thresholds,
+        relation_labels=run.tables.relations.labels.names,
+        relation_ids=relation_ids,
+        margins=thresholds.margins(relation_ids, scores),
+        labels=labels,
+        negatives="given" if false_triples else f"drawn, seed {seed}",
+    )
+
+
+def calibrate(
+    run: Run,
+    known: KnownTriples,
+    method: str = "isotonic",
+    positive_rate: float = 0.5,
+    corruptions: int = CORRUPTIONS_EACH,
+    seed: int = 0,
+) -> Calibration:
+    """Fit probabilities of scores on the valid split and corruptions of it (Tabacof and Costabello 2020).
+
+    Each side of a triple is one true score, as an answer to that query, and so are its corruptions: these are
+    the scores that predictions have.
+
+    Parameters
+    ----------
+    run : Run
+    known : KnownTriples
+        All known triples: no corruption is one.
+    method : str
+        ``"isotonic"`` or ``"platt"``.
+    positive_rate : float
+        Share of true triples among those that will be judged.
+    corruptions : int
+        Drawn for each side of a triple, uniformly among the entities of the type.
+    seed : int
+
+    Raises
+    ------
+    InputError
+        If an argument is out of range, or the valid split is empty.
+    """
+    check_method(method)
+    if corruptions < 1:
+        raise InputError(f"the number of corruptions must be at least 1, got {corruptions}")
+    if not 0 < positive_rate < 1:
+        raise InputError(f"the share of true triples must be between 0 and 1, got {positive_rate}")
+    checkpoint = run.checkpoint
+    scores, labels = labelled_scores(run, run.dataset.split(VALID), known, corruptions, (seed, "valid"))
+    weights = balanced_weights(labels, positive_rate)
+    return Calibration(
+        method=method,
+        curve=METHODS[method].fit(scores, labels, weights),
+        positive_rate=positive_rate,
+        corruptions=corruptions,
+        seed=seed,
+        num_true=int(labels.sum()),
+        num_false=int((~labels).sum()),
+        run_id=checkpoint.manifest.run_id,
+        version=checkpoint.version,
+    )
+
+
+def calibration_quality(
+    run: Run, calibration: Calibration, triples: np.ndarray, known: KnownTriples
+) -> dict[str, float]:
+    """Return Brier score, log loss and calibration error on triples and corruptions of them.
+
+    The corruptions are drawn, and the kinds weighted, as for the fit.
+    """
+    stream = (calibration.seed, "tested")
+    scores, labels = labelled_scores(run, triples, known, calibration.corruptions, stream)
+    weights = balanced_weights(labels, calibration.positive_rate)
+    return calibration_metrics(calibration.curve(scores), labels, weights)
+
+
+def labelled_scores(
+    run: Run, triples: np.ndarray, known: KnownTriples, num_each: int, stream: Sequence[int | str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Score both sides of true triples and of corruptions of that side.
+
+    Returns
+    -------
+    scores : (m,) float64 array
+    labels : (m,) bool array
+        Which scores are those of true triples.
+    """
+    relations = run.tables.meta.relations
+    parts, labels = [], []
+    for side in Side:
+        false = draw_corruptions(triples, side, num_each, relations, _num_entities(run), known, stream)
+        both = np.concatenate([triples, false.triples])
+        parts.append(score_triples(run.model, both, relations, run.tables)[side])
+        labels.append(np.arange(len(both)) < len(triples))
+    return np.concatenate(parts), np.concatenate(labels)
+
+
+def _num_entities(run: Run) -> Mapping[str, int]:
+    return {name: run.dataset.num_entities(name) for name in run.dataset.entity_types}

@@ -1,0 +1,170 @@
+"""``dglkge evaluate --classify`` and ``--calibrate``, and ``dglkge predict --probability``."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE
+from dglkge.cli.main import main
+from dglkge.evaluation.calibration import METHODS, balanced_weights
+from dglkge.evaluation.classification import ClassificationMetrics, fit_thresholds
+from dglkge.inference.calibration import Calibration
+from dglkge.inference.run import open_run
+from dglkge.inference.truth import calibrate, labelled_scores
+from dglkge.typing import RELATION, Side
+from tests.cli.test_evaluate_triples import write_triples
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command and return its status, stdout and stderr."""
+
+    def run_main(*arguments):
+        status = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run_main
+
+
+def plain_scores(run, triples):
+    """Score triples one at a time: the mean of both sides in float64."""
+    opened = open_run(run)
+    relations, tables, model = opened.tables.meta.relations, opened.tables, opened.model
+    found = []
+    for head, relation_id, tail in triples.tolist():
+        relation = relations[relation_id]
+        rows = tables[relation.lhs][[head]].double(), tables[relation.rhs][[tail]].double()
+        row = tables[RELATION][[relation_id]].double()
+        found.append(np.mean([float(model.score(rows[0], row, rows[1], side)) for side in Side]))
+    return np.array(found)
+
+
+def test_given_negatives(call, run, dataset, tmp_path):
+    """Thresholds and figures from scores computed one at a time."""
+    random = np.random.default_rng(0)
+    false = {}
+    for split in ("valid", "test"):
+        triples = dataset.split(split).copy()
+        triples[:, 2] = [
+            random.integers(dataset.num_entities(dataset.relations[r].rhs)) for r in triples[:, 1].tolist()
+        ]
+        false[split] = triples
+        write_triples(dataset, triples, tmp_path / f"{split}.tsv")
+    files = tmp_path / "valid.tsv", tmp_path / "test.tsv"
+    status, out, err = call("evaluate", run, "--classify", "--negatives", *files, "--json")
+    assert status == 0, err
+    report = json.loads(out)["classification"]
+    found = {}
+    for split in ("valid", "test"):
+        both = np.concatenate([dataset.split(split), false[split]])
+        found[split] = both[:, 1], plain_scores(run, both), np.arange(len(both)) < len(dataset.split(split))
+    thresholds = fit_thresholds(*found["valid"])
+    relation_ids, scores, labels = found["test"]
+    expected = ClassificationMetrics.of(thresholds.margins(relation_ids, scores), labels).to_dict()
+    assert {name: report[name] for name in expected} == pytest.approx(expected)
+    assert report["negatives"] == "given" and report["num_false"] == len(false["test"])
+    status, out, _ = call("evaluate", run, "--classify", "--negatives", *files, "--by", "relation")
+    assert status == 0
+    assert "classification: one for each relation, fitted on the valid split; negatives given" in out
+    assert f"{expected['accuracy']:.4f}  {expected['f1']:.4f}" in out
+
+
+def test_drawn_negatives_are_repeatable_and_not_known(call, run, dataset):
+    reports = []
+    for seed in (0, 0, 1):
+        status, out, _ = call("evaluate", run, "--classify", "--seed", seed, "--json", "--limit", "9")
+        assert status == 0
+        reports.append(json.loads(out)["classification"])
+    assert reports[0] == reports[1] and reports[2]["negatives"] == "drawn, seed 1"
+    assert 0 < reports[0]["num_false"] <= reports[0]["num_true"] == 9
+    status, out, _ = call("evaluate", run, "--classify")
+    assert status == 0 and "negatives drawn, seed 0" in out and "\nall  " in out
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_probabilities_of_predictions(call, run, dataset, method):
+    status, _, err = call("predict", run, "--head", "person1", "--relation", "knows", "--probability")
+    assert status == 2 and f"{run}/calibration.json does not exist: fit probabilities first" in err
+    status, out, err = call(
+        "evaluate", run, "--calibrate", method, "--corruptions", "3", "--positive-rate", "0.25"
+    )
+    assert status == 0, err
+    assert f"calibration: {method}, 25 % true triples assumed, fitted on 28 true and " in out
+    report = json.loads((run / "metrics-test.json").read_text())["calibration"]
+    assert report["path"] == str(run / RUN_CALIBRATION_FILE) and report["num_true"] == 28
+    assert 0 <= report["brier_score"] <= 1 and report["log_loss"] > 0
+    opened = open_run(run)
+    scores, labels = labelled_scores(opened, dataset.split("valid"), opened.known_triples(), 3, (0, "valid"))
+    curve = METHODS[method].fit(scores, labels, balanced_weights(labels, 0.25))
+    asked = ["predict", run, "--head", "person1", "--relation", "knows"]
+    status, out, _ = call(*asked, "--probability", "--json")
+    answers = json.loads(out)["answers"]
+    assert status == 0 and len(answers) == 10
+    for answer in answers:
+        assert answer["probability"] == pytest.approx(float(curve(answer["score"])), abs=1e-6)
+    status, out, _ = call(*asked, "--probability")
+    assert out.splitlines()[1].split() == ["rank", "score", "probability", "tail", "known", "from"]
+    assert out.splitlines()[2].split()[2] == f"{answers[0]['probability']:.4f}"
+    status, out, _ = call(*asked, "--json")
+    assert "probability" not in json.loads(out)["answers"][0]
+
+
+def test_true_scores_are_those_of_each_side(run, dataset):
+    """Reciprocal relations have a score for each side; each is fitted as predictions have it."""
+    opened = open_run(run)
+    triples = dataset.split("valid")[:4]
+    scores, labels = labelled_scores(opened, triples, opened.known_triples(), 2, (0, "valid"))
+    expected = []
+    for side in Side:
+        for head, relation_id, tail in triples.tolist():
+            relation = dataset.relations[relation_id]
+            rows = opened.tables[relation.lhs][[head]], opened.tables[relation.rhs][[tail]]
+            row = opened.tables[RELATION][[relation_id]]
+            expected.append(float(opened.model.score(rows[0].double(), row.double(), rows[1].double(), side)))
+    assert scores[labels].tolist() == pytest.approx(expected)
+
+
+def test_probabilities_of_another_version_are_refused(call, run):
+    opened = open_run(run)
+    fitted = calibrate(opened, opened.known_triples(), "platt")
+    path = run / layout.RUN_CALIBRATION_FILE
+    asked = ["predict", run, "--head", "person1", "--relation", "knows", "--probability"]
+    path.write_text(json.dumps({**fitted.to_dict(), "version": 7}))
+    status, _, err = call(*asked)
+    assert status == 2 and "is of version 7 of its run, the checkpoint has version 1: fit" in err
+    path.write_text(json.dumps(fitted.to_dict())[:-9])
+    status, _, err = call(*asked)
+    assert status == 2 and f"{path} is damaged" in err and err.count("\n") == 1
+    path.write_text(json.dumps(fitted.to_dict()))
+    assert Calibration.load(path) == fitted and call(*asked)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--negatives", "a", "b"], "--negatives goes with --classify"),
+        (["--classify", "--negatives", "/no/a", "/no/b"], "/no/a: there is no such file"),
+        (
+            ["--classify", "--split", "valid"],
+            "--classify fits on the valid split, so it cannot be judged by it",
+        ),
+        (["--calibrate", "platt", "--split", "valid"], "--calibrate fits on the valid split"),
+        (["--corruptions", "3"], "--corruptions goes with --calibrate"),
+        (["--calibrate", "platt", "--corruptions", "0"], "--corruptions must be at least 1, got 0"),
+        (["--positive-rate", "0.1"], "--positive-rate goes with --calibrate"),
+        (
+            ["--calibrate", "platt", "--positive-rate", "1"],
+            "--positive-rate must be between 0 and 1, got 1.0",
+        ),
+    ],
+)
+def test_mistakes(call, run, arguments, words):
+    status, out, err = call("evaluate", run, *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+    assert not list(run.glob("metrics*")) and not (run / RUN_CALIBRATION_FILE).exists()

@@ -1,0 +1,164 @@
+"""Probabilities against plain descent, closed forms, and all monotone curves."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dglkge.errors import InputError
+from dglkge.evaluation.calibration import (
+    METHODS,
+    Isotonic,
+    Platt,
+    balanced_weights,
+    calibration_metrics,
+    check_method,
+)
+
+cases = st.lists(
+    st.tuples(st.integers(-6, 6), st.booleans(), st.integers(1, 4)), min_size=1, max_size=25
+).map(
+    lambda rows: (
+        np.array([score / 2 for score, _, _ in rows]),
+        np.array([label for _, label, _ in rows]),
+        np.array([weight / 2 for _, _, weight in rows]),
+    )
+)
+
+
+def drawn(num_scores: int, slope: float, offset: float, seed: int = 0):
+    """Draw scores, and labels of which each is true with the probability of its score."""
+    random = np.random.default_rng(seed)
+    scores = random.normal(3, 5, num_scores)
+    return scores, random.random(num_scores) < 1 / (1 + np.exp(-(slope * scores + offset)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases)
+def test_isotonic_is_the_best_monotone_curve(case):
+    """The value at each point is max over starts of min over ends of the means (Barlow et al. 1972, 1.9)."""
+    scores, labels, weights = case
+    found = Isotonic.fit(scores, labels, weights)
+    points = sorted(set(scores.tolist()))
+
+    def mean(first, last):
+        chosen = (scores >= points[first]) & (scores <= points[last])
+        return float((weights * labels)[chosen].sum() / weights[chosen].sum())
+
+    for place, point in enumerate(points):
+        expected = max(
+            min(mean(first, last) for last in range(place, len(points))) for first in range(place + 1)
+        )
+        assert found(np.array([point])).tolist() == [pytest.approx(expected, abs=1e-12)]
+    assert found(np.array([-100.0, 100.0])).tolist() == [found.values[0], found.values[-1]]
+    assert (np.diff(found.values) >= 0).all() and (np.diff(found.scores) > 0).all()
+
+
+def test_isotonic_by_hand():
+    found = Isotonic.fit(np.array([1.0, 2, 3, 4, 5]), np.array([0, 1, 0, 1, 1], bool), np.ones(5))
+    assert found(np.array([0.0, 1, 1.5, 2, 2.5, 3, 3.5, 4, 9])).tolist() == [
+        *(0.0, 0.0, 0.25, 0.5, 0.5, 0.5, 0.75, 1.0, 1.0)
+    ]
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e4])
+@pytest.mark.parametrize("rate", [0.5, 0.05])
+def test_platt_is_the_minimum(rate, shift):
+    """The gradient of the loss by torch's autograd is zero, and descent from elsewhere ends there."""
+    scores, labels = drawn(400, 0.8, -1.0)
+    weights = balanced_weights(labels, rate)
+    found = Platt.fit(scores + shift, labels, weights)
+    num_true, num_false = weights[labels].sum(), weights[~labels].sum()
+    targets = torch.from_numpy(np.where(labels, (num_true + 1) / (num_true + 2), 1 / (num_false + 2)))
+    parameters = torch.tensor([0.1, 0.3], dtype=torch.float64, requires_grad=True)
+
+    def loss():
+        logits = parameters[0] * torch.from_numpy(scores) + parameters[1]
+        return torch.nn.functional.binary_cross_entropy_with_logits(
+            logits, targets, torch.from_numpy(weights), reduction="sum"
+        )
+
+    optimizer = torch.optim.LBFGS(
+        [parameters], max_iter=300, tolerance_grad=1e-10, line_search_fn="strong_wolfe"
+    )
+
+    def closure():
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    slope, offset = parameters.tolist()
+    assert found.slope == pytest.approx(slope, rel=1e-5)
+    assert found.offset == pytest.approx(offset - slope * shift, rel=1e-5)
+
+
+def test_platt_finds_the_curve_that_drew_the_labels():
+    scores, labels = drawn(200_000, 0.5, 0.7)
+    found = Platt.fit(scores, labels, np.ones(len(scores)))
+    assert (found.slope, found.offset) == (pytest.approx(0.5, abs=0.02), pytest.approx(0.7, abs=0.05))
+    assert found(np.array([2.0])).tolist() == [pytest.approx(1 / (1 + math.exp(-1.7)), abs=0.01)]
+    assert Platt(3.0, 0.0)(np.array([-1e5, 1e5])).tolist() == [0.0, 1.0]
+
+
+def test_separable_and_equal_scores_have_a_finite_fit():
+    labels = np.array([True, True, False, False])
+    for scores in (np.array([2.0, 3, -2, -3]), np.ones(4)):
+        found = Platt.fit(scores, labels, np.ones(4))
+        assert np.isfinite([found.slope, found.offset]).all()
+    assert Platt.fit(np.ones(4), labels, np.ones(4))(np.ones(1)).tolist() == [pytest.approx(0.5)]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_weights_are_repetitions_and_json_keeps_all(method):
+    scores, labels = drawn(300, 0.6, 0.0, seed=1)
+    repeats = np.random.default_rng(2).integers(1, 4, 300)
+    weighted = METHODS[method].fit(scores, labels, repeats.astype(float))
+    repeated = METHODS[method].fit(
+        np.repeat(scores, repeats), np.repeat(labels, repeats), np.ones(repeats.sum())
+    )
+    at = np.linspace(-20, 20, 101)
+    np.testing.assert_allclose(weighted(at), repeated(at), atol=1e-7)
+    again = METHODS[method].from_dict(json.loads(json.dumps(weighted.to_dict())))
+    assert np.array_equal(again(at), weighted(at))
+
+
+def test_weights_give_the_share():
+    labels = np.array([True] * 3 + [False] * 30)
+    weights = balanced_weights(labels, 0.2)
+    assert weights[labels].sum() / weights.sum() == pytest.approx(0.2)
+    assert weights.mean() == pytest.approx(1)
+    for rate in (0.0, 1.0, float("nan")):
+        with pytest.raises(InputError, match="between 0 and 1, got"):
+            balanced_weights(labels, rate)
+    with pytest.raises(InputError, match="there are no false ones"):
+        balanced_weights(np.array([True]), 0.5)
+    with pytest.raises(InputError, match="unknown method of calibration 'beta'; known: 'isotonic', 'platt'"):
+        check_method("beta")
+
+
+def test_quality_one_score_at_a_time():
+    random = np.random.default_rng(0)
+    probabilities = np.concatenate([random.random(200), [0.0, 1.0, 1.0]])
+    labels = np.concatenate([random.random(200) < 0.4, [True, True, False]])
+    weights = random.random(203) + 0.1
+    total, brier, log_loss, bins = 0.0, 0.0, 0.0, [[0.0, 0.0] for _ in range(10)]
+    for p, label, weight in zip(probabilities.tolist(), labels.tolist(), weights.tolist()):
+        total += weight
+        brier += weight * (p - label) ** 2
+        log_loss -= weight * math.log(max(p if label else 1 - p, 1e-15))
+        place = min(int(p * 10), 9)
+        bins[place][0] += weight * p
+        bins[place][1] += weight * label
+    found = calibration_metrics(probabilities, labels, weights)
+    assert found["brier_score"] == pytest.approx(brier / total)
+    assert found["log_loss"] == pytest.approx(log_loss / total, rel=1e-3)
+    error = sum(abs(sum_p - sum_true) for sum_p, sum_true in bins) / total
+    assert found["expected_calibration_error"] == pytest.approx(error)
