@@ -68,6 +68,17 @@ def partition(source: Path, output: Path, *options: str) -> Path:
     return output
 
 
+def weighted_dataset(folder: Path, scale: float = 1.0, num_parts: int = 1) -> Path:
+    """Partition the typed triples with weights between 0 and a scale, in a fresh folder."""
+    frame, types = typed_triples()
+    frame["weight"] = np.random.default_rng(3).random(len(frame)).round(3) * scale
+    write_splits(folder / "source", frame)
+    lines = "".join(f"{name}\t{kind}\n" for name, kind in types.items())
+    (folder / "types.tsv").write_text(lines, encoding="utf-8")
+    options = ["--columns", "hrtw", "--entity-types", str(folder / "types.tsv"), "--method", "random"]
+    return partition(folder / "source", folder / "dataset", *options, "--num-parts", str(num_parts))
+
+
 def toy_dataset(num_parts: int = 1, typed: bool = False, method: str = "random") -> Path:
     """Return the folder of a toy data set, partitioned once for all tests, which only read it.
 

@@ -9,6 +9,7 @@ from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.relation_layout import is_dynamic, operator_of
 from dglkge.model.losses import LOSSES
+from dglkge.model.options import named_weights
 
 DEFAULTS: dict[str, Any] = {
     "init_scale": 1e-3,
@@ -64,7 +65,13 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         lhs, rhs = meta.relation_pairs[0]
         relations = [_relation("all", lhs, rhs, operator.name)]
     else:
-        relations = [_relation(one.name, one.lhs, one.rhs, operator.name) for one in meta.relations]
+        weights = named_weights(
+            "loss.relation_weights", meta.config.get("loss", {}).get("relation_weights", ())
+        )
+        relations = [
+            _relation(one.name, one.lhs, one.rhs, operator.name, weights.get(one.name, 1.0))
+            for one in meta.relations
+        ]
     # Rows that were converted from another program come without a configuration, so any key may be missing.
     chosen = {name: meta.config.get(name, {}) for name in ("model", "loss", "negatives", "training")}
     loss = chosen["loss"].get("name", DEFAULTS["loss_fn"])
@@ -86,6 +93,8 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         "batch_size": int(chosen["training"].get("batch_size", DEFAULTS["batch_size"])),
         # PyTorch-BigGraph refuses batches that are no multiple of these. All negatives are declared uniform.
         "num_batch_negs": 0,
+        "disable_lhs_negs": chosen["negatives"].get("num_for_heads") == 0,
+        "disable_rhs_negs": chosen["negatives"].get("num_for_tails") == 0,
         "num_uniform_negs": int(chosen["negatives"].get("num_uniform", DEFAULTS["num_uniform_negs"])),
         "lr": learning_rate(meta),
         "eval_fraction": 0.0,
@@ -94,9 +103,9 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
     return {**DEFAULTS, **described}
 
 
-def _relation(name: str, lhs: str, rhs: str, operator: str) -> dict[str, Any]:
+def _relation(name: str, lhs: str, rhs: str, operator: str, weight: float = 1.0) -> dict[str, Any]:
     """Describe one relation."""
-    return {"name": name, "lhs": lhs, "rhs": rhs, "weight": 1.0, "operator": operator, "all_negs": False}
+    return {"name": name, "lhs": lhs, "rhs": rhs, "weight": weight, "operator": operator, "all_negs": False}
 
 
 def learning_rate(meta: CheckpointMeta) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional, get_origin, get_type_hints
 
 from dglkge.registry import registry_of
+from dglkge.typing import Side
 
 Check = Callable[[Any], Optional[str]]
 """Takes a value; returns None if it is allowed, else a description of the allowed values."""
@@ -103,6 +104,31 @@ class LossConfig:
     adversarial_temperature: float = setting(
         1.0, "factor on the scores in the softmax of a self-adversarial loss's weights", at_least(0)
     )
+    adversarial_weights: bool = setting(
+        False,
+        "weigh the negatives of a query by the softmax of their scores times adversarial_temperature, as the "
+        "loss self_adversarial always does (Sun et al. 2019)",
+    )
+    reduction: str = setting(
+        "mean",
+        "over the negatives of a query: mean, or sum as in PyTorch-BigGraph's ranking loss",
+        one_of("mean", "sum"),
+    )
+    batch_reduction: str = setting(
+        "mean",
+        "over the triples (k_vs_all: queries) of a global batch: mean, or sum as in PyTorch-BigGraph",
+        one_of("mean", "sum"),
+    )
+    relation_weights: tuple[str, ...] = setting(
+        (),
+        "weights of relations, a list of name=weight; others have 1; they multiply the loss and the "
+        "regularizer of a triple, as its own weight does",
+    )
+    confidences: bool = setting(
+        False,
+        "the weights of the triples are confidences in [0, 1], and the labels of the true answers "
+        "(Chen et al. 2019); false: weights multiply losses",
+    )
 
 
 @dataclass(frozen=True)
@@ -127,6 +153,15 @@ class NegativesConfig:
     num_uniform: int = setting(
         1000, "negatives of the right entity type, shared by the positives of a chunk", at_least(1)
     )
+    num_for_heads: int = setting(
+        -1, "negatives of (?, r, t); -1: num_uniform; 0: heads are not predicted", at_least(-1)
+    )
+    num_for_tails: int = setting(
+        -1,
+        "negatives of (h, r, ?); -1: num_uniform; 0: tails are not predicted; both sides share their "
+        "negatives where the numbers are equal, and otherwise draw their own",
+        at_least(-1),
+    )
     global_share: float = setting(
         1.0, "share of them that is uniform over the whole graph; the three shares sum to 1", at_least(0)
     )
@@ -140,6 +175,22 @@ class NegativesConfig:
     own_entity: bool = setting(
         True, "score the query's own entity as one negative more: (h, r, h) against (h, r, ?)"
     )
+
+    degree_power: float = setting(
+        0.0,
+        "draw global and local negatives in proportion to this power of their number of training triples "
+        "(0.75 in word2vec: Mikolov et al. 2013); 0: uniformly",
+        at_least(0),
+    )
+    mask_known: bool = setting(
+        False, "a negative that is a known answer in the training triples does not count"
+    )
+
+    @property
+    def per_side(self) -> dict[Side, int]:
+        """Negatives of a query for each side; 0: the side is not predicted."""
+        given = {Side.HEAD: self.num_for_heads, Side.TAIL: self.num_for_tails}
+        return {side: self.num_uniform if count < 0 else count for side, count in given.items()}
 
 
 @dataclass(frozen=True)
@@ -321,8 +372,16 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as nested dicts and lists, as JSON gives them back."""
-        # A list instead of the tuple: refused_changes compares with what JSON gives back.
-        return {**dataclasses.asdict(self), "imports": list(self.imports)}
+        # Lists instead of tuples: refused_changes compares with what JSON gives back.
+        found: dict[str, Any] = _with_lists(dataclasses.asdict(self))
+        return found
+
+
+def _with_lists(value: Any) -> Any:
+    """Return a nested dict with lists in place of tuples."""
+    if isinstance(value, dict):
+        return {key: _with_lists(one) for key, one in value.items()}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def field_table(of: type = Config, prefix: str = "") -> Iterator[tuple[str, str, Any, str]]:

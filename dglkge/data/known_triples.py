@@ -51,15 +51,31 @@ class KnownTriples:
         answer_ids : (M,) int64
             The answers, ascending within a query.
         """
+        first, count, answers = self.runs(side, entity_ids, relation_ids)
+        query_index = np.repeat(np.arange(len(first), dtype=np.int64), count)
+        # Place within the range of a query's answers, plus the start of that range.
+        place = np.arange(len(query_index)) - np.repeat(np.cumsum(count) - count, count)
+        return query_index, answers[place + np.repeat(first, count)]
+
+    def runs(
+        self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return where the known answers to each query are, without copying them.
+
+        Parameters are those of :meth:`answers`.
+
+        Returns
+        -------
+        first, count : two (Q,) int64
+        answer_ids : (n,) int64
+            Of all queries; those of query i are ``answer_ids[first[i] : first[i] + count[i]]``,
+            ascending.
+        """
         keys, answers = self._sorted(side)
         # Two binary searches give each query's range of answers; all queries are looked up at once.
         wanted = self._keys(np.asarray(entity_ids), np.asarray(relation_ids))
         first = np.searchsorted(keys, wanted, side="left")
-        count = np.searchsorted(keys, wanted, side="right") - first
-        query_index = np.repeat(np.arange(len(wanted), dtype=np.int64), count)
-        # Place within the range of a query's answers, plus the start of that range.
-        place = np.arange(len(query_index)) - np.repeat(np.cumsum(count) - count, count)
-        return query_index, answers[place + np.repeat(first, count)]
+        return first, np.searchsorted(keys, wanted, side="right") - first, answers
 
     def _keys(self, entity_ids: np.ndarray, relation_ids: np.ndarray) -> np.ndarray:
         # One int64 for the pair, so that numpy sorts and searches numbers. It needs entities times relations

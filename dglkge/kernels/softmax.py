@@ -60,6 +60,31 @@ def _in_order(bits: Any) -> Any:
     return bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF))
 
 
+@compiled_inline
+def link_equal(ids: np.ndarray, slots: np.ndarray) -> Any:
+    """Enter ids into a hash table and link the places of equal ones; returns (table, links, mask)."""
+    num_slots = slots.shape[0] - ids.shape[0]
+    table, links = slots[:num_slots], slots[num_slots:]
+    table[:] = -1
+    mask = np.uint64(num_slots - 1)
+    for j in range(ids.shape[0]):
+        slot = slot_of(ids[j], mask)
+        while table[slot] >= 0 and ids[table[slot]] != ids[j]:
+            slot = (slot + np.uint64(1)) & mask
+        links[j] = table[slot]
+        table[slot] = j
+    return table, links, mask
+
+
+@compiled_inline
+def last_equal(wanted: Any, ids: np.ndarray, table: np.ndarray, mask: Any) -> Any:
+    """Return the last place of an id among those of :func:`link_equal`, -1 where it is absent."""
+    slot = slot_of(wanted, mask)
+    while table[slot] >= 0 and ids[table[slot]] != wanted:
+        slot = (slot + np.uint64(1)) & mask
+    return table[slot]
+
+
 @compiled
 def ignore_truths(
     true_ids: np.ndarray, negative_ids: np.ndarray, ignored: float, slots: np.ndarray, scores: np.ndarray
@@ -77,26 +102,45 @@ def ignore_truths(
     scores : np.ndarray
         "(B, N)", changed.
     """
-    num_negatives = negative_ids.shape[0]
-    num_slots = slots.shape[0] - num_negatives
-    table, links = slots[:num_slots], slots[num_slots:]
-    table[:] = -1
-    # A hash table of distinct ids; the places of equal negatives are linked, so each is overwritten.
-    mask = np.uint64(num_slots - 1)
-    for j in range(num_negatives):
-        slot = slot_of(negative_ids[j], mask)
-        while table[slot] >= 0 and negative_ids[table[slot]] != negative_ids[j]:
-            slot = (slot + np.uint64(1)) & mask
-        links[j] = table[slot]
-        table[slot] = j
+    table, links, mask = link_equal(negative_ids, slots)
     for i in range(true_ids.shape[0]):
-        slot = slot_of(true_ids[i], mask)
-        while table[slot] >= 0 and negative_ids[table[slot]] != true_ids[i]:
-            slot = (slot + np.uint64(1)) & mask
-        j = table[slot]
+        j = last_equal(true_ids[i], negative_ids, table, mask)
         while j >= 0:
             scores[i, j] = ignored
             j = links[j]
+
+
+@compiled
+def ignore_known(
+    first: np.ndarray,
+    count: np.ndarray,
+    answers: np.ndarray,
+    negative_ids: np.ndarray,
+    ignored: float,
+    slots: np.ndarray,
+    scores: np.ndarray,
+) -> None:
+    """Overwrite the scores of negatives that are known answers.
+
+    Every known answer is looked up among the negatives: no pair of a query and a negative is visited
+    otherwise.
+
+    Parameters
+    ----------
+    first, count : np.ndarray
+        "(B,) int64": the answers to query i are ``answers[first[i] : first[i] + count[i]]``.
+    answers, negative_ids : np.ndarray
+        "(A,) int64" and "(N,) int64".
+    ignored, slots, scores
+        See :func:`ignore_truths`; the scores may also be a mask, written with True.
+    """
+    table, links, mask = link_equal(negative_ids, slots)
+    for i in range(first.shape[0]):
+        for place in range(first[i], first[i] + count[i]):
+            j = last_equal(answers[place], negative_ids, table, mask)
+            while j >= 0:
+                scores[i, j] = ignored
+                j = links[j]
 
 
 @compiled

@@ -82,10 +82,25 @@ OPTIMIZERS.register("sparse_adam")(
     )
 )
 
+
+@dataclass(frozen=True)
+class SamplerChoice(Choice):
+    """A negative sampler: a class with the constructor of ``dglkge.sampling.negatives.MixedNegatives``.
+
+    Attributes
+    ----------
+    takes_weights : bool
+        Whether the constructor takes ``weights``, those of ``negatives.degree_power``.
+    """
+
+    takes_weights: bool = False
+
+
 NEGATIVE_SAMPLERS: Registry[Choice] = Registry("negative sampler")
 NEGATIVE_SAMPLERS.register("mixed")(
-    Choice(
+    SamplerChoice(
         "uniform over the graph, the machine's partition and the batch, by the three shares",
         "dglkge.sampling.negatives:MixedNegatives",
+        takes_weights=True,
     )
 )

@@ -1,6 +1,7 @@
 """Losses of one true answer against its negatives, one number per query.
 
-Nothing is reduced here: the trainer sums over a global batch and divides by its size.
+Queries are not reduced here: the trainer sums over a global batch and divides by its size. How the negatives
+of a query are reduced is in :mod:`.negative_terms`, for all losses alike.
 """
 
 from __future__ import annotations
@@ -8,6 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
+from dglkge.model.negative_terms import (
+    IGNORED_SCORE,
+    Adversarial,
+    Mean,
+    Reduction,
+    adversarial_log_shares,
+    counted,
+    without,
+)
 from dglkge.model.options import build_with_options, checked_number, option_names
 from dglkge.registry import Registry, deferred
 
@@ -18,9 +28,22 @@ else:
     torch = deferred("torch")
     functional = deferred("torch.nn.functional")
 
-IGNORED_SCORE = -1e30
-"""Score of an ignored negative: it adds nothing to any loss and gets no gradient. Finite: if all negatives of
-a query are ignored, its loss is a number and not NaN."""
+__all__ = [
+    "BCE",
+    "IGNORED_SCORE",
+    "LOSSES",
+    "Hinge",
+    "Logistic",
+    "Loss",
+    "MarginRanking",
+    "SelfAdversarial",
+    "Softmax",
+    "Squared",
+    "build_loss",
+]
+
+REDUCTION, ADVERSARIAL_WEIGHTS, CONFIDENCES = SETTINGS = ("reduction", "adversarial_weights", "confidences")
+"""Fields of the configuration's section ``loss`` that only some losses have."""
 
 
 class Loss(ABC):
@@ -41,12 +64,21 @@ class Loss(ABC):
     candidate_kind : str
         Its form over all candidates (``training/shard_objective.py``): "softmax", "bce", or empty: it has
         none. Not inherited either.
+    settings : tuple of str
+        Those of :data:`SETTINGS` that it obeys. Not inherited either. With ``"reduction"`` or
+        ``"adversarial_weights"`` it reduces its negatives by ``reduction``. With ``"confidences"`` its call
+        has a fourth parameter, ``labels=None``: a (B,) tensor of confidences in [0, 1] that the true answers
+        are true, in place of 1.
+    reduction : Reduction
+        Of the terms of a query's negatives; :data:`dglkge.model.negative_terms.Mean` unless it is set.
     """
 
     help: ClassVar[str] = ""
     bigraph_name: ClassVar[str] = ""
     compiled: ClassVar[bool] = False
     candidate_kind: ClassVar[str] = ""
+    settings: ClassVar[tuple[str, ...]] = ()
+    reduction: Reduction = Mean()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -54,6 +86,7 @@ class Loss(ABC):
         # loss.
         cls.compiled = cls.__dict__.get("compiled", False)
         cls.candidate_kind = cls.__dict__.get("candidate_kind", "")
+        cls.settings = cls.__dict__.get("settings", ())
 
     @classmethod
     def options(cls) -> list[str]:
@@ -107,21 +140,28 @@ class Softmax(Loss):
     """Cross entropy of the true answer among itself and its negatives.
 
     -log(exp(p) / (exp(p) + sum_j exp(n_j))). As PyTorch-BigGraph's ``softmax``;
-    Lacroix et al. 2018 use it with all entities as negatives.
+    Lacroix et al. 2018 use it with all entities as negatives. With adversarial weights w the sum is
+    K sum_j w_j exp(n_j), K the number of negatives (Robinson et al. 2021, with w held constant).
     """
 
     help = "cross entropy of the true answer among its negatives"
     bigraph_name = "softmax"
     compiled = True
     candidate_kind = "softmax"
+    settings = (ADVERSARIAL_WEIGHTS,)
 
     def __call__(
         self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
         """Return the loss of each query."""
+        kept = without(negative, ignored)
+        if isinstance(self.reduction, Adversarial):
+            shares = adversarial_log_shares(negative, ignored, self.reduction.temperature)
+            # Masked again: the share of an ignored negative is about -1e30 too, and float32 ends at 3e38.
+            kept = without(negative + shares, ignored)
         # The true answer is column 0 of every row; cross_entropy then subtracts the row's maximum, so no
         # exponential overflows.
-        scores = torch.cat([positive.unsqueeze(1), _without(negative, ignored)], dim=1)
+        scores = torch.cat([positive.unsqueeze(1), kept], dim=1)
         true_column = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
         return functional.cross_entropy(scores, true_column, reduction="none")
 
@@ -136,14 +176,47 @@ class Logistic(Loss):
     help = "binary cross entropy, mean over the negatives (Trouillon et al. 2016)"
     candidate_kind = "bce"
     bigraph_name = "logistic"
+    settings = SETTINGS
 
     def __call__(
-        self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
+        self,
+        positive: torch.Tensor,
+        negative: torch.Tensor,
+        ignored: Optional[torch.Tensor] = None,
+        labels: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """Return the loss of each query."""
         # softplus(x) = -log sigmoid(-x), which does not overflow and has no log(0).
-        terms = functional.softplus(_without(negative, ignored))
-        return functional.softplus(-positive) + _mean_kept(terms, ignored)
+        terms = functional.softplus(without(negative, ignored))
+        return _cross_entropy(positive, labels) + self.reduction(terms, negative, ignored)
+
+
+@LOSSES.register("bce")
+class BCE(Loss):
+    """(softplus(-p) + sum_j softplus(n_j)) / (1 + K): binary cross entropy, every answer one of 1 + K terms.
+
+    The cross entropy of Dettmers et al. 2018 over the true answer and its K negatives. :class:`Logistic`
+    gives the true answer the weight of all its negatives together. As a sum, or with adversarial weights, it
+    is the same number as that one.
+    """
+
+    help = "binary cross entropy, mean over the true answer and its negatives (Dettmers et al. 2018)"
+    candidate_kind = "bce"
+    settings = SETTINGS
+
+    def __call__(
+        self,
+        positive: torch.Tensor,
+        negative: torch.Tensor,
+        ignored: Optional[torch.Tensor] = None,
+        labels: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """Return the loss of each query."""
+        terms = functional.softplus(without(negative, ignored))
+        of_truth = _cross_entropy(positive, labels)
+        if isinstance(self.reduction, Mean):
+            return (of_truth + terms.sum(1)) / (1 + counted(negative, ignored))
+        return of_truth + self.reduction(terms, negative, ignored)
 
 
 @LOSSES.register("margin_ranking")
@@ -158,6 +231,7 @@ class MarginRanking(Loss):
 
     help = "max(0, margin - positive + negative), mean over the negatives (Bordes et al. 2013)"
     bigraph_name = "ranking"
+    settings = (REDUCTION, ADVERSARIAL_WEIGHTS)
 
     def __init__(self, margin: float = 1.0) -> None:
         self.margin = checked_number("the margin", margin, 0, exclusive=True)
@@ -166,8 +240,64 @@ class MarginRanking(Loss):
         self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
         """Return the loss of each query."""
-        shortfall = (_without(negative, ignored) + (self.margin - positive).unsqueeze(1)).relu()
-        return _mean_kept(shortfall, ignored)
+        shortfall = (without(negative, ignored) + (self.margin - positive).unsqueeze(1)).relu()
+        return self.reduction(shortfall, negative, ignored)
+
+
+@LOSSES.register("hinge")
+class Hinge(Loss):
+    """max(0, margin - p) + mean_j max(0, margin + n_j): each answer against the margin by itself.
+
+    The hinge loss (Cortes and Vapnik 1995) with labels 1 and -1, as DGL-KE's ``Hinge`` without ``pairwise``
+    (Zheng et al. 2020).
+
+    Parameters
+    ----------
+    margin : float
+        The score that a true answer should reach, and a negative its opposite; greater than 0.
+    """
+
+    help = "max(0, margin - positive) and max(0, margin + negative), mean over the negatives (as DGL-KE's)"
+    settings = SETTINGS
+
+    def __init__(self, margin: float = 1.0) -> None:
+        self.margin = checked_number("the margin", margin, 0, exclusive=True)
+
+    def __call__(
+        self,
+        positive: torch.Tensor,
+        negative: torch.Tensor,
+        ignored: Optional[torch.Tensor] = None,
+        labels: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """Return the loss of each query."""
+        of_truth = _expected((self.margin - positive).relu(), (self.margin + positive).relu(), labels)
+        terms = (without(negative, ignored) + self.margin).relu()
+        return of_truth + self.reduction(terms, negative, ignored)
+
+
+@LOSSES.register("squared")
+class Squared(Loss):
+    """(1 - p)^2 + mean_j n_j^2: squared errors of the labels 1 and 0 (Nickel et al. 2011).
+
+    A confidence c is the label: (c - p)^2 (Chen et al. 2019, UKGE).
+    """
+
+    help = "squared error of the labels 1 and 0, mean over the negatives (Nickel et al. 2011)"
+    settings = SETTINGS
+
+    def __call__(
+        self,
+        positive: torch.Tensor,
+        negative: torch.Tensor,
+        ignored: Optional[torch.Tensor] = None,
+        labels: Optional[torch.Tensor] = None,
+    ) -> torch.Tensor:
+        """Return the loss of each query."""
+        truth = 1.0 if labels is None else labels
+        # Not -1e30, whose square overflows.
+        terms = without(negative, ignored, 0.0).square()
+        return (positive - truth).square() + self.reduction(terms, negative, ignored)
 
 
 @LOSSES.register("self_adversarial")
@@ -186,32 +316,33 @@ class SelfAdversarial(Loss):
     """
 
     help = "log-sigmoid with a margin, negatives weighted by their scores (Sun et al. 2019)"
+    settings = (CONFIDENCES,)
 
     def __init__(self, margin: float = 9.0, adversarial_temperature: float = 1.0) -> None:
         self.margin = checked_number("the margin", margin, 0)
         self.adversarial_temperature = checked_number(
             "the adversarial temperature", adversarial_temperature, 0
         )
+        self.reduction = Adversarial(self.adversarial_temperature)
 
     def __call__(
-        self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
+        self,
+        positive: torch.Tensor,
+        negative: torch.Tensor,
+        ignored: Optional[torch.Tensor] = None,
+        labels: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """Return the loss of each query."""
-        # Ignored scores are set after the temperature: a temperature of 0 would turn -1e30 into 0, and
-        # ignored negatives would get weight.
-        weights = _without(negative.detach() * self.adversarial_temperature, ignored)
-        terms = functional.softplus(_without(negative, ignored) + self.margin)
-        return functional.softplus(-positive - self.margin) + (weights.softmax(1) * terms).sum(1)
+        terms = functional.softplus(without(negative, ignored) + self.margin)
+        of_truth = _cross_entropy(positive + self.margin, labels)
+        return of_truth + self.reduction(terms, negative, ignored)
 
 
-def _without(scores: torch.Tensor, ignored: Optional[torch.Tensor]) -> torch.Tensor:
-    return scores if ignored is None else scores.masked_fill(ignored, IGNORED_SCORE)
+def _cross_entropy(positive: torch.Tensor, labels: Optional[torch.Tensor]) -> torch.Tensor:
+    """Return -c log sigmoid(p) - (1 - c) log sigmoid(-p), (B,); without labels c = 1."""
+    return _expected(functional.softplus(-positive), functional.softplus(positive), labels)
 
 
-def _mean_kept(terms: torch.Tensor, ignored: Optional[torch.Tensor]) -> torch.Tensor:
-    """Mean over the negatives kept, of terms that are 0 where ignored; 0 where none is kept."""
-    if ignored is None:
-        return terms.mean(1)
-    # Ignored terms are 0 already (softplus or relu of -1e30), so only the count needs correction.
-    num_kept = terms.shape[1] - ignored.sum(1)
-    return terms.sum(1) / num_kept.clamp_min(1)
+def _expected(if_true: torch.Tensor, if_false: torch.Tensor, labels: Optional[torch.Tensor]) -> torch.Tensor:
+    """Return the expected loss (B,) of answers, each true with the probability of its label."""
+    return if_true if labels is None else labels * if_true + (1 - labels) * if_false

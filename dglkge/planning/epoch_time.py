@@ -54,7 +54,8 @@ def epoch_seconds(config: Config, size: DatasetSize, num_trainers: int, rates: R
     num_machines, num_triples = len(size.parts), size.splits[TRAIN]
     # Candidates of the largest type for every triple: an upper bound where types differ in size.
     largest_type = max(count for table, count in size.num_rows.items() if table != RELATION)
-    num_candidates = config.negatives.num_uniform if is_sampled(config) else largest_type
+    counts = config.negatives.per_side.values()
+    num_candidates = sum(counts) / len(counts) if is_sampled(config) else largest_type
     num_numbers = num_triples * num_candidates * config.model.dimension
     score_function = registry_of("score function").get(config.model.score_function)
     # Matmuls are bound by flops, distances (memory_passes > 0) by bandwidth. The score function declares both

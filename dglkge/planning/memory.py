@@ -31,7 +31,7 @@ NAME_BYTES = 57
 """Bytes of a name in memory besides its letters: a string object and its place in a list."""
 
 KNOWN_TRIPLE_BYTES = 72
-"""Bytes of filtered ranking per triple of all splits: two sorted indices (32) and the sort of one (40)."""
+"""Bytes of known answers per triple: two sorted indices (32) and the sort of one (40)."""
 
 SPARE_SHARE = 1.125
 """Buffers are allocated an eighth larger than requested."""
@@ -47,6 +47,9 @@ QUERY_COPIES = 8
 
 QUERY_INDEX_BYTES = 160
 """Bytes per training triple under k_vs_all: the sort of its two queries, and afterwards their answers."""
+
+DEGREE_BYTES = 48
+"""Bytes of ``negatives.degree_power`` per entity: its degree, its weight, three sums and a temporary copy."""
 
 CHAIN_BYTES_PER_ROW = 128
 """Bytes of the optimizer's ids, hash table and chains, per row with a gradient in every batch."""
@@ -171,6 +174,7 @@ def _plan_host(
         ("edges and ids, mapped files", mapped),
         ("batches and ranking", work),
         ("exchange between trainers", exchange),
+        ("known answers and degrees", num_trainers * negatives_bytes(config, size)),
         ("names", name_bytes(size)),
         ("checkpoint's background copy", copy_bytes),
         ("interpreters and libraries", base_bytes),
@@ -199,7 +203,7 @@ def creation_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
 def batch_rows(config: Config, world_size: int) -> tuple[int, int]:
     """Return the numbers of rows of entities and of relations that a trainer reads for one batch."""
     share = -(-config.training.batch_size // world_size)
-    num_negatives = _num_chunks(config) * config.negatives.num_uniform if is_sampled(config) else 0
+    num_negatives = _num_chunks(config) * sum(_drawn(config)) if is_sampled(config) else 0
     return 2 * share + num_negatives, share
 
 
@@ -241,20 +245,33 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     return int(SPARE_SHARE * (operands + queries + scores + gradients)) + index
 
 
+def negatives_bytes(config: Config, size: DatasetSize) -> int:
+    """Return the memory in which one trainer keeps what its negatives are drawn and masked by."""
+    if not is_sampled(config):
+        return 0
+    chosen = config.negatives
+    known = KNOWN_TRIPLE_BYTES * size.splits[TRAIN] if chosen.mask_known else 0
+    num_entities = sum(count for table, count in size.num_rows.items() if table != RELATION)
+    # Every sampler of a side has its own sums.
+    return known + len(_drawn(config)) * DEGREE_BYTES * num_entities * bool(chosen.degree_power)
+
+
 def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     """Return the working memory of one trainer: rows, their gradients, queries and scores."""
     dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
     num_entities, num_relations = batch_rows(config, world_size)
     rows = 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
-    num_negatives = config.negatives.num_uniform if is_sampled(config) else 0
+    # Of the side with more of them, and of both sides together.
+    counts = list(config.negatives.per_side.values()) if is_sampled(config) else [0]
+    num_negatives, num_scored = max(counts), sum(counts)
     in_chunk = min(num_relations, config.negatives.chunk_size)
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
     operands = number_bytes * 2 * dim * (2 * in_chunk + num_negatives)
-    scores = 2 * in_chunk * num_negatives * number_bytes
+    scores = in_chunk * num_scored * number_bytes
     # Autograd keeps whole score matrices of all chunks until the backward pass, in float32, and rows are
     # copied; compiled loops need one group at a time and read rows in place.
     if not is_compiled(config):
-        scores = AUTOGRAD_SCORES * 2 * num_relations * num_negatives * shared.FLOAT_BYTES
+        scores = AUTOGRAD_SCORES * num_relations * num_scored * shared.FLOAT_BYTES
     # Dropout copies them too.
     if not is_compiled(config) or drops_rows(config):
         operands += rows
@@ -270,7 +287,8 @@ def is_compiled(config: Config) -> bool:
     """Return whether the compiled training step computes the loss, without autograd."""
     score_function = registry_of("score function").get(config.model.score_function)
     loss = registry_of("loss").get(config.loss.name)
-    return bool(score_function.compiled and loss.compiled) and config.training.kernels == "auto"
+    has_loops = score_function.compiled and loss.compiled and not config.loss.adversarial_weights
+    return bool(has_loops) and config.training.kernels == "auto"
 
 
 def exchange_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
@@ -323,6 +341,11 @@ def describe_hosts(hosts: Sequence[PlannedHost]) -> str:
 def _num_chunks(config: Config) -> int:
     """Return the number of chunks of a global batch, each with negatives of its own."""
     return -(-config.training.batch_size // config.negatives.chunk_size)
+
+
+def _drawn(config: Config) -> set[int]:
+    """Return the numbers of negatives that are drawn for a chunk: one where both sides share them."""
+    return set(config.negatives.per_side.values())
 
 
 def _kept_versions(config: Config) -> int:

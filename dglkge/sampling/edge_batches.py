@@ -103,6 +103,8 @@ class EdgeBatch:
         Node ids.
     weights : (B,) float32 or None
     groups : tuple of EdgeGroup
+    labels : (B,) float32 or None
+        Confidences that the triples are true.
     """
 
     epoch: int
@@ -114,6 +116,7 @@ class EdgeBatch:
     tails: Ids
     weights: npt.NDArray[np.float32] | None
     groups: tuple[EdgeGroup, ...]
+    labels: npt.NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -135,6 +138,10 @@ class EdgeBatches:
     local_rank, trainers_per_machine : int
         Which of the machine's trainers this is; each takes a run of its edges.
     seed : int
+    relation_weights : (R,) float32, optional
+        Factor of the weights of each relation's triples, by the relation's node id.
+    has_confidences : bool
+        The edges' weights are confidences: labels, and no factors of losses.
     """
 
     def __init__(
@@ -147,7 +154,10 @@ class EdgeBatches:
         local_rank: int,
         trainers_per_machine: int,
         seed: int,
+        relation_weights: npt.NDArray[np.float32] | None = None,
+        has_confidences: bool = False,
     ) -> None:
+        self._relation_weights, self._has_confidences = relation_weights, has_confidences
         # Plain arrays over the same mapped memory: numpy's memmap takes its time for every index.
         self._triple_ids, self._all_edges = np.asarray(edges.triple_ids), np.asarray(edges.edges)
         self._weights = None if edges.weights is None else np.asarray(edges.weights)
@@ -214,10 +224,15 @@ class EdgeBatches:
         # Places ascend, so the chunks are sorted already; with one edge type nothing is left to sort.
         order = np.lexsort((pairs, chunks)) if len(self._pairs) > 1 else slice(None)
         heads, relations, tails = heads[order], relations[order], tails[order]
-        weights = None if self._weights is None else self._weights[rows[order]]
+        weights, labels = None if self._weights is None else self._weights[rows[order]], None
+        if self._has_confidences:
+            weights, labels = None, weights
+        if self._relation_weights is not None:
+            of_relations = self._relation_weights[relations]
+            weights = of_relations if weights is None else weights * of_relations
         groups = _groups(chunks[order], pairs[order])
         ids = triple_ids[order]
-        return EdgeBatch(epoch, index, len(positions), ids, heads, relations, tails, weights, groups)
+        return EdgeBatch(epoch, index, len(positions), ids, heads, relations, tails, weights, groups, labels)
 
     def _share(self, num: int) -> slice:
         """Return this trainer's run of the machine's triples; a run, so that it has triples of few chunks."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Optional, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dglkge.kernels.hashing import below, combine
+from dglkge.sampling.degree_draws import WeightedDraw
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.shares import split_count
 
@@ -30,9 +31,19 @@ class UniformNegatives:
     node_ids : mapping of str to (n,) int64
         For each entity type the node id of every original id, in the order of the data set's types.
     seed : int
+    weights : mapping of str to (n,) int64, optional
+        For each entity type the weight of every original id; without them all are drawn equally often, as
+        are those of a type whose weights are all 0.
     """
 
-    def __init__(self, num_negatives: int, node_ids: Mapping[str, npt.NDArray[np.int64]], seed: int) -> None:
+    def __init__(
+        self,
+        num_negatives: int,
+        node_ids: Mapping[str, npt.NDArray[np.int64]],
+        seed: int,
+        weights: Optional[Mapping[str, npt.NDArray[np.int64]]] = None,
+    ) -> None:
+        self._draws = _weighted_draws(weights)
         self._num_negatives = num_negatives
         self._node_ids = node_ids
         self._number_of_type = {name: number for number, name in enumerate(node_ids)}
@@ -47,7 +58,14 @@ class UniformNegatives:
         """Return the node ids (N,) of a chunk's negatives of one entity type."""
         key = combine(_NEGATIVES_KEY, self._seed, epoch, batch, chunk, self._number_of_type[entity_type])
         table = self._node_ids[entity_type]
+        if entity_type in self._draws:
+            return table[self._draws[entity_type].draw(key, self._num_negatives)]
         return table[below(key, self._num_negatives, len(table))]
+
+
+def _weighted_draws(weights: Optional[Mapping[str, npt.NDArray[np.int64]]]) -> dict[str, WeightedDraw]:
+    """Return the draws of the entity types that have weights above 0."""
+    return {name: WeightedDraw(values) for name, values in (weights or {}).items() if values.any()}
 
 
 def find_equal(
@@ -82,7 +100,11 @@ _IN_BATCH_KEY = 0xBA7C4
 
 
 class NegativeSampler(Protocol):
-    """Draws the negatives of a batch; the constructor has the parameters of :class:`MixedNegatives`."""
+    """Draws the negatives of a batch.
+
+    The constructor has the parameters of :class:`MixedNegatives` without the last. A sampler that is
+    registered with ``takes_weights`` has the last too.
+    """
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
@@ -115,6 +137,9 @@ class MixedNegatives:
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     seed : int
+    weights : mapping of str to (n,) int64, optional
+        For each entity type the weight of every original id, in the global and the local share; a place
+        without weights above 0 is drawn from uniformly.
 
     Raises
     ------
@@ -130,6 +155,7 @@ class MixedNegatives:
         local_ranges: Mapping[str, tuple[int, int]],
         pairs: Sequence[tuple[str, str]],
         seed: int,
+        weights: Optional[Mapping[str, Ids]] = None,
     ) -> None:
         self._num_global, self._num_local, self._num_in_batch = split_count(num_negatives, shares)
         self._node_ids = node_ids
@@ -139,9 +165,10 @@ class MixedNegatives:
         self._number_of_type = {name: number for number, name in enumerate(node_ids)}
         # Two counts: types without a local range draw the local share globally as well.
         self._uniform = {
-            number: UniformNegatives(number, node_ids, seed)
-            for number in (self._num_global, self._num_global + self._num_local)
+            number: UniformNegatives(number, node_ids, seed, weights)
+            for number in {self._num_global, self._num_global + self._num_local}
         }
+        self._local = _weighted_draws(self._local_weights(weights) if weights and self._num_local else None)
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
@@ -155,12 +182,25 @@ class MixedNegatives:
         key = (self._seed, batch.epoch, batch.index, chunk, self._number_of_type[entity_type])
         if num_local:
             # The key holds the range's start: equal on a machine's trainers, different between machines.
-            kinds.append(first + below(combine(_LOCAL_KEY, *key, first), num_local, end - first))
+            local_key = combine(_LOCAL_KEY, *key, first)
+            if entity_type in self._local:
+                kinds.append(first + self._local[entity_type].draw(local_key, num_local))
+            else:
+                kinds.append(first + below(local_key, num_local, end - first))
         if self._num_in_batch:
             # Never empty: negatives of a type are drawn only for a chunk with a group of that type.
             present = self._present(entity_type, batch, chunk)
             kinds.append(present[below(combine(_IN_BATCH_KEY, *key), self._num_in_batch, len(present))])
         return np.concatenate(kinds) if len(kinds) > 1 else kinds[0]
+
+    def _local_weights(self, weights: Mapping[str, Ids]) -> dict[str, Ids]:
+        """Return the weights of this machine's entities, in the order of their node ids."""
+        found = {}
+        for name, (first, end) in self._ranges.items():
+            nodes = self._node_ids[name]
+            here = np.flatnonzero((nodes >= first) & (nodes < end))
+            found[name] = weights[name][here[np.argsort(nodes[here])]]
+        return found
 
     def _present(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the entities of a type in the positives of a chunk, once for each time that they occur."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ class AutogradLoss:
     clock : PhaseClock
     is_reference : bool
         Score negatives by their definition (:meth:`KgeModel.compare_plainly`), without the distances whose
-        gradient is written by hand.
+        gradient is written by hand, and find known answers among them in numpy.
     """
 
     reads_in_place = False
@@ -43,6 +44,7 @@ class AutogradLoss:
         is_reference: bool = False,
     ) -> None:
         self._model = model
+        self._is_reference = is_reference
         self._compare = model.compare_plainly if is_reference else model.compare
         self._loss = loss
         self._regularizer = regularizer
@@ -63,8 +65,13 @@ class AutogradLoss:
         """Return the summed loss of a group, a scalar."""
         # Leaves accumulate into views of the request's gradients, so nothing is copied after backward().
         heads, relations, tails = group.heads.leaf(), group.relations.leaf(), group.tails.leaf()
-        losses = self._of_side(group, Side.TAIL, heads, relations, tails)
-        losses = losses + self._of_side(group, Side.HEAD, tails, relations, heads)
+        entities = {Side.TAIL: (heads, tails), Side.HEAD: (tails, heads)}
+        of_sides = [
+            self._of_side(group, side, anchors, relations, truths)
+            for side, (anchors, truths) in entities.items()
+            if side in group.negatives
+        ]
+        losses = sum(of_sides[1:], of_sides[0])
         return (losses if group.weights is None else losses * torch.from_numpy(group.weights)).sum()
 
     def _of_side(
@@ -88,12 +95,22 @@ class AutogradLoss:
         # Sampled negatives may be the true answer itself; it must not be pushed down as a negative.
         rows, columns = find_equal(true_ids, negatives.ids)
         ignored[torch.from_numpy(rows), torch.from_numpy(columns)] = True
+        known = group.known.get(side)
+        if known is not None:
+            known.ignore(ignored.numpy(), self._is_reference)
         # With two entity types the anchor is no candidate of the answer's type.
         if self._own_entity and group.lhs == group.rhs:
             scores = torch.cat([scores, model.compare_pairs(query, anchors)[:, None]], dim=1)
-            is_truth = torch.from_numpy(anchor_ids == true_ids)
-            ignored = torch.cat([ignored, is_truth[:, None]], dim=1)
-        losses = self._loss(model.compare_pairs(query, truths), scores, ignored)
+            is_truth = anchor_ids == true_ids
+            is_known = is_truth if known is None else is_truth | known.own
+            ignored = torch.cat([ignored, torch.from_numpy(is_known)[:, None]], dim=1)
+        positive = model.compare_pairs(query, truths)
+        if group.labels is None:
+            losses = self._loss(positive, scores, ignored)
+        else:
+            # Only a loss that declares confidences gets labels, and has the parameter.
+            labeled: Any = self._loss
+            losses = labeled(positive, scores, ignored, labels=torch.from_numpy(group.labels))
         if self._regularizer is None:
             return losses
         return losses + model.penalty(self._regularizer, anchors, relations, truths, side)

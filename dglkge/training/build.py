@@ -28,11 +28,10 @@ from dglkge.distributed.world import World
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError, StorageError, write_error
 from dglkge.evaluation.protocol import Protocol
-from dglkge.model.choices import NEGATIVE_SAMPLERS, OPTIMIZERS
+from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.kge_model import KgeModel
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.edge_batches import EdgeBatches
-from dglkge.sampling.negatives import NegativeSampler
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.training import dot_softmax
 from dglkge.training.autograd_loss import AutogradLoss
@@ -41,6 +40,7 @@ from dglkge.training.build_candidates import (
     build_query_batches,
     build_relation_loss,
 )
+from dglkge.training.build_negatives import build_known, build_negatives
 from dglkge.training.components import (
     K_VS_ALL,
     NEGATIVE_SAMPLING,
@@ -57,6 +57,7 @@ from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
 from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
+from dglkge.training.loss_settings import check_data_of_loss, relation_weights
 from dglkge.training.matmul_dtype import with_matmul_dtype
 from dglkge.training.relation_prediction import SampledWithRelations
 from dglkge.training.row_dropout import RowDropout
@@ -177,6 +178,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     check_training(config, world.num_machines)
     dataset = opened_dataset(config)
     refuse_empty_splits(config, dataset)
+    check_data_of_loss(config, dataset)
     refuse_bigraph_output(config)
     output = Path(config.output)
     # The lease creates the folder and excludes other jobs from here on.
@@ -210,6 +212,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
             world.local_rank,
             world.trainers_per_machine,
             config.seed,
+            _by_node(relation_weights(config, dataset), layout),
+            config.loss.confidences,
         )
     clock = PhaseClock(config.training.profile)
     train_step = _build_train_step(
@@ -319,22 +323,38 @@ def _build_train_step(
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
     dropout = _build_dropout(config, tables)
+    sums_batch = config.loss.batch_reduction == "sum"
     if config.training.objective != NEGATIVE_SAMPLING:
         full = build_candidate_loss(config, model, regularizer, tables, batches, world, clock, dropout)
-        return TrainStep(full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout)
-    negatives = _build_negatives(config, dataset, layout, tables, pairs)
+        return TrainStep(
+            full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch
+        )
+    negatives = build_negatives(config, dataset, layout, tables, pairs)
     own_entity = config.negatives.own_entity
     of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
     is_reference = config.training.kernels == REFERENCE
     if dot_softmax.is_compiled(model, loss) and not is_reference:
         matmul_dtype = getattr(torch, config.training.matmul_dtype)
-        of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock)
+        of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock, list(negatives))
     else:
         of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock, is_reference)
     if config.training.relation_prediction:
         of_relations = build_relation_loss(config, model, tables, batches, world, clock, dropout)
         of_groups = SampledWithRelations(of_groups, of_relations)
-    return TrainStep(of_groups, tables, optimizer, negatives, pairs, clock, stop, batches.following, dropout)
+    known = build_known(config, dataset, layout)
+    return TrainStep(
+        of_groups,
+        tables,
+        optimizer,
+        negatives,
+        pairs,
+        clock,
+        stop,
+        batches.following,
+        dropout,
+        sums_batch,
+        known,
+    )
 
 
 def _build_dropout(config: Config, tables: TableSet) -> RowDropout | None:
@@ -346,21 +366,6 @@ def _build_dropout(config: Config, tables: TableSet) -> RowDropout | None:
     rates[RELATION] = chosen.relation_dropout
     original_ids = {name: table.original_ids for name, table in tables.items()}
     return RowDropout(rates, original_ids, config.seed)
-
-
-def _build_negatives(
-    config: Config, dataset: Dataset, layout: PartitionLayout, tables: TableSet, pairs: list[tuple[str, str]]
-) -> NegativeSampler:
-    chosen = config.negatives
-    sampler: NegativeSampler = NEGATIVE_SAMPLERS.get(chosen.sampler).load()(
-        chosen.num_uniform,
-        (chosen.global_share, chosen.local_share, chosen.in_batch_share),
-        {name: np.asarray(layout.node_ids(name)) for name in dataset.entity_types},
-        {name: (tables[name].first_node_id, tables[name].end_node_id) for name in dataset.entity_types},
-        pairs,
-        config.seed,
-    )
-    return sampler
 
 
 def _build_courier(world: World) -> Courier | None:
@@ -380,6 +385,11 @@ def _pair_of_relation(dataset: Dataset, layout: PartitionLayout, pairs: list[tup
         dtype=np.int64,
     )
     return by_original[layout.original_ids(RELATION)]
+
+
+def _by_node(weights: np.ndarray | None, layout: PartitionLayout) -> np.ndarray | None:
+    """Return weights of relations by node id, given by original id."""
+    return None if weights is None else weights[layout.original_ids(RELATION)]
 
 
 def _initialize(tables: TableSet, model: KgeModel, config: Config, cluster: Cluster) -> None:

@@ -21,6 +21,7 @@ from dglkge.model.regularizers import REGULARIZERS, Regularizer, build_regulariz
 from dglkge.model.score_functions import PHASE
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
+from dglkge.training.loss_settings import check_loss_settings, check_negatives, configured_reduction
 
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
@@ -45,9 +46,11 @@ def check_config(config: Config) -> None:
     NEGATIVE_SAMPLERS.get(config.negatives.sampler)
     chosen = config.negatives
     split_count(chosen.num_uniform, (chosen.global_share, chosen.local_share, chosen.in_batch_share))
+    check_negatives(config)
     check_lookup(config)
     check_kernels(config)
     check_objective(config)
+    check_loss_settings(config)
     if config.model.relation_dropout and model.score_function.relation_init == PHASE:
         raise InputError(
             f"model.relation_dropout is {config.model.relation_dropout:g} and model.score_function is "
@@ -180,7 +183,11 @@ def configured_loss(config: Config) -> Loss:
         for name in LOSSES.get(config.loss.name).options()
         if hasattr(config.loss, name)
     }
-    return build_loss(config.loss.name, **options)
+    loss = build_loss(config.loss.name, **options)
+    reduction = configured_reduction(config)
+    if reduction is not None:
+        loss.reduction = reduction
+    return loss
 
 
 def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | None:

@@ -10,7 +10,7 @@ and gradients of rows stay float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -18,7 +18,9 @@ import torch
 from dglkge.kernels import dot, softmax
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import IGNORED_SCORE, Loss
+from dglkge.model.negative_terms import Mean
 from dglkge.model.regularizers import Regularizer
+from dglkge.sampling.known_answers import KnownNegatives
 from dglkge.training.penalties import GroupPenalty
 from dglkge.training.rows import Group, Negatives, Scratch
 from dglkge.training.stats import PhaseClock
@@ -34,7 +36,9 @@ def is_compiled(model: KgeModel, loss: Loss) -> bool:
 
     A subclass of the model may compute anything, so it is not taken for its base.
     """
-    return type(model) is KgeModel and model.score_function.compiled and loss.compiled
+    # Adversarial weights replace the mean; the loops have none.
+    is_plain = loss.compiled and type(loss.reduction) is Mean
+    return type(model) is KgeModel and model.score_function.compiled and is_plain
 
 
 class DotSoftmax:
@@ -49,6 +53,8 @@ class DotSoftmax:
     matmul_dtype : torch.dtype
         Type in which matmuls are taken, ``torch.float32`` or ``torch.bfloat16``.
     clock : PhaseClock
+    sides : collection of Side
+        Sides that are trained: those of the negatives of each group.
     """
 
     reads_in_place = True
@@ -60,12 +66,13 @@ class DotSoftmax:
         own_entity: bool,
         matmul_dtype: torch.dtype,
         clock: PhaseClock,
+        sides: Collection[Side] = tuple(Side),
     ) -> None:
         self._model = model
         self._dim = model.dim
         self._operator = (model.score_function.complex_valued, model.reciprocal)
-        # N3 goes into the loop that writes the gradients; any other penalty is added afterwards.
-        self._penalty = GroupPenalty(model, regularizer)
+        # N3 of both sides goes into the loop that writes the gradients; other penalties are added afterwards.
+        self._penalty = GroupPenalty(model, regularizer, sides)
         self._own_entity = own_entity
         self._dtype = matmul_dtype
         # In the representation of the scores, float32 or bfloat16 words: the loop only writes it.
@@ -98,14 +105,19 @@ class DotSoftmax:
         of_queries = self._scratch.take("of_queries", room, self._dim, self._dtype)
         loss = 0.0
         numbers = (positive, own, factors, missing, own_shares)
-        for block, negatives, true_ids in _blocks(group):
+        for block, negatives, true_ids, known in _blocks(group):
             of_block = [array[block] for array in numbers]
             # Rows beyond the block are queries of the next block or padding: their scores are set to 0 below.
             shape = slice(block.start, block.start + _rounded(len(true_ids)))
             loss += self._against(
-                queries[shape], negatives, true_ids, of_block, of_queries[shape], id(negatives) in seen
+                queries[shape], negatives, true_ids, known, of_block, of_queries[shape], id(negatives) in seen
             )
             seen.add(id(negatives))
+        for side, block in _sides(num).items():
+            # A side that is not trained: its queries have no gradients.
+            if side not in group.negatives:
+                of_queries[block] = 0
+                missing[block] = own_shares[block] = 0
         outputs = [places.gradients.numpy() for places in (group.heads, group.tails, group.relations)]
         loss += dot.write_gradients(
             *rows,
@@ -125,6 +137,9 @@ class DotSoftmax:
         # answers.
         if self._own_entity and group.lhs == group.rhs:
             own[:, group.head_ids == group.tail_ids] = IGNORED_SCORE
+            for of_side, side in zip(own, _sides(0)):
+                if side in group.known:
+                    of_side[group.known[side].own] = IGNORED_SCORE
         else:
             own[:] = IGNORED_SCORE
 
@@ -133,6 +148,7 @@ class DotSoftmax:
         queries: torch.Tensor,
         negatives: Negatives,
         true_ids: np.ndarray,
+        known: Sequence[KnownNegatives],
         numbers: Sequence[np.ndarray],
         of_queries: torch.Tensor,
         adds: bool,
@@ -152,6 +168,10 @@ class DotSoftmax:
         clock.enter("loss")
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
         softmax.ignore_truths(true_ids, negatives.ids, self._ignored, slots, words(scores))
+        for number, one in enumerate(known):
+            # Known answers of equally many queries for each side of the block.
+            of_side = scores[number * len(one.own) : (number + 1) * len(one.own)]
+            one.overwrite(words(of_side), self._ignored, slots)
         loss: float = softmax.softmax(words(scores[: len(true_ids)]), *numbers)
         scores[len(true_ids) :] = 0
         clock.enter("backward")
@@ -176,15 +196,25 @@ def _rounded(num: int) -> int:
     return -(-num // QUERY_MULTIPLE) * QUERY_MULTIPLE
 
 
-def _blocks(group: Group) -> list[tuple[slice, Negatives, np.ndarray]]:
-    """Return runs of the queries, those for tails first, with their negatives and true answers."""
-    num, (of_tails, of_heads) = len(group), (group.negatives[side] for side in (Side.TAIL, Side.HEAD))
-    if of_tails is of_heads:
-        return [(slice(0, 2 * num), of_tails, np.concatenate([group.tail_ids, group.head_ids]))]
+def _blocks(group: Group) -> list[tuple[slice, Negatives, np.ndarray, list[KnownNegatives]]]:
+    """Return runs of the queries, those for tails first, with their negatives, true and known answers."""
+    known = group.known
+    found, num = group.negatives, len(group)
+    if found.get(Side.TAIL) is found.get(Side.HEAD):
+        truths = np.concatenate([group.tail_ids, group.head_ids])
+        of_both = [known[side] for side in _sides(num) if side in known]
+        return [(slice(0, 2 * num), found[Side.TAIL], truths, of_both)]
+    truths_of = {Side.TAIL: group.tail_ids, Side.HEAD: group.head_ids}
     return [
-        (slice(0, num), of_tails, group.tail_ids),
-        (slice(num, 2 * num), of_heads, group.head_ids),
+        (block, found[side], truths_of[side], [known[side]] if side in known else [])
+        for side, block in _sides(num).items()
+        if side in found
     ]
+
+
+def _sides(num: int) -> dict[Side, slice]:
+    """Return the run of the queries of each side, those for tails first."""
+    return {Side.TAIL: slice(0, num), Side.HEAD: slice(num, 2 * num)}
 
 
 def words(tensor: torch.Tensor) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -23,12 +25,14 @@ def loop_weights(model: KgeModel, regularizer: Regularizer | None) -> LoopWeight
 
 
 class GroupPenalty:
-    """Adds the gradients of both queries' penalties to those of a group's rows.
+    """Adds the gradients of the queries' penalties to those of a group's rows.
 
     Parameters
     ----------
     model : KgeModel
     regularizer : Regularizer or None
+    sides : collection of Side
+        Sides whose queries are regularized; the loops compute both.
 
     Attributes
     ----------
@@ -37,11 +41,14 @@ class GroupPenalty:
         regularizer is just that; :meth:`add` then adds nothing.
     """
 
-    def __init__(self, model: KgeModel, regularizer: Regularizer | None) -> None:
+    def __init__(
+        self, model: KgeModel, regularizer: Regularizer | None, sides: Collection[Side] = tuple(Side)
+    ) -> None:
         self._model = model
         self._regularizer = regularizer
         self._operator = (model.score_function.complex_valued, model.reciprocal)
-        self._weights = weights = loop_weights(model, regularizer)
+        self._sides = sides
+        self._weights = weights = loop_weights(model, regularizer) if len(sides) == len(Side) else None
         self.n3 = np.float32(0)
         if weights is not None and weights.power == 3 and weights.entity == 2 * weights.relation:
             self.n3, self._regularizer = np.float32(weights.relation), None
@@ -69,9 +76,13 @@ class GroupPenalty:
         places = (group.heads, group.relations, group.tails)
         leaves = [place.found().copied().requires_grad_() for place in places]
         heads, relations, tails = leaves
-        both = self._model.penalty(regularizer, heads, relations, tails, Side.TAIL)
-        both = both + self._model.penalty(regularizer, tails, relations, heads, Side.HEAD)
-        total = (both * torch.from_numpy(factors)).sum()
+        entities = {Side.TAIL: (heads, tails), Side.HEAD: (tails, heads)}
+        of_sides = [
+            self._model.penalty(regularizer, anchors, relations, truths, side)
+            for side, (anchors, truths) in entities.items()
+            if side in self._sides
+        ]
+        total = (sum(of_sides[1:], of_sides[0]) * torch.from_numpy(factors)).sum()
         total.backward()
         for place, leaf in zip(places, leaves):
             if leaf.grad is not None:

@@ -6,7 +6,7 @@ Steps 3 and 4 of a batch: negatives are drawn, and with them all ids that a batc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ import torch
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.found_rows import FoundRows
 from dglkge.sampling.edge_batches import EdgeBatch
+from dglkge.sampling.known_answers import KnownAnswers, KnownNegatives
 from dglkge.sampling.negatives import NegativeSampler
 from dglkge.typing import RELATION, Side
 
@@ -178,7 +179,12 @@ class Group:
     weights : (B,) float32 or None
     heads, relations, tails : RowPlaces
     negatives : mapping of Side to Negatives
-        The same object for both sides where the entity types are the same.
+        Of the sides that are trained. The same object for both where the entity types and the sampler are
+        the same.
+    known : mapping of Side to KnownNegatives
+        Known answers, where they do not count as negatives.
+    labels : (B,) float32 or None
+        Confidences that the edges are true.
     """
 
     lhs: str
@@ -190,6 +196,8 @@ class Group:
     relations: RowPlaces
     tails: RowPlaces
     negatives: Mapping[Side, Negatives]
+    known: Mapping[Side, KnownNegatives] = field(default_factory=dict)
+    labels: npt.NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.head_ids)
@@ -203,31 +211,40 @@ class Group:
 def request_rows(
     batch: EdgeBatch,
     pairs: Sequence[tuple[str, str]],
-    sampler: NegativeSampler | None,
+    sampler: NegativeSampler | Mapping[Side, NegativeSampler] | None,
     requests: Mapping[str, RowRequest],
+    known: KnownAnswers | None = None,
 ) -> list[Group]:
     """Make the groups of a batch: draw its negatives and request all rows.
 
-    Groups of one chunk share negatives by entity type.
+    Groups of one chunk share negatives by entity type and sampler.
 
     Parameters
     ----------
     batch : EdgeBatch
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
-    sampler : NegativeSampler or None
-        None: the groups have no negatives.
+    sampler : NegativeSampler, mapping of Side to NegativeSampler, or None
+        One for both sides, or one for each side that is trained. None: the groups have no negatives.
     requests : mapping of str to RowRequest
         By table.
+    known : KnownAnswers, optional
+        Answers that are no negatives.
     """
-    drawn: dict[tuple[int, str], Negatives] = {}
+    samplers: Mapping[Side, NegativeSampler] = {}
+    if isinstance(sampler, Mapping):
+        samplers = sampler
+    elif sampler is not None:
+        samplers = {Side.HEAD: sampler, Side.TAIL: sampler}
+    drawn: dict[tuple[int, str, int], Negatives] = {}
 
-    def negatives(sampler: NegativeSampler, entity_type: str, chunk: int) -> Negatives:
+    def negatives(side: Side, entity_type: str, chunk: int) -> Negatives:
         # Drawn once for each chunk and type: its rows are requested, sent and updated once for all groups.
-        if (chunk, entity_type) not in drawn:
-            ids = sampler.sample(entity_type, batch, chunk)
-            drawn[chunk, entity_type] = Negatives(ids, requests[entity_type].add(ids))
-        return drawn[chunk, entity_type]
+        key = (chunk, entity_type, id(samplers[side]))
+        if key not in drawn:
+            ids = samplers[side].sample(entity_type, batch, chunk)
+            drawn[key] = Negatives(ids, requests[entity_type].add(ids))
+        return drawn[key]
 
     groups = []
     for found in batch.groups:
@@ -235,10 +252,14 @@ def request_rows(
         lhs, rhs = pairs[found.pair]
         heads, relations, tails = batch.heads[run], batch.relations[run], batch.tails[run]
         places = (requests[lhs].add(heads), requests[RELATION].add(relations), requests[rhs].add(tails))
-        against = {}
-        if sampler is not None:
-            against[Side.HEAD] = negatives(sampler, lhs, found.chunk)
-            against[Side.TAIL] = negatives(sampler, rhs, found.chunk)
+        types = {Side.HEAD: lhs, Side.TAIL: rhs}
+        against = {side: negatives(side, types[side], found.chunk) for side in Side if side in samplers}
+        anchors = {Side.HEAD: (rhs, tails), Side.TAIL: (lhs, heads)}
+        known_of = {
+            side: known.among(side, *anchors[side], relations, types[side], against[side].ids)
+            for side in against
+            if known is not None
+        }
         groups.append(
             Group(
                 lhs,
@@ -248,6 +269,8 @@ def request_rows(
                 None if batch.weights is None else batch.weights[run],
                 *places,
                 against,
+                known_of,
+                None if batch.labels is None else batch.labels[run],
             )
         )
     return groups

@@ -14,6 +14,7 @@ from dglkge.distributed.preemption import StopRequest
 from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_lookup import DirectLookup, RowLookup
 from dglkge.embeddings.table_set import TableSet
+from dglkge.sampling.known_answers import KnownAnswers
 from dglkge.sampling.negatives import NegativeSampler
 from dglkge.sampling.query_batches import QueryBatch, TrainingBatch
 from dglkge.training.all_candidates import CandidateLoss
@@ -24,6 +25,7 @@ from dglkge.training.relation_prediction import SampledWithRelations
 from dglkge.training.row_dropout import RowDropout
 from dglkge.training.rows import RowRequest, Scratch, request_rows
 from dglkge.training.stats import PhaseClock
+from dglkge.typing import Side
 
 
 class TrainStep:
@@ -36,8 +38,8 @@ class TrainStep:
     tables : TableSet
     optimizer : SparseOptimizer
         Of ``dglkge.optim``, over the embeddings of all tables.
-    negatives : NegativeSampler or None
-        None where the loss takes all candidates.
+    negatives : mapping of Side to NegativeSampler, or None
+        Samplers of the sides that are trained. None where the loss takes all candidates.
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     clock : PhaseClock
@@ -46,6 +48,10 @@ class TrainStep:
     following : callable
         Returns this trainer's share of the batch that comes after one, None after the last.
     dropout : RowDropout, optional
+    sums_batch : bool
+        Train the sum over a global batch instead of its mean.
+    known : KnownAnswers, optional
+        Answers that are no negatives.
 
     Attributes
     ----------
@@ -58,14 +64,18 @@ class TrainStep:
         loss: Union[AutogradLoss, DotSoftmax, SampledWithRelations, CandidateLoss],
         tables: TableSet,
         optimizer: Any,
-        negatives: NegativeSampler | None,
+        negatives: Mapping[Side, NegativeSampler] | None,
         pairs: Sequence[tuple[str, str]],
         clock: PhaseClock,
         stop: StopRequest,
         following: Callable[[Any, Callable[[str], None]], TrainingBatch | None],
         dropout: RowDropout | None = None,
+        sums_batch: bool = False,
+        known: KnownAnswers | None = None,
     ) -> None:
         self._dropout = dropout
+        self._known = known
+        self._sums_batch = sums_batch
         self._stop = stop
         self.someone_must_stop = False
         self._loss = loss
@@ -105,7 +115,7 @@ class TrainStep:
         # The next batch's ids travel in a thread while this one computes.
         self._announce_next(batch)
         # 5 score: loss and backward; the gradients lie in the requests afterwards.
-        loss = self._loss(plan.groups, batch.global_size)
+        loss = self._loss(plan.groups, 1 if self._sums_batch else batch.global_size)
         if self._dropout is not None:
             # A dropped number is the stored one times its mask, and so is its gradient.
             for name, request in plan.requests.items():
@@ -168,7 +178,7 @@ class TrainStep:
         if isinstance(batch, QueryBatch):
             groups = request_queries(batch, requests)
         else:
-            groups = request_rows(batch, self._pairs, self._negatives, requests)
+            groups = request_rows(batch, self._pairs, self._negatives, requests, self._known)
         return _Plan(_number(batch), requests, groups)
 
     def _announce_next(self, batch: TrainingBatch) -> None:

@@ -38,11 +38,27 @@ def self_adversarial(positive, kept, margin=9.0, adversarial_temperature=1.0):
     return softplus(-(margin + positive)) - weighted
 
 
+def bce(positive, kept):
+    return (softplus(-positive) + sum(softplus(n) for n in kept)) / (1 + len(kept))
+
+
+def hinge(positive, kept, margin=1.0):
+    return max(0.0, margin - positive) + sum(max(0.0, margin + n) for n in kept) / len(kept)
+
+
+def squared(positive, kept):
+    return (1 - positive) ** 2 + sum(n * n for n in kept) / len(kept)
+
+
 CASES = [
     ("softmax", softmax, {}),
     ("logistic", logistic, {}),
     ("margin_ranking", margin_ranking, {}),
     ("margin_ranking", margin_ranking, {"margin": 0.25}),
+    ("bce", bce, {}),
+    ("hinge", hinge, {}),
+    ("hinge", hinge, {"margin": 2.5}),
+    ("squared", squared, {}),
     ("self_adversarial", self_adversarial, {}),
     ("self_adversarial", self_adversarial, {"margin": 2, "adversarial_temperature": 0.5}),
     ("self_adversarial", self_adversarial, {"margin": 0.0, "adversarial_temperature": 0}),
@@ -98,7 +114,8 @@ def test_large_scores_stay_finite(name, scale):
     assert torch.isfinite(positive.grad).all() and torch.isfinite(negative.grad).all()
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+# A squared error also pulls a score back to its label.
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"squared"}))
 def test_better_positives_and_worse_negatives_never_cost_more(name):
     positive, negative, _ = tensors()
     build_loss(name)(positive, negative).sum().backward()
@@ -132,6 +149,7 @@ def test_softmax_gradient_is_belief_minus_truth():
             "the loss 'margin_ranking' has no option 'gamma'; its options: 'margin'",
         ),
         ("self_adversarial", {"temperature": 1}, "its options: 'margin', 'adversarial_temperature'"),
+        ("hinge", {"margin": 0}, "the margin must be a number greater than 0, got 0"),
         ("margin_ranking", {"margin": 0}, "the margin must be a number greater than 0, got 0"),
         ("self_adversarial", {"margin": -1.0}, "the margin must be a number at least 0, got -1.0"),
         ("self_adversarial", {"adversarial_temperature": "hot"}, "must be a number at least 0, got 'hot'"),

@@ -72,6 +72,54 @@ REFUSED = [
     ),
     (["model.entity_dropout=1"], "model.entity_dropout is 1.0; allowed: at least 0 and below 1"),
     (["regularizer.entity_ratio=-1"], "regularizer.entity_ratio is -1.0; allowed: at least 0"),
+    (
+        ["loss.reduction=sum"],
+        "loss.reduction is sum and loss.name is softmax, which has no effect; allowed: mean, or one of ",
+    ),
+    (
+        ["loss.name=self_adversarial", "loss.adversarial_weights=true"],
+        "loss.adversarial_weights is true and loss.name is self_adversarial, which has no effect; allowed: "
+        "false, or one of ",
+    ),
+    (
+        ["loss.name=hinge", "loss.adversarial_weights=true", "loss.reduction=sum"],
+        "the weights of a query's negatives sum to 1; allowed with them: mean",
+    ),
+    (
+        ["training.objective=k_vs_all", "loss.adversarial_weights=true"],
+        "loss.adversarial_weights is true, and training.objective is k_vs_all, which does not take it; "
+        "allowed: false, or training.objective negative_sampling",
+    ),
+    (
+        ["loss.confidences=true"],
+        "loss.confidences is true and loss.name is softmax, which has no effect; allowed: false, or one of ",
+    ),
+    (
+        ["loss.confidences=true", "loss.name=bce", "training.objective=one_vs_all"],
+        "loss.confidences is true, and training.objective is one_vs_all, which does not take it; allowed: ",
+    ),
+    (["loss.relation_weights=[a=1,b]"], "loss.relation_weights has 'b'; allowed: name=weight, the weight a "),
+    (["loss.relation_weights=a=-1"], "loss.relation_weights has 'a=-1'; allowed: name=weight, the weight a "),
+    (["loss.relation_weights=[a=1,a=2]"], "loss.relation_weights names 'a' twice; allowed is once"),
+    (
+        ["loss.relation_weights=a=1", "training.objective=k_vs_all"],
+        "loss.relation_weights is given, and training.objective is k_vs_all, which takes no weights; allowed",
+    ),
+    (
+        ["negatives.num_for_heads=0", "negatives.num_for_tails=0"],
+        "negatives.num_for_heads and negatives.num_for_tails are both 0: no side is trained; allowed is "
+        "0 for one of them",
+    ),
+    (
+        ["negatives.mask_known=true", "training.objective=one_vs_all"],
+        "negatives.mask_known is true, and training.objective is one_vs_all, which has no sampled negatives; "
+        "allowed: false, or training.objective negative_sampling",
+    ),
+    (
+        ["negatives.degree_power=1", "negatives.global_share=0", "negatives.in_batch_share=1"],
+        "negatives.degree_power is 1 and negatives.in_batch_share is 1, which has no effect",
+    ),
+    (["loss.name=hinge", "loss.margin=0"], "the margin must be a number greater than 0, got 0.0"),
     (["negatives.sampler=mixd"], "unknown negative sampler 'mixd'; did you mean 'mixed'? known: 'mixed'"),
     (["imports=no_such_module"], "cannot import 'no_such_module' (ModuleNotFoundError: No module named "),
     (

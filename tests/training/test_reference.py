@@ -35,6 +35,9 @@ PAIRS = [(name, "softmax") for name in SCORE_FUNCTIONS]
 PAIRS += [pair for pair in itertools.product(("complex", "transe_l2"), LOSSES) if pair[1] != "softmax"]
 CASES = [f"model.score_function={one} loss.name={two}" for one, two in PAIRS]
 CASES += [f"regularizer.name={name} regularizer.weight=0.1" for name in REGULARIZERS if name != "none"]
+CASES += ["loss.adversarial_weights=true", "loss.name=margin_ranking loss.reduction=sum"]
+CASES += ["negatives.mask_known=true", "negatives.num_for_heads=5 negatives.degree_power=0.75"]
+CASES += ["negatives.num_for_tails=0 regularizer.name=n3 regularizer.weight=0.1"]
 CASES += ["negatives.in_batch_share=0.5 negatives.global_share=0.5", "model.reciprocal_relations=false"]
 
 

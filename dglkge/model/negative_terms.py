@@ -1,0 +1,119 @@
+"""Reductions of the terms of a query's negatives to one number: mean, sum, self-adversarial mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Optional, Protocol
+
+from dglkge.registry import deferred
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = deferred("torch")
+
+IGNORED_SCORE = -1e30
+"""Score of an ignored negative: it adds nothing to any loss and gets no gradient. Finite: if all negatives of
+a query are ignored, its loss is a number and not NaN."""
+
+
+class Reduction(Protocol):
+    """Reduces the terms of the negatives of each query."""
+
+    def __call__(
+        self, terms: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor]
+    ) -> torch.Tensor:
+        """Return one number for each query.
+
+        Parameters
+        ----------
+        terms : (B, N) tensor
+            The loss of each negative, 0 where it is ignored.
+        negative : (B, N) tensor
+            Scores of the negatives.
+        ignored : (B, N) bool tensor or None
+
+        Returns
+        -------
+        (B,) tensor
+            0 where all negatives are ignored.
+        """
+        ...
+
+
+class Mean:
+    """Mean over the negatives that are not ignored."""
+
+    def __call__(
+        self, terms: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the mean of each query; see :class:`Reduction`."""
+        if ignored is None:
+            return terms.mean(1)
+        # Ignored terms are 0 already, so only the count needs correction.
+        return terms.sum(1) / counted(terms, ignored).clamp_min(1)
+
+
+class Sum:
+    """Sum over the negatives, as in PyTorch-BigGraph's ranking loss (Lerer et al. 2019)."""
+
+    def __call__(
+        self, terms: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the sum of each query; see :class:`Reduction`."""
+        return terms.sum(1)
+
+
+class Adversarial:
+    """Mean with the weights of :func:`adversarial_weights`, which sum to 1 (Sun et al. 2019, eq. 5).
+
+    Parameters
+    ----------
+    temperature : float
+        0 weighs all negatives the same.
+    """
+
+    def __init__(self, temperature: float) -> None:
+        self.temperature = temperature
+
+    def __call__(
+        self, terms: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor]
+    ) -> torch.Tensor:
+        """Return the weighted mean of each query; see :class:`Reduction`."""
+        return (adversarial_weights(negative, ignored, self.temperature) * terms).sum(1)
+
+
+def adversarial_weights(
+    negative: torch.Tensor, ignored: Optional[torch.Tensor], temperature: float
+) -> torch.Tensor:
+    """Return the softmax (B, N) of temperature times score, through which no gradient flows."""
+    return _adversarial_scores(negative, ignored, temperature).softmax(1)
+
+
+def adversarial_log_shares(
+    negative: torch.Tensor, ignored: Optional[torch.Tensor], temperature: float
+) -> torch.Tensor:
+    """Return log(K w) of the weights w of K negatives, (B, N); 0 for equal weights, undefined if ignored."""
+    weights = _adversarial_scores(negative, ignored, temperature).log_softmax(1)
+    return weights + counted(negative, ignored).clamp_min(1).log().unsqueeze(1)
+
+
+def _adversarial_scores(
+    negative: torch.Tensor, ignored: Optional[torch.Tensor], temperature: float
+) -> torch.Tensor:
+    # Ignored scores are set after the temperature: a temperature of 0 would turn -1e30 into 0, and ignored
+    # negatives would get weight.
+    return without(negative.detach() * temperature, ignored)
+
+
+def without(
+    scores: torch.Tensor, ignored: Optional[torch.Tensor], value: float = IGNORED_SCORE
+) -> torch.Tensor:
+    """Return scores with a value in place of ignored ones, through which no gradient flows."""
+    return scores if ignored is None else scores.masked_fill(ignored, value)
+
+
+def counted(scores: torch.Tensor, ignored: Optional[torch.Tensor]) -> torch.Tensor:
+    """Return the number of negatives of each query that are not ignored, (B,)."""
+    if ignored is None:
+        return scores.new_full((len(scores),), scores.shape[1])
+    return scores.shape[1] - ignored.sum(1)

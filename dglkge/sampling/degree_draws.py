@@ -1,0 +1,99 @@
+"""Draws of entities in proportion to a power of their degrees (Mikolov et al. 2013 take the power 3/4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.kernels.hashing import below
+
+Ids = npt.NDArray[np.int64]
+
+TOTAL_BITS = 52
+"""The weights of an entity type sum to about 2**52: their sums fit into int64."""
+
+TRIPLES_A_BLOCK = 1 << 20
+"""Triples that are counted at a time, or as many as there are entities."""
+
+
+def count_degrees(
+    triples: npt.NDArray[np.integer], types: Sequence[tuple[str, str]], num_entities: Mapping[str, int]
+) -> dict[str, Ids]:
+    """Count the triples of each entity, as head and as tail.
+
+    Parameters
+    ----------
+    triples : (T, 3) int64
+        By original ids.
+    types : sequence of (str, str)
+        Entity types of the heads and tails of each relation, by original id.
+    num_entities : mapping of str to int
+        Entities of each type.
+
+    Returns
+    -------
+    dict of str to (n,) int64
+        By original id.
+
+    Examples
+    --------
+    >>> count_degrees(np.array([[0, 0, 1], [2, 0, 1]]), [("word", "word")], {"word": 4})
+    {'word': array([1, 2, 1, 0])}
+    """
+    degrees = {name: np.zeros(num, np.int64) for name, num in num_entities.items()}
+    number = {name: i for i, name in enumerate(num_entities)}
+    type_of = np.array([[number[lhs], number[rhs]] for lhs, rhs in types], np.int64).reshape(-1, 2)
+    # Each count makes an array of all entities: blocks of fewer triples would take longer.
+    block = max(TRIPLES_A_BLOCK, *num_entities.values())
+    for start in range(0, len(triples), block):
+        heads, relations, tails = np.asarray(triples[start : start + block]).T
+        for side, entities in enumerate((heads, tails)):
+            types_here = type_of[relations, side]
+            for name, i in number.items():
+                of_type = entities if len(number) == 1 else entities[types_here == i]
+                degrees[name] += np.bincount(of_type, minlength=num_entities[name])
+    return degrees
+
+
+def degree_weights(degrees: Ids, power: float) -> Ids:
+    """Return whole numbers (n,) in proportion to degree ** power; 0 for entities without triples.
+
+    Real numbers with a mean of about 2**52 / n, rounded, at least 1. Whole numbers make sums exact, so all
+    machines draw the same.
+    """
+    powers = np.zeros(len(degrees))
+    drawn = degrees > 0
+    if not drawn.any():
+        return powers.astype(np.int64)
+    # Relative to the greatest degree: the power of a degree alone may overflow.
+    powers[drawn] = (degrees[drawn] / degrees.max()) ** power
+    # A power of two: the last bits of the sum, which machines may add in another order, do not reach weights.
+    scale = 2.0 ** math.floor(TOTAL_BITS - math.log2(powers.sum()))
+    return np.where(drawn, np.maximum(np.rint(powers * scale), 1), 0).astype(np.int64)
+
+
+class WeightedDraw:
+    """Draws numbers in proportion to weights, exactly: the inverse of their cumulative distribution.
+
+    Parameters
+    ----------
+    weights : (n,) int64
+        At least 0, with a positive sum below 2**63.
+
+    Examples
+    --------
+    >>> set(WeightedDraw(np.array([0, 3, 0, 1])).draw(7, 100).tolist())
+    {1, 3}
+    """
+
+    def __init__(self, weights: Ids) -> None:
+        self._ends = np.cumsum(weights)
+
+    def draw(self, key: int, count: int) -> Ids:
+        """Return numbers (count,) in [0, n) under a key; see :func:`dglkge.kernels.hashing.below`."""
+        places = below(key, count, int(self._ends[-1]))
+        # Number i owns the places [ends[i - 1], ends[i]); numbers of weight 0 own none.
+        return np.searchsorted(self._ends, places, side="right").astype(np.int64)

@@ -1,0 +1,121 @@
+"""Known answers among sampled negatives (``negatives.mask_known``): they do not count as negatives.
+
+Of the training triples only: a true triple of another split is not known while a model is trained. Everything
+is found by original ids, so it does not depend on how the graph was partitioned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.data.known_triples import KnownTriples
+from dglkge.kernels.softmax import ignore_known
+from dglkge.sampling.negatives import find_equal
+from dglkge.typing import RELATION, Side
+
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class KnownNegatives:
+    """Known answers to queries (B,), and negatives (N,) that they are looked up among.
+
+    Attributes
+    ----------
+    first, count : (B,) int64
+        The answers to query i are ``answers[first[i] : first[i] + count[i]]``.
+    answers, negative_ids : (A,) and (N,) int64
+        Original ids.
+    own : (B,) bool
+        Whether the query's own entity is a known answer, if it has the type of the answers.
+    """
+
+    first: Ids
+    count: Ids
+    answers: Ids
+    negative_ids: Ids
+    own: npt.NDArray[np.bool_]
+
+    def overwrite(
+        self, scores: npt.NDArray[Any], ignored: Any, slots: Optional[npt.NDArray[np.int32]] = None
+    ) -> None:
+        """Write a value in place of the scores (B, N) of known answers.
+
+        Parameters
+        ----------
+        scores : (B, N) array
+            Changed; also a mask.
+        ignored : scalar
+        slots : (H + N,) int32, optional
+            Room as in :func:`dglkge.kernels.softmax.ignore_truths`.
+        """
+        num = len(self.negative_ids)
+        if slots is None:
+            slots = np.empty((2 << num.bit_length()) + num, np.int32)
+        ignore_known(self.first, self.count, self.answers, self.negative_ids, ignored, slots, scores)
+
+    def ignore(self, mask: npt.NDArray[np.bool_], plainly: bool) -> None:
+        """Set the places (B, N) of known answers to True; ``plainly`` without compiled loops."""
+        if not plainly:
+            self.overwrite(mask, True)
+            return
+        for row, (first, count) in enumerate(zip(self.first, self.count)):
+            _, columns = find_equal(self.answers[first : first + count], self.negative_ids)
+            mask[row, columns] = True
+
+
+class KnownAnswers:
+    """Finds the known answers to the queries of batches.
+
+    Parameters
+    ----------
+    triples : (T, 3) int64
+        Training triples, by original ids.
+    num_relations : int
+    original_ids : mapping of str to (n,) int64
+        Original id of every node id, of each entity type and of the relations.
+    """
+
+    def __init__(
+        self, triples: npt.NDArray[np.integer], num_relations: int, original_ids: Mapping[str, Ids]
+    ) -> None:
+        self._known = KnownTriples([triples], num_relations)
+        self._num_relations = num_relations
+        self._original_ids = original_ids
+        # Triples whose head is their tail, as relation and entity in one number. Entities are numbered by
+        # type, so those between two types are no loops; their queries have no entity of their own to score.
+        heads, relations, tails = triples.T
+        is_loop = heads == tails
+        self._loops = np.unique(heads[is_loop].astype(np.int64) * num_relations + relations[is_loop])
+
+    def among(
+        self,
+        side: Side,
+        anchor_type: str,
+        anchors: Ids,
+        relations: Ids,
+        answer_type: str,
+        negative_ids: Ids,
+    ) -> KnownNegatives:
+        """Return the known answers to queries, to be looked up among negatives.
+
+        Parameters
+        ----------
+        side : Side
+            The side of the missing entity.
+        anchor_type, answer_type : str
+        anchors, relations : (B,) int64
+            Node ids of the given entities and relations.
+        negative_ids : (N,) int64
+            Node ids.
+        """
+        entities = self._original_ids[anchor_type][anchors]
+        relation_ids = self._original_ids[RELATION][relations]
+        first, count, answers = self._known.runs(side, entities, relation_ids)
+        own = np.isin(entities * self._num_relations + relation_ids, self._loops)
+        return KnownNegatives(first, count, answers, self._original_ids[answer_type][negative_ids], own)

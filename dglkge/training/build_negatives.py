@@ -1,0 +1,59 @@
+"""Builders of the negative samplers of the sides that are trained, and of the answers that are masked."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Optional
+
+import numpy as np
+
+from dglkge.config import Config
+from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import TRAIN
+from dglkge.data.partition_layout import PartitionLayout
+from dglkge.embeddings.table_set import TableSet
+from dglkge.kernels.hashing import combine
+from dglkge.model.choices import NEGATIVE_SAMPLERS
+from dglkge.sampling.degree_draws import count_degrees, degree_weights
+from dglkge.sampling.known_answers import KnownAnswers
+from dglkge.sampling.negatives import NegativeSampler
+from dglkge.typing import RELATION, Side
+
+_HEADS_KEY = 0x4EAD
+
+
+def build_negatives(
+    config: Config, dataset: Dataset, layout: PartitionLayout, tables: TableSet, pairs: list[tuple[str, str]]
+) -> dict[Side, NegativeSampler]:
+    """Make the sampler of each side that is trained.
+
+    Both sides have the same one if they have equally many negatives: rows are then looked up and updated once
+    for both. Otherwise each has its own, with a seed of its own.
+    """
+    chosen = config.negatives
+    node_ids = {name: np.asarray(layout.node_ids(name)) for name in dataset.entity_types}
+    local = {name: (tables[name].first_node_id, tables[name].end_node_id) for name in dataset.entity_types}
+    shares = (chosen.global_share, chosen.local_share, chosen.in_batch_share)
+    make = NEGATIVE_SAMPLERS.get(chosen.sampler).load()
+    if chosen.degree_power:
+        types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
+        num_entities = {name: len(ids) for name, ids in node_ids.items()}
+        degrees = count_degrees(dataset.split(TRAIN), types, num_entities)
+        weights = {name: degree_weights(counts, chosen.degree_power) for name, counts in degrees.items()}
+        make = partial(make, weights=weights)
+    counts = {side: count for side, count in chosen.per_side.items() if count}
+    by_count: dict[int, NegativeSampler] = {}
+    # Tails first: they keep the run's seed.
+    for side in sorted(counts, key=lambda side: side is Side.HEAD):
+        if counts[side] not in by_count:
+            seed = combine(_HEADS_KEY, config.seed) if by_count else config.seed
+            by_count[counts[side]] = make(counts[side], shares, node_ids, local, pairs, seed)
+    return {side: by_count[count] for side, count in counts.items()}
+
+
+def build_known(config: Config, dataset: Dataset, layout: PartitionLayout) -> Optional[KnownAnswers]:
+    """Make the index of known answers; None where they count as negatives."""
+    if not config.negatives.mask_known:
+        return None
+    original_ids = {name: np.asarray(layout.original_ids(name)) for name in [*dataset.entity_types, RELATION]}
+    return KnownAnswers(dataset.split(TRAIN), dataset.num_relations, original_ids)

@@ -1,0 +1,158 @@
+"""Checks of the sections ``loss`` and ``negatives``: settings that only some losses and objectives have."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.config import Config
+from dglkge.config.schema import NEGATIVE_SAMPLING, OBJECTIVES
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError, unknown_name
+from dglkge.model.choices import NEGATIVE_SAMPLERS
+from dglkge.model.losses import ADVERSARIAL_WEIGHTS, CONFIDENCES, LOSSES, REDUCTION
+from dglkge.model.negative_terms import Adversarial, Reduction, Sum
+from dglkge.model.options import named_weights
+
+SUM, RELATION_WEIGHTS, K_VS_ALL = "sum", "loss.relation_weights", OBJECTIVES[-1]
+
+WEIGHTS_A_BLOCK = 1 << 20
+"""Weights that are checked at a time."""
+
+DEFAULTS = {REDUCTION: "mean", ADVERSARIAL_WEIGHTS: False, CONFIDENCES: False}
+"""Value of each setting that has no effect."""
+
+DEFAULTS_OF_NEGATIVES = {"num_for_heads": -1, "num_for_tails": -1, "degree_power": 0.0, "mask_known": False}
+
+
+def configured_reduction(config: Config) -> Optional[Reduction]:
+    """Return the reduction over the negatives of a query; None for that of the loss itself."""
+    chosen = config.loss
+    if chosen.adversarial_weights:
+        return Adversarial(chosen.adversarial_temperature)
+    return Sum() if chosen.reduction == SUM else None
+
+
+def check_loss_settings(config: Config) -> None:
+    """Refuse settings that the loss or the objective does not have.
+
+    Raises
+    ------
+    InputError
+        Naming the field, the value and what is allowed.
+    """
+    chosen, objective = config.loss, config.training.objective
+    if named_weights(RELATION_WEIGHTS, chosen.relation_weights) and objective == K_VS_ALL:
+        raise InputError(
+            f"loss.relation_weights is given, and training.objective is {objective}, which takes no weights; "
+            f"allowed: none, or another objective"
+        )
+    for name, default in DEFAULTS.items():
+        value = getattr(chosen, name)
+        if value == default:
+            continue
+        given = f"loss.{name} is {_yaml(value)}"
+        if objective != NEGATIVE_SAMPLING:
+            raise InputError(
+                f"{given}, and training.objective is {objective}, which does not take it; allowed: "
+                f"{_yaml(default)}, or training.objective {NEGATIVE_SAMPLING}"
+            )
+        if name not in LOSSES.get(chosen.name).settings:
+            known = ", ".join(loss for loss in LOSSES if name in LOSSES.get(loss).settings)
+            raise InputError(
+                f"{given} and loss.name is {chosen.name}, which has no effect; allowed: {_yaml(default)}, or "
+                f"one of {known}"
+            )
+    if chosen.adversarial_weights and chosen.reduction == SUM:
+        raise InputError(
+            "loss.adversarial_weights is true and loss.reduction is sum: the weights of a query's negatives "
+            "sum to 1; allowed with them: mean"
+        )
+
+
+def check_data_of_loss(config: Config, dataset: Dataset) -> None:
+    """Refuse settings of the loss that do not fit a data set.
+
+    Raises
+    ------
+    InputError
+        For an unknown relation, or weights that are missing or no confidences.
+    """
+    relation_weights(config, dataset)
+    if not config.loss.confidences:
+        return
+    weights = dataset.train_weights()
+    if weights is None:
+        raise InputError(
+            f"loss.confidences is true, and the triples of {dataset.path} have no weights; allowed: false, "
+            "or a data set with a column of weights"
+        )
+    # In blocks: the weights are mapped, not read as a whole.
+    for start in range(0, len(weights), WEIGHTS_A_BLOCK):
+        block = weights[start : start + WEIGHTS_A_BLOCK]
+        if block.max() > 1:
+            place = int(block.argmax())
+            raise InputError(
+                f"loss.confidences is true, and training triple {start + place} of {dataset.path} has the "
+                f"weight {block[place]:g}; allowed: weights in [0, 1]"
+            )
+
+
+def relation_weights(config: Config, dataset: Dataset) -> Optional[npt.NDArray[np.float32]]:
+    """Return the weight of every relation (R,), by original id; None if all are 1.
+
+    A name that joins several pairs of entity types is several relations, which all have its weight.
+
+    Raises
+    ------
+    InputError
+        If a name is none of a relation.
+    """
+    given = named_weights(RELATION_WEIGHTS, config.loss.relation_weights)
+    names = [relation.name for relation in dataset.relations.relations]
+    for name in given:
+        if name not in names:
+            raise unknown_name("relation", name, sorted(set(names)))
+    return np.array([given.get(name, 1.0) for name in names], np.float32) if given else None
+
+
+def check_negatives(config: Config) -> None:
+    """Refuse negatives of no side, and settings of negatives where none are sampled.
+
+    Raises
+    ------
+    InputError
+        Naming the field, the value and what is allowed.
+    """
+    chosen, objective = config.negatives, config.training.objective
+    for name, default in DEFAULTS_OF_NEGATIVES.items():
+        value = getattr(chosen, name)
+        if value != default and objective != NEGATIVE_SAMPLING:
+            raise InputError(
+                f"negatives.{name} is {_yaml(value)}, and training.objective is {objective}, which has no "
+                f"sampled negatives; allowed: {_yaml(default)}, or training.objective {NEGATIVE_SAMPLING}"
+            )
+    sampler = NEGATIVE_SAMPLERS.get(chosen.sampler)
+    # Samplers that users registered as a plain Choice do not take weights.
+    if chosen.degree_power and not getattr(sampler, "takes_weights", False):
+        raise InputError(
+            f"negatives.degree_power is {chosen.degree_power:g} and negatives.sampler is {chosen.sampler}, "
+            "which takes no weights; allowed: 0, or another sampler"
+        )
+    if chosen.degree_power and chosen.in_batch_share == 1:
+        raise InputError(
+            f"negatives.degree_power is {chosen.degree_power:g} and negatives.in_batch_share is 1, which has "
+            "no effect: negatives of the batch are drawn in proportion to their occurrences; allowed: 0"
+        )
+    if not any(chosen.per_side.values()):
+        raise InputError(
+            "negatives.num_for_heads and negatives.num_for_tails are both 0: no side is trained; allowed is "
+            "0 for one of them"
+        )
+
+
+def _yaml(value: object) -> str:
+    """Return a value as a configuration file has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

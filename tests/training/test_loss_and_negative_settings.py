@@ -1,0 +1,254 @@
+"""Settings of losses and negatives, over epochs, against a dense float64 loop over triples and candidates."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+import numpy as np
+import pytest
+import torch
+
+import dglkge
+from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from dglkge.kernels.hashing import combine
+from dglkge.sampling.degree_draws import degree_weights
+from dglkge.sampling.negatives import UniformNegatives
+from dglkge.training.autograd_loss import AutogradLoss
+from dglkge.training.dot_softmax import DotSoftmax
+from dglkge.training.epochs import JOB
+from dglkge.typing import RELATION, Side
+from tests.toy_kg import toy_dataset, weighted_dataset
+from tests.training.test_train_step import complex_score, cube_of_moduli
+
+DIM, NUM_NEGATIVES, CHUNK, BATCH, EPOCHS = 8, 12, 20, 50, 2
+SEED_OF_HEADS = combine(0x4EAD, 0)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a case asks for, as the oracle computes it."""
+
+    tails: int = NUM_NEGATIVES
+    heads: int = NUM_NEGATIVES
+    loss: str = "softmax"
+    masks: bool = False
+    power: float = 0.0
+    temperature: Optional[float] = None
+    reduction: str = "mean"
+    sums_batch: bool = False
+    n3: float = 0.0
+    relations: tuple[tuple[str, float], ...] = ()
+    labels: bool = False
+    is_compiled: bool = False
+
+
+CASES = {
+    "negatives.num_for_heads=5": Wanted(heads=5, is_compiled=True),
+    "negatives.num_for_heads=0": Wanted(heads=0, is_compiled=True),
+    "negatives.num_for_tails=0 regularizer.name=n3 regularizer.weight=0.02": Wanted(
+        tails=0, n3=0.02, is_compiled=True
+    ),
+    "negatives.num_for_heads=0 loss.name=bce regularizer.name=n3 regularizer.weight=0.02": Wanted(
+        heads=0, loss="bce", n3=0.02
+    ),
+    "negatives.mask_known=true": Wanted(masks=True, is_compiled=True),
+    "negatives.mask_known=true negatives.num_for_tails=4": Wanted(tails=4, masks=True, is_compiled=True),
+    "negatives.mask_known=true loss.name=hinge": Wanted(masks=True, loss="hinge"),
+    "negatives.mask_known=true loss.name=bce training.kernels=reference": Wanted(masks=True, loss="bce"),
+    "negatives.degree_power=0.75": Wanted(power=0.75, is_compiled=True),
+    "negatives.degree_power=2 negatives.num_for_heads=7 loss.name=squared": Wanted(
+        power=2.0, heads=7, loss="squared"
+    ),
+    "loss.adversarial_weights=true loss.adversarial_temperature=2": Wanted(temperature=2.0),
+    "loss.adversarial_weights=true loss.name=bce": Wanted(temperature=1.0, loss="bce"),
+    "loss.name=bce loss.reduction=sum": Wanted(loss="bce", reduction="sum"),
+    "loss.batch_reduction=sum": Wanted(sums_batch=True, is_compiled=True),
+    "loss.name=squared loss.batch_reduction=sum": Wanted(loss="squared", sums_batch=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def tables_go() -> Iterator[None]:
+    """Let the tables of a test go before others of the same names come: reference cycles may hold them."""
+    yield
+    JOB.restore(0)
+    gc.collect()
+
+
+def query_loss(
+    wanted: Wanted, truth: torch.Tensor, others: list[torch.Tensor], label: float = 1.0
+) -> torch.Tensor:
+    """Return the loss of one query from the scores of its answers that count."""
+    softplus = torch.nn.functional.softplus
+    entropy = label * softplus(-truth) + (1 - label) * softplus(truth)
+    n = torch.stack(others) if others else truth.new_zeros(0)
+    num = max(1, len(others))
+    weights = torch.full_like(n, 1 / num)
+    if wanted.temperature is not None:
+        weights = torch.softmax(wanted.temperature * n.detach(), 0)
+    elif wanted.reduction == "sum":
+        weights = torch.ones_like(n)
+    if wanted.loss == "softmax":
+        return torch.log(truth.exp() + num * (weights * n.exp()).sum()) - truth
+    if wanted.loss == "hinge":
+        of_truth = label * (1 - truth).relu() + (1 - label) * (1 + truth).relu()
+        return of_truth + (weights * (1 + n).relu()).sum()
+    if wanted.loss == "squared":
+        return (label - truth) ** 2 + (weights * n**2).sum()
+    if wanted.loss == "bce" and wanted.temperature is None and wanted.reduction == "mean":
+        return (entropy + softplus(n).sum()) / (1 + len(others))
+    return entropy + (weights * softplus(n)).sum()
+
+
+def samplers(data: Dataset, wanted: Wanted) -> dict[Side, UniformNegatives]:
+    """Return the samplers, over original ids; degrees are counted triple by triple."""
+    original = {name: np.arange(data.num_entities(name)) for name in data.entity_types}
+    weights = None
+    if wanted.power:
+        degrees = {name: np.zeros(len(ids), np.int64) for name, ids in original.items()}
+        for head, relation, tail in data.split("train"):
+            degrees[data.relations.relations[relation].lhs][head] += 1
+            degrees[data.relations.relations[relation].rhs][tail] += 1
+        weights = {name: degree_weights(found, wanted.power) for name, found in degrees.items()}
+    heads_seed = 0 if wanted.heads == wanted.tails or not wanted.tails else SEED_OF_HEADS
+    return {
+        Side.TAIL: UniformNegatives(wanted.tails, original, 0, weights),
+        Side.HEAD: UniformNegatives(wanted.heads, original, heads_seed, weights),
+    }
+
+
+def oracle_batch(
+    data: Dataset, rows: dict[str, torch.Tensor], ids: np.ndarray, chunks: np.ndarray, place: tuple[int, int],
+    wanted: Wanted, weights: np.ndarray,
+) -> torch.Tensor:  # fmt: skip
+    """Return the summed loss of a global batch; ``place``: epoch and number of the batch."""
+    known = {tuple(triple) for triple in data.split("train").tolist()}
+    drawn = samplers(data, wanted)
+    total = torch.zeros((), dtype=torch.float64)
+    for triple_id, chunk, weight in zip(ids, chunks, weights):
+        h, r, t = (int(x) for x in data.split("train")[triple_id])
+        relation = data.relations.relations[r]
+        both = rows[RELATION][r]
+        for side, anchor, truth, row, anchor_type, truth_type in (
+            (Side.TAIL, h, t, both[:DIM], relation.lhs, relation.rhs),
+            (Side.HEAD, t, h, both[DIM:], relation.rhs, relation.lhs),
+        ):
+            if not (wanted.tails if side is Side.TAIL else wanted.heads):
+                continue
+            query = rows[anchor_type][anchor]
+            candidates = drawn[side].sample(truth_type, *place, int(chunk)).tolist()
+            candidates += [anchor] if anchor_type == truth_type else []
+            ignored = {truth}
+            if wanted.masks:
+                ignored |= {c for c in candidates if ((h, r, c) if side is Side.TAIL else (c, r, t)) in known}
+            score = complex_score(query, row, rows[truth_type][truth])
+            others = [complex_score(query, row, rows[truth_type][c]) for c in candidates if c not in ignored]
+            loss = query_loss(wanted, score, others, float(weight) if wanted.labels else 1.0)
+            if wanted.n3:
+                loss = loss + wanted.n3 * sum(map(cube_of_moduli, (query, row, rows[truth_type][truth])))
+            factor = dict(wanted.relations).get(relation.name, 1.0)
+            total = total + (factor if wanted.labels else factor * float(weight)) * loss
+    return total
+
+
+def assert_trained(dataset: Path, run: Path, case: str, wanted: Wanted) -> None:
+    """Train, and compare losses and tables with the oracle's."""
+    settings = [
+        *(f"dataset={dataset}", f"output={run}", f"model.dimension={DIM}", "model.init_scale=0.3"),
+        *(f"negatives.num_uniform={NUM_NEGATIVES}", f"negatives.chunk_size={CHUNK}"),
+        *(f"training.batch_size={BATCH}", f"training.num_epochs={EPOCHS}", "checkpoint.every_epochs=0"),
+        *("training.matmul_dtype=float32", *case.split()),
+    ]
+    config, data = load_config(None, settings), Dataset.open(dataset)
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        kind = DotSoftmax if wanted.is_compiled else AutogradLoss
+        assert isinstance(trainer._train_step._loss, kind)
+        rows = {
+            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
+            for name, table in trainer.tables.items()
+        }
+        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
+        for epoch in dglkge.remaining_epochs_until(EPOCHS):
+            for batch in trainer.batches():
+                optimizer.zero_grad()
+                chunks = np.empty(len(batch), np.int64)
+                for group in batch.groups:
+                    chunks[group.start : group.end] = group.chunk
+                place = (epoch, batch.index)
+                given = data.train_weights()
+                weights = np.ones(len(batch)) if given is None else given[batch.triple_ids]
+                loss = oracle_batch(data, rows, batch.triple_ids, chunks, place, wanted, weights)
+                (loss / (1 if wanted.sums_batch else batch.global_size)).backward()
+                optimizer.step()
+                assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-4)
+        for name, expected in rows.items():
+            got = trainer.tables.gather(name, torch.arange(len(expected)))
+            np.testing.assert_allclose(got, expected.detach(), rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_epochs_equal_a_dense_float64_loop(case: str, tmp_path: Path) -> None:
+    assert_trained(toy_dataset(typed=True), tmp_path / "run", case, CASES[case])
+
+
+WEIGHTED = {
+    "loss.relation_weights=[near=0.5,knows=3]": Wanted(
+        relations=(("near", 0.5), ("knows", 3.0)), is_compiled=True
+    ),
+    "loss.relation_weights=lives_in=0 loss.name=hinge negatives.num_for_heads=0": Wanted(
+        relations=(("lives_in", 0.0),), loss="hinge", heads=0
+    ),
+    "loss.confidences=true loss.name=logistic": Wanted(labels=True, loss="logistic"),
+    "loss.confidences=true loss.name=bce loss.relation_weights=near=2": Wanted(
+        labels=True, loss="bce", relations=(("near", 2.0),)
+    ),
+    "loss.confidences=true loss.name=squared negatives.mask_known=true": Wanted(
+        labels=True, loss="squared", masks=True
+    ),
+    "loss.confidences=true loss.name=hinge training.kernels=reference": Wanted(labels=True, loss="hinge"),
+    "loss.name=squared": Wanted(loss="squared"),
+}
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set whose triples have weights in [0, 1]."""
+    return weighted_dataset(tmp_path_factory.mktemp("weighted"))
+
+
+@pytest.mark.parametrize("case", list(WEIGHTED))
+def test_epochs_with_weights_equal_a_dense_float64_loop(case: str, weighted: Path, tmp_path: Path) -> None:
+    assert_trained(weighted, tmp_path / "run", case, WEIGHTED[case])
+
+
+REFUSED = [
+    ("loss.confidences=true loss.name=bce", 1.0, "and the triples of .* have no weights; allowed: false"),
+    ("loss.confidences=true loss.name=bce", 2.0, r"training triple \d+ of .* has the weight 1.*\[0, 1\]"),
+    ("loss.relation_weights=knowz=2", 1.0, "unknown relation 'knowz'; did you mean 'knows'"),
+]
+
+
+@pytest.mark.parametrize("case, scale, message", REFUSED)
+def test_settings_that_do_not_fit_the_data_are_refused(
+    case: str, scale: float, message: str, tmp_path: Path
+) -> None:
+    dataset = toy_dataset(typed=True) if scale == 1 else weighted_dataset(tmp_path / "data", scale)
+    config = load_config(None, [f"dataset={dataset}", f"output={tmp_path / 'run'}", *case.split()])
+    with dglkge.join_cluster(config) as cluster, pytest.raises(InputError, match=message):
+        dglkge.build_trainer(config, cluster)
+    assert not (tmp_path / "run").exists()
+
+
+def test_masked_negatives_occur_in_the_toy_data() -> None:
+    """Otherwise the cases above would not show that they are masked."""
+    data = Dataset.open(toy_dataset(typed=True))
+    triples = data.split("train")
+    pairs, counts = np.unique(triples[:, 1:], axis=0, return_counts=True)
+    assert counts.max() > 2 and len(pairs) > 20
