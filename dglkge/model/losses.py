@@ -7,7 +7,7 @@ of a query are reduced is in :mod:`.negative_terms`, for all losses alike.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Optional
 
 from dglkge.model.negative_terms import (
     IGNORED_SCORE,
@@ -271,7 +271,7 @@ class Hinge(Loss):
         labels: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """Return the loss of each query."""
-        of_truth = _expected((self.margin - positive).relu(), (self.margin + positive).relu(), labels)
+        of_truth = _expected(lambda score: (self.margin - score).relu(), positive, labels)
         terms = (without(negative, ignored) + self.margin).relu()
         return of_truth + self.reduction(terms, negative, ignored)
 
@@ -338,11 +338,18 @@ class SelfAdversarial(Loss):
         return of_truth + self.reduction(terms, negative, ignored)
 
 
-def _cross_entropy(positive: torch.Tensor, labels: Optional[torch.Tensor]) -> torch.Tensor:
-    """Return -c log sigmoid(p) - (1 - c) log sigmoid(-p), (B,); without labels c = 1."""
-    return _expected(functional.softplus(-positive), functional.softplus(positive), labels)
+def _cross_entropy(score: torch.Tensor, labels: Optional[torch.Tensor]) -> torch.Tensor:
+    """Return -c log sigmoid(s) - (1 - c) log sigmoid(-s), (B,); without labels c = 1."""
+    return _expected(lambda s: functional.softplus(-s), score, labels)
 
 
-def _expected(if_true: torch.Tensor, if_false: torch.Tensor, labels: Optional[torch.Tensor]) -> torch.Tensor:
-    """Return the expected loss (B,) of answers, each true with the probability of its label."""
-    return if_true if labels is None else labels * if_true + (1 - labels) * if_false
+def _expected(
+    loss: Callable[[torch.Tensor], torch.Tensor], score: torch.Tensor, labels: Optional[torch.Tensor]
+) -> torch.Tensor:
+    """Return the expected loss (B,) of answers, each true with the probability of its label.
+
+    ``loss`` is that of the score of a true answer; a false one has the loss of the opposite score.
+    """
+    if labels is None:
+        return loss(score)
+    return labels * loss(score) + (1 - labels) * loss(-score)

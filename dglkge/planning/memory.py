@@ -345,7 +345,7 @@ def _num_chunks(config: Config) -> int:
 
 def _drawn(config: Config) -> set[int]:
     """Return the numbers of negatives that are drawn for a chunk: one where both sides share them."""
-    return set(config.negatives.per_side.values())
+    return {count for count in config.negatives.per_side.values() if count}
 
 
 def _kept_versions(config: Config) -> int:

@@ -381,6 +381,17 @@ def test_config_has_every_key_of_its_schema(tmp_path, relations):
     assert found["lr"] == 0.1 and found["checkpoint_path"] == str(tmp_path.resolve())
 
 
+def test_config_has_weights_of_relations_and_sides_that_are_not_trained(tmp_path):
+    one = TWO_PAIRS[1].name
+    config = {"loss": {"relation_weights": [f"{one}=2.5"]}, "negatives": {"num_for_heads": 0}}
+    meta = toy_meta(relations=TWO_PAIRS, config=config)
+    save_toy(tmp_path, meta, toy_tables(meta))
+    found = json.loads((tmp_path / "config.json").read_text())
+    wanted = [2.5 if relation.name == one else 1.0 for relation in TWO_PAIRS]
+    assert [relation["weight"] for relation in found["relations"]] == wanted and 2.5 in wanted
+    assert found["disable_lhs_negs"] is True and found["disable_rhs_negs"] is False
+
+
 def blob(path):
     with h5py.File(path) as file:
         return torch.load(io.BytesIO(file["optimizer/state_dict"][...].tobytes()), weights_only=True)

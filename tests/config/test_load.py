@@ -277,6 +277,15 @@ def test_a_file_that_an_older_run_saved_is_read(tmp_path: Path) -> None:
     assert refused_changes(saved, other, is_finished=True) == changes
 
 
+def test_a_list_below_a_section_is_saved_and_compared_as_json_has_it(tmp_path: Path) -> None:
+    config = load_config(None, ["dataset=d", "loss.relation_weights=[a=2, b=0.5]"])
+    assert config.loss.relation_weights == ("a=2", "b=0.5")
+    save_config(config, tmp_path / "config.json")
+    assert load_config(tmp_path / "config.json") == config
+    saved = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    assert saved == config.to_dict() and refused_changes(saved, config.to_dict(), is_finished=False) == []
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -27,6 +27,12 @@ def test_products_alone() -> None:
     assert epoch_seconds(config(), size(2), 1, fast_memory) == pytest.approx(1000 * 10 * 20 * 12 / 2e6)
 
 
+def test_one_side_is_half_of_the_products() -> None:
+    fast_memory = Rates(1e6, 1e30)
+    half = epoch_seconds(config("negatives.num_for_heads=0"), size(), 1, fast_memory)
+    assert half == pytest.approx(1000 * 5 * 20 * 12 / 1e6)
+
+
 def test_rows_alone() -> None:
     """10 batches of 2 x 100 entities, 10 negatives and 100 relations of two rows, of 80 bytes."""
     fast_products = Rates(1e30, 1e6)

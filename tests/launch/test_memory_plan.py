@@ -84,6 +84,32 @@ def test_batch_buffers_by_hand() -> None:
     assert memory_plan.exchange_bytes(chosen, one_part(), 1) == 0
 
 
+def test_sides_with_negatives_of_their_own_have_rows_of_their_own() -> None:
+    small = ("model.dimension=8", "training.batch_size=80", "negatives.num_uniform=30")
+
+    def rows(*settings: str) -> int:
+        return memory_plan.batch_rows(config(*small, *settings), 1)[0] - 160
+
+    assert rows() == rows("negatives.num_for_heads=30") == rows("negatives.num_for_heads=0") == 30
+    assert rows("negatives.num_for_heads=7") == 37
+    assert rows("negatives.num_for_heads=7", "negatives.num_for_tails=9") == 16
+    both, tails = (
+        memory_plan.batch_bytes(config(*small, "training.matmul_dtype=float32", more), one_part(), 1)
+        for more in ("seed=1", "negatives.num_for_heads=0")
+    )
+    assert both - tails == pytest.approx(1.125 * 4 * 80 * 30, abs=1)
+
+
+def test_masks_and_degrees_are_counted_for_each_trainer() -> None:
+    size = one_part()
+    name = "known answers and degrees"
+    assert item(size, name) == 0
+    assert item(size, name, "negatives.mask_known=true", num_trainers=2) == 2 * 72 * 1_000_000
+    degrees = 100_000 * memory_plan.DEGREE_BYTES
+    assert item(size, name, "negatives.degree_power=1") == degrees
+    assert item(size, name, "negatives.degree_power=1", "negatives.num_for_heads=5") == 2 * degrees
+
+
 def test_peak_is_that_of_the_start_or_of_the_work() -> None:
     """A table of 80 MB is twice there at the start; where the work takes more later, nothing is added."""
     table = 4 * 200 * 100_000

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.model.options import build_with_options, checked_number
+from dglkge.model.options import build_with_options, checked_number, named_weights
 from dglkge.registry import Registry
 
 SHAPES: Registry[type] = Registry("shape")
@@ -24,6 +24,17 @@ class Circle:
 @SHAPES.register("point")
 class Point:
     """Has none."""
+
+
+def test_weights_by_name():
+    assert named_weights("x", []) == {}
+    assert named_weights("x", ["a=2", "b=c=.5", "d=0"]) == {"a": 2.0, "b=c": 0.5, "d": 0.0}
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "=1", "a=-1", "a=nan", "a=inf", "a=b"])
+def test_texts_that_are_no_weights(text):
+    with pytest.raises(InputError, match="x has '.*'; allowed: name=weight, the weight a number at least 0"):
+        named_weights("x", [text])
 
 
 def test_options_reach_the_member():
