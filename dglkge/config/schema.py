@@ -176,6 +176,11 @@ class NegativesConfig:
         True, "score the query's own entity as one negative more: (h, r, h) against (h, r, ?)"
     )
 
+    all_entities: bool = setting(
+        False,
+        "every entity of the type is a negative, without a sampler; training.objective one_vs_all is softmax "
+        "or binary cross entropy over the same, at less cost",
+    )
     degree_power: float = setting(
         0.0,
         "draw global and local negatives in proportion to this power of their number of training triples "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dglkge.config import Config
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.sizes import DatasetSize
-from dglkge.planning.memory import batch_rows, is_sampled
+from dglkge.planning.memory import batch_rows, is_sampled, negatives_per_side
 from dglkge.planning.shared_memory import FLOAT_BYTES
 from dglkge.registry import registry_of
 from dglkge.typing import RELATION
@@ -54,8 +54,8 @@ def epoch_seconds(config: Config, size: DatasetSize, num_trainers: int, rates: R
     num_machines, num_triples = len(size.parts), size.splits[TRAIN]
     # Candidates of the largest type for every triple: an upper bound where types differ in size.
     largest_type = max(count for table, count in size.num_rows.items() if table != RELATION)
-    counts = config.negatives.per_side.values()
-    num_candidates = sum(counts) / len(counts) if is_sampled(config) else largest_type
+    # MATMULS counts both sides.
+    num_candidates = sum(negatives_per_side(config, size)) / 2 if is_sampled(config) else largest_type
     num_numbers = num_triples * num_candidates * config.model.dimension
     score_function = registry_of("score function").get(config.model.score_function)
     # Matmuls are bound by flops, distances (memory_passes > 0) by bandwidth. The score function declares both
@@ -63,7 +63,7 @@ def epoch_seconds(config: Config, size: DatasetSize, num_trainers: int, rates: R
     seconds = MATMULS * score_function.matmul_operations * num_numbers / rates.flops_per_second
     seconds += score_function.memory_passes * FLOAT_BYTES * num_numbers / rates.bytes_per_second
     num_batches = -(-num_triples // config.training.batch_size)
-    num_entities, num_relations = batch_rows(config, num_trainers * num_machines)
+    num_entities, num_relations = batch_rows(config, num_trainers * num_machines, size)
     rows = num_trainers * num_machines * (num_entities + 2 * num_relations)
     # Objectives over all candidates also read and update every row of every table in each batch.
     passes = ROW_PASSES * rows + (0 if is_sampled(config) else DENSE_PASSES * sum(size.num_rows.values()))

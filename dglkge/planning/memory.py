@@ -200,11 +200,25 @@ def creation_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
     return max(min(largest, KEPT_BLOCK_BYTES), largest - later_bytes)
 
 
-def batch_rows(config: Config, world_size: int) -> tuple[int, int]:
-    """Return the numbers of rows of entities and of relations that a trainer reads for one batch."""
+def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None) -> tuple[int, int]:
+    """Return the numbers of rows of entities and of relations that a trainer reads for one batch.
+
+    The size of the data set matters only where the negatives are all entities.
+    """
     share = -(-config.training.batch_size // world_size)
-    num_negatives = _num_chunks(config) * sum(_drawn(config)) if is_sampled(config) else 0
+    counts = negatives_per_side(config, size)
+    # Sides with equally many negatives share them.
+    num_negatives = _num_chunks(config) * sum(set(counts)) if is_sampled(config) else 0
     return 2 * share + num_negatives, share
+
+
+def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[int]:
+    """Return the number of negatives of a query for each side that is trained."""
+    counts = [count for count in config.negatives.per_side.values() if count]
+    if size is not None and config.negatives.all_entities:
+        # The largest type: an upper bound where types differ in size.
+        return [max(count for table, count in size.num_rows.items() if table != RELATION)] * len(counts)
+    return counts
 
 
 def is_sampled(config: Config) -> bool:
@@ -253,16 +267,17 @@ def negatives_bytes(config: Config, size: DatasetSize) -> int:
     known = KNOWN_TRIPLE_BYTES * size.splits[TRAIN] if chosen.mask_known else 0
     num_entities = sum(count for table, count in size.num_rows.items() if table != RELATION)
     # Every sampler of a side has its own sums.
-    return known + len(_drawn(config)) * DEGREE_BYTES * num_entities * bool(chosen.degree_power)
+    num_samplers = len(set(negatives_per_side(config)))
+    return known + num_samplers * DEGREE_BYTES * num_entities * bool(chosen.degree_power)
 
 
 def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     """Return the working memory of one trainer: rows, their gradients, queries and scores."""
     dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
-    num_entities, num_relations = batch_rows(config, world_size)
+    num_entities, num_relations = batch_rows(config, world_size, size)
     rows = 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
     # Of the side with more of them, and of both sides together.
-    counts = list(config.negatives.per_side.values()) if is_sampled(config) else [0]
+    counts = negatives_per_side(config, size) if is_sampled(config) else [0]
     num_negatives, num_scored = max(counts), sum(counts)
     in_chunk = min(num_relations, config.negatives.chunk_size)
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
@@ -295,7 +310,7 @@ def exchange_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     """Return the memory in which one trainer sends gradients to the others and merges received ones."""
     if world_size == 1:
         return 0
-    num_entities, num_relations = batch_rows(config, world_size)
+    num_entities, num_relations = batch_rows(config, world_size, size)
     dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
     return 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
 
@@ -341,11 +356,6 @@ def describe_hosts(hosts: Sequence[PlannedHost]) -> str:
 def _num_chunks(config: Config) -> int:
     """Return the number of chunks of a global batch, each with negatives of its own."""
     return -(-config.training.batch_size // config.negatives.chunk_size)
-
-
-def _drawn(config: Config) -> set[int]:
-    """Return the numbers of negatives that are drawn for a chunk: one where both sides share them."""
-    return {count for count in config.negatives.per_side.values() if count}
 
 
 def _kept_versions(config: Config) -> int:

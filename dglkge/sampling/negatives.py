@@ -211,3 +211,20 @@ class MixedNegatives:
                 found += [batch.heads[group.start : group.end]] if lhs == entity_type else []
                 found += [batch.tails[group.start : group.end]] if rhs == entity_type else []
         return np.concatenate(found)
+
+
+class AllNegatives:
+    """Every entity of the type, in the order of original ids; PyTorch-BigGraph's ``all_negs``.
+
+    Parameters
+    ----------
+    node_ids : mapping of str to (n,) int64
+        For each entity type the node id of every original id.
+    """
+
+    def __init__(self, node_ids: Mapping[str, Ids]) -> None:
+        self._node_ids = node_ids
+
+    def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
+        """Return the node ids (N,) of all entities of a type."""
+        return self._node_ids[entity_type]

@@ -330,7 +330,8 @@ def _build_train_step(
             full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch
         )
     negatives = build_negatives(config, dataset, layout, tables, pairs)
-    own_entity = config.negatives.own_entity
+    # It is among all entities already.
+    own_entity = config.negatives.own_entity and not config.negatives.all_entities
     of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
     is_reference = config.training.kernels == REFERENCE
     if dot_softmax.is_compiled(model, loss) and not is_reference:

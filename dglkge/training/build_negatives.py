@@ -16,7 +16,7 @@ from dglkge.kernels.hashing import combine
 from dglkge.model.choices import NEGATIVE_SAMPLERS
 from dglkge.sampling.degree_draws import count_degrees, degree_weights
 from dglkge.sampling.known_answers import KnownAnswers
-from dglkge.sampling.negatives import NegativeSampler
+from dglkge.sampling.negatives import AllNegatives, NegativeSampler
 from dglkge.typing import RELATION, Side
 
 _HEADS_KEY = 0x4EAD
@@ -32,6 +32,9 @@ def build_negatives(
     """
     chosen = config.negatives
     node_ids = {name: np.asarray(layout.node_ids(name)) for name in dataset.entity_types}
+    counts = {side: count for side, count in chosen.per_side.items() if count}
+    if chosen.all_entities:
+        return dict.fromkeys(counts, AllNegatives(node_ids))
     local = {name: (tables[name].first_node_id, tables[name].end_node_id) for name in dataset.entity_types}
     shares = (chosen.global_share, chosen.local_share, chosen.in_batch_share)
     make = NEGATIVE_SAMPLERS.get(chosen.sampler).load()
@@ -39,9 +42,8 @@ def build_negatives(
         types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
         num_entities = {name: len(ids) for name, ids in node_ids.items()}
         degrees = count_degrees(dataset.split(TRAIN), types, num_entities)
-        weights = {name: degree_weights(counts, chosen.degree_power) for name, counts in degrees.items()}
+        weights = {name: degree_weights(found, chosen.degree_power) for name, found in degrees.items()}
         make = partial(make, weights=weights)
-    counts = {side: count for side, count in chosen.per_side.items() if count}
     by_count: dict[int, NegativeSampler] = {}
     # Tails first: they keep the run's seed.
     for side in sorted(counts, key=lambda side: side is Side.HEAD):

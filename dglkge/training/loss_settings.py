@@ -24,7 +24,13 @@ WEIGHTS_A_BLOCK = 1 << 20
 DEFAULTS = {REDUCTION: "mean", ADVERSARIAL_WEIGHTS: False, CONFIDENCES: False}
 """Value of each setting that has no effect."""
 
-DEFAULTS_OF_NEGATIVES = {"num_for_heads": -1, "num_for_tails": -1, "degree_power": 0.0, "mask_known": False}
+DEFAULTS_OF_NEGATIVES = {
+    "num_for_heads": -1,
+    "all_entities": False,
+    "num_for_tails": -1,
+    "degree_power": 0.0,
+    "mask_known": False,
+}
 
 
 def configured_reduction(config: Config) -> Optional[Reduction]:
@@ -146,6 +152,14 @@ def check_negatives(config: Config) -> None:
             f"negatives.degree_power is {chosen.degree_power:g} and negatives.in_batch_share is 1, which has "
             "no effect: negatives of the batch are drawn in proportion to their occurrences; allowed: 0"
         )
+    # num_uniform and the shares are not compared: they have defaults that are no request.
+    for name in ("num_for_heads", "num_for_tails", "local_share", "in_batch_share", "degree_power"):
+        value = getattr(chosen, name)
+        if chosen.all_entities and value > 0:
+            raise InputError(
+                f"negatives.all_entities is true and negatives.{name} is {value:g}, which has no effect; "
+                f"allowed with it: {'-1 or 0' if name.startswith('num') else '0'}"
+            )
     if not any(chosen.per_side.values()):
         raise InputError(
             "negatives.num_for_heads and negatives.num_for_tails are both 0: no side is trained; allowed is "

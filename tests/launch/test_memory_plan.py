@@ -100,6 +100,12 @@ def test_sides_with_negatives_of_their_own_have_rows_of_their_own() -> None:
     assert both - tails == pytest.approx(1.125 * 4 * 80 * 30, abs=1)
 
 
+def test_all_entities_as_negatives_are_counted() -> None:
+    chosen = config("negatives.all_entities=true", "training.batch_size=80", "negatives.num_for_tails=0")
+    assert memory_plan.batch_rows(chosen, 2, one_part())[0] == 80 + 100_000
+    assert memory_plan.negatives_per_side(chosen, one_part()) == [100_000]
+
+
 def test_masks_and_degrees_are_counted_for_each_trainer() -> None:
     size = one_part()
     name = "known answers and degrees"

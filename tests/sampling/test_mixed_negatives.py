@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dglkge.errors import InputError
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
-from dglkge.sampling.negatives import MixedNegatives, UniformNegatives, split_count
+from dglkge.sampling.negatives import AllNegatives, MixedNegatives, UniformNegatives, split_count
 
 random = np.random.default_rng(1)
 NODE_IDS = {"person": random.permutation(500), "place": random.permutation(30), "day": np.arange(7)}
@@ -100,3 +100,10 @@ def test_counts_are_the_shares_to_within_one(number: int, weights: list[int]) ->
 def test_shares_that_do_not_sum_to_one_are_refused(shares: tuple[float, float, float]) -> None:
     with pytest.raises(InputError, match="shares of negatives .* at least 0 and sum to 1"):
         sampler(shares)
+
+
+def test_all_negatives_are_every_entity_of_the_type() -> None:
+    every = AllNegatives(NODE_IDS)
+    for name, chunk in (("person", 0), ("day", 1)):
+        drawn = every.sample(name, a_batch(), chunk)
+        assert sorted(drawn) == list(range(len(NODE_IDS[name])))

@@ -119,8 +119,21 @@ REFUSED = [
         ["negatives.degree_power=1", "negatives.global_share=0", "negatives.in_batch_share=1"],
         "negatives.degree_power is 1 and negatives.in_batch_share is 1, which has no effect",
     ),
+    (
+        ["negatives.all_entities=true", "negatives.num_for_heads=7"],
+        "negatives.all_entities is true and negatives.num_for_heads is 7, which has no effect; allowed with "
+        "it: -1 or 0",
+    ),
+    (
+        ["negatives.all_entities=true", "negatives.degree_power=1"],
+        "negatives.all_entities is true and negatives.degree_power is 1, which has no effect; allowed with "
+        "it: 0",
+    ),
     (["loss.name=hinge", "loss.margin=0"], "the margin must be a number greater than 0, got 0.0"),
-    (["negatives.sampler=mixd"], "unknown negative sampler 'mixd'; did you mean 'mixed'? known: 'mixed'"),
+    (
+        ["negatives.sampler=mixd"],
+        "unknown negative sampler 'mixd'; did you mean 'mixed'? known: 'mixed'",
+    ),
     (["imports=no_such_module"], "cannot import 'no_such_module' (ModuleNotFoundError: No module named "),
     (
         ["training.kernels=reference", "training.matmul_dtype=bfloat16"],

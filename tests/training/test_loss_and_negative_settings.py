@@ -43,6 +43,7 @@ class Wanted:
     reduction: str = "mean"
     sums_batch: bool = False
     n3: float = 0.0
+    draws_all: bool = False
     relations: tuple[tuple[str, float], ...] = ()
     labels: bool = False
     is_compiled: bool = False
@@ -64,6 +65,10 @@ CASES = {
     "negatives.degree_power=0.75": Wanted(power=0.75, is_compiled=True),
     "negatives.degree_power=2 negatives.num_for_heads=7 loss.name=squared": Wanted(
         power=2.0, heads=7, loss="squared"
+    ),
+    "negatives.all_entities=true": Wanted(draws_all=True, is_compiled=True),
+    "negatives.all_entities=true loss.name=margin_ranking negatives.num_for_heads=0": Wanted(
+        draws_all=True, loss="margin_ranking", heads=0
     ),
     "loss.adversarial_weights=true loss.adversarial_temperature=2": Wanted(temperature=2.0),
     "loss.adversarial_weights=true loss.name=bce": Wanted(temperature=1.0, loss="bce"),
@@ -96,6 +101,8 @@ def query_loss(
         weights = torch.ones_like(n)
     if wanted.loss == "softmax":
         return torch.log(truth.exp() + num * (weights * n.exp()).sum()) - truth
+    if wanted.loss == "margin_ranking":
+        return (weights * (1 - truth + n).relu()).sum()
     if wanted.loss == "hinge":
         of_truth = label * (1 - truth).relu() + (1 - label) * (1 + truth).relu()
         return of_truth + (weights * (1 + n).relu()).sum()
@@ -144,6 +151,8 @@ def oracle_batch(
             query = rows[anchor_type][anchor]
             candidates = drawn[side].sample(truth_type, *place, int(chunk)).tolist()
             candidates += [anchor] if anchor_type == truth_type else []
+            if wanted.draws_all:
+                candidates = list(range(data.num_entities(truth_type)))
             ignored = {truth}
             if wanted.masks:
                 ignored |= {c for c in candidates if ((h, r, c) if side is Side.TAIL else (c, r, t)) in known}
@@ -244,6 +253,26 @@ def test_settings_that_do_not_fit_the_data_are_refused(
     with dglkge.join_cluster(config) as cluster, pytest.raises(InputError, match=message):
         dglkge.build_trainer(config, cluster)
     assert not (tmp_path / "run").exists()
+
+
+def test_softmax_over_all_negatives_is_one_vs_all(tmp_path: Path) -> None:
+    tables = []
+    for number, case in enumerate(("negatives.all_entities=true", "training.objective=one_vs_all")):
+        settings = [f"dataset={toy_dataset(typed=True)}", f"output={tmp_path / str(number)}", case]
+        settings += [f"model.dimension={DIM}", "model.init_scale=0.3", f"training.batch_size={BATCH}"]
+        settings += ["training.matmul_dtype=float32"]
+        config = load_config(None, settings)
+        with dglkge.join_cluster(config) as cluster:
+            trainer = dglkge.build_trainer(config, cluster)
+            for _ in dglkge.remaining_epochs_until(2):
+                losses = [trainer.step(batch) for batch in trainer.batches()]
+            tables.append({name: table.local_rows.numpy().copy() for name, table in trainer.tables.items()})
+            tables[-1]["losses"] = np.array(losses)
+        JOB.restore(0)
+        del trainer
+        gc.collect()
+    for name, rows in tables[0].items():
+        np.testing.assert_allclose(tables[1][name], rows, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_masked_negatives_occur_in_the_toy_data() -> None:
