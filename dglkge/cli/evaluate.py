@@ -159,6 +159,7 @@ def run(args: argparse.Namespace) -> int:
     # The file's triples are true as well: none of them is a wrong answer to another's query.
     also_known = [triples] if read else []
     triples = triples[: args.limit]
+    negatives = _read_negatives(args, model)
     # Two queries for each triple: its head and its tail. disable=None shows the bar only on a terminal.
     with tqdm(total=2 * len(triples), desc="rank", unit="query", disable=True if args.json else None) as bar:
         result = model.evaluate(protocol, triples, bar.update, also_known)
@@ -170,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
         "num_triples": len(triples),
         **result.to_dict(),
     }
-    report.update(_judge(args, model, triples, also_known))
+    report.update(_judge(args, model, triples, also_known, negatives))
     target = Path(args.output) if args.output else checkpoint.run_folder / _metrics_file(args)
     write_json(target, report)  # before printing: a closed pipe must not lose the result
     if args.json:
@@ -202,19 +203,34 @@ def _check_judging(args: argparse.Namespace) -> None:
         raise InputError(f"--corruptions must be at least 1, got {args.corruptions}")
 
 
+def _read_negatives(args: argparse.Namespace, model: Run) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the false triples of the files; refuse a data set without valid triples to fit on."""
+    for option in ("classify", "calibrate"):
+        if getattr(args, option) and not len(model.dataset.split(VALID)):
+            raise InputError(
+                f"--{option} fits on the valid split, and {model.dataset.path} has no valid triples"
+            )
+    if not args.negatives:
+        return None
+    read = _read_triples(args)
+    return read(model, args.negatives[0]), read(model, args.negatives[1])
+
+
 def _judge(
-    args: argparse.Namespace, model: Run, triples: np.ndarray, also_known: Sequence[np.ndarray]
+    args: argparse.Namespace,
+    model: Run,
+    triples: np.ndarray,
+    also_known: Sequence[np.ndarray],
+    negatives: tuple[np.ndarray, np.ndarray] | None,
 ) -> dict[str, Any]:
     """Classify and calibrate as the arguments say, write the probabilities, and return the fields."""
     found: dict[str, Any] = {}
-    known = model.known_triples(also_known) if args.classify or args.calibrate else None
-    if args.classify and known is not None:
-        negatives = None
-        if args.negatives:
-            read = _read_triples(args)
-            negatives = read(model, args.negatives[0]), read(model, args.negatives[1])
+    if not args.classify and not args.calibrate:
+        return found
+    known = model.known_triples(also_known)
+    if args.classify:
         found["classification"] = classify(model, triples, known, args.seed, negatives).to_dict()
-    if args.calibrate and known is not None:
+    if args.calibrate:
         rate = args.positive_rate or 0.5
         corruptions = args.corruptions or CORRUPTIONS_EACH
         fitted = calibrate(model, known, args.calibrate, rate, corruptions, args.seed)
@@ -231,10 +247,8 @@ def _print_judged(report: dict[str, Any], per_relation: bool) -> None:
     if "classification" in report:
         found = report["classification"]
         print_text(f"classification: {found['thresholds']}; negatives {found['negatives']}")
-        groups = {"all": found, **(found["per_relation"] if per_relation else {})}
-        rows = [
-            [label, *(_figure(group[name]) for name in CLASSIFICATION)] for label, group in groups.items()
-        ]
+        groups = [("all", found), *(found["per_relation"].items() if per_relation else ())]
+        rows = [[label, *(_figure(group[name]) for name in CLASSIFICATION)] for label, group in groups]
         print_columns(["", *CLASSIFICATION], rows)
     if "calibration" in report:
         found = report["calibration"]

@@ -144,6 +144,15 @@ def test_probabilities_of_another_version_are_refused(call, run):
     assert Calibration.load(path) == fitted and call(*asked)[0] == 0
 
 
+def test_a_bad_line_of_negatives_is_found_before_the_ranking(call, run, tmp_path):
+    good, bad = tmp_path / "good.tsv", tmp_path / "bad.tsv"
+    good.write_text("person1\tknows\tperson2\n")
+    bad.write_text("person1\tknows\tperson2\n\nperson1\tknow\tperson2\n")
+    status, out, err = call("evaluate", run, "--classify", "--negatives", good, bad)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"{bad}:3: unknown relation 'know'" in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
