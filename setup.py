@@ -9,6 +9,8 @@ from setuptools import find_packages, setup
 
 HERE = Path(__file__).resolve().parent
 
+OPTUNA = "optuna>=4.2,<5"
+
 
 def read(name: str) -> str:
     """Return a file of the repository as text."""
@@ -63,7 +65,8 @@ setup(
             "pydantic",
             "pyyaml",
         ],
-        "test": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "setuptools>=70.1"],
+        "tune": [OPTUNA],
+        "test": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "setuptools>=70.1", OPTUNA],
         "dev": ["ruff", "mypy"],
     },
     entry_points={

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from dglkge import __version__
-from dglkge.cli import checkpoint, evaluate, export, inspect_run, plan, predict, similar
+from dglkge.cli import checkpoint, evaluate, export, inspect_run, plan, predict, similar, tune
 from dglkge.cli.common import add_import_argument, flush_output, run_command
 from dglkge.registry import import_modules
 
@@ -20,6 +20,7 @@ COMMANDS = {
     "inspect": inspect_run,
     "checkpoint": checkpoint,
     "plan": plan,
+    "tune": tune,
 }
 
 DESCRIPTION = "Evaluate, query, export and inspect trained models. The commands read files; no server runs."

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 FLOORS = {
     5: {"cli", "partition_tools"},
-    4: {"training", "inference"},
+    4: {"training", "inference", "tuning"},
     3: {"sampling", "embeddings", "checkpoint", "evaluation", "launch", "planning", "partition"},
     2: {"data", "model", "distributed", "config"},
     1: {"typing", "registry", "errors", "optim", "kernels"},

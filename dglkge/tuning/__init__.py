@@ -1,0 +1,3 @@
+"""Search for settings: trials on subgraphs and few epochs first, the best on the whole graph."""
+
+from __future__ import annotations

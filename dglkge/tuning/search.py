@@ -1,0 +1,297 @@
+"""Runs the rungs of a search with Optuna, which samples settings and keeps the trials in a SQLite file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from dglkge.errors import DglkgeError, InputError, JobError
+from dglkge.tuning.rungs import Rung
+from dglkge.tuning.space import Parameter, Space, Value
+
+STUDY_FILE = "study.db"
+PLAN_ATTRIBUTE = "plan"
+SOURCE_ATTRIBUTE = "source"
+REASON_ATTRIBUTE = "reason"
+SECONDS_ATTRIBUTE = "seconds"
+
+MOST_FIRST_FAILURES = 3
+"""A search whose first trials all fail ends: their reason is the space's or the machine's, not bad luck."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training of a search.
+
+    Attributes
+    ----------
+    rung_index : int
+    rung : Rung
+    name : str
+        Unique in the search; the same when the trial is resumed.
+    values : mapping of str to value
+        Of the searched fields.
+    """
+
+    rung_index: int
+    rung: Rung
+    name: str
+    values: Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a training.
+
+    Attributes
+    ----------
+    value : float
+        Filtered MRR on the valid split; higher is better.
+    seconds : float
+    """
+
+    value: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """A trial as the tables have it.
+
+    Attributes
+    ----------
+    name : str
+    rung : int
+    source : str or None
+        The trial of the rung before with the same settings.
+    state : str
+        ``complete``, ``failed`` or ``unfinished``.
+    value : float or None
+        Valid MRR.
+    seconds : float or None
+    core, share, num_epochs
+        Of the rung.
+    values : dict
+        Of the searched fields.
+    reason : str or None
+        Of a failure.
+    """
+
+    name: str
+    rung: int
+    source: Optional[str]
+    state: str
+    value: Optional[float]
+    seconds: Optional[float]
+    core: int
+    share: float
+    num_epochs: int
+    values: dict[str, Value]
+    reason: Optional[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record, ready for JSON."""
+        return asdict(self)
+
+
+RunTrial = Callable[[Job], Outcome]
+
+
+def import_optuna() -> Any:
+    """Return Optuna.
+
+    Raises
+    ------
+    InputError
+        If it is not installed.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError(
+            f"dglkge tune needs Optuna ({error}); install it with pip install 'dglkge[tune]'"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+class Search:
+    """A search that goes on where it was interrupted.
+
+    Parameters
+    ----------
+    space : Space
+    rungs : sequence of Rung
+        As :func:`dglkge.tuning.rungs.plan_rungs` returns them; the last one, of the winner's full training,
+        is no part of the search.
+    folder : Path
+        Exists; gets the file of all trials.
+
+    Raises
+    ------
+    InputError
+        If the folder has another search, or Optuna is missing.
+    """
+
+    def __init__(self, space: Space, rungs: Sequence[Rung], folder: Path) -> None:
+        self._optuna = optuna = import_optuna()
+        self._rungs, self._seed = rungs[:-1], space.search.seed
+        self._distributions = {
+            parameter.key: _distribution(optuna, parameter) for parameter in space.parameters
+        }
+        storage = optuna.storages.RDBStorage(f"sqlite:///{folder.absolute() / STUDY_FILE}")
+        # A study for each rung: only trials of equal cost are comparable.
+        self._studies = [
+            optuna.create_study(
+                storage=storage,
+                study_name=f"rung{index}",
+                direction="maximize",
+                load_if_exists=True,
+            )
+            for index in range(len(self._rungs))
+        ]
+        plan = json.dumps([asdict(space), [asdict(rung) for rung in rungs]], sort_keys=True)
+        for study in self._studies:
+            if study.user_attrs.setdefault(PLAN_ATTRIBUTE, plan) != plan:
+                raise InputError(
+                    f"{folder / STUDY_FILE} has the trials of another space or plan; give another "
+                    "--output, or remove that folder"
+                )
+            study.set_user_attr(PLAN_ATTRIBUTE, plan)
+
+    def run(
+        self, run_trial: RunTrial, progress: Callable[[int], object] = lambda _: None
+    ) -> dict[str, Value]:
+        """Run all trials that have not ended, one after another.
+
+        Parameters
+        ----------
+        run_trial : callable
+            Trains and returns the result; raises InputError or JobError if the trial fails.
+        progress : callable
+            Called with the number of trials that have just ended, those of an earlier run included.
+
+        Returns
+        -------
+        dict of str to value
+            The settings of the best trial of the last rung.
+
+        Raises
+        ------
+        JobError
+            If all trials of a rung fail, or the first ones of the search.
+        """
+        promoted: Optional[list[Any]] = None
+        for index, rung in enumerate(self._rungs):
+            study = self._studies[index]
+            sources = [None] * rung.num_trials if promoted is None else promoted[: rung.num_trials]
+            done = sum(trial.state.is_finished() for trial in study.trials) if promoted is None else 0
+            progress(done)
+            for source in sources[done:]:
+                trial = self._next(study, source)
+                if not trial.state.is_finished():
+                    self._run(index, rung, trial, run_trial)
+                progress(1)
+            promoted = self._best_first(index)
+            if not promoted:
+                reason = next(
+                    (trial.user_attrs.get(REASON_ATTRIBUTE) for trial in study.trials if trial.user_attrs),
+                    None,
+                )
+                raise JobError(f"all trials of rung {index} failed; the first one: {reason}")
+        return dict(promoted[0].params) if promoted else {}
+
+    def records(self) -> list[TrialRecord]:
+        """Return all trials, by rung, in the order in which they were started."""
+        found = []
+        for index, study in enumerate(self._studies):
+            rung = self._rungs[index]
+            for trial in study.trials:
+                source = trial.user_attrs.get(SOURCE_ATTRIBUTE)
+                state = {"COMPLETE": "complete", "FAIL": "failed"}.get(trial.state.name, "unfinished")
+                found.append(
+                    TrialRecord(
+                        name=trial_name(index, trial.number),
+                        rung=index,
+                        source=None if source is None else trial_name(index - 1, source),
+                        state=state,
+                        value=trial.value if state == "complete" else None,
+                        seconds=trial.user_attrs.get(SECONDS_ATTRIBUTE),
+                        core=rung.core,
+                        share=rung.share,
+                        num_epochs=rung.num_epochs,
+                        values=dict(trial.params),
+                        reason=trial.user_attrs.get(REASON_ATTRIBUTE),
+                    )
+                )
+        return found
+
+    def _next(self, study: Any, source: Any) -> Any:
+        """Return the trial to run: an unfinished one, or one with new or a promoted trial's settings."""
+        if source is None:
+            unfinished = [trial for trial in study.trials if trial.state.name == "RUNNING"]
+            return unfinished[0] if unfinished else self._ask(study)
+        mine = [t for t in study.trials if t.user_attrs.get(SOURCE_ATTRIBUTE) == source.number]
+        if not mine:
+            study.enqueue_trial(source.params, user_attrs={SOURCE_ATTRIBUTE: source.number})
+        # One that was enqueued before an interruption waits still: asking takes it first.
+        if not mine or mine[0].state.name == "WAITING":
+            return self._ask(study)
+        return mine[0]
+
+    def _ask(self, study: Any) -> Any:
+        # A sampler for each trial, seeded by its number: an interrupted search samples what it would have.
+        seed = np.random.SeedSequence([self._seed, len(study.trials)]).generate_state(1)[0]
+        study.sampler = self._optuna.samplers.TPESampler(seed=int(seed))
+        number = study.ask(fixed_distributions=self._distributions).number
+        return study.trials[number]  # read after it was stored
+
+    def _run(self, index: int, rung: Rung, trial: Any, run_trial: RunTrial) -> None:
+        """Run one trial and store its result."""
+        study = self._studies[index]
+        storage, id_ = study._storage, trial._trial_id
+        try:
+            outcome = run_trial(Job(index, rung, trial_name(index, trial.number), dict(trial.params)))
+            if not math.isfinite(outcome.value):
+                raise JobError(f"the valid MRR is {outcome.value}")
+        except DglkgeError as error:
+            reason = " ".join(str(error).split())
+            storage.set_trial_user_attr(id_, REASON_ATTRIBUTE, reason)
+            study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
+            states = [one.state.name for one in self._studies[0].trials]
+            if states == ["FAIL"] * MOST_FIRST_FAILURES:
+                raise JobError(f"the first {len(states)} trials failed; the last one: {reason}") from None
+            return
+        storage.set_trial_user_attr(id_, SECONDS_ATTRIBUTE, outcome.seconds)
+        study.tell(trial.number, outcome.value)
+
+    def _best_first(self, index: int) -> list[Any]:
+        """Return the complete trials of a rung, the best first, each of several equal settings once."""
+        complete = [trial for trial in self._studies[index].trials if trial.state.name == "COMPLETE"]
+        complete.sort(key=lambda trial: (-trial.value, trial.number))
+        by_settings: dict[str, Any] = {}
+        for trial in complete:
+            by_settings.setdefault(json.dumps(trial.params, sort_keys=True), trial)
+        return list(by_settings.values())
+
+
+def trial_name(rung_index: int, number: int) -> str:
+    """Return the name of a trial, and of its folder."""
+    return f"rung{rung_index}-trial{number:03d}"
+
+
+def _distribution(optuna: Any, parameter: Parameter) -> Any:
+    """Return Optuna's form of a parameter."""
+    kinds = optuna.distributions
+    if parameter.choices is not None:
+        return kinds.CategoricalDistribution(parameter.choices)
+    if parameter.is_whole:
+        step = 1 if parameter.step is None else int(parameter.step)
+        return kinds.IntDistribution(parameter.low, parameter.high, log=parameter.log, step=step)
+    return kinds.FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)

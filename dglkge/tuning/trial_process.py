@@ -1,0 +1,157 @@
+"""Trains one trial in a child process, with a folder of its own, and reads its result."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_METRICS_FILE
+from dglkge.config import Config
+from dglkge.errors import JobError
+from dglkge.tuning.search import Outcome
+
+CONFIG_FILE = "trial.yaml"
+LOG_FILE = "trial.log"
+RUN_FOLDER = "run"
+MACHINES_FILE = "ip_config.txt"
+
+STOP_SECONDS = 120.0
+"""Time for a child to commit and exit after SIGTERM, before SIGKILL."""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Command of a training.
+
+    Attributes
+    ----------
+    num_trainers : int
+        Trainers under dglkge-launch; 0 for one process without servers.
+    """
+
+    num_trainers: int = 0
+
+    def command(self, config: Path) -> list[str]:
+        """Return the command line that trains a configuration."""
+        script = ["-m", "dglkge.cli.trial"]
+        arguments = ["--config", str(config)]
+        if self.num_trainers == 0:
+            return [sys.executable, *script, *arguments]
+        launch = ["-m", "dglkge.cli.launch", "--ip_config", str(config.with_name(MACHINES_FILE))]
+        launch += ["--num_trainers", str(self.num_trainers), "--log_dir", str(config.with_name("logs"))]
+        return [sys.executable, *launch, *script, *arguments]
+
+
+def train(config: Config, folder: Path, trainer: Trainer, split: str) -> Outcome:
+    """Train a configuration in a child process to its end.
+
+    A run in the folder that was interrupted is resumed. On any exception, KeyboardInterrupt included, the
+    child has ended before this returns: SIGTERM lets it commit.
+
+    Parameters
+    ----------
+    config : Config
+        Its output is the folder's run.
+    folder : Path
+        Gets the configuration and the log.
+    trainer : Trainer
+    split : str
+        Its filtered MRR is the result.
+
+    Raises
+    ------
+    JobError
+        If the child fails; the message has the last line of its log.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path, log_path = folder / CONFIG_FILE, folder / LOG_FILE
+    write_config(config, path)
+    (folder / MACHINES_FILE).write_text("127.0.0.1\n", encoding="utf-8")
+    command = trainer.command(path)
+    start = time.monotonic()
+    with open(log_path, "ab") as log, _child(command, log.fileno()) as child:
+        status = child.wait()
+    seconds = time.monotonic() - start
+    if status != 0:
+        raise JobError(f"the training ended with status {status}: {_last_line(log_path)}; see {log_path}")
+    return Outcome(read_mrr(Path(config.output), split), seconds)
+
+
+def read_mrr(run: Path, split: str) -> float:
+    """Return the filtered MRR of both sides that a run has written for a split.
+
+    Raises
+    ------
+    JobError
+        If there is none.
+    """
+    path = run / RUN_METRICS_FILE
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))[split]["both"]["mrr"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise JobError(f"{path} has no MRR of the {split} split ({error!r})") from None
+
+
+def drop_checkpoint(run: Path) -> None:
+    """Remove a run's rows; its metrics and statistics stay."""
+    shutil.rmtree(run / CHECKPOINT_FOLDER, ignore_errors=True)
+
+
+def write_config(config: Config, path: Path) -> None:
+    """Write the fields that differ from their defaults as YAML, atomically."""
+    text = yaml.safe_dump(changed_fields(config), sort_keys=False, allow_unicode=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def changed_fields(config: Config) -> dict[str, object]:
+    """Return the fields that differ from their defaults, in nested dicts."""
+    default = Config().to_dict()
+    found: dict[str, object] = {}
+    for name, value in config.to_dict().items():
+        if isinstance(value, dict):
+            value = {key: one for key, one in value.items() if one != default[name][key]}
+            if value:
+                found[name] = value
+        elif value != default[name]:
+            found[name] = value
+    return found
+
+
+@contextlib.contextmanager
+def _child(command: Sequence[str], log: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a child; at the end of the block it has ended."""
+    # In a session of its own: Ctrl-C signals this process only, which then stops the child once.
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            try:
+                child.wait(STOP_SECONDS)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                # Its session is its own, so the group has the child and what it started.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+
+def _last_line(path: Path) -> str:
+    """Return the last line of a log that has text."""
+    lines = [line for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "nothing was logged"

@@ -1,0 +1,81 @@
+"""Data set folders of k-cores hold exactly the triples between entities of the core, by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from dglkge.partition.inputs import Options
+from dglkge.partition.make_dataset import partition_dataframe
+from dglkge.tuning.subgraph import Cores
+from tests.toy_kg import toy_dataset
+
+
+def named(dataset: Dataset, split: str) -> list[tuple[str, ...]]:
+    """Return a split's triples by name and types."""
+    found = []
+    for head, relation_id, tail in dataset.split(split).tolist():
+        relation = dataset.relations[relation_id]
+        names = dataset.vocabulary(relation.lhs)[head], dataset.vocabulary(relation.rhs)[tail]
+        found.append((names[0], relation.name, names[1], relation.lhs, relation.rhs))
+    return sorted(found)
+
+
+def core_by_deletion(triples, k):
+    """Delete triples of entities with fewer than k of them, again and again."""
+    while True:
+        ends = [end for head, _, tail, *_ in triples for end in (head, tail)]
+        kept = [t for t in triples if ends.count(t[0]) >= k and ends.count(t[2]) >= k]
+        if len(kept) == len(triples):
+            return kept
+        triples = kept
+
+
+@pytest.mark.parametrize("core", [1, 2, 3])
+def test_core_of_typed_entities(core, tmp_path, monkeypatch):
+    monkeypatch.setattr("dglkge.tuning.subgraph.FEWEST_VALID", 0)
+    dataset = Dataset.open(toy_dataset(typed=True))
+    Cores(dataset).write(core, tmp_path / "core", seed=0)
+    found = Dataset.open(tmp_path / "core")
+    train = core_by_deletion(named(dataset, "train"), core)
+    assert named(found, "train") == train and (core == 1 or len(train) < len(dataset.split("train")))
+    entities = {end for head, _, tail, *_ in train for end in (head, tail)}
+    relations = {(name, lhs, rhs) for _, name, _, lhs, rhs in train}
+    assert named(found, "valid") == [
+        t for t in named(dataset, "valid") if {t[0], t[2]} <= entities and (t[1], *t[3:]) in relations
+    ]
+    assert {name for type_ in found.entity_types for name in found.vocabulary(type_).names} == entities
+    assert len(found.split("test")) == 0 and found.num_parts == 1
+
+
+def test_training_triples_are_held_out_where_valid_ones_are_few(tmp_path):
+    rows = [(f"e{a}", f"r{(a * b) % 3}", f"e{b}") for a in range(12) for b in range(12)]
+    frame = pd.DataFrame(rows, columns=["head", "relation", "tail"])
+    frame["weight"] = np.arange(len(frame), dtype=np.float32) + 1
+    columns = "head,relation,tail,weight"
+    partition_dataframe(frame, tmp_path / "all", columns=columns, options=Options(method="random"))
+    dataset = Dataset.open(tmp_path / "all")
+    weight_of = dict(zip(named(dataset, "train"), [0.0] * len(rows)))
+    weight_of.update({(*row, "entity", "entity"): i + 1.0 for i, row in enumerate(rows)})
+    Cores(dataset).write(2, tmp_path / "core", seed=1)
+    found = Dataset.open(tmp_path / "core")
+    assert len(found.split("valid")) == int(0.05 * len(rows))
+    assert sorted(named(found, "train") + named(found, "valid")) == named(dataset, "train")
+    by_id = [
+        (f"{found.vocabulary('entity')[h]}", found.relations[r].name, f"{found.vocabulary('entity')[t]}")
+        for h, r, t in found.split("train").tolist()
+    ]
+    assert found.train_weights().tolist() == [weight_of[(*names, "entity", "entity")] for names in by_id]
+
+
+def test_nothing_to_rank(tmp_path):
+    frame = pd.DataFrame([("a", "r", "b"), ("b", "r", "c")], columns=["head", "relation", "tail"])
+    partition_dataframe(frame, tmp_path / "all", options=Options(method="random"))
+    with pytest.raises(
+        InputError, match="the 1-core of .*/all has 2 training triples and no valid ones to rank"
+    ):
+        Cores(Dataset.open(tmp_path / "all")).write(1, tmp_path / "core", seed=0)
+    assert not (tmp_path / "core").exists()
