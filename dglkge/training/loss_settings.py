@@ -71,6 +71,12 @@ def check_loss_settings(config: Config) -> None:
                 f"{given} and loss.name is {chosen.name}, which has no effect; allowed: {_yaml(default)}, or "
                 f"one of {known}"
             )
+    if chosen.confidences and config.training.relation_prediction:
+        raise InputError(
+            "loss.confidences is true and training.relation_prediction is "
+            f"{config.training.relation_prediction:g}, whose softmax has no label of one answer; allowed "
+            "with confidences: 0"
+        )
     if chosen.adversarial_weights and chosen.reduction == SUM:
         raise InputError(
             "loss.adversarial_weights is true and loss.reduction is sum: the weights of a query's negatives "

@@ -98,6 +98,10 @@ REFUSED = [
         ["loss.confidences=true", "loss.name=bce", "training.objective=one_vs_all"],
         "loss.confidences is true, and training.objective is one_vs_all, which does not take it; allowed: ",
     ),
+    (
+        ["loss.confidences=true", "loss.name=bce", "training.relation_prediction=0.5"],
+        "loss.confidences is true and training.relation_prediction is 0.5, whose softmax has no label of ",
+    ),
     (["loss.relation_weights=[a=1,b]"], "loss.relation_weights has 'b'; allowed: name=weight, the weight a "),
     (["loss.relation_weights=a=-1"], "loss.relation_weights has 'a=-1'; allowed: name=weight, the weight a "),
     (["loss.relation_weights=[a=1,a=2]"], "loss.relation_weights names 'a' twice; allowed is once"),
