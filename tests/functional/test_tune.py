@@ -1,0 +1,103 @@
+"""``dglkge tune`` with real trainings: from the space to the winner's run, and through Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from dglkge.inference.run import open_run
+from tests.functional import job as commands
+from tests.toy_kg import toy_dataset
+
+pytest.importorskip("optuna", reason="Optuna is not installed (extra 'tune')")
+
+
+def write_space(folder: Path, trials: int, num_epochs: int, **more: object) -> Path:
+    """Write a space over the ring data set."""
+    base = {
+        "dataset": str(toy_dataset()),
+        "model.dimension": 16,
+        "negatives.num_uniform": 20,
+        "training.batch_size": 200,
+        "training.num_epochs": num_epochs,
+        "checkpoint.every_epochs": 0,
+        "regularizer.name": "n3",
+        **more,
+    }
+    space = {"optimizer.lr": {"low": 0.01, "high": 1.0, "log": True}, "regularizer.weight": [0.001, 0.01]}
+    content = {"set": base, "space": space, "search": {"trials": trials, "reduction": 2, "seed": 1}}
+    path = folder / "space.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("num_trainers", [0, 2])
+def test_from_space_to_run(tmp_path, num_trainers):
+    space = write_space(tmp_path, trials=2, num_epochs=6)
+    output = tmp_path / "tuned"
+    arguments = ["tune", str(space), "--output", str(output), "--num_trainers", str(num_trainers), "--json"]
+    done = commands.dglkge(*arguments)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["cost"] <= report["budget"] == 3
+    trials = json.loads((output / "trials.json").read_text())
+    best = max(trials["trials"], key=lambda trial: trial["value"])
+    assert [trial["state"] for trial in trials["trials"]] == ["complete"] * 2
+    assert trials["best"]["values"] == best["values"] == report["best"]["values"]
+    assert trials["spent"] == pytest.approx(report["cost"], abs=1e-3)
+    for trial in trials["trials"]:
+        run = output / "trials" / trial["name"] / "run"
+        config = json.loads((run / "config.json").read_text())
+        assert config["training"]["num_epochs"] == trial["num_epochs"] == report["rungs"][0]["epochs"]
+        assert config["optimizer"]["lr"] == trial["values"]["optimizer.lr"]
+        assert json.loads((run / "metrics.json").read_text())["valid"]["both"]["mrr"] == trial["value"]
+        assert not (run / "checkpoint").exists()
+    header, *rows = (output / "trials.tsv").read_text().splitlines()
+    assert len(rows) == 2 and header.split("\t")[-2:] == ["optimizer.lr", "regularizer.weight"]
+    winner = yaml.safe_load((output / "best.yaml").read_text())
+    assert winner["optimizer"]["lr"] == best["values"]["optimizer.lr"]
+    assert winner["training"]["num_epochs"] == 6 and winner["dataset"] == str(toy_dataset())
+    assert open_run(report["best"]["run"]).checkpoint.progress["finished_epochs"] == 6
+    metrics = json.loads((Path(report["best"]["run"]) / "metrics.json").read_text())
+    assert metrics["test"]["both"]["mrr"] == report["mrr"]
+
+
+def test_interrupted_search_goes_on(tmp_path):
+    space = write_space(tmp_path, trials=2, num_epochs=400)
+    output = tmp_path / "tuned"
+    command = [sys.executable, "-m", "dglkge.cli.main", "tune", str(space), "--output", str(output)]
+    search = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=commands.environment()
+    )
+    try:
+        log = output / "trials" / "rung0-trial000" / "run" / "stats.jsonl"
+        commands.wait_for_line(log, search)
+        children = psutil.Process(search.pid).children(recursive=True)
+        search.send_signal(signal.SIGINT)
+        out, err = search.communicate(timeout=60)
+    finally:
+        search.kill()
+        search.communicate()
+    assert search.returncode == 130, out + err
+    assert err.endswith("dglkge: interrupted\n")
+    limit = time.monotonic() + 10
+    while any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children):
+        assert time.monotonic() < limit, "the trial outlived the search"
+        time.sleep(0.05)
+    trials = json.loads((output / "trials.json").read_text())["trials"]
+    assert [trial["state"] for trial in trials] == ["unfinished"]
+    done = commands.dglkge("tune", str(space), "--output", str(output))
+    assert done.returncode == 0, done.stderr
+    assert "resumed: " in (output / "trials" / "rung0-trial000" / "trial.log").read_text()
+    again = json.loads((output / "trials.json").read_text())
+    assert [trial["state"] for trial in again["trials"]] == ["complete"] * 2
+    assert again["trials"][0]["values"] == trials[0]["values"]
+    assert "configuration: " in done.stdout and "MRR " in done.stdout
