@@ -97,6 +97,7 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         "disable_rhs_negs": chosen["negatives"].get("num_for_tails") == 0,
         "num_uniform_negs": int(chosen["negatives"].get("num_uniform", DEFAULTS["num_uniform_negs"])),
         "lr": learning_rate(meta),
+        "relation_lr": meta.optimizer.get("relation_lr"),
         "eval_fraction": 0.0,
         "dynamic_relations": is_dynamic(meta),
     }

@@ -68,13 +68,15 @@ class Progress:
     EPOCH_LOSS = "epoch_loss"
     EPOCH_TRIPLES = "epoch_triples"
     VALIDATION_PENDING = "validation_pending"
+    ENDED_AFTER = "ended_after"
 
 
 # One expression for all names of versions, because clean-up must find each of them: rows, manifests, staged
 # texts, and the receipts and unfinished files of these.
 _VERSIONED = re.compile(
     r"(?:embeddings_.+_\d+\.v(?P<part>\d+)\.h5|model\.v(?P<model>\d+)\.h5|manifest\.v(?P<manifest>\d+)\.json"
-    r"|(?:entity_names_.+_\d+|config)\.v(?P<json>\d+)\.json|entity_count_.+_\d+\.v(?P<count>\d+)\.txt)"
+    r"|(?:entity_names_.+_\d+|config)\.v(?P<json>\d+)\.json|entity_count_.+_\d+\.v(?P<count>\d+)\.txt"
+    r"|training_state\.v(?P<state>\d+)\.pt)"
     r"(?:\.receipt\.json)?(?P<temporary>(?:\.[0-9a-f]{16})?\.tmp)?"
 )
 _NAMES = re.compile(
@@ -132,6 +134,11 @@ def first_parts_pattern(version: int) -> str:
 def model_file(version: int) -> str:
     """Return the name of the file of the relations."""
     return f"model.v{version}.h5"
+
+
+def training_state_file(version: int) -> str:
+    """Return the name of the file of what changes during training beside the tables: schedules, patience."""
+    return f"training_state.v{version}.pt"
 
 
 def manifest_file(version: int) -> str:
@@ -219,7 +226,7 @@ def parse_versioned(name: str) -> VersionedFile | None:
     if match is None:
         return None
     text = match["json"] or match["count"]
-    version = text or match["part"] or match["model"] or match["manifest"]
+    version = text or match["part"] or match["model"] or match["manifest"] or match["state"]
     return VersionedFile(int(version), match["temporary"] is not None, text is not None)
 
 

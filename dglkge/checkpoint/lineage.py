@@ -164,7 +164,8 @@ def _read_version(folder: Path, version: int) -> RunCopy:
         run_id, lineage = read_lineage(
             {key: value for key, value in body.items() if key != "manifest_version"}
         )
-        sizes = {str(entry["name"]): int(entry["size_bytes"]) for entry in body["files"]}
+        entries = [*body["files"], *([body["state"]] if "state" in body else [])]
+        sizes = {str(entry["name"]): int(entry["size_bytes"]) for entry in entries}
     except OSError as error:
         return RunCopy(version, problem=f"cannot read {path}: {error.strerror}")
     except (ValueError, KeyError, TypeError, AttributeError) as error:

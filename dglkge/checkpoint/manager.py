@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +21,7 @@ from dglkge.checkpoint import layout, restore, shared_texts, snapshots
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest, TextEntry, check_same_run
-from dglkge.checkpoint.storage import CheckpointStorage, check_text
+from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_text
 from dglkge.checkpoint.version_writer import NewVersion, VersionWriter, refuse_missing_relations
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import Lease
@@ -388,12 +389,13 @@ class CheckpointManager:
         relations: TablePart | None,
         meta: CheckpointMeta,
         snapshots: Mapping[str, Mapping[str, Any]] | None = None,
+        state: bytes = b"",
     ) -> int:
         """Write and publish a new version, then drop the older ones; takes no copy of the rows.
 
         Parameters and errors are those of :meth:`start`. When it returns, on any rank, the version counts.
         """
-        version = self.start(parts, relations, meta, snapshots, copy=False)
+        version = self.start(parts, relations, meta, snapshots, state, copy=False)
         self.finish()
         self.barrier()
         return version
@@ -409,6 +411,7 @@ class CheckpointManager:
         relations: TablePart | None,
         meta: CheckpointMeta,
         snapshots: Mapping[str, Mapping[str, Any]] | None = None,
+        state: bytes = b"",
         copy: bool = True,
     ) -> int:
         """Start to write a new version in a thread; a save that runs is finished first.
@@ -423,6 +426,9 @@ class CheckpointManager:
             The run, its progress among it; the same on every rank.
         snapshots : mapping of str to mapping, optional
             Names under which the version is kept when newer ones come, and why.
+        state : bytes
+            What changes during training beside the tables, as :meth:`read_state` returns it; ignored on other
+            ranks than 0.
         copy : bool
             Take a copy, after which the rows may change. Else they must not before :meth:`finish`.
 
@@ -458,7 +464,7 @@ class CheckpointManager:
         shared = refuse_missing_relations(relations) if self.rank == 0 else None
         # Swapped and not cleared: the thread reads the old list while training adds to the new one.
         stats, self._stats = self._stats, []
-        new = NewVersion(version, meta, num_parts, mine, shared, previous, snapshots or {}, stats)
+        new = NewVersion(version, meta, num_parts, mine, shared, previous, snapshots or {}, stats, state)
         self._in_thread(lambda: self._write(new))
         return version
 
@@ -500,7 +506,44 @@ class CheckpointManager:
         self.storage.keep(self.storage.published_version(), layout.BEST_SNAPSHOT, {"score": score, **note})
         return True
 
-    def restore(self, parts: Sequence[TablePart], relations: TablePart | None = None) -> CheckpointMeta:
+    def read_state(self, snapshot: str = "") -> bytes:
+        """Return what the newest version, or a snapshot, has of training beside the tables; may be empty.
+
+        Raises
+        ------
+        CheckpointError
+            If the file is missing or damaged.
+        """
+        storage = self._storage_of(snapshot)
+        manifest = storage.published(texts=False)
+        if manifest is None or manifest.state is None:
+            return b""
+        path = storage.path / manifest.state.name
+        try:
+            state = path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
+        check_crc32(storage.path, manifest.state, zlib.crc32(state))
+        return state
+
+    def newest_meta(self, snapshot: str = "") -> CheckpointMeta | None:
+        """Return the description of the run in the newest version, or in a snapshot; None if there is none.
+
+        Unlike :meth:`latest` no collective: it reads this trainer's disk.
+        """
+        manifest = self._storage_of(snapshot).published(texts=False)
+        return None if manifest is None else manifest.meta
+
+    def _storage_of(self, snapshot: str) -> CheckpointStorage:
+        return CheckpointStorage(self.storage.path / snapshot) if snapshot else self.storage
+
+    def note_of(self, snapshot: str) -> dict[str, Any]:
+        """Return the note of a snapshot; empty if there is no such snapshot."""
+        return snapshots.read_note(self.storage.path, snapshot)
+
+    def restore(
+        self, parts: Sequence[TablePart], relations: TablePart | None = None, snapshot: str = ""
+    ) -> CheckpointMeta:
         """Fill live tables, rows and state, from the newest version, whatever parts it has.
 
         Parameters
@@ -509,6 +552,8 @@ class CheckpointManager:
             Filled in place.
         relations : TablePart or None
             The relations among the rows that this machine owns; filled in place.
+        snapshot : str
+            Name of a snapshot to fill them from instead.
 
         Returns
         -------
@@ -520,12 +565,13 @@ class CheckpointManager:
         CheckpointError
             If there is no checkpoint, a file of it is damaged, or it lacks a row.
         """
-        manifest = self.storage.published()
+        storage = self._storage_of(snapshot)
+        manifest = storage.published()
         if manifest is None:
-            raise CheckpointError(f"{self.storage.path} holds no checkpoint")
+            raise CheckpointError(f"{storage.path} holds no checkpoint")
         for part in [*parts, *([relations] if relations is not None else [])]:
-            restore.fill_part(self.storage, manifest, part)
-        if self.rank == 0:
+            restore.fill_part(storage, manifest, part)
+        if self.rank == 0 and not snapshot:
             self.storage.check_texts(manifest)
             self.storage.place_texts(manifest)  # which an interrupted save may have left undone
         return manifest.meta

@@ -35,7 +35,8 @@ class CheckpointMeta:
     progress : mapping
         ``finished_epochs``, ``batches_done`` and ``global_batch_size``. Of an open epoch also ``epoch_loss``
         and ``epoch_triples``, summed over all trainers; ``validation_pending`` is 1 where the valid split is
-        yet to be ranked after the last finished epoch.
+        yet to be ranked after the last finished epoch. ``ended_after`` is the number of epochs after which
+        training ended, if the version is an earlier one that was restored as the best.
     seed : int
         Seed of the order, the negatives and the initial rows.
     score_function : str
@@ -143,6 +144,8 @@ class Manifest:
         Drawn with the first version of a run, equal for all later ones.
     lineage : sequence of JobVersions
         The jobs that wrote the ancestors of this version; the last one wrote this version.
+    state : TextEntry or None
+        File of what changes during training beside the tables; None if nothing does.
     """
 
     version: int
@@ -151,6 +154,12 @@ class Manifest:
     texts: Sequence[TextEntry] = ()
     run_id: str = ""
     lineage: Sequence[JobVersions] = ()
+    state: TextEntry | None = None
+
+    @property
+    def versioned_files(self) -> list[FileEntry | TextEntry]:
+        """The files with the version in their names: rows, and the state of training if there is one."""
+        return [*self.files, *([] if self.state is None else [self.state])]
 
     @property
     def all_texts(self) -> dict[str, TextEntry]:
@@ -166,6 +175,8 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as a text that :meth:`from_json` reads and checks."""
         body = {"manifest_version": MANIFEST_VERSION, **dataclasses.asdict(self)}
+        if self.state is None:
+            del body["state"]  # as in manifests of versions that had no such file
         # sort_keys in manifest_crc32 makes the checksum independent of the order of fields in the file.
         return json.dumps({"crc32": manifest_crc32(body), **body}, indent=1) + "\n"
 
@@ -200,7 +211,9 @@ class Manifest:
             files = [FileEntry.from_dict(entry) for entry in body["files"]]
             texts = tuple(TextEntry(**text) for text in body.get("texts", ()))
             run_id, lineage = read_lineage(body)
-            manifest = cls(body["version"], CheckpointMeta(**meta), files, texts, run_id, tuple(lineage))
+            state = TextEntry(**body["state"]) if "state" in body else None
+            run = CheckpointMeta(**meta)
+            manifest = cls(body["version"], run, files, texts, run_id, tuple(lineage), state)
             _check_values(manifest)
             return manifest
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -285,7 +298,8 @@ def _check_values(manifest: Manifest) -> None:
             _check_number(f"{name} of {entry.name}", getattr(entry, name), 0)
         for name in ("crc32", "ids_crc32"):
             _check_number(f"{name} of {entry.name}", getattr(entry, name), UNKNOWN_CRC32)
-    for text in manifest.all_texts.values():
+    state = [] if manifest.state is None else [manifest.state]
+    for text in [*manifest.all_texts.values(), *state]:
         _check_name(text.name)
         _check_number(f"size of {text.name}", text.size_bytes, 0)
         _check_number(f"crc32 of {text.name}", text.crc32, 0)

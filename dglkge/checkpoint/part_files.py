@@ -203,7 +203,7 @@ def write_part(
             # PyTorch-BigGraph keeps one sum for each entity row: the mean over the row is what row-wise
             # Adagrad would have.
             of_rows = sums if sums.ndim == 1 else sums.mean(dim=1)
-            state = _bigraph_state([of_rows[order].cpu()], meta)
+            state = _bigraph_state([of_rows[order].cpu()], learning_rate(meta))
             hdf5_format.write_blob(file.require_group(hdf5_format.OPTIMIZER_GROUP), state)
         return _entry(path, name, part, ids, fill_rows(path, tables, order))
 
@@ -245,9 +245,10 @@ def write_relations(
             for dataset, state in _state_datasets(part).items():
                 hdf5_format.allocate_rows(file, dataset, state)
             sums = _bigraph_sums(part, meta)[order].cpu().numpy()
+            relation_lr = float(meta.optimizer.get("relation_lr", learning_rate(meta)))
             of_operators = [torch.from_numpy(each) for each in to_bigraph_sums(sums, rows.shape[1], meta)]
             hdf5_format.write_blob(
-                file.require_group(hdf5_format.OPTIMIZER_GROUP), _bigraph_state(of_operators, meta)
+                file.require_group(hdf5_format.OPTIMIZER_GROUP), _bigraph_state(of_operators, relation_lr)
             )
         crc32 = fill_rows(path, _state_datasets(part), order)
         return _entry(path, name, part, ids, crc32)
@@ -331,19 +332,21 @@ def _bigraph_sums(part: TablePart, meta: CheckpointMeta) -> torch.Tensor:
     """
     kept = list(part.state.values())
     name = meta.optimizer.get("name")
+    if part.table == RELATION:
+        name = meta.optimizer.get("relation_name", name)
     if name in OPTIMIZERS and OPTIMIZERS.get(str(name)).bigraph_state and len(kept) == 1:
         sums = kept[0].detach()
         return sums.reshape(-1) if sums.numel() == len(sums) else sums
     return torch.zeros(len(part.original_ids))
 
 
-def _bigraph_state(sums: Sequence[torch.Tensor], meta: CheckpointMeta) -> dict[str, Any]:
+def _bigraph_state(sums: Sequence[torch.Tensor], lr: float) -> dict[str, Any]:
     """Return Adagrad's state of some parameters as PyTorch-BigGraph's optimizers name it.
 
     They need a number of steps beside the sums, which matters only to a decaying learning rate.
     """
     numbers = list(range(len(sums)))
-    group = {"lr": learning_rate(meta), "lr_decay": 0, "weight_decay": 0, "params": numbers}
+    group = {"lr": lr, "lr_decay": 0, "weight_decay": 0, "params": numbers}
     group |= {"eps": 1e-10, "initial_accumulator_value": 0}
     # Copies: torch.save writes the whole storage of a view.
     state = {number: {"step": torch.tensor(0.0), "sum": sums[number].clone()} for number in numbers}

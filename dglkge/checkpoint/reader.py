@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import bigraph_reader, hdf5_format, layout
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.restore import read_relations, read_state
 from dglkge.checkpoint.storage import CheckpointStorage, check_open_file
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
@@ -382,10 +382,10 @@ class Checkpoint:
         CheckpointError
             Naming the first damaged file.
         """
-        self._check(self.manifest.files)
+        self._check(self.manifest.versioned_files)
         self.storage.check_texts(self.manifest)
 
-    def _check(self, entries: Sequence[FileEntry]) -> None:
+    def _check(self, entries: Sequence[FileEntry | TextEntry]) -> None:
         """Compare files, which are open, with their checksums."""
         for entry in entries:
             check_open_file(self.path, entry, self._files[entry.name])
@@ -404,7 +404,7 @@ class Checkpoint:
 
 
 def _open_all(folder: Path, manifest: Manifest) -> dict[str, BinaryIO]:
-    """Open the HDF5 files of a version.
+    """Open the files of a version that have it in their names.
 
     Raises
     ------
@@ -413,7 +413,7 @@ def _open_all(folder: Path, manifest: Manifest) -> dict[str, BinaryIO]:
     """
     files: dict[str, BinaryIO] = {}
     try:
-        for entry in manifest.files:
+        for entry in manifest.versioned_files:
             files[entry.name] = open(folder / entry.name, "rb", buffering=0)
     except OSError as error:
         _close_all(files)

@@ -17,7 +17,7 @@ from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest, TextE
 from dglkge.errors import CheckpointError, write_error
 
 
-def check_file(folder: Path, entry: FileEntry, checksum: bool = False) -> None:
+def check_file(folder: Path, entry: FileEntry | TextEntry, checksum: bool = False) -> None:
     """Check that a file exists and has its size and, if wanted, its checksum.
 
     Raises
@@ -32,7 +32,7 @@ def check_file(folder: Path, entry: FileEntry, checksum: bool = False) -> None:
             check_crc32(folder, entry, hdf5_format.file_crc32(path))
 
 
-def check_open_file(folder: Path, entry: FileEntry, file: BinaryIO) -> None:
+def check_open_file(folder: Path, entry: FileEntry | TextEntry, file: BinaryIO) -> None:
     """Check the size and the checksum of a file that is open, and may have lost its name since.
 
     Raises
@@ -122,6 +122,7 @@ class CheckpointStorage(LeasedFolder):
         manifest.v7.json                  the run, and each file's size and CRC-32
         embeddings_{type}_{part}.v7.h5    one part of the rows of an entity type
         model.v7.h5                       the relations
+        training_state.v7.pt              schedules, patience and objects of the user, if there are any
         config.json                       PyTorch-BigGraph's configuration of this model
         vocabulary_{type}.txt             all names of a type; line number = original id
         entity_names_{type}_{part}.json   names of a part in the order of its rows
@@ -166,6 +167,10 @@ class CheckpointStorage(LeasedFolder):
     Optimizer state of relations is ``optimizer/{name}`` in model.v7.h5, one row for each relation; for
     row-wise Adagrad ``optimizer/state_dict`` holds it for torch's Adagrad over the operators' parameters, a
     relation's sum in every number of its row.
+
+    ``training_state.v7.pt`` is a ``torch.save`` of dicts, lists, numbers, texts and tensors, which
+    ``torch.load(weights_only=True)`` reads; see :mod:`dglkge.training.control`. It is absent where training
+    changes nothing but the tables.
 
     A version is written under other names (``*.tmp``), brought to the disk, renamed; when all writers
     have done so, the manifest is written and checkpoint_version.txt replaced in one step. Before that step
@@ -289,7 +294,7 @@ class CheckpointStorage(LeasedFolder):
         CheckpointError
             Naming the first missing or damaged file.
         """
-        for entry in manifest.files:
+        for entry in manifest.versioned_files:
             check_file(self.path, entry, checksums)
         if texts:
             self.check_texts(manifest, checksums)

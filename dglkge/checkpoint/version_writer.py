@@ -18,7 +18,7 @@ from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
 from dglkge.checkpoint.courier import Courier, empty_outbox
 from dglkge.checkpoint.lineage import extended
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry, check_complete
-from dglkge.checkpoint.storage import CheckpointStorage, is_there
+from dglkge.checkpoint.storage import CheckpointStorage, describe_text, is_there
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import CheckpointError, JobError
@@ -58,6 +58,8 @@ class NewVersion:
         Names of snapshots of the version, and notes on their reason.
     stats : sequence of mapping
         Records of training since the version before.
+    state : bytes
+        What changes during training beside the tables; empty if nothing does. Rank 0's is written.
     """
 
     version: int
@@ -68,6 +70,7 @@ class NewVersion:
     previous: Manifest | None
     snapshots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stats: Sequence[Mapping[str, Any]] = ()
+    state: bytes = b""
 
 
 class VersionWriter:
@@ -189,10 +192,11 @@ class VersionWriter:
         config_text = json.dumps(config, indent=4)
         texts = shared_texts.write(storage, version, new.meta, config_text, self.names, previous)
         shared_texts.append_stats(storage, new.stats)
+        state = self._write_state(version, new.state)
         before = previous.lineage if previous is not None else ()
         run_id = previous.run_id if previous is not None else ""
         lineage = extended(before, self._job, version, socket.gethostname(), self._since)
-        manifest = Manifest(version, new.meta, files, texts, run_id or new_nonce(), lineage)
+        manifest = Manifest(version, new.meta, files, texts, run_id or new_nonce(), lineage, state)
         if previous is None:
             storage.place_texts(manifest)  # no published version has other texts under these names
         # The order from here on is the commit protocol. The manifest lists files that are all durable.
@@ -219,6 +223,15 @@ class VersionWriter:
                 version, storage.path, error.strerror or error,
             )  # fmt: skip
         logger.info("checkpoint version %d in %s", version, storage.path)
+
+    def _write_state(self, version: int, state: bytes) -> TextEntry | None:
+        """Write the state of training; returns its entry, None if there is no state."""
+        if not state:
+            return None
+        name = layout.training_state_file(version)
+        with self.storage.new_file(name) as path:
+            path.write_bytes(state)
+        return describe_text(self.storage.path / name, name)
 
     def _drop_same(self, manifest: Manifest, previous: Manifest) -> set[str]:
         """Return the texts that do not change with the next version; remove their staged files."""

@@ -24,6 +24,11 @@ def above(low: float) -> Check:
     return lambda value: None if value > low else f"a number above {low:g}"
 
 
+def share_below(high: float) -> Check:
+    """Return a check that a number is at least 0 and below ``high``."""
+    return lambda value: None if 0 <= value < high else f"at least 0 and below {high:g}"
+
+
 def one_of(*allowed: Any) -> Check:
     """Return a check that a value is one of a few."""
     return lambda value: None if value in allowed else "one of " + ", ".join(map(str, allowed))
@@ -204,6 +209,53 @@ class OptimizerConfig:
 
     name: str = setting("sparse_adagrad", "update rule of the rows", component="optimizer")
     lr: float = setting(0.1, "learning rate", above(0))
+    relation_name: str = setting(
+        "",
+        "update rule of the relations' rows, for example sparse_adagrad beside row_adagrad for the entities, "
+        "as in PyTorch-BigGraph; empty: that of the entities",
+    )
+    relation_lr: float = setting(0.0, "learning rate of the relations; 0: that of the entities", at_least(0))
+    eps: float = setting(
+        0.0,
+        "number that is added to the root; 0: the rule's own, 1e-10 (Adagrad) or 1e-8 (Adam)",
+        at_least(0),
+    )
+    beta1: float = setting(0.9, "decay of the first moment of Adam", share_below(1))
+    beta2: float = setting(0.999, "decay of the second moment of Adam", share_below(1))
+    weight_decay: float = setting(
+        0.0,
+        "multiple of a row that is added to its gradient, as in torch's Adagrad and Adam; rows that a batch "
+        "does not touch do not decay",
+        at_least(0),
+    )
+    decoupled_weight_decay: bool = setting(
+        False, "Adam: multiply a touched row by 1 - lr * weight_decay instead, as torch's AdamW does"
+    )
+    clip_norm: float = setting(
+        0.0,
+        "limit of the 2-norm of a batch's gradient, over all rows of all tables and trainers; 0: none",
+        at_least(0),
+    )
+    clip_value: float = setting(
+        0.0,
+        "limit of the size of each number of a row's gradient, before the norm is taken; 0: none",
+        at_least(0),
+    )
+    schedule: str = setting(
+        "", "class of torch.optim.lr_scheduler that changes the learning rates, e.g. CosineAnnealingLR"
+    )
+    schedule_options: tuple[str, ...] = setting(
+        (), "its options, each a text NAME=VALUE, e.g. [T_max=20, eta_min=0.001]"
+    )
+    schedule_every: str = setting(
+        "epoch",
+        "it goes one step further after each epoch, or after each batch; ReduceLROnPlateau after each "
+        "ranking of the valid split",
+        one_of("epoch", "batch"),
+    )
+    warmup_batches: int = setting(
+        0, "batches in which the learning rates grow linearly to those of the schedule; 0: none", at_least(0)
+    )
 
 
 NEGATIVE_SAMPLING = "negative_sampling"
@@ -234,6 +286,16 @@ class TrainingConfig:
     )
 
     num_epochs: int = setting(10, "passes over the training triples", at_least(0), resume=FREE)
+    early_stopping_patience: int = setting(
+        0,
+        "end training after so many rankings of the valid split in a row without a gain in MRR, and restore "
+        "the best version at the end; 0: never",
+        at_least(0),
+        resume=FREE,
+    )
+    early_stopping_min_gain: float = setting(
+        0.0, "smallest gain in valid MRR that counts", at_least(0), resume=FREE
+    )
     batch_size: int = setting(
         1000, "triples in a global batch, over all trainers", at_least(1), resume=UNTIL_FINISHED
     )

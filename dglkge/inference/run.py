@@ -16,7 +16,7 @@ import torch
 from dglkge.checkpoint.bigraph_reader import is_bigraph
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CALIBRATION_FILE, VERSION_FILE
-from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, TextEntry
+from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
@@ -457,7 +457,7 @@ class Run:
         if verify:
             checkpoint.verify()
         meta = checkpoint.meta
-        files: list[FileEntry | TextEntry] = [*checkpoint.manifest.files]
+        files = checkpoint.manifest.versioned_files
         files += checkpoint.manifest.all_texts.values()
         # PyTorch-BigGraph writes no checksums, so nothing of its checkpoints can be verified.
         with_checksum = [entry for entry in files if entry.crc32 != UNKNOWN_CRC32]

@@ -143,3 +143,29 @@ def update_adam(
             row_eps,
         )
     return num_bad
+
+
+@compiled
+def decay_rows(
+    rows: np.ndarray,
+    targets: np.ndarray,
+    selected: np.ndarray,
+    chain: tuple,
+    options: tuple,
+    factor: float,
+) -> int:
+    """Multiply the target rows by a factor, apart from those that an update would skip as not finite."""
+    heads, links, addresses, counts = chain
+    mean, max_norm, weight_decay = options
+    gradient = np.empty(rows.shape[1], rows.dtype)
+    num_bad = 0
+    for i in range(targets.shape[0]):
+        row = rows[targets[i]]
+        if not prepare_gradient(
+            heads[selected[i]], links, addresses, counts, mean, max_norm, weight_decay, row, gradient
+        ):
+            num_bad += 1
+            continue
+        for j in range(row.shape[0]):
+            row[j] *= factor
+    return num_bad

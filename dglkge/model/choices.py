@@ -8,7 +8,8 @@ the class.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from dglkge.registry import Registry
@@ -31,8 +32,13 @@ class Choice:
 
     def load(self) -> Any:
         """Return the class."""
-        module, _, name = self.place.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return _load(self.place)
+
+
+def _load(place: str) -> Any:
+    """Return what lies at ``"package.module:name"``."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @dataclass(frozen=True)
@@ -46,10 +52,21 @@ class OptimizerChoice(Choice):
         optimizer's state.
     bigraph_state : bool
         Whether the one tensor of the state is Adagrad's sum of squares, which PyTorch-BigGraph reads.
+    hyper : mapping of str to object
+        Hyper-parameters apart from lr and weight_decay, with the defaults of the class.
+    rule : str
+        Place of its :class:`dglkge.optim.rules.UpdateRule`, a class without arguments. A table can have it
+        beside tables with another rule; without it the optimizer is one for all tables.
     """
 
     state_widths: Callable[[int], tuple[int, ...]]
     bigraph_state: bool = False
+    hyper: Mapping[str, Any] = field(default_factory=lambda: {"eps": 1e-10})
+    rule: str = ""
+
+    def load_rule(self) -> Any:
+        """Return the update rule."""
+        return _load(self.rule)()
 
 
 BIGRAPH_OPTIMIZER = "row_adagrad"
@@ -63,6 +80,7 @@ OPTIMIZERS.register("sparse_adagrad")(
         "dglkge.optim:SparseAdagrad",
         lambda width: (width,),
         bigraph_state=True,
+        rule="dglkge.optim.optimizers:AdagradRule",
     )
 )
 OPTIMIZERS.register(BIGRAPH_OPTIMIZER)(
@@ -71,6 +89,7 @@ OPTIMIZERS.register(BIGRAPH_OPTIMIZER)(
         "dglkge.optim:RowAdagrad",
         lambda width: (1,),
         bigraph_state=True,
+        rule="dglkge.optim.optimizers:RowAdagradRule",
     )
 )
 OPTIMIZERS.register("sparse_adam")(
@@ -79,6 +98,8 @@ OPTIMIZERS.register("sparse_adam")(
         "dglkge.optim:SparseAdam",
         # Step count, first moment, second moment: the order of the class's state tensors.
         lambda width: (1, width, width),
+        hyper={"eps": 1e-8, "betas": (0.9, 0.999), "decoupled_weight_decay": False},
+        rule="dglkge.optim.optimizers:AdamRule",
     )
 )
 

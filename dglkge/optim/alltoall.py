@@ -116,7 +116,7 @@ class Alltoall:
             incoming.copy_(landing)
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        """Sum "(k,) int64" over all ranks; also a barrier, as the result needs the numbers of every rank.
+        """Sum "(k,)" int64 or float64 over all ranks; also a barrier, as it needs the numbers of every rank.
 
         Every rank sends its numbers to every other: a few bytes, and one round of messages where gloo's
         all_reduce takes 2 (size - 1), one after the other.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dglkge.kernels.updates import update_adagrad, update_adam, update_row_adagrad
+from dglkge.kernels.updates import decay_rows, update_adagrad, update_adam, update_row_adagrad
 from dglkge.optim.dgl_tables import state_array
 from dglkge.optim.rules import UpdateRule, check_not_negative
 from dglkge.optim.sparse_optimizer import SparseOptimizer
@@ -286,6 +286,10 @@ class AdamRule(UpdateRule):
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
 
+    def decays_alone(self, hyper: Mapping[str, Any]) -> bool:
+        """Whether the decay is decoupled; see :meth:`UpdateRule.decays_alone`."""
+        return bool(hyper.get("decoupled_weight_decay", False))
+
     def update_compiled(
         self,
         arrays: Sequence[np.ndarray],
@@ -299,6 +303,10 @@ class AdamRule(UpdateRule):
         """Run the compiled loop; see :meth:`UpdateRule.update_compiled`."""
         rows, step, mem, power = arrays
         beta1, beta2 = hyper["betas"]
+        keep = _kept_share(hyper)
+        if keep != 1:
+            # A loop of its own: the update's loop stays as fast, and as exact, without a decay.
+            decay_rows(rows, targets, selected, chain, options, rows.dtype.type(keep))
         return update_adam(
             rows,
             step,
@@ -325,6 +333,7 @@ class AdamRule(UpdateRule):
         """Compute the same in torch; see :meth:`UpdateRule.update_rows`."""
         step, mem, power = state
         beta1, beta2 = hyper["betas"]
+        rows *= _kept_share(hyper)
         if self.global_steps:
             step.fill_(num_steps)
         else:
@@ -341,6 +350,13 @@ class AdamRule(UpdateRule):
         power.mul_(narrow2).add_((1 - narrow2) * square)
         root = power.sqrt()[:, None] if self.row_wise else power.sqrt()
         rows -= step_size[:, None] * mem / (root * root_scale[:, None] + eps[:, None])
+
+
+def _kept_share(hyper: Mapping[str, Any]) -> float:
+    """Factor on a row before its update: 1 - lr·weight_decay if the decay is decoupled, else 1."""
+    if not hyper.get("decoupled_weight_decay", False):
+        return 1.0
+    return 1.0 - float(hyper["lr"]) * float(hyper["weight_decay"])
 
 
 class SparseAdam(SparseOptimizer):
@@ -371,6 +387,10 @@ class SparseAdam(SparseOptimizer):
         Keep one second moment a row, fed by the mean of the squares.
     weight_decay : float
         Multiple of the row that is added to its gradient; touched rows only.
+    decoupled_weight_decay : bool
+        Multiply the row by 1 - lr·weight_decay before its update instead (AdamW; Loshchilov and Hutter,
+        "Decoupled Weight Decay Regularization", ICLR 2019, algorithm 2, as ``torch.optim.AdamW`` has it);
+        touched rows only.
     max_row_norm : float, optional
         Limit of the 2-norm of a row's merged gradient; longer ones are scaled to it.
     duplicates, wire_dtype, overlap, nonfinite, timeout_seconds, synchronous, kernels
@@ -414,6 +434,7 @@ class SparseAdam(SparseOptimizer):
         timeout_seconds: float = 1800.0,
         synchronous: bool = True,
         kernels: str = "auto",
+        decoupled_weight_decay: bool = False,
     ) -> None:
         if bias_correction not in ("row", "global"):
             raise ValueError(f"bias_correction must be 'row' or 'global', got {bias_correction!r}")
@@ -423,6 +444,7 @@ class SparseAdam(SparseOptimizer):
             "betas": tuple(betas),
             "weight_decay": weight_decay,
             "max_row_norm": max_row_norm,
+            "decoupled_weight_decay": decoupled_weight_decay,
         }
         super().__init__(
             params,

@@ -40,6 +40,10 @@ class UpdateRule(abc.ABC):
         if hyper["max_row_norm"] is not None and not hyper["max_row_norm"] > 0:
             raise ValueError(f"max_row_norm must be positive or None, got {hyper['max_row_norm']}")
 
+    def decays_alone(self, hyper: Mapping[str, Any]) -> bool:
+        """Whether the rule applies the weight decay itself, so that it is not added to the gradient."""
+        return False
+
     @abc.abstractmethod
     def update_compiled(
         self,
@@ -122,7 +126,12 @@ class RuleStep(NamedTuple):
         """(mean, max_norm, weight_decay) as the compiled loops take them, scalars of the rows' type."""
         limit = self.hyper["max_row_norm"]
         kind = dtype.type
-        return self.mean, kind(math.inf if limit is None else limit), kind(self.hyper["weight_decay"])
+        return self.mean, kind(math.inf if limit is None else limit), kind(self.decay)
+
+    @property
+    def decay(self) -> float:
+        """Multiple of the row that is added to its gradient; a decoupled decay is the rule's own work."""
+        return 0.0 if self.rule.decays_alone(self.hyper) else float(self.hyper["weight_decay"])
 
 
 def update_plain(
@@ -155,7 +164,7 @@ def update_plain(
     gradient, counts = gradient[finite], counts[finite]
     if step.mean:
         gradient = gradient / counts[:, None]
-    limit, decay = step.hyper["max_row_norm"], step.hyper["weight_decay"]
+    limit, decay = step.hyper["max_row_norm"], step.decay
     if limit is not None:
         norms = gradient.norm(dim=1, keepdim=True)
         gradient = torch.where(norms > limit, gradient * (limit / norms), gradient)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Callable
 
@@ -14,8 +14,10 @@ import torch
 from dgl.distributed import DistEmbedding, DistTensor
 
 from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.clipping import Clipping
 from dglkge.optim.dgl_tables import identity_of, key_of
 from dglkge.optim.network_exchange import WireFormat
+from dglkge.optim.row_chains import GradientRows
 from dglkge.optim.rules import RuleStep, UpdateRule, check_options
 from dglkge.optim.scaled_gradients import EmbeddingParameter
 from dglkge.optim.state_file import SavedState
@@ -92,7 +94,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     params : DistEmbedding, sequence of DistEmbedding, or sequence of dict
         The embeddings, or parameter groups ``{"params": [...], "lr": ...}``.
     rule : UpdateRule
-        Update rule of the touched rows.
+        Update rule of the touched rows; a parameter group may have another one, see :meth:`add_param_group`.
     defaults : dict
         Hyper-parameters of a group: lr, weight_decay, max_row_norm and those of the rule.
     duplicates : {"sum", "mean"}
@@ -133,6 +135,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     num_skipped_rows = 0
     step_sum = 0
+    _clipping: Clipping | None = None
     _enter: Callable[[str], None] = staticmethod(ignore_phase)
 
     def __init__(
@@ -178,13 +181,42 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         """
         self._enter = enter
 
+    def clip_gradients(self, norm: float | None = None, value: float | None = None) -> None:
+        """Clip the merged gradient of every step from now on; every trainer sets the same limits.
+
+        The gradient is that of the global batch, so the result does not depend on the number of trainers but
+        for the order of sums. It replaces ``torch.nn.utils.clip_grad_norm_`` and ``clip_grad_value_``, which
+        see the gradients of one trainer only, before equal rows are added up. Weight decay is added, and
+        ``max_row_norm`` applied, afterwards. A step merges all rows into a copy first, and with ``norm`` has
+        one round of messages more.
+
+        Parameters
+        ----------
+        norm : float, optional
+            Limit of the 2-norm over all rows of all embeddings.
+        value : float, optional
+            Limit of the size of each number of a row's merged gradient; applied before the norm is taken.
+
+        Raises
+        ------
+        ValueError
+            If a limit is not a positive number, or for ``norm`` with ``synchronous=False``: no trainer has
+            the gradients of all.
+        """
+        if norm is not None and not self._synchronous:
+            raise ValueError("clip_gradients: norm needs synchronous=True, which adds up all gradients")
+        is_off = norm is None and value is None
+        self.finish()
+        self._clipping = None if is_off else Clipping(norm, value, self._mean)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add embeddings, with hyper-parameters of their own where given (a collective call).
 
         Parameters
         ----------
         param_group : dict
-            ``{"params": [...], "lr": ..., ...}``.
+            ``{"params": [...], "lr": ..., ...}``; with ``"rule"``, an :class:`UpdateRule`, these embeddings
+            have that rule. The group must then give the hyper-parameters that the optimizer's own rule lacks.
 
         Raises
         ------
@@ -196,12 +228,14 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         group = {**self.defaults, **param_group}
         params = group["params"]
         embeddings = [params] if isinstance(params, DistEmbedding) else list(params)
-        self._rule.check(group)
+        # Not part of the group: a state file has no objects, and is loaded into an optimizer of equal rules.
+        rule = group.pop("rule", self._rule)
+        rule.check(group)
         self.finish()
         register_owner(embeddings, self)
         group["params"] = []
         for embedding in embeddings:
-            table = Table(embedding, self._rule, self._kernels)
+            table = Table(embedding, rule, self._kernels)
             table.warm_up(self._rule_step(table, group))
             if self._background is not None:
                 table.fence(weakref.WeakMethod(self.finish))
@@ -228,7 +262,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     def _rule_step(self, table: Table, hyper: Mapping[str, Any]) -> RuleStep:
         """Update of a table, with its hyper-parameters as they are now and its steps so far."""
-        return RuleStep(self._rule, dict(hyper), self._mean, max(1, table.num_steps))
+        return RuleStep(table.rule, dict(hyper), self._mean, max(1, table.num_steps))
 
     def _connect(self) -> None:
         """Connect to the other trainers; a collective, done here so that no later call is a hidden one."""
@@ -327,12 +361,17 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             for table, pairs in zip(self._tables, pairs_by_table):
                 table.collect(pairs)
             self._enter("exchange")
-            for turn, (selected, active) in enumerate(exchange.run(self._enter)):
+            turns: Iterable[tuple[list[np.ndarray], np.ndarray]] = exchange.run(self._enter)
+            gradients = [table.chains for table in self._tables]
+            if self._clipping is not None:
+                # One turn: every gradient is merged before the first row changes.
+                gradients, turns = self._clipped(self._clipping, list(turns))
+            for turn, (selected, active) in enumerate(turns):
                 self._enter("update")
                 for number, table in enumerate(self._tables):
                     table.num_steps += int(turn == 0 and active[number])
                     step = self._rule_step(table, hyper_of[table.key])
-                    num_bad[number] += table.update(step, selected[number], limit)
+                    num_bad[number] += table.update(step, gradients[number], selected[number], limit)
                 self._enter("exchange")
         except BaseException:
             # The other trainers of the machine wait in shared memory: without a mark they would time out.
@@ -345,6 +384,21 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         num_bad = exchange.finish(num_bad, extra)
         self.step_sum = exchange.step_sum
         self._report_nonfinite(num_bad)
+
+    def _clipped(
+        self, clipping: Clipping, turns: Sequence[tuple[list[np.ndarray], np.ndarray]]
+    ) -> tuple[list[GradientRows], list[tuple[list[np.ndarray], np.ndarray]]]:
+        """Clip the gradients of all rows that this trainer updates; returns them, and one turn of updates."""
+        self._enter("merge")
+        selected = [np.concatenate(of_table) for of_table in zip(*(keys for keys, _ in turns))]
+        merged = clipping.merge([table.chains for table in self._tables], selected)
+        squares = np.array([sum(rows.squares for rows in merged)])
+        if clipping.norm is not None:
+            self._enter("exchange")
+            squares = self._group.sum(squares)
+        factor = clipping.factor(float(squares[0]))
+        every = [np.arange(len(rows.ids)) for rows in merged]
+        return [rows.scaled(factor) for rows in merged], [(every, turns[0][1])]
 
     def _report_nonfinite(self, num_bad: np.ndarray) -> None:
         """Count and log, or raise, rows whose gradient was not finite: "(num_tables,)" sums over trainers."""

@@ -29,7 +29,6 @@ import torch
 
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.dgl_tables import state_array, write_back
-from dglkge.optim.rules import UpdateRule
 from dglkge.optim.step_exchange import StepExchange
 from dglkge.optim.table import Table
 
@@ -285,7 +284,6 @@ def take_over(
     params: Mapping[str, Any],
     tables: Sequence[Table],
     groups: Sequence[tuple[Sequence[str], dict[str, Any]]],
-    rule: UpdateRule,
 ) -> None:
     """Take over saved hyper-parameters and numbers of steps; log changes.
 
@@ -307,10 +305,12 @@ def take_over(
         {key: value for key, value in saved_of.get(keys[0], plain).items() if key in {*group, "initial_lr"}}
         for keys, group in groups
     ]
-    for (_, group), saved in zip(groups, taken):
+    rule_of = {table.key: table.rule for table in tables}
+    for (keys, group), saved in zip(groups, taken):
         if "betas" in saved:
             saved["betas"] = tuple(saved["betas"])
-        rule.check({**group, **saved})
+        for rule in {rule_of[key] for key in keys}:
+            rule.check({**group, **saved})
     for (_, group), saved in zip(groups, taken):
         for key, value in saved.items():
             if key in group and group[key] != value:
@@ -516,7 +516,6 @@ class DglAttributes:
 class SavedState(DglAttributes, abc.ABC):
     """Methods of :class:`SparseOptimizer` that save and load its state."""
 
-    _rule: UpdateRule
     _tables: list[Table]
     _group: Alltoall
     _rank: int
@@ -577,7 +576,7 @@ class SavedState(DglAttributes, abc.ABC):
         """
         self.finish()
         found = saved_rows([local_state_dict], self._tables, original_ids or {}, dgl_keeps_roots)
-        take_over(local_state_dict[PARAMS], self._tables, self._keyed_groups(), self._rule)
+        take_over(local_state_dict[PARAMS], self._tables, self._keyed_groups())
         write_all(found, self._timeout_seconds)
 
     def save(self, f: str | bytes | os.PathLike, original_ids: Mapping[str, Any] | None = None) -> None:
@@ -629,7 +628,7 @@ class SavedState(DglAttributes, abc.ABC):
         seen = [each for each in self._group.gather(params) if each is not None]
         if not seen:
             raise FileNotFoundError(f"no file {os.fsdecode(f)}_<rank> to load optimizer state from")
-        take_over(seen[0], self._tables, self._keyed_groups(), self._rule)
+        take_over(seen[0], self._tables, self._keyed_groups())
         write_share(found, self._exchange.place, self._exchange.num_places)
         self._warn_of_missing_rows(found)
 

@@ -127,21 +127,25 @@ class Table:
         arrays = [np.zeros((1, *tensor.shape[1:]), chains.dtype) for tensor in self._tensors]
         chains.update(step, arrays, first, first)
 
-    def update(self, step: RuleStep, selected: np.ndarray, timeout_seconds: float | None) -> int:
+    def update(
+        self, step: RuleStep, gradients: GradientRows, selected: np.ndarray, timeout_seconds: float | None
+    ) -> int:
         """Apply the rule to the rows of the selected keys; returns how many were skipped as not finite.
 
         Parameters
         ----------
         step : RuleStep
             Rule and hyper-parameters.
+        gradients : GradientRows
+            Of the step: :attr:`chains`, or what became of them.
         selected : np.ndarray
-            "(n,) int64" positions in ``chains.keys``.
+            "(n,) int64" positions in ``gradients.keys``.
         timeout_seconds : float, optional
             Limit for rows that must be written through the kvstore; None: do not wait until they can be read.
         """
         if len(selected) == 0:
             return 0
-        ids = self.chains.keys[selected]
+        ids = gradients.keys[selected]
         tensors = self._tensors
         found = [local_array(tensor) for tensor in tensors]
         arrays = [array for array in found if array is not None]
@@ -151,11 +155,11 @@ class Table:
             here[:] = False
         num_bad = 0
         if here.all():
-            return self.chains.update(step, arrays, ids - start, selected)
+            return gradients.update(step, arrays, ids - start, selected)
         if here.any():
-            num_bad += self.chains.update(step, arrays, ids[here] - start, selected[here])
+            num_bad += gradients.update(step, arrays, ids[here] - start, selected[here])
         away = ~here
         copies = fetch(tensors, ids[away])
-        num_bad += self.chains.update(step, copies, np.arange(len(copies[0])), selected[away])
+        num_bad += gradients.update(step, copies, np.arange(len(copies[0])), selected[away])
         write_back(tensors, ids[away], copies, timeout_seconds)
         return num_bad

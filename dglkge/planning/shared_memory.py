@@ -41,7 +41,7 @@ def state_bytes(part: PartSize, config: Config) -> int:
     return sum(
         in_pages(count * width * FLOAT_BYTES)
         for table, count in part.num_rows.items()
-        for width in state_widths(row_width(table, config), config)
+        for width in state_widths(row_width(table, config), config, table)
     )
 
 
@@ -71,9 +71,11 @@ def row_width(table: str, config: Config) -> int:
     return one_side * (2 if model.reciprocal_relations else 1)
 
 
-def state_widths(width: int, config: Config) -> tuple[int, ...]:
-    """Return the width of a row in each tensor of the optimizer's state."""
-    widths: tuple[int, ...] = registry_of("optimizer").get(config.optimizer.name).state_widths(width)
+def state_widths(width: int, config: Config, table: str = "") -> tuple[int, ...]:
+    """Return the width of a row in each tensor of the state that a table's optimizer keeps."""
+    chosen = config.optimizer
+    name = chosen.relation_name or chosen.name if table == RELATION else chosen.name
+    widths: tuple[int, ...] = registry_of("optimizer").get(name).state_widths(width)
     return widths
 
 

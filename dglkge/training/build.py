@@ -54,11 +54,13 @@ from dglkge.training.components import (
     with_recorded_imports,
 )
 from dglkge.training.dot_softmax import DotSoftmax
+from dglkge.training.early_stopping import check_common_disk
 from dglkge.training.epochs import JOB
 from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.loss_settings import check_data_of_loss, relation_weights
 from dglkge.training.matmul_dtype import with_matmul_dtype
+from dglkge.training.optimizer_options import clipping_of, describe_optimizer, given_options, relation_group
 from dglkge.training.relation_prediction import SampledWithRelations
 from dglkge.training.row_dropout import RowDropout
 from dglkge.training.stats import PhaseClock
@@ -176,6 +178,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     world = cluster.world
     config = with_recorded_imports(config)
     check_training(config, world.num_machines)
+    check_common_disk(config, world)
     dataset = opened_dataset(config)
     refuse_empty_splits(config, dataset)
     check_data_of_loss(config, dataset)
@@ -286,7 +289,7 @@ def refuse_empty_splits(config: Config, dataset: Dataset) -> None:
 
 
 def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int) -> Any:
-    """Build the optimizer of all tables.
+    """Build the optimizer of all tables, of which the relations are the last.
 
     Raises
     ------
@@ -297,14 +300,23 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
     make = OPTIMIZERS.get(config.optimizer.name).load()
     # Trainers of one machine exchange gradients in shared memory, where bfloat16 would save nothing.
     wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None
-    return make(
-        embeddings,
+    of_relations = relation_group(config.optimizer)
+    params: Any = embeddings
+    if of_relations is not None:
+        params = [{"params": embeddings[:-1]}, {"params": embeddings[-1:], **of_relations}]
+    optimizer = make(
+        params,
         lr=config.optimizer.lr,
+        **given_options(config.optimizer, config.optimizer.name),
         synchronous=config.training.synchronous,
         wire_dtype=wire_dtype,
         timeout_seconds=request_timeout_seconds(),
         kernels=config.training.kernels,
     )
+    limits = clipping_of(config.optimizer)
+    if limits:
+        optimizer.clip_gradients(**limits)
+    return optimizer
 
 
 def _build_train_step(
@@ -435,6 +447,6 @@ def _meta(config: Config, dataset: Dataset) -> CheckpointMeta:
         score_function=config.model.score_function,
         dim=config.model.dimension,
         reciprocal=config.model.reciprocal_relations,
-        optimizer={"name": config.optimizer.name, "lr": config.optimizer.lr},
+        optimizer=describe_optimizer(config.optimizer),
         versions={"dglkge": __version__, "dgl": dgl.__version__, "torch": torch.__version__},
     )

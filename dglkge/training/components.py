@@ -14,14 +14,17 @@ from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.config import Config
 from dglkge.config.schema import OBJECTIVES
 from dglkge.errors import InputError
-from dglkge.model.choices import NEGATIVE_SAMPLERS, OPTIMIZERS
+from dglkge.model.choices import NEGATIVE_SAMPLERS
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import LOSSES, Loss, build_loss
 from dglkge.model.regularizers import REGULARIZERS, Regularizer, build_regularizer, check_regularizer
 from dglkge.model.score_functions import PHASE
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
+from dglkge.training.early_stopping import check_early_stopping
 from dglkge.training.loss_settings import check_loss_settings, check_negatives, configured_reduction
+from dglkge.training.optimizer_options import check_optimizer
+from dglkge.training.schedule import check_schedule
 
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
@@ -42,7 +45,9 @@ def check_config(config: Config) -> None:
     model = configured_model(config)
     configured_loss(config)
     configured_regularizer(config, model)
-    OPTIMIZERS.get(config.optimizer.name)
+    check_optimizer(config)
+    check_schedule(config)
+    check_early_stopping(config)
     NEGATIVE_SAMPLERS.get(config.negatives.sampler)
     chosen = config.negatives
     split_count(chosen.num_uniform, (chosen.global_share, chosen.local_share, chosen.in_batch_share))

@@ -35,6 +35,7 @@ class ElasticEpochs:
     def __init__(self, finished: int = 0) -> None:
         self._finished = finished
         self._current: int | None = None
+        self._has_ended = False
         self._listeners: list[Callable[[], None]] = []
         # An abandoned generator runs its `finally` when it is collected, maybe after restore(): the number
         # of its generation is then an old one, and it counts no epoch.
@@ -43,6 +44,7 @@ class ElasticEpochs:
     def restore(self, finished: int) -> None:
         """Start from a number of finished epochs, with no loop open and no listeners."""
         self._finished = finished
+        self._has_ended = False
         self.forget()
 
     def forget(self) -> None:
@@ -50,6 +52,11 @@ class ElasticEpochs:
         self._generation += 1
         self._current = None
         self._listeners = []
+
+    def end(self, finished: int) -> None:
+        """Leave no epoch to train; the count is that of the version that was restored as the best."""
+        self._finished = finished
+        self._has_ended = True
 
     def when_finished(self, listener: Callable[[], None]) -> None:
         """Register a function that is called after each epoch with a body that ran to its end."""
@@ -68,9 +75,9 @@ class ElasticEpochs:
         """
         if self._current is not None:
             raise RuntimeError("overlapping epoch loops detected")
-        if self._finished >= num_epochs:
+        if self._finished >= num_epochs or self._has_ended:
             logger.info("epochs until %d are finished already: nothing to do", num_epochs)
-        while self._finished < num_epochs:
+        while self._finished < num_epochs and not self._has_ended:
             self._current = self._finished
             generation = self._generation
             try:
@@ -101,8 +108,8 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
     """Yield the epochs of this job that are left until ``num_epochs`` are finished.
 
     Code in the body before and between batch loops runs again after a restart and must be idempotent;
-    code after the last batch loop of an epoch does not run again. Nothing of the script's own is saved: what
-    depends on the epoch, a learning rate for instance, has to follow from its number.
+    code after the last batch loop of an epoch does not run again. The script's variables are not saved: what
+    depends on the epoch has to follow from its number, or be registered: ``trainer.register(name, object)``.
     """
     return JOB.remaining_until(num_epochs)
 
@@ -140,6 +147,8 @@ class CommitPolicy:
                 "the best version is the one with the best valid MRR"
             )
         self._config = config
+        # Early stopping restores the best version at the end.
+        self.keeps_best = config.checkpoint.keep_best or bool(config.training.early_stopping_patience)
         self._cluster = cluster
         self._clock = clock
         self._last = clock()
@@ -182,7 +191,7 @@ class CommitPolicy:
         return (
             any(number and epochs_done % number == 0 for number in every)
             or epochs_done >= self._config.training.num_epochs
-            or (self._config.checkpoint.keep_best and self.validates_after_epoch(epochs_done))
+            or (self.keeps_best and self.validates_after_epoch(epochs_done))
         )
 
     def validates_after_epoch(self, epochs_done: int) -> bool:

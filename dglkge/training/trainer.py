@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 from collections.abc import Iterator
@@ -11,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from dglkge.checkpoint.layout import RUN_METRICS_FILE, RUN_STATS_FILE, RUN_VALIDATION_FILE, Progress
+from dglkge.checkpoint.layout import (
+    BEST_SNAPSHOT,
+    RUN_METRICS_FILE,
+    RUN_STATS_FILE,
+    RUN_VALIDATION_FILE,
+    Progress,
+)
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.config import Config, refused_changes
@@ -22,6 +29,7 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.sampling.query_batches import TrainingBatch, TrainingBatches
+from dglkge.training.control import TrainingControl
 from dglkge.training.epochs import CommitPolicy, ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.stats import EpochReport, LossSoFar, PhaseClock, reports_apart, wants_bar
@@ -92,7 +100,10 @@ class Trainer:
         self._must_stop: bool | None = None
         self._bytes_sent = self._bytes_sent_so_far()
         self._committed: tuple[int, int] | None = None
+        # Epochs after which training ended with its best version; None while it goes on.
+        self._ended_after: int | None = None
         self._policy = CommitPolicy(config, cluster)
+        self._control = TrainingControl(config, getattr(optimizer, "param_groups", []), len(edge_batches))
         cluster.on_leave(self._leave)
         cluster.on_exit(self._checkpoints.finish)
         self._resume()
@@ -164,7 +175,9 @@ class Trainer:
 
     def step(self, batch: TrainingBatch) -> float:
         """Train one batch; returns the summed loss of this trainer's triples."""
+        self._control.before_batch()
         loss = self._train_step(batch)
+        self._control.after_batch()
         self._must_stop = self._train_step.someone_must_stop
         self._clock.enter("other")
         before, self._bytes_sent = self._bytes_sent, self._bytes_sent_so_far()
@@ -176,6 +189,27 @@ class Trainer:
         """Return the bytes of ids, rows, queries and gradients that this trainer sent to other machines."""
         sent = self.tables.lookup.sent_bytes + self.optimizer.network_bytes + self._train_step.sent_bytes
         return int(sent)
+
+    def register(self, name: str, item: Any) -> None:
+        """Save the state of an object of yours with each version, and load it where a version has it.
+
+        Every trainer calls it, before the loop over epochs. A resumed run, and the best version that is
+        restored, get the state of rank 0's object as it was then.
+
+        Parameters
+        ----------
+        name : str
+            Under which the state is saved.
+        item : object
+            With ``state_dict()``, which returns tensors, numbers, texts, and dicts, lists and tuples of them,
+            and ``load_state_dict(state)``.
+
+        Raises
+        ------
+        InputError
+            For a name that is taken, an object without these methods, or another state.
+        """
+        self._control.register(name, item)
 
     def commit(self) -> None:
         """Write a version of the checkpoint, unless one holds this state; it is published on return."""
@@ -196,7 +230,7 @@ class Trainer:
         parts = self._parts()
         self.cluster.barrier()
         save = self._checkpoints.start if self.config.checkpoint.background else self._checkpoints.save
-        save(parts, self._relation_part(), meta, snapshots)
+        save(parts, self._relation_part(), meta, snapshots, self._control.to_bytes())
         self._committed = position
         self._policy.committed()
 
@@ -232,7 +266,7 @@ class Trainer:
         most = self.config.evaluation.max_triples
         result = self._evaluator.evaluate(split, most, self.bar, self.stop_if_asked)
         if self.cluster.world.rank == 0:
-            self._write_metrics(split, result)
+            self._write_metrics(split, result.to_dict())
         return result
 
     @property
@@ -251,17 +285,57 @@ class Trainer:
         # Runs once an epoch, though several places call it.
         if self._ended >= done:
             return
+        self._control.after_epochs(done)
         if self._policy.due_after_epoch(done):
             self._commit()
         if self._policy.validates_after_epoch(done):
-            mrr = self._evaluate(VALID).both.mrr
+            result = self._evaluate(VALID)
+            mrr = result.both.mrr
+            if self._control.uses_mrr:
+                # Rank 0's number decides for all.
+                mrr = float(self.cluster.sum(np.array([mrr if self.cluster.world.rank == 0 else 0.0]))[0])
+                self._control.after_ranking(mrr)
             if self.cluster.world.rank == 0:
                 logger.info("epoch %d: valid MRR %.4f", done, mrr)
-                if self.config.checkpoint.keep_best:
-                    self._checkpoints.keep_best(mrr, {Progress.FINISHED_EPOCHS: done})
+                if self._policy.keeps_best:
+                    # Its metrics are written again where it is restored.
+                    metrics = {VALID: result.to_dict()} if self._stops_early else {}
+                    self._checkpoints.keep_best(mrr, {Progress.FINISHED_EPOCHS: done, **metrics})
                 noted = {Progress.FINISHED_EPOCHS: done, "mrr": mrr}
                 self._checkpoints.records.write_json(RUN_VALIDATION_FILE, noted)
         self._ended = done
+        if self._stops_early and (self._control.must_stop or done >= self.config.training.num_epochs):
+            self._restore_best(done)
+
+    @property
+    def _stops_early(self) -> bool:
+        return self.config.training.early_stopping_patience > 0
+
+    def _restore_best(self, ended_after: int) -> None:
+        """End training with the version that has the best valid MRR, and commit it as the newest."""
+        # best/ is written by rank 0 once its version is published.
+        self._checkpoints.finish()
+        self.cluster.barrier()
+        # Rank 0's reading of it decides: a shared disk may show it to other hosts with a delay.
+        note = json.loads(self.cluster.gather_texts(json.dumps(self._checkpoints.note_of(BEST_SNAPSHOT)))[0])
+        finished = int(note.get(Progress.FINISHED_EPOCHS, ended_after))
+        if self.cluster.world.rank == 0:
+            text = "training ended after %d epochs; the best version is that after %d"
+            logger.info(text, ended_after, finished)
+        if finished != ended_after:
+            num_bytes = self._checkpoints.num_bytes()
+            work = functools.partial(self._restore, BEST_SNAPSHOT)
+            self._checkpoints.raise_together(work, lambda: self.cluster.barrier(num_bytes))
+            # The version was committed before its valid split was ranked.
+            self._control.after_ranking(note["score"])
+            if self.cluster.world.rank == 0 and VALID in note:
+                self._write_metrics(VALID, note[VALID])
+        self._epochs.end(finished)
+        self._position, self._ended = (finished, 0), finished
+        self._ended_after = ended_after
+        # The same rows under another description, if the last epoch was the best: a resume finds the end.
+        self._committed = None
+        self.commit()
 
     def _leave(self) -> None:
         """Commit an epoch that the script left by ``break``, and wait for the last version."""
@@ -290,17 +364,45 @@ class Trainer:
         self._committed = (self._epochs.finished(), self._batches_done)
         self._so_far = _loss_so_far(meta)
         self._ended = self._epochs.finished()
-        # Committed before its valid split was ranked: the ranking is done after the resume.
-        if meta.progress.get(Progress.VALIDATION_PENDING) and not self._is_validated(self._ended):
+        if self._is_over(meta):
+            self._epochs.end(self._ended)
+            self._ended_after = meta.progress[Progress.ENDED_AFTER]
+        # Committed before its valid split was ranked: the ranking is done after the resume. It is done again
+        # if training depends on it: the version does not have its result.
+        elif meta.progress.get(Progress.VALIDATION_PENDING) and (
+            self._control.uses_mrr or not self._is_validated(self._ended)
+        ):
+            self._ended -= 1
+        # Stopped before the best version was restored.
+        elif self._stops_early and 0 < self.config.training.num_epochs <= self._ended:
             self._ended -= 1
         if self.cluster.world.rank == 0:
             logger.info("resumed: %d epochs and %d batches done", *self._committed)
 
-    def _restore(self) -> None:
-        """Fill this machine's tables, on one trainer of it."""
+    def _restore(self, snapshot: str = "") -> None:
+        """Fill this machine's tables, on one trainer of it; every trainer reads the state of training."""
         if self.cluster.world.is_machine_leader:
             *parts, relations = self._own_parts()
-            self._checkpoints.restore(parts, relations)
+            self._checkpoints.restore(parts, relations, snapshot)
+        meta = self._checkpoints.newest_meta(snapshot)
+        if meta is not None:
+            where = str(self._checkpoints.storage.path / snapshot)
+            finished = meta.progress[Progress.FINISHED_EPOCHS]
+            self._control.load(self._checkpoints.read_state(snapshot), where, finished)
+
+    def _is_over(self, saved: CheckpointMeta) -> bool:
+        """Return whether a version is the end of training: its best version, restored, and nothing to add.
+
+        More epochs, if the last ones were reached, or another patience continue from the best version.
+        """
+        ended_after = saved.progress.get(Progress.ENDED_AFTER)
+        if ended_after is None or not self._stops_early:
+            return False
+        before, now = saved.config.get("training", {}), self._meta.config.get("training", {})
+        names = ("early_stopping_patience", "early_stopping_min_gain")
+        stopped_early = ended_after < before.get("num_epochs", 0)
+        is_same = all(before.get(name) == now.get(name) for name in names)
+        return bool(ended_after >= self.config.training.num_epochs or (stopped_early and is_same))
 
     def _check_settings(self, saved: CheckpointMeta) -> None:
         """Refuse to resume with other settings than those that the run was started with.
@@ -339,6 +441,8 @@ class Trainer:
         }
         if self._ended < finished_epochs and self._policy.validates_after_epoch(finished_epochs):
             progress[Progress.VALIDATION_PENDING] = 1
+        if self._ended_after is not None:
+            progress[Progress.ENDED_AFTER] = self._ended_after
         so_far = self._so_far if self._report is None else self._report.so_far(batches_done)
         if batches_done and so_far is not None and so_far.epoch == finished_epochs:
             loss, num_triples, _ = so_far.total + self.cluster.sum(so_far.recent)
@@ -376,10 +480,10 @@ class Trainer:
             return None
         return self.tables[RELATION].whole(self._state(RELATION))
 
-    def _write_metrics(self, split: str, result: RankingResult) -> None:
+    def _write_metrics(self, split: str, result: dict[str, Any]) -> None:
         path = self.output / RUN_METRICS_FILE
         metrics = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        metrics[split] = result.to_dict()
+        metrics[split] = result
         self._checkpoints.records.write_json(RUN_METRICS_FILE, metrics)
 
 

@@ -212,6 +212,7 @@ DOCUMENTED = {
         "output",
         "imports",
         *(f"training.{name}" for name in ("num_epochs", "profile", "lookup", "check_memory", "progress")),
+        *(f"training.early_stopping_{name}" for name in ("patience", "min_gain")),
     ],
     schema.UNTIL_FINISHED: [
         f"training.{name}"

@@ -52,6 +52,12 @@ CASES = [
         lr=0.01,
         options={"row_wise": True, "duplicates": "mean", "max_row_norm": 1.0, "weight_decay": 0.01},
     ),
+    Case(
+        "adam_decoupled_decay",
+        "SparseAdam",
+        lr=0.01,
+        options={"weight_decay": 0.5, "decoupled_weight_decay": True},
+    ),
 ]
 
 
@@ -104,7 +110,10 @@ class Oracle:
         if limit is not None:
             norms = merged.norm(dim=1, keepdim=True)
             merged = torch.where(norms > limit, merged * (limit / norms.clamp(min=1e-30)), merged)
-        merged = merged + self.options.get("weight_decay", 0.0) * self.rows[touched]
+        if self.options.get("decoupled_weight_decay"):
+            self.rows[touched] *= 1 - self.case.lr * self.options["weight_decay"]
+        else:
+            merged = merged + self.options.get("weight_decay", 0.0) * self.rows[touched]
         getattr(self, self.case.optimizer)(touched, merged)
 
     def SparseAdagrad(self, touched: torch.Tensor, gradient: torch.Tensor) -> None:

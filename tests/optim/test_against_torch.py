@@ -65,6 +65,40 @@ def test_row_adam_equals_dense_adam_where_every_row_is_touched(make_table) -> No
     torch.testing.assert_close(table.weight[EVERYTHING].double(), weight.detach(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize("name", ["Adagrad", "Adam", "AdamW"])
+def test_weight_decay_is_torchs_where_every_row_is_touched(make_table, name, kernels) -> None:
+    """L2 for Adagrad and Adam, decoupled for AdamW; a row that no gradient touches does not decay."""
+    table = make_table()
+    options: dict = {"lr": 0.02, "eps": 1e-6, "weight_decay": 0.1}
+    make = SparseAdagrad if name == "Adagrad" else SparseAdam
+    decoupled = {"decoupled_weight_decay": True} if name == "AdamW" else {}
+    optimizer = make([table], **options, **decoupled, kernels=kernels)
+    weight = torch.nn.Parameter(start_rows(50, 4).double()[:40])
+    dense = getattr(torch.optim, name)([weight], **options)
+    for step in range(100):
+        gradients = torch.randn(40, 4, generator=torch.Generator().manual_seed(step))
+        optimizer.step_rows([(table, EVERYTHING[:40], gradients)])
+        weight.grad = gradients.double()
+        dense.step()
+    got = table.weight[EVERYTHING]
+    torch.testing.assert_close(got[:40].double(), weight.detach(), rtol=1e-5, atol=1e-5)
+    assert torch.equal(got[40:], start_rows(50, 4)[40:])
+
+
+def test_a_row_whose_gradient_is_not_finite_does_not_decay(make_table) -> None:
+    table = make_table()
+    optimizer = SparseAdam(
+        [table], lr=0.1, weight_decay=0.5, decoupled_weight_decay=True, nonfinite="skip", eps=1.0
+    )
+    gradients = torch.zeros(2, 4)
+    gradients[1, 2] = torch.nan
+    optimizer.step_rows([(table, torch.tensor([3, 4]), gradients)])
+    got, before = table.weight[EVERYTHING], start_rows(50, 4)
+    torch.testing.assert_close(got[3], before[3] * 0.95)
+    assert torch.equal(got[4], before[4])
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 def test_every_case_in_one_process(make_table, case) -> None:
     """Every option in standalone mode, through traces."""

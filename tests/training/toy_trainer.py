@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -71,6 +71,7 @@ class ToyRun:
     """One life of a run in a folder, and the triples that it has ``trained``.
 
     A triple's loss is the number of its batch. With ``own_config`` its checkpoints hold the configuration.
+    ``lrs`` are those of the optimizer's groups at the start; ``lrs_of_batches`` has those of each batch.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class ToyRun:
         *settings: str,
         epochs: ElasticEpochs | None = None,
         own_config: bool = False,
+        lrs: Sequence[float] = (),
     ) -> None:
         sets = ["dataset=toy", f"output={folder}", f"training.batch_size={BATCH_SIZE}", *settings]
         config = load_config(None, ["training.progress=never", *sets])
@@ -95,12 +97,16 @@ class ToyRun:
             folder / "checkpoint", 0, True, self.cluster.barrier, num_parts=1
         )
         folder.mkdir(exist_ok=True)
+        self.param_groups = [{"lr": lr} for lr in lrs]
+        self.lrs_of_batches: list[list[float]] = []
         self.trainer = Trainer(
             config,
             self.cluster,
             self.tables,
             SimpleNamespace(
-                state_tensors=lambda name: {"sum": self.tables[name].rows + 0.5}, network_bytes=0
+                state_tensors=lambda name: {"sum": self.tables[name].rows + 0.5},
+                network_bytes=0,
+                param_groups=self.param_groups,
             ),
             order,
             self,
@@ -119,6 +125,7 @@ class ToyRun:
     def __call__(self, batch: EdgeBatch) -> float:
         """Train one batch."""
         self.trained.append((batch.epoch, batch.triple_ids.tolist()))
+        self.lrs_of_batches.append([group["lr"] for group in self.param_groups])
         for table in self.tables.values():
             table.rows += len(batch)
         return float(batch.index * len(batch))

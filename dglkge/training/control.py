@@ -1,0 +1,253 @@
+"""What changes during training beside the tables: learning rates, patience, objects of the user.
+
+Its state belongs to a version of the checkpoint. It is a ``torch.save`` of one dict::
+
+    num_batches      batches that were trained since the run's first
+    num_epochs       epochs after which the schedule was stepped
+    param_groups     numbers and tuples of each parameter group of the optimizer, as lr and betas
+    schedule         the scheduler's state and the learning rates that it keeps; None without one
+    early_stopping   best valid MRR and rankings since; None without it
+    objects          state_dict() of each registered object by name
+
+All trainers compute the same state; rank 0's is written, and every trainer reads it back.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dglkge.config import Config
+from dglkge.errors import CheckpointError, InputError
+from dglkge.training.early_stopping import EarlyStopping
+from dglkge.training.schedule import EVERY_BATCH, Schedule, warm_up_factor
+
+logger = logging.getLogger(__name__)
+
+
+class TrainingControl:
+    """Sets the learning rates of each batch, decides when to stop, and keeps all of this for a resume.
+
+    Parameters
+    ----------
+    config : Config
+    param_groups : sequence of dict
+        The optimizer's, which are changed; empty where it has none.
+    num_batches : int
+        Batches of an epoch.
+
+    Raises
+    ------
+    InputError
+        If the schedule has fewer steps than the run, or its state cannot be saved.
+    """
+
+    def __init__(self, config: Config, param_groups: Sequence[dict[str, Any]], num_batches: int) -> None:
+        chosen = config.optimizer
+        self._groups = param_groups
+        self._at_start = [_plain(group) for group in param_groups]
+        self._base = [float(group.get("lr", 0.0)) for group in param_groups]
+        self._warmup_batches = chosen.warmup_batches
+        self._steps_batches = chosen.schedule_every == EVERY_BATCH
+        self._schedule = Schedule(chosen, self._base) if chosen.schedule and self._base else None
+        self._early_stopping: EarlyStopping | None = None
+        if config.training.early_stopping_patience:
+            training = config.training
+            self._early_stopping = EarlyStopping(
+                training.early_stopping_patience, training.early_stopping_min_gain
+            )
+        self._objects: dict[str, Any] = {}
+        # States that were read for objects which are not registered yet.
+        self._unclaimed: dict[str, Any] = {}
+        self._num_batches = self._num_epochs = 0
+        self._was_resumed = False
+        if self._schedule is not None:
+            num_steps = config.training.num_epochs * (num_batches if self._steps_batches else 1)
+            self._schedule.check_length(num_steps)
+            self.to_bytes()
+
+    @property
+    def uses_mrr(self) -> bool:
+        """Whether a ranking of the valid split changes the training that follows."""
+        return self._early_stopping is not None or (self._schedule is not None and self._schedule.follows_mrr)
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether early stopping ends the training."""
+        return self._early_stopping is not None and self._early_stopping.is_over
+
+    def register(self, name: str, item: Any) -> None:
+        """Save the state of an object with each version, and load it if the resumed version has it.
+
+        Raises
+        ------
+        InputError
+            For a name that is taken or no text, an object without ``state_dict`` and ``load_state_dict``, or
+            a state that cannot be saved without pickled code.
+        """
+        if not isinstance(name, str) or not name:
+            raise InputError(f"trainer.register: the name is {name!r}; allowed: a non-empty text")
+        if name in self._objects:
+            raise InputError(f"trainer.register: {name!r} is registered already; allowed: each name once")
+        lacking = [m for m in ("state_dict", "load_state_dict") if not callable(getattr(item, m, None))]
+        if lacking:
+            raise InputError(
+                f"trainer.register: {name!r} is a {type(item).__name__} without {' and '.join(lacking)}; "
+                "allowed: an object with both methods"
+            )
+        _saved({name: item.state_dict()}, f"trainer.register: the state of {name!r}")
+        self._objects[name] = item
+        if name in self._unclaimed:
+            item.load_state_dict(self._unclaimed.pop(name))
+        elif self._was_resumed:
+            logger.warning("the checkpoint has no state of %r, which was registered: it starts anew", name)
+
+    def before_batch(self) -> None:
+        """Set the learning rates of the next batch, where a schedule or a warm-up has them."""
+        if self._schedule is None and not self._warmup_batches:
+            return
+        factor = warm_up_factor(self._num_batches, self._warmup_batches)
+        lrs = self._base if self._schedule is None else self._schedule.lrs
+        for group, lr in zip(self._groups, lrs):
+            group["lr"] = lr * factor
+
+    def after_batch(self) -> None:
+        """Count a batch."""
+        self._num_batches += 1
+        if self._schedule is not None and self._steps_batches:
+            self._schedule.step()
+
+    def after_epochs(self, num_epochs: int) -> None:
+        """Step a schedule of epochs; may be called several times after the same epoch."""
+        while self._num_epochs < num_epochs:
+            self._num_epochs += 1
+            if self._schedule is not None and not self._steps_batches and not self._schedule.follows_mrr:
+                self._schedule.step()
+
+    def after_ranking(self, mrr: float) -> None:
+        """Count a ranking of the valid split."""
+        if self._early_stopping is not None:
+            self._early_stopping.add(mrr)
+        if self._schedule is not None and self._schedule.follows_mrr:
+            self._schedule.step(mrr)
+
+    def to_bytes(self) -> bytes:
+        """Return the state for a version; empty if training changes nothing but the tables.
+
+        Raises
+        ------
+        InputError
+            If an object's state cannot be saved without pickled code.
+        """
+        groups = [_plain(group) for group in self._groups]
+        has_changed = groups != self._at_start
+        if not (
+            has_changed
+            or self._schedule
+            or self._warmup_batches
+            or self._early_stopping
+            or self._objects
+            or self._unclaimed
+        ):
+            return b""
+        objects = {name: item.state_dict() for name, item in self._objects.items()}
+        state = {
+            "num_batches": self._num_batches,
+            "num_epochs": self._num_epochs,
+            "param_groups": groups,
+            "schedule": None if self._schedule is None else self._schedule.state_dict(),
+            "early_stopping": None if self._early_stopping is None else self._early_stopping.state_dict(),
+            "objects": {**self._unclaimed, **objects},
+        }
+        return _saved(state, f"the state of the training ({_names(objects, self._schedule)})")
+
+    def load(self, content: bytes, where: str, num_epochs: int) -> None:
+        """Continue from the state of a version.
+
+        Parameters
+        ----------
+        content : bytes
+            As :meth:`to_bytes` returned it.
+        where : str
+            For error messages.
+        num_epochs : int
+            Epochs that the version has finished.
+
+        Raises
+        ------
+        CheckpointError
+            If it is not such a state, or that of an optimizer with other parameter groups.
+        """
+        self._was_resumed = True
+        if not content:
+            if self._schedule is not None or self._warmup_batches or self._early_stopping is not None:
+                logger.warning("%s has no state of the training: schedule and patience start anew", where)
+            self._num_epochs = num_epochs
+            return
+        try:
+            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            self._take(state, where)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(f"{where}: not the state of this training, or damaged ({reason})") from None
+
+    def _take(self, state: Mapping[str, Any], where: str) -> None:
+        """Take over a state that was read."""
+        saved = state["param_groups"]
+        if len(saved) != len(self._groups):
+            raise CheckpointError(
+                f"{where} has {len(saved)} parameter groups, the optimizer has {len(self._groups)}"
+            )
+        for group, values in zip(self._groups, saved):
+            group.update(values)
+        self._num_batches, self._num_epochs = int(state["num_batches"]), int(state["num_epochs"])
+        for part, name in ((self._schedule, "schedule"), (self._early_stopping, "early_stopping")):
+            if part is not None and state[name] is not None:
+                part.load_state_dict(state[name])
+        self._unclaimed = dict(state["objects"])
+        for name, item in self._objects.items():
+            if name in self._unclaimed:
+                item.load_state_dict(self._unclaimed.pop(name))
+
+
+def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyper-parameters of a group that are numbers, texts, None or tuples of them."""
+    kinds = (int, float, str, type(None))
+    return {
+        key: value
+        for key, value in group.items()
+        if isinstance(value, kinds)
+        or (isinstance(value, tuple) and all(isinstance(one, kinds) for one in value))
+    }
+
+
+def _names(objects: Mapping[str, Any], schedule: Schedule | None) -> str:
+    """Return the parts of a state that may be of any form, for messages."""
+    return ", ".join([*(["optimizer.schedule"] if schedule is not None else []), *map(repr, objects)])
+
+
+def _saved(state: Mapping[str, Any], what: str) -> bytes:
+    """Return the bytes of a state that a reader without pickled code reads back.
+
+    Raises
+    ------
+    InputError
+        If there is none.
+    """
+    file = io.BytesIO()
+    try:
+        torch.save(state, file)
+        torch.load(io.BytesIO(file.getvalue()), map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{what} cannot be saved: allowed are dicts, lists, tuples, numbers, texts and tensors, which "
+            f"are read without running code ({reason})"
+        ) from None
+    return file.getvalue()

@@ -1,0 +1,189 @@
+"""Clipping of the merged gradient against torch's functions on dense parameters, and rules of groups."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from dglkge.optim import RowAdagrad, SparseAdagrad, SparseAdam
+from dglkge.optim.optimizers import AdagradRule, AdamRule
+from tests.optim.cluster import run_cluster
+from tests.optim.oracle import Case, Oracle, batch, start_rows
+
+EVERYTHING = torch.arange(50)
+NUM_NODES = {"item": 24, "user": 60}
+TABLES = [("user", 6), ("item", 3)]
+LIMITS = [(0.5, None), (None, 0.25), (0.7, 0.4), (1e6, 1e6)]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize(("norm", "value"), LIMITS)
+def test_clipping_is_torchs_on_the_merged_gradients(make_table, norm, value, kernels) -> None:
+    """Two tables; duplicates are added up first, then value, then norm over both, then weight decay."""
+    tables = [make_table(4), make_table(7)]
+    optimizer = SparseAdagrad(tables, lr=0.1, eps=1e-6, kernels=kernels)
+    optimizer.clip_gradients(norm, value)
+    weights = [torch.nn.Parameter(start_rows(50, dim).double()) for dim in (4, 7)]
+    dense = torch.optim.Adagrad(weights, lr=0.1, eps=1e-6)
+    lengths = []
+    for step in range(60):
+        sparse = []
+        for table, weight in zip(tables, weights):
+            ids, gradients = batch(step, 50, weight.shape[1])
+            gradients = gradients * (8.0 if step % 3 else 2.0**-7)  # exact sums
+            sparse.append((table, ids, gradients))
+            weight.grad = torch.zeros_like(weight).index_add_(0, ids, gradients.double())
+        optimizer.step_rows(sparse)
+        if value is not None:
+            torch.nn.utils.clip_grad_value_(weights, value)
+        lengths.append(float(torch.nn.utils.clip_grad_norm_(weights, norm or math.inf)))
+        dense.step()
+    if norm == 0.5:
+        assert min(lengths) < norm < max(lengths)  # some steps are clipped and others are not
+    for table, weight in zip(tables, weights):
+        torch.testing.assert_close(table.weight[EVERYTHING].double(), weight.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_mean_of_duplicates_is_clipped(make_table) -> None:
+    table = make_table()
+    optimizer = SparseAdagrad([table], lr=0.1, eps=0.5, duplicates="mean")
+    optimizer.clip_gradients(value=1.0)
+    optimizer.step_rows([(table, torch.tensor([2, 2]), torch.full((2, 4), 0.75))])
+    moved = start_rows(50, 4)[2] - table.weight[EVERYTHING][2]
+    torch.testing.assert_close(moved, torch.full((4,), 0.1 * 0.75 / 1.25))
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_rows_that_are_not_finite_are_skipped_and_not_part_of_the_norm(make_table, kernels) -> None:
+    table = make_table()
+    optimizer = SparseAdagrad([table], lr=0.1, eps=0.5, nonfinite="skip", kernels=kernels)
+    optimizer.clip_gradients(norm=1.0, value=2.0)
+    gradients = torch.zeros(3, 4)
+    gradients[0, 0], gradients[1, 1], gradients[2, 2] = math.inf, math.nan, 8.0
+    optimizer.step_rows([(table, torch.tensor([0, 1, 2]), gradients)])
+    moved = start_rows(50, 4) - table.weight[EVERYTHING]
+    assert optimizer.num_skipped_rows == 2
+    expected = torch.zeros(50, 4)
+    length = 2.0 / (2.0 + 1e-6)
+    expected[2, 2] = 0.1 * length / (length + 0.5)
+    torch.testing.assert_close(moved, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_limits_are_checked_and_can_be_removed(make_table) -> None:
+    table = make_table()
+    optimizer = SparseAdagrad([table], lr=0.1)
+    with pytest.raises(ValueError, match="value must be a positive finite number, got 0"):
+        optimizer.clip_gradients(value=0)
+    with pytest.raises(ValueError, match="norm must be a positive finite number, got inf"):
+        optimizer.clip_gradients(norm=math.inf)
+    optimizer.clip_gradients(norm=1e-3)
+    optimizer.clip_gradients()
+    optimizer.step_rows([(table, EVERYTHING[:1], torch.full((1, 4), 3.0))])
+    assert optimizer.state_tensors(table)["sum"][EVERYTHING[:1]].tolist() == [[9.0] * 4]
+    alone = SparseAdagrad([make_table()], lr=0.1, synchronous=False)
+    with pytest.raises(ValueError, match="norm needs synchronous=True"):
+        alone.clip_gradients(norm=1.0)
+    alone.clip_gradients(value=1.0)
+
+
+def test_a_group_has_a_rule_of_its_own(make_table) -> None:
+    """Beside another rule, with state, learning rate and weight decay as if it were alone."""
+    tables = [make_table(6), make_table(3), make_table(5)]
+    cases = [
+        Case("row", "RowAdagrad", lr=0.1, options={"weight_decay": 0.02}),
+        Case("wide", "SparseAdagrad", lr=0.05, options={"weight_decay": 0.02, "eps": 1e-3}),
+        Case("adam", "SparseAdam", lr=0.01, options={"weight_decay": 0.3, "decoupled_weight_decay": True}),
+    ]
+    groups: list[dict[str, Any]] = [
+        {"params": tables[:1]},
+        {"params": tables[1:2], "rule": AdagradRule(), "lr": 0.05, "eps": 1e-3},
+        {
+            "params": tables[2:],
+            "rule": AdamRule(),
+            "lr": 0.01,
+            "eps": 1e-8,
+            "betas": (0.9, 0.999),
+            "weight_decay": 0.3,
+            "decoupled_weight_decay": True,
+        },
+    ]
+    optimizer = RowAdagrad(groups, lr=0.1, weight_decay=0.02)
+    oracles = [Oracle(case, 50, table.embedding_dim) for case, table in zip(cases, tables)]
+    for step in range(40):
+        sparse = []
+        for table, oracle in zip(tables, oracles):
+            ids, gradients = batch(step, 50, table.embedding_dim)
+            sparse.append((table, ids, gradients))
+            oracle.step(ids, gradients)
+        optimizer.step_rows(sparse)
+    for table, oracle in zip(tables, oracles):
+        torch.testing.assert_close(table.weight[EVERYTHING].double(), oracle.rows, rtol=1e-5, atol=1e-5)
+        state = optimizer.state_tensors(table)
+        assert set(state) == set(oracle.state)
+        for key, values in oracle.state.items():
+            torch.testing.assert_close(state[key][EVERYTHING].double(), values, rtol=1e-5, atol=1e-5)
+
+
+def test_a_decoupled_decay_of_one_rule_leaves_the_other_its_own(make_table) -> None:
+    """A group inherits what it does not give; Adagrad adds the decay to the gradient all the same."""
+    tables = [make_table(), make_table()]
+    groups = [{"params": tables[:1]}, {"params": tables[1:], "rule": AdagradRule()}]
+    optimizer = SparseAdam(groups, lr=0.1, eps=1e-3, weight_decay=0.5, decoupled_weight_decay=True)
+    oracle = Oracle(Case("", "SparseAdagrad", options={"eps": 1e-3, "weight_decay": 0.5}), 50, 4)
+    for step in range(5):
+        ids, gradients = batch(step, 50, 4)
+        optimizer.step_rows([(table, ids, gradients) for table in tables])
+        oracle.step(ids, gradients)
+    torch.testing.assert_close(tables[1].weight[EVERYTHING].double(), oracle.rows, rtol=1e-5, atol=1e-5)
+
+
+def test_state_of_rules_of_groups_is_saved_and_loaded(make_table, tmp_path) -> None:
+    def of(tables: list[Any], lr: float) -> RowAdagrad:
+        groups = [{"params": tables[:1]}, {"params": tables[1:], "rule": AdagradRule(), "lr": lr}]
+        return RowAdagrad(groups, lr=0.3)
+
+    tables = [make_table(name="first"), make_table(name="second")]
+    optimizer = of(tables, 0.2)
+    for step in range(3):
+        ids, gradients = batch(step, 50, 4)
+        optimizer.step_rows([(table, ids, gradients) for table in tables])
+    optimizer.save(tmp_path / "state")
+    saved = [optimizer.state_tensors(table)["sum"][EVERYTHING].clone() for table in tables]
+    for table in tables:
+        optimizer.state_tensors(table)["sum"][EVERYTHING] *= 0
+    optimizer.param_groups[1]["lr"] = 0.7
+    optimizer.load(tmp_path / "state")
+    for table, values in zip(tables, saved):
+        assert torch.equal(optimizer.state_tensors(table)["sum"][EVERYTHING], values)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.3, 0.2]
+    assert "rule" not in optimizer.param_groups[1]
+
+
+@pytest.mark.parametrize(("num_trainers", "num_machines"), [(1, 1), (2, 1), (3, 1), (2, 2)])
+def test_the_norm_is_that_of_all_trainers(num_trainers: int, num_machines: int) -> None:
+    """The oracle sees whole batches; norm and value with any number of trainers, two rules."""
+    arguments = {"tables": TABLES, "num_steps": 60, "norm": 2.0, "value": 0.75}
+    results = run_cluster(
+        "tests.optim.clip_workers:clipped",
+        num_trainers,
+        num_machines=num_machines,
+        num_nodes=NUM_NODES,
+        arguments=arguments,
+    )
+    cases = [Case("", "RowAdagrad", lr=0.1), Case("", "SparseAdagrad", lr=0.05)]
+    oracles = [Oracle(case, NUM_NODES[ntype], dim) for case, (ntype, dim) in zip(cases, TABLES)]
+    for step in range(60):
+        dense = []
+        for oracle, (ntype, dim) in zip(oracles, TABLES):
+            ids, gradients = batch(step, NUM_NODES[ntype], dim)
+            merged = torch.zeros(NUM_NODES[ntype], dim).double().index_add_(0, ids, gradients.double())
+            dense.append((oracle, ids.unique(), merged.clamp(-0.75, 0.75)))
+        length = math.sqrt(sum(float((merged**2).sum()) for _, _, merged in dense))
+        for oracle, touched, merged in dense:
+            oracle.step(touched, merged[touched] * min(1.0, 2.0 / (length + 1e-6)))
+    for rows_of_trainer in results:
+        for rows, oracle in zip(rows_of_trainer, oracles):
+            torch.testing.assert_close(rows.double(), oracle.rows, rtol=1e-5, atol=1e-5)

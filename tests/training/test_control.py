@@ -1,0 +1,183 @@
+"""Objects that a script registers, and the file with the state of training."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dglkge.checkpoint import open_checkpoint
+from dglkge.errors import CheckpointError, InputError
+from tests.training.toy_trainer import NUM_BATCHES, ToyRun
+
+
+class Averages:
+    """A user's object: numbers, texts and tensors."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {"count": 0, "mean": torch.zeros(3), "names": ["a"], "pair": (1, None)}
+
+    def add(self) -> None:
+        """Change everything a little."""
+        self.state["count"] += 1
+        self.state["mean"] = self.state["mean"] + 0.1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return dict(self.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        self.state = dict(state)
+
+
+def train(run: ToyRun, until: int, item: Averages) -> None:
+    """Train; the object changes with each batch."""
+    for _ in run.epochs.remaining_until(until):
+        for batch in run.trainer.batches():
+            run.trainer.step(batch)
+            item.add()
+
+
+def test_a_registered_object_goes_on_where_it_was(tmp_path: Path) -> None:
+    first, item = ToyRun(tmp_path), Averages()
+    first.trainer.register("averages", item)
+    train(first, 2, item)
+    first.cluster.leave()
+    second, other = ToyRun(tmp_path), Averages()
+    second.trainer.register("averages", other)
+    assert other.state["count"] == 2 * NUM_BATCHES and other.state["pair"] == (1, None)
+    assert torch.equal(other.state["mean"], item.state["mean"])
+    train(second, 3, other)
+    second.cluster.leave()
+    # A life that does not register it hands it on.
+    third = ToyRun(tmp_path)
+    third.train(4)
+    third.cluster.leave()
+    last, again = ToyRun(tmp_path), Averages()
+    last.trainer.register("averages", again)
+    assert again.state["count"] == 3 * NUM_BATCHES
+
+
+def test_the_file_belongs_to_the_version_and_is_read_without_code(tmp_path: Path) -> None:
+    run, item = ToyRun(tmp_path, "checkpoint.keep_every_epochs=1"), Averages()
+    run.trainer.register("averages", item)
+    train(run, 2, item)
+    run.cluster.leave()
+    folder = tmp_path / "checkpoint"
+    entry = open_checkpoint(tmp_path).manifest.state
+    assert entry is not None and entry.name == "training_state.v2.pt"
+    saved = torch.load(folder / entry.name, weights_only=True)
+    assert saved["objects"]["averages"]["count"] == 2 * NUM_BATCHES
+    before = torch.load(folder / "epoch_1" / "training_state.v1.pt", weights_only=True)
+    assert before["objects"]["averages"]["count"] == NUM_BATCHES
+    open_checkpoint(folder / "epoch_1").verify()
+    assert entry in open_checkpoint(tmp_path).manifest.versioned_files
+
+
+def test_a_run_that_changes_nothing_else_has_no_file(tmp_path: Path) -> None:
+    run = ToyRun(tmp_path, lrs=[0.1])
+    run.train(1)
+    run.cluster.leave()
+    assert open_checkpoint(tmp_path).manifest.state is None
+    assert '"state"' not in (tmp_path / "checkpoint" / "manifest.v1.json").read_text()
+    assert not list((tmp_path / "checkpoint").glob("training_state*"))
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_file_is_found_and_the_version_before_is_taken(tmp_path: Path, damage: str) -> None:
+    run, item = ToyRun(tmp_path, "checkpoint.keep_every_epochs=1"), Averages()
+    run.trainer.register("averages", item)
+    train(run, 2, item)
+    run.cluster.leave()
+    path = tmp_path / "checkpoint" / "training_state.v2.pt"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(content if damage == "flip" else content[:-1])
+    with pytest.raises(CheckpointError, match="training_state.v2.pt"):
+        ToyRun(tmp_path)
+    again, other = ToyRun(tmp_path, "checkpoint.fallback=true"), Averages()
+    again.trainer.register("averages", other)
+    assert again.epochs.finished() == 1 and other.state["count"] == NUM_BATCHES
+
+
+def test_a_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    settings = ("optimizer.warmup_batches=2",)
+    run = ToyRun(tmp_path, *settings, lrs=[0.1])
+    run.train(1)
+    run.cluster.leave()
+    with pytest.raises(CheckpointError, match="has 1 parameter groups, the optimizer has 2"):
+        ToyRun(tmp_path, *settings, lrs=[0.1, 0.1])
+    run.trainer._control.load(run.trainer._control.to_bytes(), "here", 1)
+    with pytest.raises(CheckpointError, match="here: not the state of this training, or damaged"):
+        run.trainer._control.load(b"nothing", "here", 1)
+
+
+def test_refused_objects(tmp_path: Path) -> None:
+    trainer = ToyRun(tmp_path).trainer
+    trainer.register("it", Averages())
+    item = Averages()
+    item.state["code"] = io.BytesIO
+    for name, wrong, message in (
+        ("it", Averages(), "trainer.register: 'it' is registered already; allowed: each name once"),
+        ("", Averages(), "trainer.register: the name is ''; allowed: a non-empty text"),
+        ("dict", {}, "'dict' is a dict without state_dict and load_state_dict; allowed: an object with both"),
+        ("code", item, "trainer.register: the state of 'code' cannot be saved: allowed are dicts, lists"),
+    ):
+        with pytest.raises(InputError) as caught:
+            trainer.register(name, wrong)
+        assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_object_that_the_version_lacks_starts_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = ToyRun(tmp_path)
+    run.train(1)
+    run.cluster.leave()
+    again = ToyRun(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        again.trainer.register("averages", Averages())
+    assert "the checkpoint has no state of 'averages'" in caplog.text
+
+
+def test_an_optimizer_of_torch_with_a_scheduler_can_be_registered(tmp_path: Path) -> None:
+    """A dense module of a script's own: its optimizer's moments and its schedule."""
+
+    def of_script() -> tuple[torch.nn.Parameter, torch.optim.Adam, Any]:
+        weight = torch.nn.Parameter(torch.ones(4))
+        optimizer = torch.optim.Adam([weight], lr=0.1)
+        return weight, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+    def step(weight: torch.nn.Parameter, optimizer: torch.optim.Adam, scheduler: Any) -> None:
+        optimizer.zero_grad()
+        (weight**2).sum().backward()
+        optimizer.step()
+        scheduler.step()
+
+    parts = of_script()
+    run = ToyRun(tmp_path)
+    run.trainer.register("adam", parts[1])
+    run.trainer.register("schedule", parts[2])
+    for _ in run.epochs.remaining_until(1):
+        for batch in run.trainer.batches():
+            run.trainer.step(batch)
+            step(*parts)
+    run.cluster.leave()
+    again = ToyRun(tmp_path)
+    others = of_script()
+    with torch.no_grad():
+        others[0].copy_(parts[0])
+    again.trainer.register("adam", others[1])
+    again.trainer.register("schedule", others[2])
+    for _ in range(3):
+        step(*parts)
+        step(*others)
+        assert torch.equal(parts[0], others[0])

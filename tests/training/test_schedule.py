@@ -1,0 +1,184 @@
+"""Learning rates of a run: torch's schedulers driven by hand, closed forms, saved and continued."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from dglkge.config import load_config
+from dglkge.errors import InputError
+from dglkge.training.components import check_config
+from dglkge.training.control import TrainingControl
+from dglkge.training.schedule import Schedule, known_schedules, parse_options, warm_up_factor
+
+OPTIONS: dict[str, list[str]] = {
+    "StepLR": ["step_size=3", "gamma=0.5"],
+    "MultiStepLR": ["milestones=[2, 5, 5]", "gamma=0.5"],
+    "ConstantLR": ["factor=0.25", "total_iters=4"],
+    "LinearLR": ["total_iters=5"],
+    "ExponentialLR": ["gamma=0.9"],
+    "CosineAnnealingLR": ["T_max=7", "eta_min=1e-3"],
+    "CosineAnnealingWarmRestarts": ["T_0=4", "T_mult=2"],
+    "PolynomialLR": ["total_iters=9", "power=2"],
+    "CyclicLR": ["base_lr=0.01", "max_lr=0.1", "step_size_up=4"],
+    "OneCycleLR": ["max_lr=0.1", "total_steps=40"],
+    "ReduceLROnPlateau": ["patience=1", "factor=0.5"],
+}
+"""Options of every scheduler that both versions of torch have."""
+
+
+def config(*settings: str) -> Any:
+    """Return a configuration."""
+    return load_config(None, ["dataset=toy", *settings])
+
+
+def chosen(name: str, options: list[str]) -> Any:
+    """Return the section of the optimizer with a schedule."""
+    text = ", ".join(f'"{option}"' for option in options)
+    return config(f"optimizer.schedule={name}", f"optimizer.schedule_options=[{text}]").optimizer
+
+
+def test_every_scheduler_of_torch_has_a_case() -> None:
+    assert set(known_schedules()) == set(OPTIONS)
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
+    """Against the scheduler on an optimizer of torch's, with two groups; bit for bit, wherever it resumes."""
+    options = parse_options(OPTIONS[name])
+    groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in (0.1, 0.03)]
+    driver = torch.optim.SGD(groups, lr=1.0)
+    extra = {"cycle_momentum": False} if name in ("CyclicLR", "OneCycleLR") else {}
+    extra |= {"mode": "max"} if name == "ReduceLROnPlateau" else {}
+    theirs = known_schedules()[name](driver, **options, **extra)
+    ours = Schedule(chosen(name, OPTIONS[name]), [0.1, 0.03])
+    mrr = [0.1, 0.2, 0.2, 0.19, 0.3, 0.3, 0.3, 0.3, 0.31, 0.2] * 3
+    seen: set[tuple[float, ...]] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch's of a wrong order of calls
+        for step in range(25):
+            assert ours.lrs == [group["lr"] for group in driver.param_groups], step
+            seen.add(tuple(ours.lrs))
+            again = Schedule(chosen(name, OPTIONS[name]), [0.1, 0.03])
+            again.load_state_dict(ours.state_dict())
+            ours = again
+            ours.step(mrr[step])
+            driver.step()
+            theirs.step(*([mrr[step]] if ours.follows_mrr else []))
+    assert len(seen) > 1
+
+
+def test_cosine_in_closed_form() -> None:
+    """Loshchilov and Hutter, "SGDR" (2017), equation 5, without restarts."""
+    schedule = Schedule(chosen("CosineAnnealingLR", ["T_max=10", "eta_min=0.01"]), [0.1])
+    for step in range(10):
+        wanted = 0.01 + (0.1 - 0.01) * (1 + math.cos(math.pi * step / 10)) / 2
+        assert schedule.lrs == pytest.approx([wanted], rel=1e-12)
+        schedule.step()
+
+
+def test_warm_up_is_linear() -> None:
+    assert [warm_up_factor(done, 4) for done in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert warm_up_factor(0, 0) == 1.0
+
+
+def lrs_of(settings: list[str], num_batches: int, num_epochs: int, resume_at: int = -1) -> list[list[float]]:
+    """Return the learning rates of each batch; before one of them the state goes through a file."""
+    groups = [{"lr": 0.4}, {"lr": 0.1}]
+    found = config(f"training.num_epochs={num_epochs}", *settings)
+    control = TrainingControl(found, groups, num_batches)
+    lrs = []
+    for epoch in range(num_epochs):
+        for _ in range(num_batches):
+            if len(lrs) == resume_at:
+                content = control.to_bytes()
+                groups = [{"lr": 0.4}, {"lr": 0.1}]
+                control = TrainingControl(found, groups, num_batches)
+                control.load(content, "here", epoch)
+            control.before_batch()
+            lrs.append([group["lr"] for group in groups])
+            control.after_batch()
+        control.after_epochs(epoch + 1)
+        control.after_epochs(epoch + 1)  # a repeated call changes nothing
+    return lrs
+
+
+@pytest.mark.parametrize("every", ["epoch", "batch"])
+def test_warm_up_times_schedule_over_batches_and_epochs(every: str) -> None:
+    settings = [
+        "optimizer.schedule=StepLR",
+        "optimizer.schedule_options=[step_size=1, gamma=0.5]",
+        f"optimizer.schedule_every={every}",
+        "optimizer.warmup_batches=3",
+    ]
+    wanted = []
+    for batch in range(10):
+        factor = min(1.0, (batch + 1) / 3) * 0.5 ** (batch if every == "batch" else batch // 5)
+        wanted.append([0.4 * factor, 0.1 * factor])
+    lrs = lrs_of(settings, 5, 2)
+    for got, expected in zip(lrs, wanted):
+        assert got == pytest.approx(expected, rel=1e-12)
+    for place in range(10):
+        assert lrs_of(settings, 5, 2, resume_at=place) == lrs
+
+
+def test_without_schedule_and_warm_up_learning_rates_are_the_scripts() -> None:
+    groups = [{"lr": 0.4, "betas": (0.9, 0.99), "params": [object()]}]
+    control = TrainingControl(config(), groups, 5)
+    assert control.to_bytes() == b""
+    groups[0]["lr"] = 0.05
+    control.before_batch()
+    content = control.to_bytes()
+    again = [{"lr": 0.4, "betas": (0.9, 0.99), "params": [object()]}]
+    TrainingControl(config(), again, 5).load(content, "here", 0)
+    assert again[0]["lr"] == groups[0]["lr"] == 0.05 and again[0]["betas"] == (0.9, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["schedule=CosineAnealingLR"], "CosineAnnealingLR"),
+        (["schedule=LambdaLR"], "LambdaLR"),
+        (["schedule=StepLR", "schedule_options=[stepsize=3]"], "step_size"),
+        (["schedule=StepLR"], "optimizer.schedule StepLR with no options: torch refuses it: "),
+        (["schedule=StepLR", "schedule_options=[step_size]"], "optimizer.schedule_options has 'step_size'; "),
+        (["schedule=StepLR", "schedule_options=[step_size=1, step_size=2]"], "'step_size=2'; allowed: texts"),
+        (["schedule=StepLR", "schedule_options=[step_size=0]"], "StepLR with step_size=0: torch refuses it"),
+        (
+            ["schedule_options=[step_size=1]"],
+            "schedule_options is ['step_size=1'], and optimizer.schedule is",
+        ),
+        (["schedule_every=batch"], "optimizer.schedule_every is batch, and optimizer.schedule is empty"),
+        (["schedule=ReduceLROnPlateau"], "needs evaluation.valid_every_epochs of at least 1, got 0"),
+        (
+            ["schedule=ReduceLROnPlateau", "schedule_every=batch"],
+            "which follows the valid MRR; allowed: epoch",
+        ),
+        (
+            ["schedule=CyclicLR", "schedule_options=[base_lr=0.1, max_lr=1, cycle_momentum=true]"],
+            "has cycle_momentum=true: only learning rates are scheduled",
+        ),
+        (["schedule=OneCycleLR", "schedule_options=[max_lr=1, total_steps=3]"], "OneCycleLR"),
+        (["schedule_every=step"], "optimizer.schedule_every is 'step'; allowed: one of epoch, batch"),
+        (["warmup_batches=-1"], "optimizer.warmup_batches is -1; allowed: at least 0"),
+        (["clip_norm=1"], "optimizer.clip_norm is 1 and training.synchronous is false"),
+    ],
+)
+def test_refusals(settings: list[str], message: str) -> None:
+    extra = ["training.synchronous=false"] if "clip_norm=1" in settings else []
+    with pytest.raises(InputError) as caught:
+        check_config(config(*(f"optimizer.{setting}" for setting in settings), *extra))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_schedule_that_is_shorter_than_the_run_is_refused() -> None:
+    options = ["optimizer.schedule=OneCycleLR", "optimizer.schedule_options=[max_lr=1, total_steps=99]"]
+    chosen = config(*options, "optimizer.schedule_every=batch", "training.num_epochs=10")
+    check_config(chosen)
+    with pytest.raises(InputError, match="OneCycleLR has 99 steps and the run 100; allowed: total_steps"):
+        TrainingControl(chosen, [{"lr": 0.1}], 10)
+    TrainingControl(chosen, [{"lr": 0.1}], 9)
