@@ -54,9 +54,12 @@ class ElasticEpochs:
         self._listeners = []
 
     def end(self, finished: int) -> None:
-        """Leave no epoch to train; the count is that of the version that was restored as the best."""
-        self._finished = finished
-        self._has_ended = True
+        """Leave no epoch to train; the count is that of the version that was restored as the best.
+
+        An open loop ends with its body, which is not counted.
+        """
+        self._generation += 1
+        self._finished, self._current, self._has_ended = finished, None, True
 
     def when_finished(self, listener: Callable[[], None]) -> None:
         """Register a function that is called after each epoch with a body that ran to its end."""

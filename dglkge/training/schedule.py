@@ -192,7 +192,8 @@ class Schedule:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state, and the learning rates, from which most compute the next ones."""
-        state = dict(self._scheduler.state_dict())
+        # Functions follow from the options; OneCycleLR of early versions of torch keeps one.
+        state = {key: value for key, value in self._scheduler.state_dict().items() if not callable(value)}
         for key in self._counters:
             state[key] = dict(state[key])
         # initial_lr, max_lr and the like: schedulers keep them in the groups.

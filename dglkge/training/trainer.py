@@ -129,6 +129,8 @@ class Trainer:
             raise RuntimeError("batches() must run inside 'for epoch in remaining_epochs_until(n)'")
         # The epoch before, if it was left by `break`: its listener did not run.
         self._end_epoch()
+        if self._epochs.current() is None:
+            return  # that epoch ended the training
         num_batches = len(self._edge_batches)
         total = self.config.training.num_epochs
         path = self.output / RUN_STATS_FILE

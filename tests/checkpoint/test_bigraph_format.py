@@ -414,6 +414,31 @@ def test_element_wise_adagrad_has_its_blob(tmp_path):
     assert found.tobytes() == tables[RELATION].state["sum"].numpy().tobytes()
 
 
+def test_relations_with_an_optimizer_of_their_own(tmp_path):
+    """PyTorch-BigGraph's pair: row-wise Adagrad of entities, element-wise of relations; two rates."""
+    meta = toy_meta(optimizer="row_adagrad")
+    both = {"name": "row_adagrad", "lr": 0.1, "relation_name": "sparse_adagrad", "relation_lr": 0.02}
+    meta = dataclasses.replace(meta, optimizer=both)
+    tables = toy_tables(meta)
+    wide = torch.rand(tables[RELATION].rows.shape)
+    tables[RELATION] = ToyTable(tables[RELATION].rows, {"sum": wide})
+    save_toy(tmp_path, meta, tables, 1)
+    found = blob(tmp_path / "model.v1.h5")
+    sums = np.concatenate([found["state"][number]["sum"].numpy() for number in range(4)], axis=1)
+    assert sums.tobytes() == wide.numpy().tobytes()
+    assert found["param_groups"][0]["lr"] == 0.02
+    assert blob(tmp_path / "embeddings_person_0.v1.h5")["param_groups"][0]["lr"] == 0.1
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["lr"], config["relation_lr"]) == (0.1, 0.02)
+    # Adam of the entities has no sums; the relations' Adagrad has.
+    meta = dataclasses.replace(meta, optimizer={**both, "name": "sparse_adam"})
+    save_toy(tmp_path / "adam", meta, tables, 1)
+    sums = [one["sum"] for one in blob(tmp_path / "adam" / "model.v1.h5")["state"].values()]
+    assert all(bool((one > 0).any()) for one in sums)
+    entities = blob(tmp_path / "adam" / "embeddings_person_0.v1.h5")["state"][0]["sum"]
+    assert torch.equal(entities, torch.zeros_like(entities))
+
+
 @pytest.mark.parametrize("optimizer", [{"name": "sparse_adam", "lr": 0.003}, {}])
 def test_other_optimizers_have_a_blob_that_starts_anew(tmp_path, optimizer):
     meta = toy_meta(optimizer="sparse_adam")

@@ -14,6 +14,7 @@ from dglkge.checkpoint import layout
         layout.embeddings_file("a_1.v2_b", 10, 12),
         layout.model_file(12),
         layout.manifest_file(12),
+        layout.training_state_file(12),
         layout.receipt_file(layout.model_file(12)),
     ],
 )

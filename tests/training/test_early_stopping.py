@@ -145,6 +145,22 @@ def test_more_epochs_or_patience_continue_from_the_best_version(tmp_path: Path, 
     assert rest.num_trained == whole.num_trained
 
 
+def test_an_epoch_that_is_left_by_break_may_end_the_training(tmp_path: Path) -> None:
+    """Its ranking comes with the next batches, of which there are then none."""
+    run = life(tmp_path, [0.3, 0.2, 0.1])
+    epochs = []
+    for _ in range(5):
+        for epoch in run.epochs.remaining_until(9):
+            epochs.append(epoch)
+            for batch in run.trainer.batches():
+                run.trainer.step(batch)
+            break
+    assert epochs == [0, 1, 2, 3] and run.evaluator.ranked == ["valid"] * 3
+    assert len(run.trained) == 3 * NUM_BATCHES
+    run.cluster.leave()
+    assert run.committed() == (1, 0) and run.num_trained == NUM_TRIPLES
+
+
 @pytest.mark.parametrize("stop", range(1, 4 * NUM_BATCHES, 3))
 def test_a_stop_at_any_batch_changes_nothing(tmp_path: Path, stop: int) -> None:
     """The patience, the best version and the learning rates of all lives together are those of one."""

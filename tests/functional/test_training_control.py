@@ -1,0 +1,144 @@
+"""Schedule, clipping, early stopping and a registered object through stops and other sizes of a job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from dglkge.checkpoint.reader import open_checkpoint
+from tests.functional import job as commands
+from tests.toy_kg import toy_dataset
+
+SCRIPT = str(Path(__file__).with_name("controlled_train.py"))
+SETTINGS = (
+    "model.dimension=16",
+    "model.init_scale=0.1",
+    "negatives.num_uniform=20",
+    "negatives.chunk_size=16",
+    "training.batch_size=32",
+    "training.num_epochs=6",
+    "optimizer.name=row_adagrad",
+    "optimizer.relation_name=sparse_adagrad",
+    "optimizer.relation_lr=0.05",
+    "optimizer.clip_norm=0.05",
+    "optimizer.clip_value=0.02",
+    "optimizer.schedule=CosineAnnealingLR",
+    "optimizer.schedule_options=[T_max=40]",
+    "optimizer.schedule_every=batch",
+    "optimizer.warmup_batches=8",
+    "evaluation.valid_every_epochs=1",
+    "training.early_stopping_patience=2",
+    # More than an MRR can gain: the third ranking ends the training.
+    "training.early_stopping_min_gain=1",
+)
+BATCHES_PER_EPOCH = 6
+TABLE_TOLERANCE = 5e-4
+"""Absolute, as in test_elastic_job."""
+
+
+def live(folder: Path, num_trainers: int, stop_at: tuple[int, int] | None = None) -> None:
+    """Run the script until its end, or until it stops itself; 0 trainers: plain python."""
+    words = [SCRIPT] if stop_at is None else [SCRIPT, "--stop-at", *map(str, stop_at)]
+    for setting in (f"dataset={toy_dataset()}", f"output={folder / 'run'}", *SETTINGS):
+        words += ["--set", setting]
+    command = [sys.executable, *words]
+    if num_trainers:
+        launch = ["-m", "dglkge.cli.launch", "--ip_config", str(commands.ip_config(folder))]
+        launch += ["--num_trainers", str(num_trainers), "--num_omp_threads", "1"]
+        command = [sys.executable, *launch, *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=commands.environment(), cwd=folder
+    )
+    assert done.returncode == (0 if stop_at is None else 143), done.stdout + done.stderr
+
+
+def content(run: Path) -> dict[str, Any]:
+    """Return all rows and all state of the newest version, the state of training, and the results."""
+    found: dict[str, Any] = {}
+    checkpoint = open_checkpoint(run, verify=True)
+    for entry in checkpoint.manifest.files:
+        with h5py.File(checkpoint.path / entry.name) as file:
+            for name in entry.shapes:
+                if "state_dict" not in name:
+                    found[f"{entry.table} {name}"] = np.asarray(file[name])
+    state = checkpoint.manifest.state
+    assert state is not None
+    found["training"] = torch.load(checkpoint.path / state.name, weights_only=True)
+    found["progress"] = dict(checkpoint.meta.progress)
+    found["metrics"] = json.loads((run / "metrics.json").read_text())
+    return found
+
+
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any], is_exact: bool) -> None:
+    """Hold that two runs have ended alike."""
+    assert ours.keys() == theirs.keys()
+    for name, values in theirs.items():
+        if isinstance(values, np.ndarray):
+            if is_exact:
+                np.testing.assert_array_equal(ours[name], values, err_msg=name)
+            else:
+                np.testing.assert_allclose(ours[name], values, rtol=0, atol=TABLE_TOLERANCE, err_msg=name)
+    averages = [one["training"]["objects"].pop("averages")["total"] for one in (ours, theirs)]
+    assert torch.equal(*averages)
+    assert ours["progress"] == theirs["progress"]
+    if is_exact:
+        assert ours["training"] == theirs["training"]
+        scores = [one["metrics"]["test"]["both"]["mrr"] for one in (ours, theirs)]
+        assert scores[0] == scores[1]
+    for key in ("num_batches", "num_epochs", "param_groups", "schedule"):
+        assert ours["training"][key] == theirs["training"][key]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process that nobody stopped."""
+    folder = tmp_path_factory.mktemp("alone")
+    live(folder, 0)
+    return folder / "run"
+
+
+def test_one_process_ends_with_its_best_version(alone: Path) -> None:
+    found = content(alone)
+    assert found["progress"]["ended_after"] == 3
+    best = json.loads((alone / "checkpoint" / "best" / "snapshot.json").read_text())
+    assert found["progress"]["finished_epochs"] == best["finished_epochs"]
+    assert found["metrics"]["valid"]["both"]["mrr"] == best["score"]
+    assert found["training"]["num_batches"] == best["finished_epochs"] * BATCHES_PER_EPOCH
+    assert [group["lr"] for group in found["training"]["param_groups"]] != [0.1, 0.05]
+
+
+def test_stops_of_one_process_change_no_bit(alone: Path, tmp_path: Path) -> None:
+    for place in ((0, 0), (0, BATCHES_PER_EPOCH - 1), (1, 2), (2, 0)):
+        live(tmp_path, 0, place)
+    live(tmp_path, 0)
+    assert_same(content(tmp_path / "run"), content(alone), is_exact=True)
+    # A start after the end trains nothing.
+    live(tmp_path, 0)
+    assert_same(content(tmp_path / "run"), content(alone), is_exact=True)
+
+
+def test_stops_of_two_trainers_change_no_bit_and_sizes_only_the_order_of_sums(
+    alone: Path, tmp_path: Path
+) -> None:
+    folders = [tmp_path / name for name in ("whole", "stopped", "resized")]
+    for folder in folders:
+        folder.mkdir()
+    whole, stopped, resized = folders
+    live(whole, 2)
+    live(stopped, 2, (0, 3))
+    live(stopped, 2, (1, BATCHES_PER_EPOCH - 1))
+    live(stopped, 2)
+    assert_same(content(stopped / "run"), content(whole / "run"), is_exact=True)
+    assert_same(content(whole / "run"), content(alone), is_exact=False)
+    live(resized, 2, (0, 2))
+    live(resized, 0, (1, 3))
+    live(resized, 2)
+    assert_same(content(resized / "run"), content(alone), is_exact=False)
