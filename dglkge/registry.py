@@ -38,6 +38,9 @@ class Registry(Generic[T]):
     ----------
     noun : str
         Kind of the registered objects, for error messages, e.g. ``"score function"``.
+    family : callable, optional
+        Returns the member of a systematic name that is not registered, such as ``affine_cos``, None for any
+        other name. These members are found but not listed.
 
     Examples
     --------
@@ -48,9 +51,10 @@ class Registry(Generic[T]):
     True
     """
 
-    def __init__(self, noun: str) -> None:
+    def __init__(self, noun: str, family: Callable[[str], T | None] = lambda name: None) -> None:
         self.noun = noun
         self._members: dict[str, T] = {}
+        self._family = family
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers its argument under a name.
@@ -77,16 +81,19 @@ class Registry(Generic[T]):
         InputError
             If the name is not registered; the message lists the known ones.
         """
-        if name not in self._members:
+        if name in self._members:
+            return self._members[name]
+        member = self._family(name)
+        if member is None:
             raise unknown_name(self.noun, name, self._members)
-        return self._members[name]
+        return member
 
     def items(self) -> list[tuple[str, T]]:
         """Return (name, member) of all members, in the order of registration."""
         return list(self._members.items())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._members
+        return name in self._members or (isinstance(name, str) and self._family(name) is not None)
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._members))

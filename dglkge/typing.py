@@ -74,6 +74,8 @@ class TablePart:
         The rows; may be a view on the machine's shared memory.
     state : mapping of str to tensor
         Optimizer state by name; the first dimension of each is n.
+    shared : mapping of str to tensor
+        Tensors of the whole model that are stored with the relations, by dataset.
     """
 
     table: str
@@ -81,6 +83,7 @@ class TablePart:
     original_ids: torch.Tensor
     rows: torch.Tensor
     state: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    shared: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class RowSource(Protocol):

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py
-
 from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry, Manifest
-from dglkge.checkpoint.relation_layout import operator_names, score_function_of
+from dglkge.checkpoint.relation_layout import score_function_of
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
+from dglkge.model.bigraph_operators import OPERATORS
+from dglkge.model.bigraph_scores import COMPARATORS
 from dglkge.model.choices import BIGRAPH_OPTIMIZER
 from dglkge.typing import RELATION, Relation
 
@@ -67,7 +67,7 @@ def read_manifest(folder: Path, version: int) -> Manifest:
 def _described(config: Any, folder: Path, version: int) -> Manifest:
     """Return the manifest of a version, given PyTorch-BigGraph's configuration."""
     with hdf5_format.open_file(folder / layout.model_file(version)) as file:
-        score_function = _score_function(config, file, folder)
+        score_function = _score_function(config, folder)
         attributes = dict(file.attrs)
         relations = _relations(config, folder)
     files = [
@@ -115,7 +115,7 @@ def entity_names(folder: Path, meta: CheckpointMeta, entity_type: str, num_parts
     return Vocabulary([str(name) for name in names], "entity")
 
 
-def _score_function(config: Mapping[str, Any], model: h5py.File, folder: Path) -> str:
+def _score_function(config: Mapping[str, Any], folder: Path) -> str:
     """Return our name of the model.
 
     Raises
@@ -126,23 +126,21 @@ def _score_function(config: Mapping[str, Any], model: h5py.File, folder: Path) -
     where = folder / layout.CONFIG_FILE
     operators = {relation["operator"] for relation in config["relations"]}
     comparator = config.get("comparator", "cos")
-    # A global embedding changes every score, unless all of it is zero.
-    shifts = [f"model/entities/{name}/global_embedding" for name in config["entities"]]
-    if any(path in model and bool(model[path][...].any()) for path in shifts):
+    if any(entity.get("featurized") for entity in config["entities"].values()):
+        # They have no rows of their own.
+        raise CheckpointError(f"{where}: featurized entities are not dglkge's; allowed is False")
+    if len(operators) > 1:
         raise CheckpointError(
-            f"{where}: global_emb adds a vector to all entities of a type; allowed is False"
+            f"{where}: relations have the operators {', '.join(sorted(operators))}; allowed is one operator "
+            "for all relations"
         )
-    if config.get("bias") or any(entity.get("featurized") for entity in config["entities"].values()):
-        # With bias, a row's first number is an additive term of the score. Featurized entities have no rows
-        # of their own.
-        raise CheckpointError(f"{where}: bias and featurized entities are not dglkge's; allowed is False")
-    name = score_function_of(operators, comparator)
+    (operator,) = operators
+    name = score_function_of(operator, comparator, bool(config.get("bias")))
     if name is not None:
         return name
-    known = ", ".join(operator_names())
     raise CheckpointError(
-        f"{where}: operators {', '.join(sorted(operators))} with comparator {comparator}; "
-        f"allowed is one of {known}"
+        f"{where}: operator {operator} with comparator {comparator}; allowed is one of "
+        f"{', '.join(OPERATORS)} with one of {', '.join(COMPARATORS)}"
     )
 
 

@@ -163,6 +163,10 @@ def take_over(
         once = wanted.clone()
         once[list(again)] = -1
         restore.fill_part(checkpoint.storage, checkpoint.manifest, source, once)
+        # The rows as they are scored: the new run adds no vector to them, or one that starts at 0.
+        shift = None if part.table == RELATION else checkpoint.global_vector(source.table)
+        if shift is not None:
+            part.rows[once >= 0] += torch.from_numpy(shift)
         for place, first in again.items():
             for values in (part.rows, *part.state.values()):
                 values[place] = values[first]

@@ -514,7 +514,7 @@ class CheckpointManager:
         CheckpointError
             If the file is missing or damaged.
         """
-        storage = self._storage_of(snapshot)
+        storage = self.storage_of(snapshot)
         manifest = storage.published(texts=False)
         if manifest is None or manifest.state is None:
             return b""
@@ -531,10 +531,11 @@ class CheckpointManager:
 
         Unlike :meth:`latest` no collective: it reads this trainer's disk.
         """
-        manifest = self._storage_of(snapshot).published(texts=False)
+        manifest = self.storage_of(snapshot).published(texts=False)
         return None if manifest is None else manifest.meta
 
-    def _storage_of(self, snapshot: str) -> CheckpointStorage:
+    def storage_of(self, snapshot: str) -> CheckpointStorage:
+        """Return the folder of a snapshot, or of the newest version where the name is empty."""
         return CheckpointStorage(self.storage.path / snapshot) if snapshot else self.storage
 
     def note_of(self, snapshot: str) -> dict[str, Any]:
@@ -565,7 +566,7 @@ class CheckpointManager:
         CheckpointError
             If there is no checkpoint, a file of it is damaged, or it lacks a row.
         """
-        storage = self._storage_of(snapshot)
+        storage = self.storage_of(snapshot)
         manifest = storage.published()
         if manifest is None:
             raise CheckpointError(f"{storage.path} holds no checkpoint")

@@ -13,13 +13,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import torch
 
 from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.bigraph_config import learning_rate
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, TextEntry
-from dglkge.checkpoint.relation_layout import MODEL_GROUP, to_bigraph_sums, to_parameters
+from dglkge.checkpoint.relation_layout import (
+    MODEL_GROUP,
+    global_sums_path,
+    global_vector_key,
+    global_vector_path,
+    to_bigraph_sums,
+    to_parameters,
+)
 from dglkge.checkpoint.storage import CheckpointStorage, describe_text
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
@@ -242,16 +250,32 @@ def write_relations(
                 written = file.create_dataset(dataset, data=values)
                 if key is not None:
                     written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = key
+            of_types = _write_shared(file, part, meta)
             for dataset, state in _state_datasets(part).items():
                 hdf5_format.allocate_rows(file, dataset, state)
             sums = _bigraph_sums(part, meta)[order].cpu().numpy()
             relation_lr = float(meta.optimizer.get("relation_lr", learning_rate(meta)))
             of_operators = [torch.from_numpy(each) for each in to_bigraph_sums(sums, rows.shape[1], meta)]
             hdf5_format.write_blob(
-                file.require_group(hdf5_format.OPTIMIZER_GROUP), _bigraph_state(of_operators, relation_lr)
+                file.require_group(hdf5_format.OPTIMIZER_GROUP),
+                _bigraph_state([*of_operators, *of_types], relation_lr),
             )
         crc32 = fill_rows(path, _state_datasets(part), order)
         return _entry(path, name, part, ids, crc32)
+
+
+def _write_shared(file: h5py.File, part: TablePart, meta: CheckpointMeta) -> list[torch.Tensor]:
+    """Write the tensors of the whole model; returns Adagrad's sums of the global vectors, if there are any.
+
+    PyTorch-BigGraph has the vectors behind all operators among its parameters, in the order of entity types.
+    """
+    for path, values in part.shared.items():
+        file.create_dataset(path, data=values.numpy())
+    types = [name for name in meta.entity_types if global_vector_path(name) in part.shared]
+    for name in types:
+        written = file[global_vector_path(name)]
+        written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = global_vector_key(name)
+    return [part.shared[global_sums_path(name)] for name in types]
 
 
 def write_names(

@@ -16,6 +16,7 @@ import torch
 
 from dglkge.checkpoint import bigraph_reader, hdf5_format, layout
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
+from dglkge.checkpoint.relation_layout import global_vector_path
 from dglkge.checkpoint.restore import read_relations, read_state
 from dglkge.checkpoint.storage import CheckpointStorage, check_open_file
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
@@ -129,6 +130,7 @@ def entity_table(
     entries: Sequence[FileEntry],
     opened: Mapping[str, BinaryIO],
     names: Callable[[], Vocabulary],
+    global_vector: np.ndarray | None = None,
 ) -> CheckpointTable:
     """Map the rows of an entity type.
 
@@ -141,6 +143,8 @@ def entity_table(
         Those files by name, open: training may have dropped them since.
     names : callable
         Returns its vocabulary, which is read only when a name is looked up.
+    global_vector : (D,) float32 array, optional
+        Added to all rows, which are then a copy in memory.
     """
     shards: list[FileShard] = []
     first_id = 0
@@ -151,6 +155,8 @@ def entity_table(
             # Files of PyTorch-BigGraph have no ids: theirs count through the parts in order.
             ids = hdf5_format.original_ids(raw, file, first_id)
             rows = hdf5_format.map_rows(raw, file[hdf5_format.EMBEDDINGS])
+        if global_vector is not None:
+            rows = rows + global_vector
         shards.append(FileShard(torch.from_numpy(ids), torch.from_numpy(rows)))
         first_id += entry.num_rows
     return CheckpointTable(entries[0].table, shards, lambda name: names().id(name))
@@ -356,8 +362,20 @@ class Checkpoint:
                 )
             else:
                 names = functools.partial(self.vocabulary, table)
-                self._tables[table] = entity_table(self.path, entries, self._files, names)
+                shift = self.global_vector(table)
+                self._tables[table] = entity_table(self.path, entries, self._files, names, shift)
         return self._tables[table]
+
+    def global_vector(self, entity_type: str) -> np.ndarray | None:
+        """Return the vector (D,) that the model adds to all rows of a type; None where it adds none.
+
+        The tables of this class have it in their rows already; the files have not.
+        """
+        name = self.manifest.of_table(RELATION)[0].name
+        with hdf5_format.open_file(self.path / name, self._files[name]) as file:
+            path = global_vector_path(entity_type)
+            found = file[path][...] if path in file else np.zeros(0)
+        return found if found.any() else None
 
     def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,12 +10,31 @@ import numpy as np
 
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.errors import CheckpointError, InputError, unknown_name
+from dglkge.model.bigraph_scores import bigraph_name
 from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator
 from dglkge.registry import import_modules, recorded_imports
 
 MODEL_GROUP = "model"
 RECIPROCAL_GROUP = "reciprocal"
 """Holds the tail side's operators of static relations, where PyTorch-BigGraph does not look."""
+
+GLOBAL_SUMS_GROUP = "global_sums"
+"""Holds Adagrad's sums of the global vectors, where PyTorch-BigGraph does not look."""
+
+
+def global_vector_path(entity_type: str) -> str:
+    """Return PyTorch-BigGraph's dataset of the vector (D,) that is added to all rows of an entity type."""
+    return f"{MODEL_GROUP}/entities/{entity_type}/global_embedding"
+
+
+def global_vector_key(entity_type: str) -> str:
+    """Return its ``state_dict_key``."""
+    return f"global_embs.emb_{entity_type}"
+
+
+def global_sums_path(entity_type: str) -> str:
+    """Return the dataset of Adagrad's sums (D,) of that vector."""
+    return f"{GLOBAL_SUMS_GROUP}/{entity_type}"
 
 
 def operator_of(meta: CheckpointMeta) -> Operator:
@@ -44,19 +64,15 @@ def operator_of(meta: CheckpointMeta) -> Operator:
     return declared or Operator(name, name, ("row",), ("rows",), (1,))
 
 
-def score_function_of(operators: set[str], comparator: str) -> str | None:
-    """Return the score function of PyTorch-BigGraph's operators and comparator; None where none has them."""
+def score_function_of(operator: str, comparator: str, bias: bool) -> str | None:
+    """Return the score function of PyTorch-BigGraph's operator and comparator; None where none has them."""
     for name in SCORE_FUNCTIONS:
-        operator = SCORE_FUNCTIONS.get(name).operator
-        if operator and operators == {operator.name} and comparator == operator.comparator:
+        declared = SCORE_FUNCTIONS.get(name).operator
+        wanted = (operator, comparator, bias)
+        if declared and wanted == (declared.name, declared.comparator, declared.bias):
             return name
-    return None
-
-
-def operator_names() -> list[str]:
-    """Return ``"operator with comparator"`` of every score function that declares an operator."""
-    declared = (SCORE_FUNCTIONS.get(name).operator for name in SCORE_FUNCTIONS)
-    return [f"{one.name} with {one.comparator}" for one in declared if one]
+    pair = bigraph_name(operator, comparator, bias)
+    return pair if pair in SCORE_FUNCTIONS else None
 
 
 def is_dynamic(meta: CheckpointMeta) -> bool:
@@ -83,7 +99,7 @@ def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str,
     key : str or None
         PyTorch-BigGraph's ``state_dict_key``; None outside of its group.
     values : float32 array
-        (R, w) for dynamic relations, (w,) for static ones.
+        (R, ...) for dynamic relations, (...) for static ones: (w,), or a matrix.
     """
     operator = operator_of(meta)
     for piece, name, sign, side in _pieces(rows, meta, operator):
@@ -120,7 +136,8 @@ def from_parameters(datasets: Mapping[str, Any], meta: CheckpointMeta, width: in
     KeyError
         If a dataset is missing.
     """
-    rows = np.empty((len(meta.relations), width), dtype=np.float32)
+    # Zeros, as the operator "none" has no parameters.
+    rows = np.zeros((len(meta.relations), width), dtype=np.float32)
     for piece, name, sign, side in _pieces(rows, meta, operator_of(meta)):
         if is_dynamic(meta):
             piece[:] = datasets[f"{MODEL_GROUP}/{_parameter_path(0, side, name)}"]
@@ -157,15 +174,20 @@ def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMet
         If the state is not that of the operators.
     """
     count, operator = len(meta.relations), operator_of(meta)
+    if not operator.static:
+        return np.zeros(count, dtype=np.float32)
     if is_dynamic(meta):
         # Two sides, each with the parameters of the operator, in the order in which PyTorch-BigGraph
         # registers them.
-        pieces = [np.asarray(state[index]["sum"]) for index in range(2 * len(operator.dynamic))]
+        pieces = [
+            np.asarray(state[index]["sum"]).reshape(count, -1) for index in range(2 * len(operator.dynamic))
+        ]
         return np.concatenate(pieces, axis=1).mean(axis=1).reshape(count)
     num_pieces = len(operator.static)
     numbers = range(count * num_pieces)
     sums = np.array([np.asarray(state[index]["sum"]).mean() for index in numbers], dtype=np.float32)
-    return sums.reshape(count, num_pieces).mean(axis=1)
+    sizes = [np.asarray(state[index]["sum"]).size for index in range(num_pieces)]
+    return np.average(sums.reshape(count, num_pieces), axis=1, weights=sizes).astype(np.float32)
 
 
 def to_bigraph_sums(sums: np.ndarray, width: int, meta: CheckpointMeta) -> list[np.ndarray]:
@@ -218,6 +240,14 @@ def _pieces(
         # scores.
         signs = operator.adjoint_signs
     names = operator.dynamic if is_dynamic(meta) else operator.static
+    if not names:
+        return
     for half, side in halves:
-        for piece, name, sign in zip(np.split(half, len(names), axis=1), names, signs):
-            yield piece, name, sign, side
+        width = half.shape[1] // len(names)
+        shapes = operator.shapes(meta.dim) if operator.shapes else ((width,),) * len(names)
+        ends = np.cumsum([math.prod(shape) for shape in shapes])
+        if ends[-1] != half.shape[1]:
+            raise ValueError(f"{half.shape[1]} numbers, expected {ends[-1]}")
+        for piece, shape, name, sign in zip(np.split(half, ends[:-1], axis=1), shapes, names, signs):
+            # Still a view: only the last axis, which is contiguous, is cut.
+            yield piece.reshape(len(piece), *shape), name, sign, side

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 import os
 import zlib
 from collections import deque
@@ -19,7 +20,7 @@ import torch
 
 from dglkge.checkpoint import hdf5_format
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
-from dglkge.checkpoint.relation_layout import bigraph_row_sums, from_parameters
+from dglkge.checkpoint.relation_layout import bigraph_row_sums, from_parameters, is_dynamic
 from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, TablePart
@@ -321,7 +322,10 @@ def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
     """Return the width of a relation's row: the sizes of the operator's parameters for relation 0, summed."""
     found = hdf5_format.shapes(file)
     groups = ("model/relations/0/operator/", "reciprocal/relations/0/operator/")
-    return sum(shape[-1] for path, shape in found.items() if path.startswith(groups))
+    stacked = max(1, len(meta.relations)) if is_dynamic(meta) else 1
+    width = sum(math.prod(shape) // stacked for path, shape in found.items() if path.startswith(groups))
+    # The operator "none" has no parameters, and one unused number in each of our rows.
+    return width or (2 if meta.reciprocal else 1)
 
 
 def _ids_and_rows(

@@ -94,6 +94,14 @@ class ModelConfig:
         _is_share,
     )
     relation_dropout: float = setting(0.0, "the same for the rows of relations", _is_share)
+    max_norm: float = setting(
+        0.0, "greatest length of an entity's row: updates scale longer ones to it; 0: no limit", at_least(0)
+    )
+    global_vectors: bool = setting(
+        False,
+        "learn a vector for each entity type that is added to all its rows (PyTorch-BigGraph's global_emb); "
+        "takes reciprocal_relations false",
+    )
 
 
 @dataclass(frozen=True)

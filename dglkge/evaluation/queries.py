@@ -199,7 +199,9 @@ def score_queries(
     anchors = _gather(rows, batch.anchor_type, batch.anchor_ids, device)
     relations = _gather(rows, RELATION, batch.relation_ids, device)
     # Float64 here decides every comparison; the float32 copy of the query only preselects.
-    query = model.query(anchors.double(), relations.double(), batch.side)
+    query = model.query(
+        anchors.double(), relations.double(), batch.side, torch.from_numpy(batch.relation_ids).to(device)
+    )
     query_of = torch.from_numpy(batch.query_of).to(device)
     unique_ids, place = np.unique(batch.true_ids, return_inverse=True)
     answers = _gather(rows, batch.candidate_type, unique_ids, device)

@@ -182,6 +182,7 @@ class LinkPredictor:
                         self._rows.gather(anchor_type, entity_ids),
                         self._rows.gather(RELATION, relation_ids),
                         side,
+                        relation_ids,
                     )
                 found = self._known_answers(side, entity_ids, relation_ids) if known is not Known.KEEP else {}
                 best = self._search(query, candidate_type, topk, found if known is Known.DROP else {})

@@ -169,3 +169,22 @@ def decay_rows(
         for j in range(row.shape[0]):
             row[j] *= factor
     return num_bad
+
+
+@compiled
+def limit_norms(rows: np.ndarray, targets: np.ndarray, max_norm: float) -> None:
+    """Scale the target rows that are longer than ``max_norm`` to that Euclidean length, in place.
+
+    The plain twin is :func:`dglkge.optim.rules.limit_norms_plain`.
+    """
+    for i in range(targets.shape[0]):
+        row = rows[targets[i]]
+        # In float64: a square of float32 may overflow.
+        square = np.float64(0)
+        for j in range(row.shape[0]):
+            number = np.float64(row[j])
+            square += number * number
+        if square > max_norm * max_norm:
+            scale = max_norm / np.sqrt(square)
+            for j in range(row.shape[0]):
+                row[j] = row[j] * scale

@@ -149,13 +149,85 @@ class NegativeL2(Comparator):
         """
         dim = query.shape[1]
         squares = (query.norm(dim=1) + max_candidate_norm).square()
-        error = SAFETY * (dim + 8) * FLOAT32_UNIT * squares + dim * TINY_PER_DIM
+        error = _square_error(squares, dim)
         distance = -true_scores
         # distance - near = error / (distance + near): the difference itself would cancel in floating point.
         near = (distance.square() - error).clamp_min(0).sqrt()
         bound = error / (distance + near).clamp_min(math.sqrt(TINY_PER_DIM))
         bound = torch.minimum(bound, error.sqrt()) + 4 * FLOAT32_UNIT * (distance + error.sqrt())
         return _unless_overflow(bound, squares)
+
+
+class NegativeSquaredL2(Comparator):
+    """Minus the squared Euclidean distance, -|q - c|^2 (PyTorch-BigGraph's comparator ``squared_l2``)."""
+
+    matmul_operations = 2
+    memory_passes = 0
+
+    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every pair by one matrix product, 2 q.c - |q|^2 - |c|^2."""
+        squares = torch.addmm(candidates.square().sum(1).unsqueeze(0), query, candidates.T, alpha=-2)
+        return -(squares + query.square().sum(1, keepdim=True))
+
+    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score query i against candidate i."""
+        return -(query - candidates).square().sum(-1)
+
+    def rounding_bound(
+        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Return E of :class:`NegativeL2`: the error of a square."""
+        squares = (query.norm(dim=1) + max_candidate_norm).square()
+        return _unless_overflow(_square_error(squares, query.shape[1]), squares)
+
+
+class Cosine(Comparator):
+    """Cosine, q.c / (|q| |c|) (PyTorch-BigGraph's comparator ``cos``); 0 where a row is 0, there NaN."""
+
+    matmul_operations = 2
+    memory_passes = 0
+
+    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every pair by one matrix product of unit rows."""
+        return unit_rows(query) @ unit_rows(candidates).T
+
+    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score query i against candidate i; the gradient of a row that is 0 is 0."""
+        return (unit_rows(query) * unit_rows(candidates)).sum(-1)
+
+    def rounding_bound(
+        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Return (2 D + 40) u: (D + 8) u for both unit rows, D u for the product, the rest to spare.
+
+        It does not depend on the candidates: unit rows are scaled by their greatest number before they are
+        squared, so their relative error does not depend on their length. A query so short that float32
+        rounds its numbers to denormal ones has a bound beyond every difference of cosines.
+        """
+        dim = query.shape[1]
+        norms = query.norm(dim=1)
+        bound = torch.full_like(norms, SAFETY * (2 * dim + 40) * FLOAT32_UNIT)
+        bound = torch.where((norms < SHORTEST_UNIT_ROW) & (norms > 0), 2 * SAFETY, bound)
+        return _unless_overflow(bound, norms * max_candidate_norm)
+
+
+SHORTEST_UNIT_ROW = 1e-30
+"""Length of a row below which rounding to float32 may change its direction."""
+
+
+def unit_rows(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows (..., D) divided by their Euclidean length; rows of 0 stay 0, with gradients of 0."""
+    # Divided by the greatest number first: the squares of short and long rows leave float32's range. The
+    # result does not depend on that number, so autograd need not see it.
+    greatest = rows.detach().abs().amax(-1, keepdim=True)
+    scaled = rows / greatest.masked_fill(greatest == 0, math.inf)
+    lengths = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    return scaled / lengths.masked_fill(lengths == 0, math.inf)
+
+
+def _square_error(squares: torch.Tensor, dim: int) -> torch.Tensor:
+    """Return E = (D + 8) u (|q| + max|c|)^2, the error of |q|^2 + |c|^2 - 2 q.c, from those squares."""
+    return SAFETY * (dim + 8) * FLOAT32_UNIT * squares + dim * TINY_PER_DIM
 
 
 class NegativeL1(Comparator):

@@ -42,7 +42,7 @@ class KgeModel:
 
     def __init__(self, score_function: ScoreFunction, dim: int, reciprocal: bool) -> None:
         score_function.check_dim(dim)
-        self.score_function = score_function
+        self.score_function = score_function if reciprocal else score_function.static()
         self.dim = dim
         self.reciprocal = reciprocal
 
@@ -62,7 +62,18 @@ class KgeModel:
         forward, backward = relation_row.chunk(2, dim=-1)
         return forward if side is Side.TAIL else backward
 
-    def query(self, entity: torch.Tensor, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
+    @property
+    def query_dim(self) -> int:
+        """Width of a query."""
+        return self.score_function.query_dim(self.dim)
+
+    def query(
+        self,
+        entity: torch.Tensor,
+        relation_row: torch.Tensor,
+        side: Side,
+        relation_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return the query that candidates for a side are compared with.
 
         Parameters
@@ -72,15 +83,19 @@ class KgeModel:
         relation_row : (..., relation_width) tensor
         side : Side
             The side of the missing entity.
+        relation_ids : (...) int64 tensor, optional
+            Equal for equal relations; see ``ScoreFunction.acts_on_candidates``.
 
         Returns
         -------
-        (..., D) tensor
+        (..., query_dim) tensor
         """
         relation = self.direction(relation_row, side)
         # Reciprocal rows are trained for their own direction, so both sides use the forward operation; only a
         # shared row needs the adjoint.
-        return self.score_function.query(entity, relation, Side.TAIL if self.reciprocal else side)
+        asked = Side.TAIL if self.reciprocal else side
+        more = (relation_ids,) if self.score_function.acts_on_candidates else ()
+        return self.score_function.query(entity, relation, asked, *more)
 
     def reverse_query(self, answer: torch.Tensor, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
         """Return the answer operated on by the relation read backwards, (B, D).
@@ -98,7 +113,7 @@ class KgeModel:
         return self.score_function.relation_product(head, tail)
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-        """Score every query against every candidate: (B, D), (N, D) -> (B, N)."""
+        """Score every query against every candidate: (B, query_dim), (N, D) -> (B, N)."""
         return self.score_function.compare(query, candidates)
 
     def compare_plainly(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
@@ -106,7 +121,7 @@ class KgeModel:
         return self.score_function.compare_plainly(query, candidates)
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-        """Score query i against candidate i: (B, D), (B, D) -> (B,)."""
+        """Score query i against candidate i: (B, query_dim), (B, D) -> (B,)."""
         return self.score_function.compare_pairs(query, candidates)
 
     def score(
@@ -175,6 +190,9 @@ class KgeModel:
         InputError
             If the distribution is not registered.
         """
+        first = self.score_function.initial_relation(self.dim) if table == RELATION else None
+        if first is not None:
+            return first.repeat(len(ids), 2 if self.reciprocal else 1)
         # Phases must cover the circle: near 0 all relations would start as the identity.
         if table == RELATION and self.score_function.relation_init == PHASE:
             distribution, scale = "uniform", math.pi

@@ -322,7 +322,7 @@ class Dura(Regularizer):
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
         """Return whether queries and answers are compared by an inner product."""
-        return issubclass(score_function, Dot)
+        return issubclass(score_function, Dot) and not score_function.has_offset
 
     def penalty(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the sum of squares of each row."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, Callable, ClassVar
 
 from dglkge.errors import InputError
 from dglkge.model.comparators import Comparator, Dot, NegativeL1, NegativeL2, NegativeModulus
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 else:
     torch = deferred("torch")
+# Not imported while this file is: it declares score functions of its own.
+bigraph_scores = deferred("dglkge.model.bigraph_scores")
 
 PHASE = "phase"
 """``relation_init`` of relations whose numbers are phases in radians, uniform in [-pi, pi] at the start."""
@@ -45,6 +47,10 @@ class Operator:
     adjoint_signs : tuple of int
         Sign of each piece in the operator that acts on the tail instead of the head:
         <h r, t> = <h, conj(r) t> and ||h + r - t|| = ||h - (t - r)||.
+    bias : bool
+        Whether the first number of an entity's row is a bias.
+    shapes : callable or None
+        Takes the dimension and returns the shape of each piece; None: they are equal parts of the row.
     """
 
     name: str
@@ -52,6 +58,8 @@ class Operator:
     static: tuple[str, ...]
     dynamic: tuple[str, ...]
     adjoint_signs: tuple[int, ...]
+    bias: bool = False
+    shapes: Callable[[int], tuple[tuple[int, ...], ...]] | None = None
 
 
 class ScoreFunction(Comparator):
@@ -78,6 +86,11 @@ class ScoreFunction(Comparator):
         function and its gradient: an element-wise product with the relation, complex if
         ``complex_valued``, compared by the inner product. A subclass may compute something else, so it
         does not inherit the fact.
+    has_offset : bool
+        Whether something of the relation is added to the entity's row, so that the score is not a product.
+    acts_on_candidates : bool
+        Whether relations act on candidates, so that queries hold them. :meth:`query` then takes a fourth
+        argument ``relation_ids``, (...) int64, equal for equal relations, or None.
     """
 
     help: ClassVar[str] = ""
@@ -86,6 +99,8 @@ class ScoreFunction(Comparator):
     operator: ClassVar[Operator | None] = None
     dglke_names: ClassVar[tuple[str, ...]] = ()
     compiled: ClassVar[bool] = False
+    has_offset: ClassVar[bool] = False
+    acts_on_candidates: ClassVar[bool] = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -107,6 +122,18 @@ class ScoreFunction(Comparator):
 
     def relation_dim(self, dim: int) -> int:
         """Return the width of a relation's row for entities of width dim."""
+        return dim
+
+    def initial_relation(self, dim: int) -> torch.Tensor | None:
+        """Return the row (Dr,) with which every relation starts; None where rows are drawn at random."""
+        return None
+
+    def static(self) -> ScoreFunction:
+        """Return the form for relations with one row for both sides; by default this one, by adjoint rows."""
+        return self
+
+    def query_dim(self, dim: int) -> int:
+        """Return the width of a query for entities of width dim."""
         return dim
 
     @abstractmethod
@@ -172,7 +199,9 @@ class ScoreFunction(Comparator):
         return self.compare_pairs(carried, answer.unsqueeze(1))
 
 
-SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry("score function")
+SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry(
+    "score function", lambda name: bigraph_scores.bigraph_score(name)
+)
 
 
 class Translation(ScoreFunction):

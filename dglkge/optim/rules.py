@@ -178,6 +178,14 @@ def update_plain(
     return int((~finite).sum())
 
 
+def limit_norms_plain(rows: np.ndarray, targets: np.ndarray, max_norm: float) -> None:
+    """Scale the target rows that are longer than ``max_norm`` to that Euclidean length, in place."""
+    chosen = rows[targets].astype(np.float64)
+    lengths = np.sqrt((chosen**2).sum(axis=1))
+    is_long = lengths > max_norm
+    rows[targets[is_long]] = chosen[is_long] * (max_norm / lengths[is_long])[:, None]
+
+
 def check_not_negative(hyper: Mapping[str, Any], *names: str) -> None:
     """Check that hyper-parameters are finite numbers >= 0.
 

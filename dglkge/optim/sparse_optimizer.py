@@ -441,6 +441,27 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             is_bad = bool(self._group.sum(np.array([is_bad], np.int64))[0])
         return is_bad
 
+    def limit_norms(self, embedding: Any, max_norm: float) -> None:
+        """Scale rows of an embedding that an update makes longer than ``max_norm`` to that Euclidean length.
+
+        The owner of a row does it after the merged gradient is applied, so the result does not depend on the
+        number of trainers. Longer rows without a gradient stay as they are. Every trainer calls it.
+        PyTorch-BigGraph and ``torch.nn.Embedding`` scale rows when they are read instead.
+
+        Raises
+        ------
+        ValueError
+            If the limit is not positive, or the embedding is not one of this optimizer's.
+        """
+        if not max_norm > 0:
+            raise ValueError(f"max_norm must be positive, got {max_norm}")
+        self.finish()
+        for table in self._tables:
+            if table.key == key_of(embedding):
+                table.max_norm = float(max_norm)
+                return
+        raise self._unknown(embedding)
+
     def state_tensors(self, embedding: Any) -> dict[str, DistTensor]:
         """State tensors of an embedding by name, with an entry for each of its rows."""
         self.finish()

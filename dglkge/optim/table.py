@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakMethod
@@ -9,6 +10,7 @@ from weakref import WeakMethod
 import numpy as np
 import torch
 
+from dglkge.kernels.updates import limit_norms
 from dglkge.optim.dgl_tables import (
     FencedTensor,
     Trace,
@@ -22,10 +24,13 @@ from dglkge.optim.dgl_tables import (
     write_back,
 )
 from dglkge.optim.row_chains import Buffer, GradientRows, PlainRows, RowChains
-from dglkge.optim.rules import RuleStep, UpdateRule
+from dglkge.optim.rules import RuleStep, UpdateRule, limit_norms_plain
 
 #: Class of a table's gradients for each value of the option ``kernels``.
 GRADIENTS = {"auto": RowChains, "reference": PlainRows}
+
+#: Function that limits the length of rows, likewise.
+LIMITS = {"auto": limit_norms, "reference": limit_norms_plain}
 
 
 class Table:
@@ -54,6 +59,8 @@ class Table:
         Gradients of the current step.
     num_steps : int
         Steps in which any trainer had a gradient for this table.
+    max_norm : float
+        Euclidean length to which updated rows are scaled if they are longer.
     """
 
     def __init__(self, embedding: Any, rule: UpdateRule, kernels: str = "auto") -> None:
@@ -75,6 +82,8 @@ class Table:
         self.chains: GradientRows = GRADIENTS[kernels](self.dim, np.dtype(np.float64 if wide else np.float32))
         self.trace = Trace(embedding)
         self.num_steps = 0
+        self.max_norm = math.inf
+        self._limit_norms = LIMITS[kernels]
 
     def fence(self, finish: WeakMethod) -> None:
         """Let readers and writers of the rows and the state wait for a background step first."""
@@ -155,11 +164,25 @@ class Table:
             here[:] = False
         num_bad = 0
         if here.all():
-            return gradients.update(step, arrays, ids - start, selected)
+            return self._apply(gradients, step, arrays, ids - start, selected)
         if here.any():
-            num_bad += gradients.update(step, arrays, ids[here] - start, selected[here])
+            num_bad += self._apply(gradients, step, arrays, ids[here] - start, selected[here])
         away = ~here
         copies = fetch(tensors, ids[away])
-        num_bad += gradients.update(step, copies, np.arange(len(copies[0])), selected[away])
+        num_bad += self._apply(gradients, step, copies, np.arange(len(copies[0])), selected[away])
         write_back(tensors, ids[away], copies, timeout_seconds)
+        return num_bad
+
+    def _apply(
+        self,
+        gradients: GradientRows,
+        step: RuleStep,
+        arrays: Sequence[np.ndarray],
+        targets: np.ndarray,
+        selected: np.ndarray,
+    ) -> int:
+        """Update rows in place, and limit their lengths; returns how many were skipped as not finite."""
+        num_bad = gradients.update(step, arrays, targets, selected)
+        if self.max_norm < math.inf:
+            self._limit_norms(arrays[0], targets, self.max_norm)
         return num_bad

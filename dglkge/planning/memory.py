@@ -303,6 +303,7 @@ def is_compiled(config: Config) -> bool:
     score_function = registry_of("score function").get(config.model.score_function)
     loss = registry_of("loss").get(config.loss.name)
     has_loops = score_function.compiled and loss.compiled and not config.loss.adversarial_weights
+    has_loops = has_loops and not config.model.global_vectors
     return bool(has_loops) and config.training.kernels == "auto"
 
 

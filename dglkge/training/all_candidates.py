@@ -43,6 +43,8 @@ class Candidates:
     shard : ShardObjective
     answers_of : callable
         Returns the answers among the owned rows of queries with some keys.
+    shift : (D,) tensor or None
+        Added to all rows, which are then a copy.
     """
 
     table: EmbeddingTable
@@ -52,12 +54,14 @@ class Candidates:
     kind: str
     shard: ShardObjective
     answers_of: Callable[[Ids], Answers]
+    shift: torch.Tensor | None = None
 
     @property
     def rows(self) -> torch.Tensor:
-        """Owned rows, (R, D), a view on shared memory."""
+        """Owned rows, (R, D), a view on shared memory where nothing is added to them."""
         start = self.table.first_node_id
-        return self.table.local_rows[self.first - start : self.stop - start, self.columns]
+        rows = self.table.local_rows[self.first - start : self.stop - start, self.columns]
+        return rows if self.shift is None else rows + self.shift
 
 
 def only_answers(first: int, stop: int) -> Callable[[Ids], Answers]:
@@ -148,6 +152,8 @@ class AllCandidates:
             start = one.table.first_node_id
             owned = one.table.local_rows[one.first - start : one.stop - start]
             self._dropped[name] = self._scratch.take(f"dropped~{name}", *owned.shape).copy_(owned)
+            if one.shift is not None:
+                self._dropped[name] += one.shift
             self._dropout.apply(name, self._owned[name].numpy(), self._dropped[name])
         return self._dropped[name][:, one.columns]
 

@@ -87,7 +87,7 @@ class AutogradLoss:
         anchor_ids, true_ids = (
             (group.head_ids, group.tail_ids) if side is Side.TAIL else (group.tail_ids, group.head_ids)
         )
-        query = model.query(anchors, relations, side)
+        query = model.query(anchors, relations, side, torch.from_numpy(group.relations.ids))
         # Both sides may share negatives: their leaves are views of the same gradients, and autograd adds to
         # them in place.
         scores = self._compare(query, negatives.rows.leaf())

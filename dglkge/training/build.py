@@ -28,6 +28,7 @@ from dglkge.distributed.world import World
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError, StorageError, write_error
 from dglkge.evaluation.protocol import Protocol
+from dglkge.kernels.updates import limit_norms
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.kge_model import KgeModel
 from dglkge.optim.alltoall import Alltoall
@@ -56,6 +57,7 @@ from dglkge.training.components import (
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.early_stopping import check_common_disk
 from dglkge.training.epochs import JOB
+from dglkge.training.global_vectors import GlobalVectors
 from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.loss_settings import check_data_of_loss, relation_weights
@@ -198,6 +200,9 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     embeddings = [table.embedding for table in tables.values()]
     with request_timeout():
         optimizer = build_optimizer(config, embeddings, world.num_machines)
+    if config.model.max_norm:
+        for name in tables.entity_types:
+            optimizer.limit_norms(tables[name].embedding, config.model.max_norm)
     choose_lookup(config, tables, world.num_machines)
     # Registered before the Trainer's own: an exchange in the background ends before the last commit.
     cluster.on_leave(tables.lookup.finish)
@@ -219,9 +224,14 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
             config.loss.confidences,
         )
     clock = PhaseClock(config.training.profile)
+    global_vectors: GlobalVectors | None = None
+    if config.model.global_vectors:
+        types, lr = tables.entity_types, config.optimizer.lr
+        global_vectors = GlobalVectors(types, model.dim, lr, cluster.sum)
     train_step = _build_train_step(
-        config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, batches, world
-    )
+        config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, batches, world,
+        global_vectors,
+    )  # fmt: skip
     # Names of entities take memory, and only the trainer that writes a machine's files needs them.
     names = (
         {name: dataset.vocabulary(name) for name in dataset.entity_types} if world.is_machine_leader else {}
@@ -238,11 +248,14 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         lease=lease,
         gather=cluster.gather_texts,
     )
-    evaluator = LiveEvaluator(dataset, model, tables, cluster, _protocol(config), config.training.kernels)
+    evaluator = LiveEvaluator(
+        dataset, model, tables, cluster, _protocol(config), config.training.kernels, global_vectors
+    )
     meta = _meta(config, dataset)
     trainer = Trainer(
-        config, cluster, tables, optimizer, batches, train_step, evaluator, checkpoints, meta, JOB, clock
-    )
+        config, cluster, tables, optimizer, batches, train_step, evaluator, checkpoints, meta, JOB, clock,
+        global_vectors,
+    )  # fmt: skip
     # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
     if world.rank == 0:
         _record(config, output)
@@ -331,22 +344,27 @@ def _build_train_step(
     stop: StopRequest,
     batches: TrainingBatches,
     world: World,
+    global_vectors: GlobalVectors | None,
 ) -> TrainStep:
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
     dropout = _build_dropout(config, tables)
     sums_batch = config.loss.batch_reduction == "sum"
     if config.training.objective != NEGATIVE_SAMPLING:
-        full = build_candidate_loss(config, model, regularizer, tables, batches, world, clock, dropout)
-        return TrainStep(
-            full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch
+        full = build_candidate_loss(
+            config, model, regularizer, tables, batches, world, clock, dropout, global_vectors
         )
+        return TrainStep(
+            full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch,
+            global_vectors=global_vectors,
+        )  # fmt: skip
     negatives = build_negatives(config, dataset, layout, tables, pairs)
     # It is among all entities already.
     own_entity = config.negatives.own_entity and not config.negatives.all_entities
     of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
     is_reference = config.training.kernels == REFERENCE
-    if dot_softmax.is_compiled(model, loss) and not is_reference:
+    # Compiled loops read rows in place, where no vector is added to them.
+    if dot_softmax.is_compiled(model, loss) and not is_reference and global_vectors is None:
         matmul_dtype = getattr(torch, config.training.matmul_dtype)
         of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock, list(negatives))
     else:
@@ -367,6 +385,7 @@ def _build_train_step(
         dropout,
         sums_batch,
         known,
+        global_vectors,
     )
 
 
@@ -417,7 +436,10 @@ def _initialize(tables: TableSet, model: KgeModel, config: Config, cluster: Clus
         # In blocks: the rows are drawn in private memory before they are copied to the table.
         for start in range(0, shard.rows.shape[0], 65536):
             ids = shard.original_ids[start : start + 65536]
-            shard.rows[start : start + 65536] = model.initial_rows(name, ids, config.seed, scale)
+            rows = model.initial_rows(name, ids, config.seed, scale)
+            if config.model.max_norm and name != RELATION:
+                limit_norms(rows.numpy(), np.arange(len(rows)), config.model.max_norm)
+            shard.rows[start : start + 65536] = rows
     # A lookup of the first batch may read rows that another trainer initialises.
     cluster.barrier()
 

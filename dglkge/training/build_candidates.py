@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Callable
 
@@ -31,6 +32,7 @@ from dglkge.training.all_candidates import (
     only_answers,
 )
 from dglkge.training.components import REFERENCE
+from dglkge.training.global_vectors import GlobalVectors
 from dglkge.training.k_vs_all import AnsweredQueries, all_answers
 from dglkge.training.one_vs_all import AutogradQueries, LoopQueries, has_loops
 from dglkge.training.query_exchange import QueryExchange
@@ -108,9 +110,10 @@ def _entity_comparisons(config: Config, model: KgeModel, tables: TableSet) -> di
     # Compares types and functions exactly: a subclass may compute other scores than its base.
     is_product = type(model) is KgeModel and type(score_function).compare is Dot.compare
     compare = model.compare_plainly if is_reference else model.compare
-    numbers = dim if is_reference else 1
+    # Relations that act on candidates leave a copy of them for each relation until the backward pass.
+    numbers = dim if is_reference else 1 + dim // 64 * score_function.acts_on_candidates
     return {
-        name: _Comparison(tables[name], slice(0, dim), dim, compare, numbers, is_product)
+        name: _Comparison(tables[name], slice(0, dim), model.query_dim, compare, numbers, is_product)
         for name in tables.entity_types
     }
 
@@ -175,6 +178,7 @@ def build_candidate_loss(
     world: World,
     clock: PhaseClock,
     dropout: RowDropout | None = None,
+    global_vectors: GlobalVectors | None = None,
 ) -> CandidateLoss:
     """Make the loss against all candidates, with this trainer's shards of the tables; a collective."""
     comparisons = _entity_comparisons(config, model, tables)
@@ -185,10 +189,13 @@ def build_candidate_loss(
     candidates = [
         _candidates(config, name, one, kind, batches, world, penalizes) for name, one in comparisons.items()
     ]
+    if global_vectors is not None:
+        shifts = global_vectors.vectors
+        candidates = [dataclasses.replace(one, shift=shifts.get(one.table.name)) for one in candidates]
     maker: QueryMaker
     if isinstance(batches, QueryBatches):
         maker = AnsweredQueries(model, regularizer, relation_weight)
-    elif has_loops(model, regularizer) and config.training.kernels != REFERENCE:
+    elif has_loops(model, regularizer) and config.training.kernels != REFERENCE and global_vectors is None:
         maker = LoopQueries(model, regularizer, relation_weight)
     else:
         maker = AutogradQueries(model, regularizer, relation_weight)

@@ -18,7 +18,7 @@ from dglkge.model.choices import NEGATIVE_SAMPLERS
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import LOSSES, Loss, build_loss
 from dglkge.model.regularizers import REGULARIZERS, Regularizer, build_regularizer, check_regularizer
-from dglkge.model.score_functions import PHASE
+from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
 from dglkge.training.early_stopping import check_early_stopping
@@ -54,6 +54,7 @@ def check_config(config: Config) -> None:
     check_negatives(config)
     check_lookup(config)
     check_kernels(config)
+    check_global_vectors(config)
     check_objective(config)
     check_loss_settings(config)
     if config.model.relation_dropout and model.score_function.relation_init == PHASE:
@@ -94,6 +95,25 @@ def check_kernels(config: Config) -> None:
         )
 
 
+def check_global_vectors(config: Config) -> None:
+    """Refuse global vectors with reciprocal relations, and where trainers do not wait for one another.
+
+    Raises
+    ------
+    InputError
+        Naming the field, the value and what is allowed.
+    """
+    if not config.model.global_vectors:
+        return
+    if config.model.reciprocal_relations:
+        raise InputError(
+            "model.global_vectors is true: it takes model.reciprocal_relations false, got true (as in "
+            "PyTorch-BigGraph, where dynamic relations have no global embedding)"
+        )
+    if not config.training.synchronous:
+        raise InputError("model.global_vectors is true: it takes training.synchronous true, got false")
+
+
 def check_objective(config: Config) -> None:
     """Refuse settings that the objective does not have.
 
@@ -103,6 +123,12 @@ def check_objective(config: Config) -> None:
         Naming the field, the value and what is allowed.
     """
     chosen = config.training
+    operator = SCORE_FUNCTIONS.get(config.model.score_function).operator
+    if chosen.relation_prediction and operator is not None and not operator.static:
+        raise InputError(
+            f"training.relation_prediction is {chosen.relation_prediction:g}: a relation of "
+            f"{config.model.score_function} has no parameters to predict it by; allowed: 0"
+        )
     if chosen.objective == NEGATIVE_SAMPLING:
         if chosen.label_smoothing:
             raise InputError(

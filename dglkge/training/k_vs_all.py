@@ -121,7 +121,8 @@ class AnsweredQueries:
             anchors, relations = group.anchors.leaf(), group.relations.leaf()
             # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
             factors = np.full(len(group.query_ids), 1 / global_size, np.float32)
-            query = model.query(anchors, relations, group.side)
+            ids = torch.from_numpy(group.relations.ids)
+            query = model.query(anchors, relations, group.side, ids)
             pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
             if self._regularizer is not None:
                 penalty = model.query_penalty(self._regularizer, anchors, relations, group.side)

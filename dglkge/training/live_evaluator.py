@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Callable
 
+import torch
 from tqdm import tqdm
 
 from dglkge.data.dataset import Dataset
@@ -16,6 +17,7 @@ from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.kge_model import KgeModel
+from dglkge.training.global_vectors import GlobalVectors
 
 
 class LiveEvaluator:
@@ -31,6 +33,8 @@ class LiveEvaluator:
         Its split is replaced by that of each ranking.
     kernels : {"auto", "reference"}
         As of :class:`RankingEvaluator`.
+    global_vectors : GlobalVectors, optional
+        Vectors that are added to rows; each trainer then ranks against a copy of its machine's tables.
     """
 
     def __init__(
@@ -41,7 +45,9 @@ class LiveEvaluator:
         cluster: Cluster,
         protocol: Protocol,
         kernels: str = "auto",
+        global_vectors: GlobalVectors | None = None,
     ) -> None:
+        self._shifts = {} if global_vectors is None else global_vectors.vectors
         self._kernels = kernels
         self._dataset = dataset
         self._model = model
@@ -73,6 +79,8 @@ class LiveEvaluator:
         turn = (world.local_rank, world.trainers_per_machine)
         # All rows of the machine as one shard: every trainer of it reads them from shared memory.
         shards = {name: [self._tables[name].shard(0, 1)] for name in self._tables.entity_types}
+        for name, shift in self._shifts.items():
+            shards[name] = [dataclasses.replace(one, rows=one.rows + shift) for one in shards[name]]
         triples = self._dataset.split(split)[: max_triples or None]
         protocol = dataclasses.replace(self._protocol, split=split)
         evaluator = RankingEvaluator(self._model, self._dataset.relations.relations, protocol, self._kernels)
@@ -83,8 +91,13 @@ class LiveEvaluator:
                 between()
 
             return evaluator.evaluate(
-                triples, self._known_triples(), self._tables, shards, self._cluster.sum, progress, turn
+                triples, self._known_triples(), self, shards, self._cluster.sum, progress, turn
             )
+
+    def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows (n, D) of the original ids (n,) of a table, as they are scored."""
+        rows, shift = self._tables.gather(table, ids), self._shifts.get(table)
+        return rows if shift is None else rows + shift
 
     def _known_triples(self) -> KnownTriples | None:
         """Return the known answers that filtered ranking leaves out; built once."""

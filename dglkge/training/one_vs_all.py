@@ -52,7 +52,8 @@ class AutogradQueries:
                 (Side.TAIL, heads, tails, group.rhs, group.tail_ids),
                 (Side.HEAD, tails, heads, group.lhs, group.head_ids),
             ):
-                pieces.append(Piece(block, model.query(anchors, relations, side), keys, factors))
+                query = model.query(anchors, relations, side, torch.from_numpy(group.relations.ids))
+                pieces.append(Piece(block, query, keys, factors))
                 if self._regularizer is not None:
                     penalty = model.penalty(self._regularizer, anchors, relations, answers, side)
                     self._penalty = self._penalty + (penalty * torch.from_numpy(factors)).sum()

@@ -58,7 +58,14 @@ class RowRequest:
     table : EmbeddingTable
     scratch : Scratch, optional
         Memory that is shared with requests that are never open at the same time.
+
+    Attributes
+    ----------
+    shift : (D,) tensor or None
+        Added to the copies of all rows.
     """
+
+    shift: torch.Tensor | None = None
 
     def __init__(self, table: EmbeddingTable, scratch: Scratch | None = None) -> None:
         self.table = table
@@ -113,6 +120,8 @@ class RowRequest:
             return
         room = self._scratch.take("rows", len(ids), self.table.dim)
         self._rows = self.table.gather(self.ids, room) if rows is None else rows.copied(room)
+        if self.shift is not None:
+            self._rows += self.shift
         self._found = FoundRows.in_array(self._rows.numpy())
 
     @property

@@ -20,6 +20,7 @@ from dglkge.sampling.query_batches import QueryBatch, TrainingBatch
 from dglkge.training.all_candidates import CandidateLoss
 from dglkge.training.autograd_loss import AutogradLoss
 from dglkge.training.dot_softmax import DotSoftmax
+from dglkge.training.global_vectors import GlobalVectors, row_gradients
 from dglkge.training.k_vs_all import request_queries
 from dglkge.training.relation_prediction import SampledWithRelations
 from dglkge.training.row_dropout import RowDropout
@@ -52,6 +53,8 @@ class TrainStep:
         Train the sum over a global batch instead of its mean.
     known : KnownAnswers, optional
         Answers that are no negatives.
+    global_vectors : GlobalVectors, optional
+        Vectors that are added to rows; the loss must not read rows in place.
 
     Attributes
     ----------
@@ -72,10 +75,12 @@ class TrainStep:
         dropout: RowDropout | None = None,
         sums_batch: bool = False,
         known: KnownAnswers | None = None,
+        global_vectors: GlobalVectors | None = None,
     ) -> None:
         self._dropout = dropout
         self._known = known
         self._sums_batch = sums_batch
+        self._global_vectors = global_vectors
         self._stop = stop
         self.someone_must_stop = False
         self._loss = loss
@@ -86,6 +91,8 @@ class TrainStep:
         self._requests, self._spare_requests = (
             {name: RowRequest(table, scratch[name]) for name, table in tables.items()} for _ in range(2)
         )
+        for request in (*self._requests.values(), *self._spare_requests.values()):
+            request.shift = None if global_vectors is None else global_vectors.vectors.get(request.table.name)
         self._following = following
         self._next_plan: _Plan | None = None
         self._optimizer = optimizer
@@ -127,8 +134,14 @@ class TrainStep:
             (request.table.embedding, request.ids, request.gradients) for request in plan.requests.values()
         ]
         # Gradients of all owned candidates, beside those of the batch's rows; the optimizer adds equal ids.
-        if isinstance(self._loss, (CandidateLoss, SampledWithRelations)):
-            gradients += self._loss.dense_gradients()
+        dense = (
+            self._loss.dense_gradients()
+            if isinstance(self._loss, (CandidateLoss, SampledWithRelations))
+            else []
+        )
+        gradients += dense
+        if self._global_vectors is not None:
+            self._global_vectors.step(row_gradients(self._tables, plan.requests, dense))
         self._optimizer.step_rows(
             gradients,
             # Summed with the step: no round of messages of its own.

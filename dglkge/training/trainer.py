@@ -31,6 +31,7 @@ from dglkge.evaluation.metrics import RankingResult
 from dglkge.sampling.query_batches import TrainingBatch, TrainingBatches
 from dglkge.training.control import TrainingControl
 from dglkge.training.epochs import CommitPolicy, ElasticEpochs
+from dglkge.training.global_vectors import GlobalVectors
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.stats import EpochReport, LossSoFar, PhaseClock, reports_apart, wants_bar
 from dglkge.training.train_step import TrainStep
@@ -58,6 +59,8 @@ class Trainer:
     epochs : ElasticEpochs
     clock : PhaseClock, optional
         The clock of the train step.
+    global_vectors : GlobalVectors, optional
+        Those of the train step; saved and resumed with the tables.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Trainer:
         meta: CheckpointMeta,
         epochs: ElasticEpochs,
         clock: PhaseClock | None = None,
+        global_vectors: GlobalVectors | None = None,
     ) -> None:
         self.config = config
         self.cluster = cluster
@@ -83,6 +87,7 @@ class Trainer:
         self._edge_batches = edge_batches
         self._train_step = train_step
         self._evaluator = evaluator
+        self._global_vectors = global_vectors
         self._checkpoints = checkpoints
         self._meta = meta
         self._epochs = epochs
@@ -383,6 +388,8 @@ class Trainer:
 
     def _restore(self, snapshot: str = "") -> None:
         """Fill this machine's tables, on one trainer of it; every trainer reads the state of training."""
+        if self._global_vectors is not None:
+            self._global_vectors.restore(self._checkpoints.storage_of(snapshot))
         if self.cluster.world.is_machine_leader:
             *parts, relations = self._own_parts()
             self._checkpoints.restore(parts, relations, snapshot)
@@ -480,7 +487,10 @@ class Trainer:
         """Return the whole relation table on rank 0, which writes it."""
         if self.cluster.world.rank != 0:
             return None
-        return self.tables[RELATION].whole(self._state(RELATION))
+        part = self.tables[RELATION].whole(self._state(RELATION))
+        if self._global_vectors is None:
+            return part
+        return dataclasses.replace(part, shared=self._global_vectors.tensors())
 
     def _write_metrics(self, split: str, result: dict[str, Any]) -> None:
         path = self.output / RUN_METRICS_FILE

@@ -19,6 +19,7 @@ from dglkge.config import Config
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError
+from dglkge.kernels.updates import limit_norms
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,8 @@ def warm_start(
                 saved = types[part.table]
                 saved_ids = conversion.saved_entity_ids(checkpoint, saved, names[part.table])
             found[place] = conversion.take_over(checkpoint, part, saved_ids, saved)
+            if config.model.max_norm and part.table != RELATION:
+                limit_norms(part.rows.numpy(), np.arange(len(part.rows)), config.model.max_norm)
     cluster.barrier(sum(entry.size_bytes for entry in checkpoint.manifest.files))
     # The sum is also a barrier: no trainer starts before all rows are there.
     found = cluster.sum(found)

@@ -89,11 +89,24 @@ def _named(meta):
     ("changes", "words"),
     [
         (
-            {"comparator": "cos"},
-            "operators complex_diagonal with comparator cos; allowed is one of complex_diagonal with dot, "
-            "diagonal with dot, ",
+            {"comparator": "hamming"},
+            "operator complex_diagonal with comparator hamming; allowed is one of none, translation, "
+            "diagonal, linear, affine, complex_diagonal with one of dot, cos, l2, squared_l2",
         ),
-        ({"bias": True}, "bias and featurized entities are not dglkge's"),
+        (
+            {"entities": {"person": {"num_partitions": 3, "featurized": True}}},
+            "featurized entities are not dglkge's; allowed is False",
+        ),
+        (
+            {
+                "dynamic_relations": False,
+                "relations": [
+                    {"name": name, "lhs": "person", "rhs": "person", "operator": name}
+                    for name in ("linear", "diagonal")
+                ],
+            },
+            "relations have the operators diagonal, linear; allowed is one operator for all relations",
+        ),
         ({"entities": {"person": {"num_partitions": 4}}}, "embeddings_person_3.v1.h5 is missing"),
         (
             {"dimension": None},

@@ -11,6 +11,7 @@ import torch
 
 from dglkge.checkpoint import CheckpointManager, CheckpointMeta
 from dglkge.data.vocabulary import Vocabulary
+from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Relation, TablePart
 
 ONE_PAIR = (Relation("likes", "person", "person"), Relation("knows", "person", "person"))
@@ -66,12 +67,15 @@ class ToyTable:
 def toy_tables(meta: CheckpointMeta, seed: int = 0) -> dict[str, ToyTable]:
     """Draw every table of a run; special values among them, to be kept bit for bit."""
     generator = torch.Generator().manual_seed(seed)
-    relation_width = int(meta.dim * RELATION_WIDTH[meta.score_function]) * (2 if meta.reciprocal else 1)
+    one_side = SCORE_FUNCTIONS.get(meta.score_function)().relation_dim(meta.dim)
+    if meta.score_function in RELATION_WIDTH:
+        one_side = int(meta.dim * RELATION_WIDTH[meta.score_function])
+    relation_width = one_side * (2 if meta.reciprocal else 1)
     tables = {}
     for table, count in {**meta.entity_types, RELATION: len(meta.relations)}.items():
         width = relation_width if table == RELATION else meta.dim
         rows = torch.randn(count, width, generator=generator)
-        rows[0, 0], rows[0, 1], rows[-1, 0], rows[-1, -1] = -0.0, float("nan"), float("inf"), 1e-42
+        rows[0, 0], rows[0, 1 % width], rows[-1, 0], rows[-1, -1] = -0.0, float("nan"), float("inf"), 1e-42
         tables[table] = ToyTable(rows, _state(meta, rows, generator))
     return tables
 

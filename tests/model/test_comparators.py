@@ -8,9 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dglkge.model.comparators import Dot, NegativeL1, NegativeL2, NegativeModulus
+from dglkge.model.comparators import (
+    Cosine,
+    Dot,
+    NegativeL1,
+    NegativeL2,
+    NegativeModulus,
+    NegativeSquaredL2,
+)
 
-COMPARATORS = [Dot(), NegativeL2(), NegativeL1(), NegativeModulus()]
+COMPARATORS = [Dot(), NegativeL2(), NegativeL1(), NegativeModulus(), NegativeSquaredL2(), Cosine()]
 
 
 def rows_near(random: np.random.Generator, center: np.ndarray, num_rows: int, spread: float) -> np.ndarray:

@@ -120,6 +120,20 @@ def all_cases(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     return results
 
 
+def limited_rows(graph: Any, arguments: dict[str, Any]) -> torch.Tensor:
+    """Train some steps with limited lengths of rows; returns the rows."""
+    table = make_table(graph, "user", arguments["dim"], "limited")
+    kernels = arguments["kernels"][rank_and_size()[0]]
+    optimizer = optim.SparseAdagrad([table], lr=arguments["lr"], timeout_seconds=60, kernels=kernels)
+    optimizer.limit_norms(table, arguments["max_norm"])
+    for step in range(arguments["num_steps"]):
+        train_by_rows(optimizer, [table], step)
+    barrier()
+    rows = read(table)
+    barrier()
+    return rows
+
+
 def save_state(graph: Any, arguments: dict[str, Any]) -> Any:
     """Train some steps, save by original ids and by node ids."""
     rank, size = rank_and_size()

@@ -103,7 +103,14 @@ def dataset() -> Dataset:
 @pytest.fixture
 def ours(tmp_path: Path, dataset: Dataset) -> Path:
     """A run of ours with random rows."""
+    return random_run(tmp_path, dataset, "complex", True)
+
+
+def random_run(tmp_path: Path, dataset: Dataset, score_function: str, reciprocal: bool) -> Path:
+    """Write a run of ours with random rows."""
     meta = toy_meta(
+        score_function=score_function,
+        reciprocal=reciprocal,
         dim=DIM,
         relations=dataset.relations.relations,
         entity_types={"entity": dataset.num_entities("entity")},
@@ -132,6 +139,31 @@ def test_it_evaluates_ours_and_gets_our_figures(ours: Path, dataset: Dataset, tm
     edges = write_edges(tmp_path / "test", dataset.split("test"))
     config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)], **everything_negative(model))
     same_figures(biggraph("eval", config), ours)
+
+
+@pytest.mark.parametrize(
+    "score_function",
+    [
+        *(
+            "none_cos",
+            "translation_dot",
+            "diagonal_l2",
+            "linear_squared_l2",
+            "affine_cos",
+            "complex_diagonal_l2",
+        ),
+        *("none_dot_bias", "diagonal_cos_bias", "affine_dot_bias", "complex_diagonal_squared_l2_bias"),
+    ],
+)
+@pytest.mark.parametrize("reciprocal", [False, True])
+def test_it_evaluates_other_models_of_ours_and_gets_our_figures(
+    score_function: str, reciprocal: bool, dataset: Dataset, tmp_path: Path
+) -> None:
+    run = random_run(tmp_path, dataset, score_function, reciprocal)
+    model = described(run / "checkpoint")
+    edges = write_edges(tmp_path / "test", dataset.split("test"))
+    config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)], **everything_negative(model))
+    same_figures(biggraph("eval", config), run)
 
 
 def test_it_resumes_training_from_ours(ours: Path, dataset: Dataset, tmp_path: Path) -> None:

@@ -1,0 +1,411 @@
+"""Every operator of PyTorch-BigGraph with every comparator: score functions named by the pair.
+
+``linear_dot``, ``affine_cos``, ``none_l2``, ``translation_squared_l2``, ...; with ``_bias`` at the end the
+first number of a row is a bias. Pairs that have a name of their own keep it: ``translation_l2`` is
+``transe_l2``, ``diagonal_dot`` is ``distmult``, ``complex_diagonal_dot`` is ``complex``.
+
+Formulas (Lerer et al., "PyTorch-BigGraph: a large-scale graph embedding system", MLSys 2019, section 3.1, and
+its documentation): with g_r the operator of a relation and c the comparator,
+
+    static relations:   f(h, r, t) = c(h, g_r(t)),
+    dynamic relations:  f(h, r, ?) = c(g_r(h), t) and f(?, r, t) = c(h, g'_r(t)), g and g' each of its own.
+
+Dynamic relations are ``model.reciprocal_relations: true``. With a bias, the operator takes the whole row, and
+c(x, y) = x_0 + y_0 + c'(x_1..., y_1...), c' being the comparator without bias.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dglkge.errors import InputError
+from dglkge.model.bigraph_operators import OPERATORS, BigraphOperator
+from dglkge.model.comparators import (
+    FLOAT32_UNIT,
+    SAFETY,
+    Comparator,
+    Cosine,
+    Dot,
+    NegativeL2,
+    NegativeSquaredL2,
+)
+from dglkge.model.score_functions import Operator, ScoreFunction
+from dglkge.registry import deferred
+from dglkge.typing import Side
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = deferred("torch")
+
+COMPARATORS: dict[str, type[Comparator]] = {
+    "dot": Dot,
+    "cos": Cosine,
+    "l2": NegativeL2,
+    "squared_l2": NegativeSquaredL2,
+}
+"""By PyTorch-BigGraph's name."""
+
+BIAS = "_bias"
+"""End of the name of a pair whose rows begin with a bias."""
+
+NAMED = {"translation_l2": "transe_l2", "diagonal_dot": "distmult", "complex_diagonal_dot": "complex"}
+"""Pairs that are registered under a name of their own."""
+
+
+class Biased(Comparator):
+    """A comparator of rows without their first numbers, which are added: q_0 + c_0 + compare(q_1.., c_1..).
+
+    Attributes
+    ----------
+    unbiased : Comparator
+    """
+
+    unbiased: Comparator
+
+    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every query against every candidate."""
+        return self.unbiased.compare(query[:, 1:], candidates[:, 1:]) + query[:, :1] + candidates[:, 0]
+
+    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score query i against candidate i."""
+        return self.unbiased.compare_pairs(query[..., 1:], candidates[..., 1:]) + (
+            query[..., 0] + candidates[..., 0]
+        )
+
+    def rounding_bound(
+        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the bound of the comparator at any score, and 4 u of what is added."""
+        # The comparator's own true scores are not known here: its bound is greatest at a score of 0.
+        bound = self.unbiased.rounding_bound(query[:, 1:], max_candidate_norm, torch.zeros_like(true_scores))
+        lengths = query.norm(dim=1) + max_candidate_norm
+        # The greatest score of the comparator: a product or square, a length, or 1.
+        is_square = isinstance(self.unbiased, (Dot, NegativeSquaredL2))
+        greatest = lengths.square() if is_square else lengths + 1
+        return bound + SAFETY * 4 * FLOAT32_UNIT * (lengths + greatest)
+
+
+class BigraphScore(ScoreFunction):
+    """Score function of an operator and a comparator; :func:`bigraph_score` makes the class of a pair.
+
+    Attributes
+    ----------
+    acts : BigraphOperator
+    """
+
+    acts: BigraphOperator
+
+    def check_dim(self, dim: int) -> None:
+        """Refuse a dimension that leaves nothing to compare beside the bias; see :class:`ScoreFunction`."""
+        super().check_dim(dim)
+        if isinstance(self, Biased) and dim < 2:
+            raise InputError(f"the dimension must be at least 2 (one number is the bias), got {dim}")
+
+    def relation_dim(self, dim: int) -> int:
+        """Return the number of the operator's parameters."""
+        return self.acts.row_dim(dim)
+
+    def initial_relation(self, dim: int) -> torch.Tensor:
+        """Return the row (Dr,) with which every relation starts: the operator is the identity."""
+        return self.acts.identity(dim)
+
+    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+        """Apply the operator."""
+        return self.acts.apply(entity, relation)
+
+    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+        """Return r itself under the operator ``none``.
+
+        Other pairs have no such row in general; see :meth:`static`.
+        """
+        if type(self.acts) is BigraphOperator:
+            return relation
+        raise NotImplementedError(f"{type(self).__name__} has no adjoint row; its static() form answers both")
+
+    def static(self) -> ScoreFunction:
+        """Return the form whose operator acts on the tail, whatever side is asked for."""
+        if type(self.acts) is BigraphOperator:
+            return self
+        if isinstance(self, Dot) and not self.acts.has_offset:
+            return StaticProduct(self)
+        if _unbiased(self) is Dot:
+            return StaticProductPlus(self)
+        if self.acts.name == "translation" and _unbiased(self) in (NegativeL2, NegativeSquaredL2):
+            return StaticDistance(self)
+        return StaticPairs(self)
+
+
+def _unbiased(pair: BigraphScore) -> type[Comparator]:
+    """Return the comparator of a pair, apart from the bias."""
+    if isinstance(pair, Biased):
+        return type(pair.unbiased)
+    return next(one for one in COMPARATORS.values() if isinstance(pair, one))
+
+
+class StaticScore(BigraphScore):
+    """c(h, g_r(t)) for queries of both sides; candidates are rows of the table.
+
+    Parameters
+    ----------
+    pair : BigraphScore
+    """
+
+    def __init__(self, pair: BigraphScore) -> None:
+        self.pair = pair
+        self.acts = pair.acts
+        self.has_bias = isinstance(pair, Biased)
+        # Instances, as the facts of a pair are those of its class.
+        self.complex_valued = pair.complex_valued  # type: ignore[misc]
+        self.relation_init = pair.relation_init  # type: ignore[misc]
+        self.operator = pair.operator  # type: ignore[misc]
+        self.help = pair.help  # type: ignore[misc]
+
+    def check_dim(self, dim: int) -> None:
+        """Refuse what the pair refuses."""
+        self.pair.check_dim(dim)
+
+    def static(self) -> ScoreFunction:
+        """Return the same."""
+        return self
+
+    def compare_relations(self, query: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
+        """Score every pair of entities with every relation: (B, 2 D), (N, Dr) -> (B, N)."""
+        head, tail = query.chunk(2, dim=-1)
+        carried = self.acts.apply(tail.unsqueeze(1), relations.unsqueeze(0))
+        return self.pair.compare_pairs(head.unsqueeze(1), carried)
+
+
+class StaticProduct(Dot, StaticScore):
+    """<h, A t>, so the query for tails is A' h."""
+
+    def query(self, entity: torch.Tensor, relation: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return A' h or A t; see :meth:`ScoreFunction.query`."""
+        act = self.acts.transposed if side is Side.TAIL else self.acts.apply
+        return act(entity, relation)
+
+
+class StaticProductPlus(StaticScore):
+    """Inner products with an offset or a bias: a query (q_0 ... q_D) scores <q_0 ... q_D-1, c> + q_D.
+
+    With u = h, or h with a first number of 1 where that is the bias: <h, A t + b> = <A' u, t> + <u, b>, plus
+    h_0 where it is the bias.
+    """
+
+    matmul_operations = 2
+    memory_passes = 0
+
+    def query_dim(self, dim: int) -> int:
+        """Return D + 1."""
+        return dim + 1
+
+    def query(self, entity: torch.Tensor, relation: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return the row and the constant; see :meth:`ScoreFunction.query`."""
+        given = entity if side is Side.TAIL else self.acts.apply(entity, relation)
+        constant = torch.zeros_like(given[..., :1])
+        if self.has_bias:
+            constant = given[..., :1]
+            given = torch.cat([torch.ones_like(constant), given[..., 1:]], dim=-1)
+        if side is Side.TAIL:
+            if self.acts.has_offset:
+                constant = constant + (given * self.acts.offset(relation)).sum(-1, keepdim=True)
+            given = self.acts.transposed(given, relation)
+        return torch.cat([given, constant.expand(*given.shape[:-1], 1)], dim=-1)
+
+    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every query against every candidate."""
+        return query[:, :-1] @ candidates.T + query[:, -1:]
+
+    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score query i against candidate i."""
+        return (query[..., :-1] * candidates).sum(-1) + query[..., -1]
+
+    def rounding_bound(
+        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the bound of the product and 4 u of both terms."""
+        rows, constants = query[:, :-1], query[:, -1]
+        bound = Dot.rounding_bound(self, rows, max_candidate_norm, true_scores)  # type: ignore[arg-type]
+        terms = constants.abs() + rows.norm(dim=1) * max_candidate_norm
+        return bound + SAFETY * 4 * FLOAT32_UNIT * terms
+
+
+class StaticDistance(StaticScore):
+    """Distances of a translated tail, |h - (t + b)| = |(h - b) - t|; a bias b_0 is added on both sides."""
+
+    def query(self, entity: torch.Tensor, relation: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return h - b or t + b; see :meth:`ScoreFunction.query`."""
+        if side is Side.HEAD:
+            return entity + relation
+        if not self.has_bias:
+            return entity - relation
+        moved = entity - relation
+        return torch.cat([entity[..., :1] + relation[..., :1], moved[..., 1:]], dim=-1)
+
+    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every query against every candidate."""
+        return self.pair.compare(query, candidates)
+
+    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score query i against candidate i."""
+        return self.pair.compare_pairs(query, candidates)
+
+    def rounding_bound(
+        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the comparator's."""
+        return self.pair.rounding_bound(query, max_candidate_norm, true_scores)
+
+
+NO_RELATION = -1
+"""Last number of a query whose candidates are compared as they are."""
+
+
+class StaticPairs(StaticScore):
+    """Pairs for which no row answers a query for tails: the operator is applied to every candidate.
+
+    A query for tails is (h, r, id of r), so the candidates of all queries of one relation are operated on
+    once, as PyTorch-BigGraph does with its batches of one relation. A query for heads is (g_r(t), 0, -1). Ids
+    are float32 numbers here, exact up to 2^24 relations.
+    """
+
+    matmul_operations = 2
+    memory_passes = 4
+    acts_on_candidates = True
+
+    def query_dim(self, dim: int) -> int:
+        """Return D + Dr + 1."""
+        return dim + self.relation_dim(dim) + 1
+
+    def query(
+        self,
+        entity: torch.Tensor,
+        relation: torch.Tensor,
+        side: Side,
+        relation_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the query with its relation; see :meth:`ScoreFunction.query`.
+
+        Parameters
+        ----------
+        entity, relation, side
+            As there.
+        relation_ids : (B,) int64 tensor, optional
+            Without them each query counts as one of another relation, which takes longer.
+        """
+        leading = torch.broadcast_shapes(entity.shape[:-1], relation.shape[:-1])
+        if side is Side.HEAD:
+            given = self.acts.apply(entity, relation)
+            rest = given.new_zeros(*leading, relation.shape[-1] + 1)
+            rest[..., -1] = NO_RELATION
+            return torch.cat([given, rest], dim=-1)
+        if relation_ids is None:
+            relation_ids = torch.arange(leading.numel(), device=entity.device).reshape(leading)
+        keys = relation_ids.to(entity).expand(leading).unsqueeze(-1)
+        return torch.cat([entity.expand(*leading, -1), relation.expand(*leading, -1), keys], dim=-1)
+
+    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every query against every candidate, one relation after the other."""
+        dim = candidates.shape[-1]
+        _, group = torch.unique(query.detach()[:, -1], return_inverse=True)
+        order = torch.argsort(group, stable=True)
+        scores = []
+        for places in order.split(torch.bincount(group).tolist()):
+            # Queries of one relation have equal rows; the gradient of the relation is that of all of them.
+            of_relation = query[places[0], dim:]
+            operated = self._operated(of_relation, candidates)
+            scores.append(self.pair.compare(query[places, :dim], operated))
+        if not scores:
+            return query[:, :dim] @ candidates.T
+        return torch.cat(scores)[torch.argsort(order)]
+
+    def _operated(self, of_relation: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Return the candidates (N, D) as one relation compares them."""
+        if of_relation[-1] == NO_RELATION:
+            return candidates
+        relation = of_relation[:-1]
+        needs_care = self.acts.cancels and _unbiased(self.pair) is Cosine
+        if needs_care and not (relation.requires_grad or candidates.requires_grad):
+            # A cosine takes the direction of a sum that may cancel: ranking holds to float64.
+            return self.acts.apply(candidates.double(), relation.double()).to(candidates.dtype)
+        return self.acts.apply(candidates, relation)
+
+    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score query i against candidate i."""
+        dim = candidates.shape[-1]
+        given, relation, key = query[..., :dim], query[..., dim:-1], query[..., -1:]
+        operated = torch.where(key == NO_RELATION, candidates, self.acts.apply(candidates, relation))
+        return self.pair.compare_pairs(given, operated)
+
+    def rounding_bound(
+        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the comparator's bound for candidates of the length that the operator may give them.
+
+        The operator's own rounding, at most (D + 4) u of that length, is the reason for a length 1.75 times
+        as great: it makes the square's bound 3 times as great. The cosine's has room for it; where a sum may
+        cancel (``linear``, ``affine``) it is computed in float64, and the bound holds for results above 1e-6
+        of the length that the operator may give them.
+        """
+        dim = query.shape[1] - 1
+        dim = next(one for one in range(1, dim + 1) if one + self.relation_dim(one) == dim)
+        given, relation = query[:, :dim], query[:, dim:-1]
+        gain, offset = self.acts.gains(relation)
+        longest = gain * max_candidate_norm + offset
+        longest = torch.where(query[:, -1] == NO_RELATION, max_candidate_norm, longest)
+        wide: Any = 1.75 * (given.norm(dim=1) + longest)
+        return self.pair.rounding_bound(given, wide, true_scores)
+
+
+def bigraph_score(name: str) -> type[BigraphScore] | None:
+    """Return the score function of a pair by name; None where it is no name of a pair.
+
+    Parameters
+    ----------
+    name : str
+        ``{operator}_{comparator}``, with :data:`BIAS` at the end for a bias.
+    """
+    return _CLASSES.get(name)
+
+
+def bigraph_name(operator: str, comparator: str, bias: bool) -> str:
+    """Return our name of PyTorch-BigGraph's operator and comparator."""
+    name = f"{operator}_{comparator}" + (BIAS if bias else "")
+    return NAMED.get(name, name)
+
+
+def _class_of(acts: BigraphOperator, comparator: str, bias: bool) -> type[BigraphScore]:
+    """Make the class of a pair."""
+    compares = COMPARATORS[comparator]
+    facts: dict[str, Any] = {
+        "__doc__": f"PyTorch-BigGraph's operator ``{acts.name}`` with its comparator ``{comparator}``.",
+        "__module__": __name__,
+        "acts": acts,
+        "complex_valued": acts.complex_valued,
+        "has_offset": acts.has_offset,
+        "help": f"PyTorch-BigGraph's operator {acts.name} with comparator {comparator}",
+        "operator": Operator(
+            acts.name, comparator, acts.static, acts.dynamic, (1,) * len(acts.static), bias, acts.shapes
+        ),
+    }
+    bases: tuple[type, ...] = (compares, BigraphScore)
+    if bias:
+        bases = (Biased, BigraphScore)
+        facts["unbiased"] = compares()
+        facts["matmul_operations"], facts["memory_passes"] = compares.matmul_operations, 0
+        facts["help"] += ", the first number of a row being a bias"
+    words = [acts.name, comparator, *(["bias"] if bias else [])]
+    title = "".join(word.capitalize() for part in words for word in part.split("_"))
+    return type(title, bases, facts)
+
+
+_CLASSES = {
+    name: _class_of(acts, comparator, bias)
+    for acts in OPERATORS.values()
+    for comparator in COMPARATORS
+    for bias in (False, True)
+    if (name := f"{acts.name}_{comparator}" + (BIAS if bias else "")) not in NAMED
+}
+
+NAMES = tuple(_CLASSES)
+"""All pairs that have no name of their own."""

@@ -1,0 +1,127 @@
+"""One vector for each entity type that is added to all its rows (PyTorch-BigGraph's ``global_emb``).
+
+A row is scored as e + g, with e the entity's row and g its type's vector, so the gradient of g is the sum of
+the gradients of all rows of the type. Every trainer holds the vectors and makes the same updates: they are
+small, and no table has a place for them. PyTorch-BigGraph updates them by Adagrad with a number for each
+coordinate (Duchi, Hazan and Singer 2011), and so does this module, whatever the optimizer of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable
+
+import numpy as np
+import torch
+
+from dglkge.checkpoint import hdf5_format
+from dglkge.checkpoint.relation_layout import global_sums_path, global_vector_path
+from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.errors import CheckpointError
+from dglkge.typing import RELATION
+
+EPS = 1e-10
+"""Added to the root, as PyTorch-BigGraph does."""
+
+
+class GlobalVectors:
+    """The vectors of all entity types, on one trainer.
+
+    Parameters
+    ----------
+    entity_types : sequence of str
+    dim : int
+    lr : float
+        Learning rate.
+    sum_over_trainers : callable
+        Sums an array over all trainers; a collective.
+
+    Attributes
+    ----------
+    vectors : dict of str to (D,) float32 tensor
+        By entity type; they keep their place in memory. Zeros at the start.
+    """
+
+    def __init__(
+        self,
+        entity_types: Sequence[str],
+        dim: int,
+        lr: float,
+        sum_over_trainers: Callable[[np.ndarray], np.ndarray],
+    ) -> None:
+        self.vectors = {name: torch.zeros(dim) for name in entity_types}
+        self._sums = {name: torch.zeros(dim) for name in entity_types}
+        self._lr = lr
+        self._sum = sum_over_trainers
+
+    def step(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Update all vectors; a collective.
+
+        Parameters
+        ----------
+        gradients : iterable of (str, (n, D) tensor)
+            Entity type, and gradients of rows of it, of this trainer; a type may occur several times. Others
+            are ignored.
+        """
+        names = list(self.vectors)
+        # In float64, so that the order of trainers and rows shows in the last bits of float32 only.
+        total = np.zeros((len(names), len(next(iter(self.vectors.values())))))
+        for name, rows in gradients:
+            if name in self.vectors:
+                total[names.index(name)] += rows.sum(0, dtype=torch.float64).numpy()
+        total = self._sum(total)
+        for name, gradient in zip(names, torch.from_numpy(total).float()):
+            # A type without gradients stays as it is: 0 / (0 + EPS). One that is not finite is not applied;
+            # the optimizer reports the rows that it comes from.
+            if bool(torch.isfinite(gradient).all()):
+                self._sums[name].add_(gradient.square())
+                self.vectors[name].sub_(self._lr * gradient / (self._sums[name].sqrt() + EPS))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return copies of the vectors and of Adagrad's sums, by dataset of a checkpoint's model file."""
+        named = {global_vector_path(name): vector for name, vector in self.vectors.items()}
+        named |= {global_sums_path(name): sums for name, sums in self._sums.items()}
+        return {path: values.clone() for path, values in named.items()}
+
+    def restore(self, storage: CheckpointStorage) -> None:
+        """Take the vectors and sums of the newest version.
+
+        Raises
+        ------
+        CheckpointError
+            If it lacks them, or has them in another width.
+        """
+        manifest = storage.published()
+        if manifest is None:
+            raise CheckpointError(f"{storage.path} holds no checkpoint")
+        path = storage.path / manifest.of_table(RELATION)[0].name
+        with hdf5_format.open_file(path) as file:
+            for names, live in ((global_vector_path, self.vectors), (global_sums_path, self._sums)):
+                for name, values in live.items():
+                    found = file[names(name)][...]
+                    if found.shape != tuple(values.shape):
+                        raise CheckpointError(
+                            f"{path}:{names(name)} has shape {found.shape}, expected {tuple(values.shape)}"
+                        )
+                    values.copy_(torch.from_numpy(found))
+
+
+def row_gradients(
+    tables: Mapping[str, Any],
+    requests: Mapping[str, Any],
+    dense: Iterable[tuple[Any, torch.Tensor, torch.Tensor]],
+) -> Iterable[tuple[str, torch.Tensor]]:
+    """Yield (table, gradients) of a step: those of the rows of a batch and of all candidates.
+
+    Parameters
+    ----------
+    tables : mapping of str to EmbeddingTable
+    requests : mapping of str to RowRequest
+    dense : iterable of (embedding, node ids, gradients)
+    """
+    for name, request in requests.items():
+        yield name, request.gradients
+    for embedding, _, rows in dense:
+        for name, table in tables.items():
+            if table.embedding is embedding:
+                yield name, rows

@@ -1,0 +1,165 @@
+"""Every operator with every comparator in PyTorch-BigGraph's files: names, shapes, values, and back."""
+
+from __future__ import annotations
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from dglkge.checkpoint import hdf5_format, open_checkpoint
+from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.checkpoint.relation_layout import bigraph_row_sums, from_parameters, to_parameters
+from dglkge.data.dataset import Dataset
+from dglkge.model.bigraph_scores import NAMES
+from dglkge.model.kge_model import build_model
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.typing import RELATION, Relation
+from tests.checkpoint.test_bigraph_reader import names_in_parts, strip
+from tests.checkpoint.toy_checkpoint import (
+    ONE_PAIR,
+    TWO_PAIRS,
+    save_toy,
+    save_toy_named,
+    toy_meta,
+    toy_tables,
+)
+from tests.toy_kg import toy_dataset
+
+DIM = 6
+STATIC = {
+    "none": {},
+    "translation": {"translation": (DIM,)},
+    "diagonal": {"diagonal": (DIM,)},
+    "linear": {"linear_transformation": (DIM, DIM)},
+    "affine": {"linear_transformation": (DIM, DIM), "translation": (DIM,)},
+    "complex_diagonal": {"real": (DIM // 2,), "imag": (DIM // 2,)},
+}
+DYNAMIC = {
+    "none": {},
+    "translation": {"translations": (DIM,)},
+    "diagonal": {"diagonals": (DIM,)},
+    "linear": {"linear_transformations": (DIM, DIM)},
+    "affine": {"linear_transformations": (DIM, DIM), "translations": (DIM,)},
+    "complex_diagonal": {"real": (DIM // 2,), "imag": (DIM // 2,)},
+}
+"""Names and shapes of the parameters of one relation, as PyTorch-BigGraph's operators have them."""
+
+
+def test_affine_by_hand():
+    rows = np.arange(2 * 6, dtype=np.float32).reshape(2, 6)
+    meta = toy_meta("affine_l2", ONE_PAIR, reciprocal=False, dim=2)
+    found = {path: values.tolist() for path, _, values in to_parameters(rows, meta)}
+    assert found == {
+        "model/relations/0/operator/rhs/linear_transformation": [[0, 1], [2, 3]],
+        "model/relations/0/operator/rhs/translation": [4, 5],
+        "model/relations/1/operator/rhs/linear_transformation": [[6, 7], [8, 9]],
+        "model/relations/1/operator/rhs/translation": [10, 11],
+    }
+    meta = toy_meta("linear_cos", ONE_PAIR, reciprocal=True, dim=1)
+    found = {path: values.tolist() for path, _, values in to_parameters(rows[:, :2], meta)}
+    assert found == {
+        "model/relations/0/operator/lhs/linear_transformations": [[[0]], [[6]]],
+        "model/relations/0/operator/rhs/linear_transformations": [[[1]], [[7]]],
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("relations", [ONE_PAIR, TWO_PAIRS])
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_there_and_back_bit_for_bit(name, relations, reciprocal):
+    meta = toy_meta(name, relations, reciprocal)
+    width = build_model(name, DIM, reciprocal).relation_width
+    bits = np.random.default_rng(0).integers(0, 1 << 32, (len(relations), width), dtype=np.uint32)
+    rows = np.zeros_like(bits) if name.startswith("none") else bits
+    datasets = {path: values.copy() for path, _, values in to_parameters(rows.view(np.float32), meta)}
+    assert from_parameters(datasets, meta, width).tobytes() == rows.tobytes()
+
+
+@pytest.mark.parametrize("name", ["none_cos", "affine_l2", "linear_dot_bias", "diagonal_cos"])
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_row_sums_of_bigraphs_adagrad(name, reciprocal):
+    """Its sums laid out as its parameters are, from the squares of the rows themselves."""
+    meta = toy_meta(name, ONE_PAIR, reciprocal)
+    width = build_model(name, DIM, reciprocal).relation_width
+    rows = np.random.default_rng(0).random((2, width), dtype=np.float32)
+    if name == "none_cos":
+        rows[:] = 0
+    values = [values for _, _, values in to_parameters(rows, meta)]
+    if not reciprocal and name == "affine_l2":
+        values = [values[0], values[2], values[1], values[3]]  # by relation first
+    state = {number: {"sum": torch.from_numpy(each.copy() ** 2)} for number, each in enumerate(values)}
+    np.testing.assert_allclose(bigraph_row_sums(state, meta), (rows**2).mean(axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_files_are_bigraphs(tmp_path, name, reciprocal):
+    """Written with the names, shapes and keys of its own checkpoints; read without all that is ours."""
+    meta = toy_meta(name, ONE_PAIR, reciprocal, optimizer="row_adagrad")
+    tables = toy_tables(meta)
+    if name.startswith("none"):
+        tables[RELATION].rows[:] = 0
+    save_toy(tmp_path, meta, tables, 2)
+    declared = SCORE_FUNCTIONS.get(name).operator
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["comparator"] == declared.comparator and config["bias"] is name.endswith("_bias")
+    assert {one["operator"] for one in config["relations"]} == {declared.name}
+    assert config["dynamic_relations"] is reciprocal and config["dimension"] == DIM
+    expected, shapes = {}, []
+    for side in ("lhs", "rhs") if reciprocal else ("rhs",):
+        for index in (0,) if reciprocal else range(2):
+            for piece, shape in (DYNAMIC if reciprocal else STATIC)[declared.name].items():
+                path = f"relations/{index}/operator/{side}/{piece}"
+                expected[path] = (
+                    (2, *shape) if reciprocal else shape, f"{side}_operators.{index}.{piece}"
+                )  # fmt: skip
+                shapes.append(expected[path][0])
+    with h5py.File(tmp_path / "model.v1.h5") as file:
+        found = {}
+        file["model"].visititems(
+            lambda path, item: found.__setitem__(path, (item.shape, item.attrs["state_dict_key"]))
+            if isinstance(item, h5py.Dataset) else None
+        )  # fmt: skip
+        assert found == expected
+        assert all(file[f"model/{path}"].dtype == np.float32 for path in found)
+        state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
+        assert [tuple(state[number]["sum"].shape) for number in range(len(state))] == shapes
+    strip(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.meta.score_function == name and checkpoint.meta.reciprocal is reciprocal
+    ids = [int(one.split("-")[1]) for one in names_in_parts(tmp_path, 2)]
+    assert checkpoint["person"][:].numpy().tobytes() == tables["person"].rows[ids].numpy().tobytes()
+    assert checkpoint[RELATION][:].numpy().tobytes() == tables[RELATION].rows.numpy().tobytes()
+
+
+def test_global_vectors_are_read_into_the_rows(tmp_path):
+    """PyTorch-BigGraph's vectors of types; a run that it is converted to has them in its rows."""
+    dataset = Dataset.open(toy_dataset())
+    meta = toy_meta(
+        "affine_cos_bias",
+        [Relation(one.name, one.lhs, one.rhs) for one in dataset.relations.relations],
+        reciprocal=False,
+        entity_types={"entity": dataset.num_entities("entity")},
+        optimizer="row_adagrad",
+    )
+    tables = toy_tables(meta)
+    rows = tables["entity"].rows
+    rows.nan_to_num_(posinf=1.0)
+    save_toy_named(tmp_path / "theirs", meta, tables, {"entity": dataset.vocabulary("entity")}, 2)
+    strip(tmp_path / "theirs")
+    shift = np.arange(DIM, dtype=np.float32) / 7
+    with h5py.File(tmp_path / "theirs" / "model.v1.h5", "r+") as file:
+        file["model/entities/entity/global_embedding"] = shift
+    theirs = open_checkpoint(tmp_path / "theirs")
+    names = list(dataset.vocabulary("entity").names)
+    assert np.array_equal(theirs["entity"][names].numpy(), rows.numpy() + shift)
+    convert_to_run(theirs, dataset, tmp_path / "run")
+    run = open_checkpoint(tmp_path / "run")
+    assert run.meta.score_function == "affine_cos_bias" and run.global_vector("entity") is None
+    assert np.array_equal(run["entity"][:].numpy(), rows.numpy() + shift)
+    with h5py.File(tmp_path / "theirs" / "model.v1.h5", "r+") as file:
+        file["model/entities/entity/global_embedding"][...] = 0
+    assert np.array_equal(open_checkpoint(tmp_path / "theirs")["entity"][names].numpy(), rows.numpy())

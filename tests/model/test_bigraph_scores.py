@@ -1,0 +1,222 @@
+"""Every operator of PyTorch-BigGraph with every comparator, against plain loops."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.errors import InputError
+from dglkge.model.bigraph_operators import OPERATORS
+from dglkge.model.bigraph_scores import COMPARATORS, NAMES, StaticPairs, StaticProduct, bigraph_name
+from dglkge.model.kge_model import build_model
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.typing import RELATION, Side
+from tests.model.bigraph_oracle import dynamic_score, static_score
+
+DIM = 6
+PAIRS = {
+    bigraph_name(operator, comparator, bias): (operator, comparator, bias)
+    for operator, comparator, bias in itertools.product(OPERATORS, COMPARATORS, (False, True))
+}
+NEW = {name: pair for name, pair in PAIRS.items() if name in NAMES}
+
+
+def draw(name: str, reciprocal: bool, num_rows: int = 7, dtype: torch.dtype = torch.float64):
+    """A model with random heads, relations and tails; relation i is equal to relation i + 4."""
+    model = build_model(name, DIM, reciprocal)
+    random = torch.Generator().manual_seed(0)
+    widths = (DIM, model.relation_width, DIM)
+    rows = [torch.randn(num_rows, width, generator=random, dtype=torch.float64).to(dtype) for width in widths]
+    ids = torch.arange(num_rows) % 4
+    rows[1] = rows[1][ids]
+    return model, *rows, ids
+
+
+def half(rows: torch.Tensor, side: Side) -> torch.Tensor:
+    """The half of reciprocal rows that serves a side."""
+    return rows.chunk(2, dim=1)[0 if side is Side.TAIL else 1]
+
+
+def test_all_pairs_have_a_name():
+    assert len(PAIRS) == 48 and set(PAIRS.values()) == {
+        (SCORE_FUNCTIONS.get(name).operator.name, SCORE_FUNCTIONS.get(name).operator.comparator,
+         SCORE_FUNCTIONS.get(name).operator.bias) for name in PAIRS
+    }  # fmt: skip
+    assert len(NEW) == 45 and len(SCORE_FUNCTIONS) < 45 and "affine_cos" not in list(SCORE_FUNCTIONS)
+    assert "translation_l2" not in SCORE_FUNCTIONS and {"transe_l2", "distmult", "complex"} <= set(PAIRS)
+    with pytest.raises(InputError, match="unknown score function 'linear'"):
+        SCORE_FUNCTIONS.get("linear")
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("side", list(Side))
+def test_dynamic_scores_equal_plain_loops(name, side):
+    model, heads, relations, tails, ids = draw(name, reciprocal=True)
+    given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+    query = model.query(given, relations, side, ids)
+    expected = [
+        [dynamic_score(PAIRS[name], x.tolist(), r.tolist(), y.tolist()) for y in answers]
+        for x, r in zip(given, half(relations, side))
+    ]
+    np.testing.assert_allclose(model.compare(query, answers).numpy(), expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(model.compare_pairs(query, answers).numpy(), np.diagonal(expected), rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("side", list(Side))
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_static_scores_equal_plain_loops(name, side, with_ids):
+    model, heads, relations, tails, ids = draw(name, reciprocal=False)
+    given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+    query = model.query(given, relations, side, ids if with_ids else None)
+    assert query.shape == (7, model.query_dim)
+    expected = [
+        [
+            static_score(PAIRS[name], *([x, r, y] if side is Side.TAIL else [y, r, x]))
+            for y in answers.tolist()
+        ]
+        for x, r in zip(given.tolist(), relations.tolist())
+    ]
+    for compare in (model.compare, model.compare_plainly):
+        np.testing.assert_allclose(compare(query, answers).numpy(), expected, rtol=1e-9, atol=1e-9)
+    pairs = model.compare_pairs(query, answers)
+    np.testing.assert_allclose(pairs.numpy(), np.diagonal(expected), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(model.compare(query[:0], answers).numpy(), np.empty((0, 7)))
+    scores = model.score(heads, relations, tails, side)
+    np.testing.assert_allclose(scores.numpy(), np.diagonal(expected), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_relations_of_a_pair_of_entities(name):
+    """Relation prediction: (h, ?, t) against every relation."""
+    for reciprocal in (False, True):
+        model, heads, relations, tails, _ = draw(name, reciprocal)
+        function, rows = model.score_function, relations
+        score = static_score
+        if reciprocal:
+            rows, score = half(relations, Side.TAIL), dynamic_score
+        found = function.compare_relations(function.relation_query(heads[:3], tails[:3]), rows)
+        expected = [
+            [score(PAIRS[name], h, r, t) for r in rows.tolist()]
+            for h, t in zip(heads[:3].tolist(), tails[:3].tolist())
+        ]
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("reciprocal", [False, True])
+@pytest.mark.parametrize("side", list(Side))
+def test_gradients(name, reciprocal, side):
+    """Also of relations with equal rows and different ids, which every run starts with."""
+    model, heads, relations, tails, ids = draw(name, reciprocal, num_rows=5)
+    rows = [row.detach().requires_grad_() for row in (heads, relations, tails[:3])]
+
+    def matrix(given, relation, candidates):
+        own = relation if reciprocal else relation[ids]
+        return model.compare(model.query(given, own, side, ids), candidates)
+
+    def pairs(given, relation, candidates):
+        return model.compare_pairs(model.query(given[:3], relation[:3], side, ids[:3]), candidates)
+
+    assert torch.autograd.gradcheck(matrix, rows)
+    assert torch.autograd.gradcheck(pairs, rows)
+    with torch.no_grad():
+        rows[1][:] = rows[1][0]
+    assert torch.autograd.gradcheck(matrix, rows)
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize(
+    ("reciprocal", "side", "scale"),
+    [
+        (False, Side.TAIL, 1.0),
+        (False, Side.HEAD, 1.0),
+        (True, Side.TAIL, 1.0),
+        (False, Side.TAIL, 1e-6),
+        (False, Side.TAIL, 1e4),
+    ],
+)
+def test_beyond_the_bound_float32_is_right(name, reciprocal, side, scale):
+    """Each candidate in turn is the true answer; all others are compared with it."""
+    model, given, relations, others, ids = (
+        one if isinstance(one, torch.Tensor) is False or not one.is_floating_point() else one.float()
+        for one in draw(name, reciprocal, num_rows=30)
+    )
+    given, others = given * scale, others * scale
+    # Near ties: rows that differ by rounding only, and by little.
+    candidates = torch.cat([others, others * (1 + 2**-22), others + 1e-6 * scale, others * 0])
+    query = model.query(given[:6].double(), relations[:6].double(), side, ids[:6])
+    with torch.no_grad():
+        scores = model.compare(query.float(), candidates).double()
+    max_norm = float(candidates.norm(dim=1).max())
+    num_close = 0
+    for row in range(len(query)):
+        exact = model.compare_pairs(query[row].expand(len(candidates), -1), candidates.double())
+        bound = model.score_function.rounding_bound(query[row].expand(len(candidates), -1), max_norm, exact)
+        assert torch.isfinite(bound).all()
+        greater = scores[row][None] > exact[:, None] + bound[:, None]
+        less = scores[row][None] < exact[:, None] - bound[:, None]
+        everywhere = exact[None].expand(len(candidates), -1)
+        assert (everywhere[greater] > exact[:, None].expand_as(everywhere)[greater]).all()
+        assert (everywhere[less] < exact[:, None].expand_as(everywhere)[less]).all()
+        num_close += int((~greater & ~less).sum())
+    if scale == 1.0 and not name.endswith("l2_bias"):
+        assert num_close < 0.2 * 6 * len(candidates) ** 2
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("reciprocal", [False, True])
+def test_relations_start_as_the_identity(name, reciprocal):
+    model, heads, _, tails, _ = draw(name, reciprocal)
+    rows = model.initial_rows(RELATION, torch.arange(7), seed=1, scale=1e-3)
+    assert rows.shape == (7, model.relation_width) and rows.dtype == torch.float32
+    _, comparator, bias = PAIRS[name]
+    for side in Side:
+        given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+        found = model.compare(model.query(given, rows.double(), side), answers)
+        expected = [
+            [static_score(("none", comparator, bias), x, [], y) for y in answers.tolist()]
+            for x in given.tolist()
+        ]
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_rows_of_0(bias):
+    """PyTorch-BigGraph's cosine is not a number there; here it is 0, and so are the gradients."""
+    model = build_model(bigraph_name("diagonal", "cos", bias), 4, False)
+    rows = torch.zeros(2, 4, requires_grad=True)
+    relations = torch.ones(2, 4, requires_grad=True)
+    scores = model.compare(model.query(rows, relations, Side.TAIL), torch.ones(3, 4))
+    assert scores.tolist() == [[float(bias)] * 3] * 2
+    scores.sum().backward()
+    expected = [3.0 * bias, 0, 0, 0]
+    assert rows.grad.tolist() == [expected] * 2 and torch.isfinite(relations.grad).all()
+
+
+def test_products_stay_products():
+    """The compiled path over all candidates takes plain inner products of rows."""
+    for reciprocal in (False, True):
+        for name in ("none_dot", "linear_dot"):
+            model = build_model(name, DIM, reciprocal)
+            assert type(model.score_function).compare is SCORE_FUNCTIONS.get("distmult").compare
+            assert model.query_dim == DIM
+    assert isinstance(build_model("linear_dot", DIM, False).score_function, StaticProduct)
+    assert isinstance(build_model("affine_cos", DIM, False).score_function, StaticPairs)
+    assert build_model("affine_dot_bias", DIM, False).query_dim == DIM + 1
+    assert build_model("affine_dot_bias", DIM, True).query_dim == DIM
+
+
+def test_dimensions():
+    for name, (operator, _, bias) in NEW.items():
+        if operator == "complex_diagonal":
+            with pytest.raises(InputError, match=r"the dimension must be even .*, got 5"):
+                build_model(name, 5, False)
+        elif bias:
+            with pytest.raises(InputError, match=r"at least 2 \(one number is the bias\), got 1"):
+                build_model(name, 1, True)
+        else:
+            build_model(name, 5, False)

@@ -1,0 +1,92 @@
+"""Training with PyTorch-BigGraph's operators and comparators: auto and reference agree, files rank alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import dglkge
+from dglkge.config import load_config
+from dglkge.errors import InputError
+from dglkge.evaluation.protocol import Protocol
+from dglkge.inference.import_tables import import_tables
+from dglkge.inference.named_queries import NamedQuery
+from dglkge.training import build
+from dglkge.training.epochs import JOB
+from dglkge.typing import Side
+from tests.toy_kg import toy_dataset
+from tests.training.test_reference import Momentum, trained
+
+DYNAMIC, STATIC = "model.reciprocal_relations=true", "model.reciprocal_relations=false"
+ALL = ("training.objective=one_vs_all", "training.matmul_dtype=float32")
+CASES = [
+    ("none_cos", STATIC),
+    ("linear_dot", STATIC),
+    ("linear_dot", DYNAMIC, *ALL),
+    ("affine_cos_bias", STATIC),
+    ("affine_l2", DYNAMIC),
+    ("diagonal_squared_l2", STATIC, *ALL, "training.relation_prediction=1"),
+    ("complex_diagonal_cos", STATIC, "training.objective=k_vs_all"),
+    ("translation_squared_l2_bias", STATIC),
+    ("translation_dot", STATIC, "model.max_norm=0.7"),
+    ("diagonal_dot_bias", STATIC, *ALL, "loss.name=logistic"),
+    (
+        "affine_dot_bias",
+        DYNAMIC,
+        "training.objective=k_vs_all",
+        "regularizer.name=n3 regularizer.weight=0.01",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=" ".join)
+def test_reference_and_auto_agree_and_files_rank_alike(
+    case: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "OPTIMIZERS", SimpleNamespace(get=lambda name: Momentum))
+    settings = " ".join([f"model.score_function={case[0]}", *case[1:], "evaluation.max_triples=0"]).split()
+    losses, tables, _ = trained(tmp_path, "auto", *settings)
+    plain_losses, plain_tables, _ = trained(tmp_path, "reference", *settings)
+    np.testing.assert_allclose(losses[:-1], plain_losses[:-1], rtol=1e-4)
+    for name, rows in tables.items():
+        np.testing.assert_allclose(rows, plain_tables[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    assert losses[-2] < losses[0] * 1.5
+    if "model.max_norm=0.7" in case:
+        lengths = np.linalg.norm(tables["person"], axis=1)
+        assert lengths.max() <= 0.7 * (1 + 1e-6) and (lengths > 0.699).sum() > 3
+    run = dglkge.open_run(tmp_path / "auto")
+    live = json.loads((tmp_path / "auto" / "metrics.json").read_text())["test"]
+    assert run.evaluate(Protocol(split="test")).to_dict() == live
+    run.export("npy", tmp_path / "npy")
+    reciprocal = run.tables.meta.reciprocal
+    import_tables(tmp_path / "npy", "npy", run.dataset, case[0], reciprocal, tmp_path / "imported")
+    assert dglkge.open_run(tmp_path / "imported").evaluate(Protocol(split="test")).to_dict() == live
+    (prediction,) = run.predict([_question(run)], topk=3)
+    scores = [answer.score for answer in prediction.answers]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+
+
+def _question(run: dglkge.Run) -> NamedQuery:
+    """Ask for the tails of the first test triple."""
+    head, relation, _ = run.dataset.split("test")[0].tolist()
+    known = run.tables.meta.relations[relation]
+    return NamedQuery(
+        Side.TAIL, run.tables.vocabulary(known.lhs)[head], run.tables.relations.labels[relation]
+    )
+
+
+def test_relation_prediction_without_parameters_is_refused(tmp_path: Path) -> None:
+    config = load_config(
+        None,
+        [f"dataset={toy_dataset()}", f"output={tmp_path}", "model.score_function=none_l2", *ALL]
+        + ["training.relation_prediction=1"],
+    )
+    with pytest.raises(
+        InputError, match="training.relation_prediction is 1: a relation of none_l2 has no parameters"
+    ):
+        build.check_training(config, 1)
+    JOB.restore(0)

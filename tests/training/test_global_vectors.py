@@ -1,0 +1,201 @@
+"""A vector for each entity type: gradients, updates over several steps, files, resume and refusals."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import dglkge
+from dglkge.checkpoint import hdf5_format, open_checkpoint
+from dglkge.config import load_config
+from dglkge.errors import InputError
+from dglkge.evaluation.protocol import Protocol
+from dglkge.training import build
+from dglkge.training.epochs import JOB
+from dglkge.training.global_vectors import GlobalVectors
+from dglkge.training.train_step import TrainStep
+from dglkge.training.trainer import Trainer
+from dglkge.typing import RELATION
+from tests.toy_kg import toy_dataset
+
+DIM = 8
+LR = 0.05
+
+
+@contextmanager
+def opened(folder: Path, *more: str) -> Iterator[Trainer]:
+    """Open a trainer in this process, on entities of several types."""
+    config = load_config(
+        None,
+        [
+            *(f"dataset={toy_dataset(typed=True)}", f"output={folder}", f"model.dimension={DIM}"),
+            *("model.reciprocal_relations=false", "model.global_vectors=true", "model.init_scale=0.3"),
+            *("training.batch_size=20", f"optimizer.lr={LR}", "training.matmul_dtype=float32", *more),
+        ],
+    )
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        yield trainer
+    JOB.restore(0)
+    del trainer
+    gc.collect()  # its tables go before others of the same names come
+
+
+def train(trainer: Trainer, until: int) -> None:
+    """Run the usual loops."""
+    for _ in dglkge.remaining_epochs_until(until):
+        for batch in trainer.batches():
+            trainer.step(batch)
+
+
+def live(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return copies of all rows by node id."""
+    return {name: table.local_rows.clone() for name, table in trainer.tables.items()}
+
+
+def test_several_steps_against_all_entities_equal_float64(tmp_path: Path) -> None:
+    """DistMult by its formula, autograd in float64 over (rows, vectors), Adagrad by its formula."""
+    with opened(
+        tmp_path / "run", "model.score_function=distmult", "training.objective=one_vs_all"
+    ) as trainer:
+        vectors = trainer._global_vectors.vectors
+        sums = {name: torch.zeros(DIM, dtype=torch.float64) for name in vectors}
+        pairs = trainer._train_step._pairs
+        num_steps = 0
+        for _ in dglkge.remaining_epochs_until(1):
+            for batch in trainer.batches():
+                rows = {name: table.double() for name, table in live(trainer).items()}
+                leaves = {name: one.double().requires_grad_() for name, one in vectors.items()}
+                loss = torch.zeros((), dtype=torch.float64)
+                for group in trainer._train_step._plan(batch).groups:
+                    heads, tails = (rows[name] + leaves[name] for name in (group.lhs, group.rhs))
+                    for h, r, t in zip(group.head_ids, group.relations.ids, group.tail_ids):
+                        relation = rows[RELATION][r]
+                        loss = loss - ((tails * heads[h] * relation).sum(1)).log_softmax(0)[t]
+                        loss = loss - ((heads * tails[t] * relation).sum(1)).log_softmax(0)[h]
+                (loss / batch.global_size).backward()
+                found = trainer.step(batch)
+                assert found == pytest.approx(loss.item(), rel=1e-5)
+                for name, leaf in leaves.items():
+                    if leaf.grad is not None:
+                        sums[name] += leaf.grad**2
+                        expected = leaf.detach() - LR * leaf.grad / (sums[name].sqrt() + 1e-10)
+                        torch.testing.assert_close(vectors[name].double(), expected, rtol=1e-3, atol=1e-4)
+                num_steps += 1
+        assert num_steps > 3 and len(pairs) > 1
+
+
+def loss_of(step: TrainStep, plan: Any, size: int) -> float:
+    """Compute the mean loss of a batch, with rows read anew; gradients are left in the requests."""
+    step._open(plan)
+    return step._loss(plan.groups, size) / size
+
+
+@pytest.mark.parametrize("score_function", ["diagonal_cos", "affine_l2_bias"])
+def test_gradients_against_sampled_negatives_equal_differences(tmp_path: Path, score_function: str) -> None:
+    more = ("negatives.num_uniform=12", "negatives.chunk_size=20", "regularizer.name=n3")
+    with opened(
+        tmp_path / "run", f"model.score_function={score_function}", *more, "regularizer.weight=0.1"
+    ) as trainer:
+        step, vectors = trainer._train_step, trainer._global_vectors.vectors
+        for one in vectors.values():
+            one.normal_(0, 0.3)
+        for _ in dglkge.remaining_epochs_until(1):
+            batch = next(iter(trainer.batches()))
+            plan = step._plan(batch)
+
+            loss = functools.partial(loss_of, step, plan, batch.global_size)
+            loss()
+            gradients = {name: plan.requests[name].gradients.sum(0).clone() for name in vectors}
+            for name, one in vectors.items():
+                for place in range(0, DIM, 3):
+                    before, ends = one[place].item(), []
+                    for sign in (1, -1):
+                        one[place] = before + sign * 1e-2
+                        ends.append(loss())
+                    one[place] = before
+                    difference = (ends[0] - ends[1]) / 2e-2
+                    assert gradients[name][place].item() == pytest.approx(difference, rel=3e-2, abs=2e-3)
+            break
+
+
+def test_files_resume_and_ranking(tmp_path: Path) -> None:
+    """Vectors under PyTorch-BigGraph's names; resumed training goes on exactly; files rank as live rows."""
+    more = ("model.score_function=diagonal_cos", "negatives.num_uniform=12", "training.num_epochs=2")
+    folder = tmp_path / "run"
+    with opened(folder, *more) as trainer:
+        train(trainer, 1)
+        half_way = {name: one.clone() for name, one in trainer._global_vectors.vectors.items()}
+    with h5py.File(folder / "checkpoint" / "model.v1.h5") as file:
+        for name, one in half_way.items():
+            found = file[f"model/entities/{name}/global_embedding"]
+            assert found.attrs["state_dict_key"] == f"global_embs.emb_{name}" and one.any()
+            assert found.dtype == np.float32 and np.array_equal(found[...], one.numpy())
+        num_relations = len(file["model/relations"])
+        state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
+        # The sums of the vectors are behind those of the operators.
+        assert len(state) == num_relations + len(half_way)
+        for number, name in enumerate(half_way):
+            assert np.array_equal(state[num_relations + number]["sum"], file[f"global_sums/{name}"][...])
+    assert json.loads((folder / "checkpoint" / "config.json").read_text())["global_emb"] is True
+    with opened(folder, *more) as trainer:
+        train(trainer, 2)
+        rows, vectors = live(trainer), trainer._global_vectors.vectors
+        metrics = trainer.evaluate("test").to_dict()
+        original = {name: table.original_ids for name, table in trainer.tables.items()}
+    with opened(tmp_path / "at_once", *more) as trainer:
+        train(trainer, 2)
+        for name, one in trainer._global_vectors.vectors.items():
+            assert torch.equal(one, vectors[name]) and not torch.equal(one, half_way[name])
+            assert torch.equal(trainer.tables[name].local_rows, rows[name])
+    run = dglkge.open_run(folder)
+    assert run.evaluate(Protocol(split="test")).to_dict() == metrics
+    for name, one in vectors.items():
+        found = open_checkpoint(folder).gather(name, original[name])
+        assert torch.equal(found, rows[name] + one)
+
+
+def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path: Path) -> None:
+    more = ("model.score_function=none_l2", "negatives.num_uniform=12", "training.num_epochs=1")
+    with opened(tmp_path / "run", *more) as trainer:
+        train(trainer, 1)
+        metrics = trainer.evaluate("test").to_dict()
+    with opened(tmp_path / "next", *more, f"checkpoint.init_path={tmp_path / 'run'}") as trainer:
+        assert not any(one.any() for one in trainer._global_vectors.vectors.values())
+        assert trainer.evaluate("test").to_dict() == metrics
+
+
+def test_a_gradient_that_is_not_finite_is_not_applied() -> None:
+    vectors = GlobalVectors(["a", "b"], 2, 0.5, lambda total: total)
+    vectors.step(
+        [("a", torch.tensor([[1.0, float("nan")]])), ("b", torch.ones(3, 2)), (RELATION, torch.ones(1, 9))]
+    )
+    assert vectors.vectors["a"].tolist() == [0, 0]
+    torch.testing.assert_close(vectors.vectors["b"], torch.full((2,), -0.5))
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            "model.reciprocal_relations=true",
+            "model.global_vectors is true: it takes model.reciprocal_relations",
+        ),
+        ("training.synchronous=false", "model.global_vectors is true: it takes training.synchronous true"),
+    ],
+)
+def test_refusals(tmp_path: Path, setting: str, words: str) -> None:
+    sets = ["model.global_vectors=true", "model.reciprocal_relations=false", setting]
+    config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *sets])
+    with pytest.raises(InputError, match=words):
+        build.check_training(config, 1)
