@@ -60,11 +60,13 @@ def test_reference_and_auto_agree_and_files_rank_alike(
         assert lengths.max() <= 0.7 * (1 + 1e-6) and (lengths > 0.699).sum() > 3
     run = dglkge.open_run(tmp_path / "auto")
     live = json.loads((tmp_path / "auto" / "metrics.json").read_text())["test"]
-    assert run.evaluate(Protocol(split="test")).to_dict() == live
+    found = run.evaluate(Protocol(split="test")).to_dict()
+    assert {key: found[key] for key in live} == live
     run.export("npy", tmp_path / "npy")
     reciprocal = run.tables.meta.reciprocal
     import_tables(tmp_path / "npy", "npy", run.dataset, case[0], reciprocal, tmp_path / "imported")
-    assert dglkge.open_run(tmp_path / "imported").evaluate(Protocol(split="test")).to_dict() == live
+    imported = dglkge.open_run(tmp_path / "imported").evaluate(Protocol(split="test")).to_dict()
+    assert {key: imported[key] for key in live} == live
     (prediction,) = run.predict([_question(run)], topk=3)
     scores = [answer.score for answer in prediction.answers]
     assert len(scores) == 3 and scores == sorted(scores, reverse=True)
@@ -90,3 +92,12 @@ def test_relation_prediction_without_parameters_is_refused(tmp_path: Path) -> No
     ):
         build.check_training(config, 1)
     JOB.restore(0)
+
+
+def test_dura_takes_products_only(tmp_path: Path) -> None:
+    """A translated or affine product has other terms than those of its definition."""
+    settings = [f"dataset={toy_dataset()}", f"output={tmp_path}", "regularizer.name=dura"]
+    build.check_training(load_config(None, [*settings, "model.score_function=linear_dot"]), 1)
+    for name in ("translation_dot", "affine_dot", "none_dot_bias", "diagonal_cos"):
+        with pytest.raises(InputError, match=f"regularizer.name dura takes .* got {name}"):
+            build.check_training(load_config(None, [*settings, f"model.score_function={name}"]), 1)
