@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import queue
+import threading
 import time
 from typing import Any
 
@@ -18,6 +20,9 @@ import torch.distributed as dist
 _ANNOUNCE_AFTER_SECONDS = 2.0
 #: Time for the other ranks to see a broken connection and write to the store too.
 _GRACE_SECONDS = 1.0
+#: Limit of a question to torch's store, which answers within milliseconds while its process runs.
+_STORE_SECONDS = 5.0
+_SILENT = "torch's store does not answer"
 
 
 class Alltoall:
@@ -58,6 +63,7 @@ class Alltoall:
         self.device = torch.device("cpu")
         self._group: Any = None
         self._sequence = 0
+        self._store_is_silent = False
         Alltoall._num_groups += 1
         self._name = f"dglkge_optim_{Alltoall._num_groups}"
         if dist.is_available() and dist.is_initialized():
@@ -143,17 +149,43 @@ class Alltoall:
                     raise self._failure(error) from error
 
     def _num_announced(self, rank: int, add: int = 0) -> int:
-        """Number of times that a rank has announced the current collective in the store."""
+        """Number of times that a rank has announced the current collective in the store.
+
+        Raises
+        ------
+        RuntimeError
+            If rank 0, which holds the store, has ended or does not answer.
+        """
+        if self._store_is_silent:
+            raise RuntimeError(_SILENT)
         # torch has no public access to the store of the default group; both lanes have this function.
         # add() with 0 reads a counter at once, where get() would block until the key exists.
         store = dist.distributed_c10d._get_default_store()
-        return store.add(f"{self._name}/{self._sequence}/{rank}", add)
+        answer: queue.Queue[Any] = queue.Queue()
+
+        def ask() -> None:
+            try:
+                answer.put(store.add(f"{self._name}/{self._sequence}/{rank}", add))
+            except RuntimeError as error:
+                answer.put(error)
+
+        # In a thread: the store's client has no timeout, and waits for ever where rank 0 is stopped.
+        threading.Thread(target=ask, daemon=True, name="dglkge-store").start()
+        try:
+            found = answer.get(timeout=_STORE_SECONDS)
+        except queue.Empty:
+            # The thread holds the client's lock, so that later questions would wait as well.
+            self._store_is_silent = True
+            raise RuntimeError(_SILENT) from None
+        if isinstance(found, RuntimeError):
+            raise found
+        return int(found)
 
     def _announce(self) -> None:
         """Write to the store that this rank waits in the current collective."""
         try:
             self._num_announced(self.rank, add=1)
-        except RuntimeError:  # rank 0, which holds the store, has exited
+        except RuntimeError:  # rank 0, which holds the store, has exited or is stopped
             pass
 
     def _failure(self, error: RuntimeError) -> Exception:
@@ -163,6 +195,8 @@ class Alltoall:
         except RuntimeError:
             missing = []
         who = f"trainers {missing} did not come" if missing else "a trainer is gone"
+        if self._store_is_silent:
+            who = "trainer 0, which holds torch's store, did not answer"
         reason = str(error).splitlines()[0]
         if "timed out" in reason.lower():
             return TimeoutError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 import torch
 
@@ -55,4 +57,20 @@ def test_a_dead_trainer_is_no_hang(num_machines: int) -> None:
     )
     assert (
         "trainer 1 (process" in results[0]["message"] or "trainers [1] did not come" in results[0]["message"]
+    )
+
+
+def test_a_stopped_trainer_with_the_store_is_no_hang() -> None:
+    """torch's store lives in trainer 0: where it is stopped, a question to the store has no answer."""
+    results = run_cluster(
+        "tests.optim.workers:freeze",
+        2,
+        num_machines=2,
+        num_nodes=NUM_NODES,
+        expected_status={0: -signal.SIGKILL},
+        timeout_seconds=90,
+    )
+    assert results[1]["message"] == (
+        "optimizer step: trainer 0, which holds torch's store, did not answer within 4 s: every trainer "
+        "must call step() equally often, also without gradients"
     )

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dgl
@@ -306,6 +308,27 @@ def die(graph: Any, arguments: dict[str, Any]) -> str:
     try:
         optimizer.step_rows([])
     except ConnectionError as error:
+        leave({"message": str(error)})
+    return ""
+
+
+def freeze(graph: Any, arguments: dict[str, Any]) -> str:
+    """Trainer 0 is stopped, and torch's store with it; the other one still ends its wait, and kills it."""
+    rank, _ = rank_and_size()
+    table = make_table(graph, "user", 3, "frozen")
+    optimizer = optim.SparseAdagrad([table], lr=0.1, timeout_seconds=4)
+    optimizer.step_rows([(table, torch.tensor([1]), torch.ones(1, 3))])
+    pids = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+    torch.distributed.all_gather(pids, torch.tensor([os.getpid()]))
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    # The store of these tests is no thread of trainer 0, as that of a job is.
+    silent = SimpleNamespace(add=lambda *_: time.sleep(3600))
+    torch.distributed.distributed_c10d._get_default_store = lambda: silent
+    try:
+        optimizer.step_rows([])
+    except TimeoutError as error:
+        os.kill(int(pids[0]), signal.SIGKILL)
         leave({"message": str(error)})
     return ""
 
