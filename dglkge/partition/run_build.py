@@ -112,14 +112,24 @@ def run_build(dataset: Path, job: GraphJob) -> None:
         str(os.getpid()),
     ]
     with open(log_path, "wb") as log:
-        # In a session of its own: Ctrl-C signals this process only, which then kills the child.
-        child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        child = None
+        # SIGINT waits until the child is assigned: between fork and assignment it would be left at work.
+        # The child keeps the mask. It has a session of its own, where no Ctrl-C comes: this process kills it.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
+            try:
+                child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             status = child.wait()
         finally:
-            if child.poll() is None:
+            if child is not None and child.poll() is None:
                 child.kill()
                 child.wait()
     # DGL writes its files in C++, where a full disk appears as another error.

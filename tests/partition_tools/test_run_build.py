@@ -63,6 +63,22 @@ def test_interrupt_ends_the_child(dataset, monkeypatch):
     assert not [c for c in psutil.Process().children() if "build_graph.py" in " ".join(c.cmdline())]
 
 
+@pytest.mark.usefixtures("in_foreground")
+def test_interrupt_while_the_child_is_started(dataset, monkeypatch):
+    """A signal that comes after the fork and before Popen returns."""
+    replace_child(monkeypatch, dataset, "import time; time.sleep(99)")
+
+    class InterruptedPopen(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("dglkge.partition.run_build.subprocess.Popen", InterruptedPopen)
+    with pytest.raises(KeyboardInterrupt):
+        run_build(dataset, JOB)
+    assert not [c for c in psutil.Process().children() if "build_graph.py" in " ".join(c.cmdline())]
+
+
 PARENT = """
 import sys
 sys.path.insert(0, {root!r})
