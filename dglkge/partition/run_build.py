@@ -82,6 +82,9 @@ def end_with_parent(parent: int) -> None:
         sys.exit("the parent has ended")
 
 
+SIGNAL_POLL_SECONDS = 0.5
+"""Time after which a Ctrl-C is noticed that another thread received."""
+
 _TAIL_LINES = 20
 _FULL_BELOW = 2**20
 """Free bytes below which a failure counts as a full disk: DGL's errors do not name it, its log is cut off."""
@@ -126,7 +129,12 @@ def run_build(dataset: Path, job: GraphJob) -> None:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            status = child.wait()
+            status = None
+            while status is None:
+                # A timeout: the kernel may give SIGINT to another thread (of numpy, for instance), which does
+                # not wake this one, and only this one runs Python's handler.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = child.wait(SIGNAL_POLL_SECONDS)
         finally:
             if child is not None and child.poll() is None:
                 child.kill()
