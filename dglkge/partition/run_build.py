@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -10,6 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +82,9 @@ def end_with_parent(parent: int) -> None:
         sys.exit("the parent has ended")
 
 
+SIGNAL_POLL_SECONDS = 0.5
+"""Time after which a Ctrl-C is noticed that another thread received."""
+
 _TAIL_LINES = 20
 _FULL_BELOW = 2**20
 """Free bytes below which a failure counts as a full disk: DGL's errors do not name it, its log is cut off."""
@@ -113,11 +119,9 @@ def run_build(dataset: Path, job: GraphJob) -> None:
     ]
     with open(log_path, "wb") as log:
         child = None
-        # SIGINT waits until the child is assigned: between fork and assignment it would be left at work.
-        # The child keeps the mask. It has a session of its own, where no Ctrl-C comes: this process kills it.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            try:
+            # In a session of its own: Ctrl-C signals this process only, which then kills the child.
+            with _interrupts_held():
                 child = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -125,9 +129,12 @@ def run_build(dataset: Path, job: GraphJob) -> None:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            status = child.wait()
+            status = None
+            while status is None:
+                # A timeout: the kernel may give SIGINT to another thread (of numpy, for instance), which does
+                # not wake this one, and only this one runs Python's handler.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = child.wait(SIGNAL_POLL_SECONDS)
         finally:
             if child is not None and child.poll() is None:
                 child.kill()
@@ -137,6 +144,26 @@ def run_build(dataset: Path, job: GraphJob) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if status:
         raise JobError(f"partitioning failed: {_reason(status)}\n{_tail(log_path)}")
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Delay Ctrl-C to the end of a block: an exception between fork and assignment would lose the child.
+
+    A signal mask would not do: it holds for one thread, and the kernel gives the signal to another.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    noted: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: noted.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if noted:
+        handler(signal.SIGINT, None)
 
 
 def _reason(status: int) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import queue
+import signal
 import sys
 import threading
 import time
@@ -116,3 +118,26 @@ def test_a_machine_that_goes_before_the_port_is_chosen(cluster: RemoteSite) -> N
         "1 problem on 1 of 1 hosts; nothing was started\n"
         f"  {ADDRESS}  {sys.executable} could not run there: status -9"
     )
+
+
+def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
+    """Python runs the handler in the main thread, which waits for the threads of the machines."""
+    has_run = threading.Event()
+    seen: queue.Queue[bool] = queue.Queue()
+
+    def handler(_number: int, _frame: object) -> None:
+        has_run.set()
+        raise KeyboardInterrupt
+
+    def work(_address: str) -> None:
+        time.sleep(1)  # the main thread waits by now
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        seen.put(has_run.wait(10))
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cluster._run_in_threads(work, [ADDRESS])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert seen.get(timeout=20)

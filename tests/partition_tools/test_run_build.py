@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import psutil
@@ -77,6 +78,33 @@ def test_interrupt_while_the_child_is_started(dataset, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_build(dataset, JOB)
     assert not [c for c in psutil.Process().children() if "build_graph.py" in " ".join(c.cmdline())]
+
+
+def test_interrupt_that_another_thread_receives(dataset, monkeypatch):
+    """Python runs the handler in the main thread, which the signal did not wake."""
+    replace_child(monkeypatch, dataset, "import time; time.sleep(30)")
+    has_run, seen = threading.Event(), []
+
+    def handler(_number, _frame):
+        has_run.set()
+        raise KeyboardInterrupt
+
+    def receive():
+        while not [c for c in psutil.Process().children() if "build_graph.py" in " ".join(c.cmdline())]:
+            time.sleep(0.05)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        seen.append(has_run.wait(10))
+
+    before = signal.signal(signal.SIGINT, handler)
+    thread = threading.Thread(target=receive)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            run_build(dataset, JOB)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        thread.join()
+    assert seen == [True]
 
 
 PARENT = """

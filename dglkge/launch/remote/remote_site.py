@@ -102,6 +102,9 @@ CLEAN_UP_SECONDS = 5.0
 STOP_SECONDS = 10.0
 """Time for transfers to end once the launcher has a stop signal."""
 
+SIGNAL_POLL_SECONDS = 0.5
+"""Time after which a signal is noticed that another thread received."""
+
 
 class ClusterExecutor:
     """Executor for several machines.
@@ -375,8 +378,11 @@ class RemoteSite:
             threading.Thread(target=attempt, args=(address,), name=f"dglkge-{address}", daemon=True).start()
         try:
             while self._num_working:
-                address, outcomes[address] = finished.get()
-                self._num_working -= 1
+                # A timeout: the kernel may give a signal to another thread, which does not wake this one, and
+                # only this one runs Python's handlers.
+                with contextlib.suppress(queue.Empty):
+                    address, outcomes[address] = finished.get(timeout=SIGNAL_POLL_SECONDS)
+                    self._num_working -= 1
         except BaseException:
             for session in self._sessions.values():
                 session.cut()
