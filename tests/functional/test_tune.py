@@ -71,7 +71,7 @@ def test_from_space_to_run(tmp_path, num_trainers):
 
 
 def test_interrupted_search_goes_on(tmp_path):
-    space = write_space(tmp_path, trials=2, num_epochs=400)
+    space = write_space(tmp_path, trials=2, num_epochs=3000)
     output = tmp_path / "tuned"
     command = [sys.executable, "-m", "dglkge.cli.main", "tune", str(space), "--output", str(output)]
     search = subprocess.Popen(

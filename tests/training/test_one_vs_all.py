@@ -213,7 +213,7 @@ def test_relation_products_are_those_of_the_score_function_that_states_them() ->
         (["training.label_smoothing=0.1"], "training.label_smoothing is 0.1: it takes training.objective"),
         (
             ["training.objective=one_vs_all", "loss.name=margin_ranking"],
-            "takes loss.name logistic or softmax, got",
+            "takes loss.name bce or logistic or softmax, got",
         ),
         (["training.objective=one_vs_all", "training.synchronous=false"], "takes training.synchronous true"),
     ],
