@@ -13,7 +13,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable, Generic, TypeVar
 
 from dglkge.errors import InputError, unknown_name
@@ -41,6 +41,9 @@ class Registry(Generic[T]):
     family : callable, optional
         Returns the member of a systematic name that is not registered, such as ``affine_cos``, None for any
         other name. These members are found but not listed.
+    also : sequence of str
+        Modules with further members, imported when the registry is first read: they import the registry's
+        own module, which therefore cannot import them.
 
     Examples
     --------
@@ -51,10 +54,19 @@ class Registry(Generic[T]):
     True
     """
 
-    def __init__(self, noun: str, family: Callable[[str], T | None] = lambda name: None) -> None:
+    def __init__(
+        self, noun: str, family: Callable[[str], T | None] = lambda name: None, also: Sequence[str] = ()
+    ) -> None:
         self.noun = noun
         self._members: dict[str, T] = {}
         self._family = family
+        self._also = list(also)
+
+    def _complete(self) -> None:
+        """Import the modules that are still missing."""
+        # Removed first: an import that reads the registry must not import its own module again.
+        while self._also:
+            importlib.import_module(self._also.pop(0))
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers its argument under a name.
@@ -81,6 +93,7 @@ class Registry(Generic[T]):
         InputError
             If the name is not registered; the message lists the known ones.
         """
+        self._complete()
         if name in self._members:
             return self._members[name]
         member = self._family(name)
@@ -90,15 +103,19 @@ class Registry(Generic[T]):
 
     def items(self) -> list[tuple[str, T]]:
         """Return (name, member) of all members, in the order of registration."""
+        self._complete()
         return list(self._members.items())
 
     def __contains__(self, name: object) -> bool:
+        self._complete()
         return name in self._members or (isinstance(name, str) and self._family(name) is not None)
 
     def __iter__(self) -> Iterator[str]:
+        self._complete()
         return iter(sorted(self._members))
 
     def __len__(self) -> int:
+        self._complete()
         return len(self._members)
 
 

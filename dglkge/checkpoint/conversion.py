@@ -42,7 +42,7 @@ def check_same_model(saved: CheckpointMeta, wanted: CheckpointMeta, where: str) 
         Naming the first thing that differs, with both values.
     """
     # The data set is not compared: rows are matched by name, and the data set may have other entities.
-    for name in ("score_function", "dim", "reciprocal"):
+    for name in ("score_function", "score_options", "dim", "reciprocal"):
         old, new = getattr(saved, name), getattr(wanted, name)
         if old != new:
             raise CheckpointError(
@@ -315,4 +315,5 @@ def _meta(source: Checkpoint, dataset: Dataset) -> CheckpointMeta:
         reciprocal=old.reciprocal,
         optimizer=old.optimizer,
         versions=old.versions,
+        score_options=old.score_options,
     )

@@ -49,6 +49,8 @@ class CheckpointMeta:
         ``name``, ``lr`` and whatever else describes it.
     versions : mapping of str to str
         Versions of dglkge, dgl and torch.
+    score_options : mapping of str to number or str
+        Options of the score function, if it has any.
     """
 
     config: Mapping[str, Any]
@@ -64,6 +66,7 @@ class CheckpointMeta:
     reciprocal: bool
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    score_options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def relation_pairs(self) -> list[tuple[str, str]]:
@@ -177,6 +180,9 @@ class Manifest:
         body = {"manifest_version": MANIFEST_VERSION, **dataclasses.asdict(self)}
         if self.state is None:
             del body["state"]  # as in manifests of versions that had no such file
+        # Left out where there are none: an older dglkge, which has no score function with options, reads it.
+        if not self.meta.score_options:
+            del body["meta"]["score_options"]
         # sort_keys in manifest_crc32 makes the checksum independent of the order of fields in the file.
         return json.dumps({"crc32": manifest_crc32(body), **body}, indent=1) + "\n"
 
@@ -229,7 +235,7 @@ def check_same_run(saved: CheckpointMeta, wanted: CheckpointMeta) -> None:
         Naming the first thing that differs, with both values.
     """
     # The optimizer is not compared: restore logs state that does not fit, and lets it start anew.
-    for name in ("dataset_fingerprint", "score_function", "dim", "reciprocal"):
+    for name in ("dataset_fingerprint", "score_function", "score_options", "dim", "reciprocal"):
         old, new = getattr(saved, name), getattr(wanted, name)
         if old != new:
             raise CheckpointError(
@@ -272,6 +278,10 @@ def _check_values(manifest: Manifest) -> None:
     _check_types({name: getattr(meta, name) for name in texts}, str)
     _check_types({name: getattr(meta, name) for name in ("config", "optimizer", "versions")}, dict)
     _check_types({"progress": meta.progress, "entity_types": meta.entity_types}, dict)
+    _check_types({"score_options": meta.score_options}, dict)
+    for name, value in meta.score_options.items():
+        if not isinstance(value, (int, float, str)):
+            raise ValueError(f"score option {name} is {value!r:.60}, expected a number or a text")
     _check_types({"reciprocal": meta.reciprocal}, bool)
     _check_number("dim", meta.dim, 1)
     _check_number("seed", meta.seed, 0)

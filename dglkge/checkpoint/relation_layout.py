@@ -102,7 +102,7 @@ def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str,
         (R, ...) for dynamic relations, (...) for static ones: (w,), or a matrix.
     """
     operator = operator_of(meta)
-    for piece, name, sign, side in _pieces(rows, meta, operator):
+    for piece, name, sign, side in _pieces(_turned(rows, meta), meta, operator):
         # Negation only flips the sign bit, so the way back gives the same bits.
         values = np.negative(piece) if sign < 0 else piece
         if is_dynamic(meta):
@@ -149,7 +149,7 @@ def from_parameters(datasets: Mapping[str, Any], meta: CheckpointMeta, width: in
                 piece[index] = datasets[f"{group}/{_parameter_path(index, side, name)}"]
         if sign < 0:
             np.negative(piece, out=piece)
-    return rows
+    return _turned(rows, meta)
 
 
 def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMeta) -> np.ndarray:
@@ -210,12 +210,21 @@ def to_bigraph_sums(sums: np.ndarray, width: int, meta: CheckpointMeta) -> list[
     rows = sums.astype(np.float32)
     if rows.ndim == 1:
         rows = np.repeat(rows[:, None], width, axis=1)
-    pieces = [(piece, side) for piece, _, _, side in _pieces(rows, meta, operator_of(meta))]
+    pieces = [(piece, side) for piece, _, _, side in _pieces(_turned(rows, meta), meta, operator_of(meta))]
     if is_dynamic(meta):
         return [piece for piece, _ in pieces]
     of_rhs = [piece for piece, side in pieces if side == "rhs"]
     # By relation first, then by parameter: the order of PyTorch-BigGraph's list of operators.
     return [piece[index] for index in range(len(rows)) for piece in of_rhs]
+
+
+def _turned(rows: np.ndarray, meta: CheckpointMeta) -> np.ndarray:
+    """Return rows with the matrices of operators that act forwards transposed, see ``Operator.turns``."""
+    if not (meta.reciprocal and operator_of(meta).turns):
+        return rows
+    matrices = rows.reshape(len(rows), 2, meta.dim, meta.dim)
+    # Its own inverse.
+    return np.ascontiguousarray(matrices.transpose(0, 1, 3, 2)).reshape(rows.shape)
 
 
 def _parameter_path(index: int, side: str, name: str) -> str:

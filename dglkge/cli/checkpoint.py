@@ -73,6 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="for --from: the rows' score function (dglke: read from its files)",
     )
     convert.add_argument(
+        "--score-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="for --from: an option of the score function, e.g. p=1 of keci; may be repeated",
+    )
+    convert.add_argument(
         "--reciprocal", action="store_true", help="for --from: a relation's row has a half for each side"
     )
     convert.add_argument(
@@ -100,7 +107,11 @@ def _convert(args: argparse.Namespace) -> int:
     """Write the files, or the run."""
     output = Path(args.output)
     # Options that would be ignored are errors, before anything is read.
-    for option, value in (("--reciprocal", args.reciprocal), ("--score-function", args.score_function)):
+    for option, value in (
+        ("--reciprocal", args.reciprocal),
+        ("--score-function", args.score_function),
+        ("--score-option", args.score_option),
+    ):
         if value and not args.source_format:
             raise InputError(f"{option} goes with --from; a checkpoint has its own score function and shape")
     if args.to != TO_RUN:
@@ -120,8 +131,17 @@ def _convert(args: argparse.Namespace) -> int:
     if args.source_format is None:
         convert_to_run(open_checkpoint(args.run), dataset, output, args.type)
     else:
+        options = dict(map(_score_option, args.score_option))
         import_tables(
-            Path(args.run), args.source_format, dataset, args.score_function, args.reciprocal, output
+            Path(args.run), args.source_format, dataset, args.score_function, args.reciprocal, output, options
         )
     print_text(f"version 1 of the run is in {output}")
     return 0
+
+
+def _score_option(text: str) -> tuple[str, int]:
+    """Return the name and the value of an option of a score function."""
+    name, separator, value = text.partition("=")
+    if not (name and separator and value.isascii() and value.isdigit()):
+        raise InputError(f"--score-option {text!r} is not of the form NAME=NUMBER, e.g. p=1")
+    return name, int(value)

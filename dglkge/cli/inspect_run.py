@@ -40,10 +40,12 @@ def _print_report(report: dict[str, Any], verify: bool) -> None:
     """Print the description as text."""
     progress, model, dataset = report["progress"], report["model"], report["dataset"]
     reciprocal = ", reciprocal relations" if model["reciprocal_relations"] else ""
+    common = ("score_function", "dimension", "reciprocal_relations")
+    options = "".join(f", {name} {value}" for name, value in model.items() if name not in common)
     lines = {
         "checkpoint": f"{report['path']}, version {report['version']}, {human_bytes(report['size_bytes'])}",
         "progress": ", ".join(f"{name} {value}" for name, value in progress.items()),
-        "model": f"{model['score_function']}, dimension {model['dimension']}{reciprocal}",
+        "model": f"{model['score_function']}, dimension {model['dimension']}{options}{reciprocal}",
         "optimizer": ", ".join(f"{name} {value}" for name, value in report["optimizer"].items()),
         "dataset": f"{dataset['name']} ({dataset['path']}), fingerprint {dataset['fingerprint'][:12]}",
         "seed": report["seed"],

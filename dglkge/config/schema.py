@@ -88,6 +88,8 @@ class ModelConfig:
         True, "a relation row of its own for each side that is predicted (Lacroix et al. 2018)"
     )
     init_scale: float = setting(1e-3, "standard deviation of the initial rows", above(0))
+    p: int = setting(0, "keci: basis vectors of the Clifford algebra with square 1", at_least(0))
+    q: int = setting(1, "keci: basis vectors of the Clifford algebra with square -1", at_least(0))
     entity_dropout: float = setting(
         0.0,
         "share of the numbers of each entity's row that a batch sets to 0; others are divided by 1 - share",
@@ -102,6 +104,10 @@ class ModelConfig:
         "learn a vector for each entity type that is added to all its rows (PyTorch-BigGraph's global_emb); "
         "takes reciprocal_relations false",
     )
+
+
+MODEL_OPTIONS = {"p": 0, "q": 1}
+"""Fields of the section ``model`` that only some score functions have, with their defaults."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ from dglkge.typing import RELATION, Relation, RowSource, Side
 BLOCK_ELEMENTS = 30_000
 """Elements of a block: just below torch's threshold for multithreading, which costs more than this work."""
 
+RELATION_NUMBERS = 1 << 22
+"""Most numbers of relations' rows, one for each query, that are copied at a time."""
+
 
 def exact_scores(
     model: KgeModel,
@@ -196,12 +199,7 @@ def score_queries(
     device : torch.device
         Device of the candidates' rows. Scores are exactly comparable only if one device computed them.
     """
-    anchors = _gather(rows, batch.anchor_type, batch.anchor_ids, device)
-    relations = _gather(rows, RELATION, batch.relation_ids, device)
-    # Float64 here decides every comparison; the float32 copy of the query only preselects.
-    query = model.query(
-        anchors.double(), relations.double(), batch.side, torch.from_numpy(batch.relation_ids).to(device)
-    )
+    query = _queries(model, batch, rows, device)
     query_of = torch.from_numpy(batch.query_of).to(device)
     unique_ids, place = np.unique(batch.true_ids, return_inverse=True)
     answers = _gather(rows, batch.candidate_type, unique_ids, device)
@@ -216,6 +214,23 @@ def score_queries(
         known_query=torch.from_numpy(known_query).to(device),
         known_ids=torch.from_numpy(known_ids).to(device),
     )
+
+
+def _queries(model: KgeModel, batch: QueryBatch, rows: RowSource, device: torch.device) -> torch.Tensor:
+    """Return the queries of a batch in float64, (U, Dq)."""
+    anchors = _gather(rows, batch.anchor_type, batch.anchor_ids, device)
+    relation_ids, place = np.unique(batch.relation_ids, return_inverse=True)
+    relations = rows.gather(RELATION, torch.from_numpy(relation_ids)).to(device)
+    place_of = torch.from_numpy(place.reshape(-1)).to(device)
+    keys = torch.from_numpy(batch.relation_ids).to(device)
+    # Blocks: a relation's row may be a matrix, and there is one for each query.
+    step = max(1, RELATION_NUMBERS // model.relation_width)
+    # Float64 here decides every comparison; the float32 copy of the query only preselects.
+    blocks = [
+        model.query(anchors[block].double(), relations[place_of[block]].double(), batch.side, keys[block])
+        for block in (slice(first, first + step) for first in range(0, len(anchors), step))
+    ]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
 def _gather(rows: RowSource, table: str, ids: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from dglkge.checkpoint.reader import Checkpoint, CheckpointTable, FileShard
 from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError, unknown_name
-from dglkge.model.kge_model import build_model
+from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import LOSSES
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Relation, RowShard
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 ENTITY = "entity"
-OTHER_MODELS = ("TransR", "RESCAL", "SimplE", "ConvE", "AttH")
+OTHER_MODELS = ("ConvE", "AttH")
 """DGL-KE's models that dglkge does not implement."""
 
 MAP_KEYS = {ENTITY: "emp_file", RELATION: "rmap_file"}
@@ -105,7 +105,7 @@ class DglkeFolder:
         return cls(folder, wanted, model, config)
 
     def rows(self, table: str, score_function: str) -> np.ndarray:
-        """Map the rows (n, D) of a table, RotatE's relations as phases in radians.
+        """Map the rows (n, D) of a table: RotatE's relations as phases in radians, TransR's with matrices.
 
         Parameters
         ----------
@@ -120,10 +120,23 @@ class DglkeFolder:
             If the file is missing or damaged, or RotatE's scale is unknown.
         """
         rows = load_npy(self.folder / f"{self.stem}{table}.npy")
-        has_phases = SCORE_FUNCTIONS.get(score_function).relation_init == PHASE
-        if has_phases and table == RELATION and rows.ndim == 2:
+        function = SCORE_FUNCTIONS.get(score_function)
+        if table != RELATION or rows.ndim != 2:
+            return rows
+        if function.relation_init == PHASE:
             return self._phases(rows)
-        return rows
+        return self._with_matrices(rows, function.dglke_matrices) if function.dglke_matrices else rows
+
+    def _with_matrices(self, rows: np.ndarray, name: str) -> np.ndarray:
+        """Return rows of relations with the matrices of a second file beside them."""
+        path = self.folder / f"{self.stem}{name}.npy"
+        matrices = load_npy(path)
+        if matrices.ndim != 2 or len(matrices) != len(rows):
+            raise InputError(
+                f"{path} has an array of shape {matrices.shape}, expected one row for each of the "
+                f"{len(rows)} relations"
+            )
+        return np.concatenate([rows, matrices], axis=1)
 
     def names(self, table: str, num_rows: int) -> list[str]:
         """Return the names of a table's rows from its id map.
@@ -329,9 +342,14 @@ def load_npy(path: Path) -> np.ndarray:
 
 
 def check_relation_width(
-    score_function: str, dim: int, relation_width: int, reciprocal: bool, folder: Path
-) -> None:
-    """Refuse rows that cannot be those of a score function.
+    score_function: str,
+    dim: int,
+    relation_width: int,
+    reciprocal: bool,
+    folder: Path,
+    options: Mapping[str, Any] | None = None,
+) -> KgeModel:
+    """Refuse rows that cannot be those of a score function; return the model.
 
     Parameters
     ----------
@@ -344,19 +362,23 @@ def check_relation_width(
         Whether a relation's row has a half for each side.
     folder : Path
         The files, for the message.
+    options : mapping of str to int, optional
+        Options of the score function.
 
     Raises
     ------
     InputError
         If the score function needs another width.
     """
-    wanted = build_model(score_function, dim, reciprocal).relation_width
+    model = build_model(score_function, dim, reciprocal, options=options)
+    wanted = model.relation_width
     if relation_width != wanted:
         halves = ", two halves," if reciprocal else ""
         raise InputError(
             f"{folder}: the rows of relations have {relation_width} numbers, {score_function} with entities "
             f"of {dim}{halves} needs {wanted}"
         )
+    return model
 
 
 def read_id_map(path: Path, delimiter: str, num_rows: int) -> list[str]:

@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 import torch
 from tqdm import tqdm
 
+from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, StorageError, unknown_name, write_error
 from dglkge.inference import dglke_files
+from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION
 
 ROWS_AT_A_TIME = 8192
@@ -51,7 +53,8 @@ def export_tables(
         ``"parquet"``: columns ``name`` and ``embedding`` (a list of D float32).
         ``"safetensors"``: one tensor ``embeddings`` (n, D), and names as for npy.
         ``"dglke"``: ``{dataset}_{model}_entity.npy`` and ``..._relation.npy``, the id maps ``entities.tsv``
-        and ``relations.tsv``, and ``config.json``; RotatE's phases are scaled as in DGL-KE.
+        and ``relations.tsv``, and ``config.json``; RotatE's phases are scaled as in DGL-KE, and TransR's
+        matrices are in ``..._projection.npy``.
         Numbers in text have nine digits, which restore the same float32.
     folder : Path
         Created if absent.
@@ -76,11 +79,13 @@ def export_tables(
     suffix, write = FORMATS[file_format]
     dglke = dglke_files.dglke_config(source.meta) if file_format == "dglke" else None
     targets = {table: folder / f"{_stem(table, dglke)}{suffix}" for table in tables}
+    matrices = _matrix_file(folder, source.meta, dglke) if RELATION in tables else None
     beside = {table: folder / _names_file(table, dglke) for table in tables if file_format in WITHOUT_NAMES}
     # All names are known and checked before the first file is written.
     config_file = folder / dglke_files.CONFIG
     # Refused before writing, so that a mistake never leaves a half-replaced export.
-    existing = [path for path in (*targets.values(), *beside.values()) if path.exists()]
+    more = [matrices] if matrices else []
+    existing = [path for path in (*targets.values(), *beside.values(), *more) if path.exists()]
     existing += [config_file] if dglke and config_file.exists() else []
     if existing and not overwrite:
         raise InputError(f"{existing[0]} exists; allow it to be replaced, or take another folder")
@@ -92,9 +97,15 @@ def export_tables(
         for table, target in targets.items():
             names = source.relations.labels if table == RELATION else source.vocabulary(table)
             scale = _phase_scale(dglke) if table == RELATION else 1.0
-            with _whole_file(target) as file:
-                write(file, source[table].shape, _blocks(source, table, names, scale))
-            written.append(target)
+            width = source[table].shape[1]
+            # DGL-KE has the numbers of a relation's row after the first D in a file of their own.
+            cut = source.meta.dim if matrices and table == RELATION else width
+            pieces = [(target, slice(0, cut)), *((path, slice(cut, width)) for path in more if cut < width)]
+            for path, columns in pieces:
+                with _whole_file(path) as file:
+                    shape = (len(source[table]), columns.stop - columns.start)
+                    write(file, shape, _blocks(source, table, names, scale, columns))
+                written.append(path)
             if table in beside:
                 lines = dglke_files.id_map_lines(names.names) if dglke else _name_lines(names)
                 written.append(_write_lines_file(lines, beside[table]))
@@ -132,8 +143,14 @@ def _phase_scale(dglke: dict[str, Any] | None) -> float:
     return dglke_files.phase_scale(dglke["gamma"], dglke["hidden_dim"])
 
 
+def _matrix_file(folder: Path, meta: CheckpointMeta, dglke: dict[str, Any] | None) -> Path | None:
+    """Return DGL-KE's file of the relations' matrices; None where there is none."""
+    name = SCORE_FUNCTIONS.get(meta.score_function).dglke_matrices if dglke else ""
+    return folder / f"{dglke['dataset']}_{dglke['model_name']}_{name}.npy" if dglke and name else None
+
+
 def _blocks(
-    source: dglke_files.Tables, table: str, names: Vocabulary, scale: float
+    source: dglke_files.Tables, table: str, names: Vocabulary, scale: float, columns: slice
 ) -> Iterator[tuple[Sequence[str], np.ndarray]]:
     """Yield (names, rows) in the order of ids, with a progress bar for large tables."""
     count = len(source[table])
@@ -141,7 +158,7 @@ def _blocks(
         for start in range(0, count, ROWS_AT_A_TIME):
             ids = torch.arange(start, min(count, start + ROWS_AT_A_TIME))
             # Shards hold rows in their own order; gather gives the order of ids, a block at a time.
-            rows = source.gather(table, ids).numpy()
+            rows = source.gather(table, ids).numpy()[:, columns]
             if scale != 1.0:
                 # In float64, as the import divides: there and back costs one rounding.
                 rows = (rows.astype(np.float64) * scale).astype(np.float32)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 import pandas as pd
@@ -37,6 +37,7 @@ def import_tables(
     score_function: str | None,
     reciprocal: bool,
     output: Path,
+    score_options: Mapping[str, Any] | None = None,
 ) -> int:
     """Write the tables in a folder of files as the first version of a run.
 
@@ -54,6 +55,8 @@ def import_tables(
         Whether a relation's row has a half for each side.
     output : Path
         The run's folder.
+    score_options : mapping of str to int, optional
+        Options of the score function.
 
     Returns
     -------
@@ -86,7 +89,8 @@ def import_tables(
     if len(set(widths.values())) != 1:
         raise InputError(f"{folder}: the entity tables must be equally wide, got {widths}")
     dim = next(iter(widths.values()))
-    check_relation_width(score_function, dim, parts[RELATION].rows.shape[1], reciprocal, folder)
+    width = parts[RELATION].rows.shape[1]
+    model = check_relation_width(score_function, dim, width, reciprocal, folder, score_options)
     meta = CheckpointMeta(
         config={},
         **dataset_fields(dataset),
@@ -95,6 +99,7 @@ def import_tables(
         score_function=score_function,
         dim=dim,
         reciprocal=reciprocal,
+        score_options=model.score_function.options,
     )
     return save_converted(output, meta, parts, names)
 

@@ -170,7 +170,7 @@ class Run:
         """The score function at its dimension."""
         meta = self.tables.meta
         imports = recorded_imports(meta.config)
-        return build_model(meta.score_function, meta.dim, meta.reciprocal, imports)
+        return build_model(meta.score_function, meta.dim, meta.reciprocal, imports, meta.score_options)
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -470,6 +470,7 @@ class Run:
                 "score_function": meta.score_function,
                 "dimension": meta.dim,
                 "reciprocal_relations": meta.reciprocal,
+                **meta.score_options,
             },
             "optimizer": dict(meta.optimizer),
             "dataset": {

@@ -1,8 +1,9 @@
 """Every operator of PyTorch-BigGraph with every comparator: score functions named by the pair.
 
-``linear_dot``, ``affine_cos``, ``none_l2``, ``translation_squared_l2``, ...; with ``_bias`` at the end the
+``linear_l2``, ``affine_cos``, ``none_l2``, ``translation_squared_l2``, ...; with ``_bias`` at the end the
 first number of a row is a bias. Pairs that have a name of their own keep it: ``translation_l2`` is
-``transe_l2``, ``diagonal_dot`` is ``distmult``, ``complex_diagonal_dot`` is ``complex``.
+``transe_l2``, ``diagonal_dot`` is ``distmult``, ``complex_diagonal_dot`` is ``complex``, ``linear_dot`` is
+``rescal``.
 
 Formulas (Lerer et al., "PyTorch-BigGraph: a large-scale graph embedding system", MLSys 2019, section 3.1, and
 its documentation): with g_r the operator of a relation and c the comparator,
@@ -49,7 +50,12 @@ COMPARATORS: dict[str, type[Comparator]] = {
 BIAS = "_bias"
 """End of the name of a pair whose rows begin with a bias."""
 
-NAMED = {"translation_l2": "transe_l2", "diagonal_dot": "distmult", "complex_diagonal_dot": "complex"}
+NAMED = {
+    "translation_l2": "transe_l2",
+    "diagonal_dot": "distmult",
+    "complex_diagonal_dot": "complex",
+    "linear_dot": "rescal",
+}
 """Pairs that are registered under a name of their own."""
 
 
@@ -106,9 +112,9 @@ class BigraphScore(ScoreFunction):
         """Return the number of the operator's parameters."""
         return self.acts.row_dim(dim)
 
-    def initial_relation(self, dim: int) -> torch.Tensor:
-        """Return the row (Dr,) with which every relation starts: the operator is the identity."""
-        return self.acts.identity(dim)
+    def initial_relations(self, drawn: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return rows of the identity, with which PyTorch-BigGraph starts: (n, Dr) -> (n, Dr)."""
+        return self.acts.identity(dim).repeat(len(drawn), 1)
 
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
         """Apply the operator."""
@@ -127,8 +133,6 @@ class BigraphScore(ScoreFunction):
         """Return the form whose operator acts on the tail, whatever side is asked for."""
         if type(self.acts) is BigraphOperator:
             return self
-        if isinstance(self, Dot) and not self.acts.has_offset:
-            return StaticProduct(self)
         if _unbiased(self) is Dot:
             return StaticProductPlus(self)
         if self.acts.name == "translation" and _unbiased(self) in (NegativeL2, NegativeSquaredL2):
@@ -161,6 +165,11 @@ class StaticScore(BigraphScore):
         self.operator = pair.operator  # type: ignore[misc]
         self.help = pair.help  # type: ignore[misc]
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the pair."""
+        return self.pair.options
+
     def check_dim(self, dim: int) -> None:
         """Refuse what the pair refuses."""
         self.pair.check_dim(dim)
@@ -174,15 +183,6 @@ class StaticScore(BigraphScore):
         head, tail = query.chunk(2, dim=-1)
         carried = self.acts.apply(tail.unsqueeze(1), relations.unsqueeze(0))
         return self.pair.compare_pairs(head.unsqueeze(1), carried)
-
-
-class StaticProduct(Dot, StaticScore):
-    """<h, A t>, so the query for tails is A' h."""
-
-    def query(self, entity: torch.Tensor, relation: torch.Tensor, side: Side) -> torch.Tensor:
-        """Return A' h or A t; see :meth:`ScoreFunction.query`."""
-        act = self.acts.transposed if side is Side.TAIL else self.acts.apply
-        return act(entity, relation)
 
 
 class StaticProductPlus(StaticScore):

@@ -49,6 +49,14 @@ class Comparator(ABC):
     matmul_operations: ClassVar[int] = 0
     memory_passes: ClassVar[int] = 12
 
+    def query_dim(self, dim: int) -> int:
+        """Return the width of queries for candidates of width dim."""
+        return dim
+
+    def operations(self, dim: int) -> float:
+        """Return ``matmul_operations`` where it depends on the width of candidates."""
+        return self.matmul_operations
+
     @abstractmethod
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every query against every candidate.
@@ -56,6 +64,7 @@ class Comparator(ABC):
         Parameters
         ----------
         query : (B, D) tensor
+            Of width ``query_dim(D)``, like all queries below.
         candidates : (N, D) tensor
 
         Returns

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
 from dglkge.model.initializers import INITIALIZERS
+from dglkge.model.options import build_with_options
 from dglkge.model.regularizers import Regularizer
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
 from dglkge.registry import import_modules
@@ -64,7 +66,7 @@ class KgeModel:
 
     @property
     def query_dim(self) -> int:
-        """Width of a query."""
+        """Width of queries, which is that of an entity's row for most score functions."""
         return self.score_function.query_dim(self.dim)
 
     def query(
@@ -190,17 +192,25 @@ class KgeModel:
         InputError
             If the distribution is not registered.
         """
-        first = self.score_function.initial_relation(self.dim) if table == RELATION else None
-        if first is not None:
-            return first.repeat(len(ids), 2 if self.reciprocal else 1)
         # Phases must cover the circle: near 0 all relations would start as the identity.
         if table == RELATION and self.score_function.relation_init == PHASE:
             distribution, scale = "uniform", math.pi
         draw = INITIALIZERS.get(distribution)
-        return torch.from_numpy(draw(ids.numpy(), self.table_width(table), seed, table, scale))
+        rows = torch.from_numpy(draw(ids.numpy(), self.table_width(table), seed, table, scale))
+        if table != RELATION:
+            return rows
+        # Each direction of a reciprocal row is a relation of its own.
+        one_side = rows.view(-1, self.score_function.relation_dim(self.dim))
+        return self.score_function.initial_relations(one_side, self.dim).view_as(rows)
 
 
-def build_model(score_function: str, dim: int, reciprocal: bool, imports: Iterable[str] = ()) -> KgeModel:
+def build_model(
+    score_function: str,
+    dim: int,
+    reciprocal: bool,
+    imports: Iterable[str] = (),
+    options: Mapping[str, Any] | None = None,
+) -> KgeModel:
     """Build a model from a score function's name.
 
     Parameters
@@ -213,13 +223,16 @@ def build_model(score_function: str, dim: int, reciprocal: bool, imports: Iterab
         See :class:`KgeModel`.
     imports : iterable of str
         Modules that are imported first where the name is not registered.
+    options : mapping of str to int, optional
+        Parameters of the score function's constructor.
 
     Raises
     ------
     InputError
-        If the name is not registered, or it has no rows of that dimension.
+        If the name is not registered, it has no such option, or it has no rows of that dimension.
     """
     # Imported only if needed: a run that uses nothing of the user's modules opens without them.
     if score_function not in SCORE_FUNCTIONS:
         import_modules(imports)
-    return KgeModel(SCORE_FUNCTIONS.get(score_function)(), dim, reciprocal)
+    made = build_with_options(SCORE_FUNCTIONS, score_function, dict(options or {}))
+    return KgeModel(made, dim, reciprocal)

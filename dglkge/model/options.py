@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dglkge.errors import InputError
 from dglkge.registry import Registry
@@ -64,6 +64,11 @@ def named_weights(what: str, texts: Sequence[str]) -> dict[str, float]:
             raise InputError(f"{what} names {name!r} twice; allowed is once")
         found[name] = weight
     return found
+
+
+def configured_options(member: type, section: Any) -> dict[str, Any]:
+    """Return the options of a class that a section of the configuration has fields for, with their values."""
+    return {name: getattr(section, name) for name in option_names(member) if hasattr(section, name)}
 
 
 def checked_number(what: str, value: float, minimum: float, exclusive: bool = False) -> float:

@@ -185,7 +185,8 @@ class Regularizer(ABC):
         # A phase is an angle: its size has no meaning, and the modulus of exp(i r) is 1 in any case.
         if model.score_function.relation_init == PHASE:
             return total
-        return total + self.of_relations(model.direction(relation_row, side))
+        relations = model.score_function.penalized(model.direction(relation_row, side))
+        return total + self.of_relations(relations)
 
 
 REGULARIZERS: Registry[type[Regularizer]] = Registry("regularizer")

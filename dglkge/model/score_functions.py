@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, ClassVar
 
 from dglkge.errors import InputError
 from dglkge.model.comparators import Comparator, Dot, NegativeL1, NegativeL2, NegativeModulus
+from dglkge.model.options import option_names
 from dglkge.registry import Registry, deferred
 from dglkge.typing import Side
 
@@ -51,6 +52,9 @@ class Operator:
         Whether the first number of an entity's row is a bias.
     shapes : callable or None
         Takes the dimension and returns the shape of each piece; None: they are equal parts of the row.
+    turns : bool
+        Whether the one piece is a matrix R which our query multiplies from the right, h R. PyTorch-BigGraph
+        multiplies from the left: its operator on the head is the transpose, that on the tail is R itself.
     """
 
     name: str
@@ -60,10 +64,11 @@ class Operator:
     adjoint_signs: tuple[int, ...]
     bias: bool = False
     shapes: Callable[[int], tuple[tuple[int, ...], ...]] | None = None
+    turns: bool = False
 
 
 class ScoreFunction(Comparator):
-    """Scores triples of rows; stateless.
+    """Scores triples of rows; stateless. Parameters of a constructor are options: fields of ``model``.
 
     Only :meth:`operate`, :meth:`adjoint` and a comparator are needed; every fact below has a default. The
     comparator adds the costs of a score, see :class:`dglkge.model.comparators.Comparator`.
@@ -81,6 +86,12 @@ class ScoreFunction(Comparator):
         of the score function, which PyTorch-BigGraph refuses.
     dglke_names : tuple of str
         DGL-KE's names of the model; the first one is written, all are read.
+    dglke_matrices : str
+        DGL-KE's name of the file of matrices, the numbers of a relation's row after the first D; empty: a
+        row is in one file.
+    wide_queries : bool
+        Whether queries are so wide, as wide as a matrix, that the trainers do not exchange them: objectives
+        over all candidates then refuse the score function.
     compiled : bool
         Whether the compiled training step (``training/dot_softmax.py``) computes exactly this score
         function and its gradient: an element-wise product with the relation, complex if
@@ -89,15 +100,18 @@ class ScoreFunction(Comparator):
     has_offset : bool
         Whether something of the relation is added to the entity's row, so that the score is not a product.
     acts_on_candidates : bool
-        Whether relations act on candidates, so that queries hold them. :meth:`query` then takes a fourth
-        argument ``relation_ids``, (...) int64, equal for equal relations, or None.
+        Whether each relation of a batch acts on all candidates at once, so that queries hold relations and
+        their ids. :meth:`query` then takes a fourth argument ``relation_ids``, (...) int64, equal for equal
+        relations, or None.
     """
 
     help: ClassVar[str] = ""
+    wide_queries: ClassVar[bool] = False
     complex_valued: ClassVar[bool] = False
     relation_init: ClassVar[str] = "normal"
     operator: ClassVar[Operator | None] = None
     dglke_names: ClassVar[tuple[str, ...]] = ()
+    dglke_matrices: ClassVar[str] = ""
     compiled: ClassVar[bool] = False
     has_offset: ClassVar[bool] = False
     acts_on_candidates: ClassVar[bool] = False
@@ -106,6 +120,11 @@ class ScoreFunction(Comparator):
         super().__init_subclass__(**keywords)
         # __dict__ and not getattr: an inherited True would send a subclass to loops that compute its base.
         cls.compiled = cls.__dict__.get("compiled", False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Parameters of the constructor that are attributes of the same names; checkpoints record them."""
+        return {name: getattr(self, name) for name in option_names(type(self)) if hasattr(self, name)}
 
     def check_dim(self, dim: int) -> None:
         """Refuse a dimension that this score function has no rows for.
@@ -124,21 +143,32 @@ class ScoreFunction(Comparator):
         """Return the width of a relation's row for entities of width dim."""
         return dim
 
-    def initial_relation(self, dim: int) -> torch.Tensor | None:
-        """Return the row (Dr,) with which every relation starts; None where rows are drawn at random."""
-        return None
+    def initial_relations(self, drawn: torch.Tensor, dim: int) -> torch.Tensor:
+        """Return the rows that relations start with, given rows as entities start.
+
+        Parameters
+        ----------
+        drawn : (n, Dr) float32 tensor
+        dim : int
+            Width of an entity's row.
+
+        Returns
+        -------
+        (n, Dr) float32 tensor
+        """
+        return drawn
 
     def static(self) -> ScoreFunction:
         """Return the form for relations with one row for both sides; by default this one, by adjoint rows."""
         return self
 
-    def query_dim(self, dim: int) -> int:
-        """Return the width of a query for entities of width dim."""
-        return dim
+    def penalized(self, relation: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of relations that a regularizer takes: (..., Dr) -> (..., n)."""
+        return relation
 
     @abstractmethod
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
-        """Carry a head to where its tail should be: (..., D), (..., Dr) -> (..., D)."""
+        """Carry a head to where its tail should be: (..., D), (..., Dr) -> (..., Dq), see ``query_dim``."""
 
     @abstractmethod
     def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
@@ -157,7 +187,7 @@ class ScoreFunction(Comparator):
 
         Returns
         -------
-        (..., D) tensor
+        (..., query_dim(D)) tensor
         """
         # One operation for both sides: an adjoint relation turns (?, r, t) into a query on t.
         return self.operate(entity, relation if side is Side.TAIL else self.adjoint(relation))
@@ -200,7 +230,9 @@ class ScoreFunction(Comparator):
 
 
 SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry(
-    "score function", lambda name: bigraph_scores.bigraph_score(name)
+    "score function",
+    lambda name: bigraph_scores.bigraph_score(name),
+    also=("dglkge.model.bilinear_functions", "dglkge.model.projected_functions"),
 )
 
 

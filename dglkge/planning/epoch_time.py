@@ -8,8 +8,7 @@ from dglkge.config import Config
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.sizes import DatasetSize
 from dglkge.planning.memory import batch_rows, is_sampled, negatives_per_side
-from dglkge.planning.shared_memory import FLOAT_BYTES
-from dglkge.registry import registry_of
+from dglkge.planning.shared_memory import FLOAT_BYTES, configured_score_function, row_width
 from dglkge.typing import RELATION
 
 MATMULS = 6
@@ -57,14 +56,16 @@ def epoch_seconds(config: Config, size: DatasetSize, num_trainers: int, rates: R
     # MATMULS counts both sides.
     num_candidates = sum(negatives_per_side(config, size)) / 2 if is_sampled(config) else largest_type
     num_numbers = num_triples * num_candidates * config.model.dimension
-    score_function = registry_of("score function").get(config.model.score_function)
+    score_function, dim = configured_score_function(config), config.model.dimension
     # Matmuls are bound by flops, distances (memory_passes > 0) by bandwidth. The score function declares both
     # costs; in each of ours one of them is 0.
-    seconds = MATMULS * score_function.matmul_operations * num_numbers / rates.flops_per_second
+    seconds = MATMULS * score_function.operations(dim) * num_numbers / rates.flops_per_second
     seconds += score_function.memory_passes * FLOAT_BYTES * num_numbers / rates.bytes_per_second
     num_batches = -(-num_triples // config.training.batch_size)
     num_entities, num_relations = batch_rows(config, num_trainers * num_machines, size)
-    rows = num_trainers * num_machines * (num_entities + 2 * num_relations)
+    # In rows as wide as an entity's; two for a relation at least, one for each direction.
+    relation_rows = max(2.0, row_width(RELATION, config) / dim)
+    rows = num_trainers * num_machines * (num_entities + relation_rows * num_relations)
     # Objectives over all candidates also read and update every row of every table in each batch.
     passes = ROW_PASSES * rows + (0 if is_sampled(config) else DENSE_PASSES * sum(size.num_rows.values()))
     row_bytes = num_batches * passes * config.model.dimension * FLOAT_BYTES

@@ -64,6 +64,10 @@ RANKED_QUERY_NUMBERS = 4
 """Float64 rows for each query that is ranked: anchors, relations, truths and the query itself."""
 
 
+RANKED_WIDE_COPIES = 3
+"""Copies of queries that are wider than a row: the queries, by true answer, and in float32."""
+
+
 @dataclass(frozen=True)
 class ProcessBase:
     """Memory of a process before it has any data: the interpreter and the libraries.
@@ -247,7 +251,7 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     operands += numbers * shared.FLOAT_BYTES if drops_rows(config) else 0
     # Two of each triple for its entities, and two for its relation.
     num_queries = 2 * (int(not is_sampled(config)) + int(predicts_relations)) * config.training.batch_size
-    queries = QUERY_COPIES * num_queries * config.model.dimension * shared.FLOAT_BYTES
+    queries = QUERY_COPIES * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
     scores = num_queries * rows * number_bytes
     # What is above the limit is computed twice, panel by panel, in the memory of one.
     if scores > KEPT_SCORE_BYTES and rows > ROWS_A_PANEL:
@@ -290,6 +294,8 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     # Dropout copies them too.
     if not is_compiled(config) or drops_rows(config):
         operands += rows
+        # Queries that are wider than a row, and their gradients, on both sides.
+        operands += 4 * num_relations * (shared.query_dim(config) - dim) * shared.FLOAT_BYTES
     return int(SPARE_SHARE * (rows + operands + scores)) + candidate_bytes(config, size, world_size)
 
 
@@ -323,7 +329,9 @@ def ranking_bytes(config: Config, size: DatasetSize) -> int:
     known = KNOWN_TRIPLE_BYTES * sum(size.splits.values()) if config.evaluation.filtered else 0
     num_triples = max(size.splits.get(name, 0) for name in (VALID, config.evaluation.split))
     num_queries = min(config.evaluation.batch_size, config.evaluation.max_triples or num_triples)
-    queries = RANKED_QUERY_NUMBERS * 8 * config.model.dimension * num_queries
+    dim = config.model.dimension
+    wider = RANKED_WIDE_COPIES * (shared.query_dim(config) - dim)
+    queries = 8 * (RANKED_QUERY_NUMBERS * dim + wider) * num_queries
     return known + queries + RANKING_TILE_BYTES
 
 

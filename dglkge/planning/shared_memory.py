@@ -7,9 +7,12 @@ during the start, without a message.
 
 from __future__ import annotations
 
+from typing import Any
+
 from dglkge.config import Config
 from dglkge.data.dataset_files import EDGE_ID_BYTES, WEIGHT_BYTES
 from dglkge.data.sizes import PartSize
+from dglkge.model.options import configured_options
 from dglkge.registry import registry_of
 from dglkge.typing import RELATION
 
@@ -65,10 +68,21 @@ def row_width(table: str, config: Config) -> int:
     model = config.model
     if table != RELATION:
         return model.dimension
-    score_function = registry_of("score function").get(model.score_function)()
-    # An instance: relation_dim is a method, and score functions have no parameters.
-    one_side: int = score_function.relation_dim(model.dimension)
+    one_side: int = configured_score_function(config).relation_dim(model.dimension)
     return one_side * (2 if model.reciprocal_relations else 1)
+
+
+def query_dim(config: Config) -> int:
+    """Return the width of queries, which depends on the score function."""
+    width: int = configured_score_function(config).query_dim(config.model.dimension)
+    return width
+
+
+def configured_score_function(config: Config) -> Any:
+    """Return the score function, which states its widths and its costs."""
+    member = registry_of("score function").get(config.model.score_function)
+    made = member(**configured_options(member, config.model))
+    return made if config.model.reciprocal_relations else made.static()
 
 
 def state_widths(width: int, config: Config, table: str = "") -> tuple[int, ...]:

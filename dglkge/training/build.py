@@ -467,6 +467,7 @@ def _meta(config: Config, dataset: Dataset) -> CheckpointMeta:
         },
         seed=config.seed,
         score_function=config.model.score_function,
+        score_options=configured_model(config).score_function.options,
         dim=config.model.dimension,
         reciprocal=config.model.reciprocal_relations,
         optimizer=describe_optimizer(config.optimizer),

@@ -111,7 +111,7 @@ def _entity_comparisons(config: Config, model: KgeModel, tables: TableSet) -> di
     is_product = type(model) is KgeModel and type(score_function).compare is Dot.compare
     compare = model.compare_plainly if is_reference else model.compare
     # Relations that act on candidates leave a copy of them for each relation until the backward pass.
-    numbers = dim if is_reference else 1 + dim // 64 * score_function.acts_on_candidates
+    numbers = model.query_dim if is_reference else 1 + dim // 64 * score_function.acts_on_candidates
     return {
         name: _Comparison(tables[name], slice(0, dim), model.query_dim, compare, numbers, is_product)
         for name in tables.entity_types
@@ -131,7 +131,7 @@ def _relation_comparisons(model: KgeModel, tables: TableSet) -> dict[str, _Compa
             slice(number * width, (number + 1) * width),
             score_function.relation_query_dim(dim),
             score_function.compare_relations,
-            1 if is_product else dim,
+            1 if is_product else model.query_dim,
             is_product,
         )
     return found

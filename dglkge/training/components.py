@@ -12,11 +12,12 @@ from pathlib import Path
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.config import Config
-from dglkge.config.schema import OBJECTIVES
+from dglkge.config.schema import MODEL_OPTIONS, OBJECTIVES
 from dglkge.errors import InputError
 from dglkge.model.choices import NEGATIVE_SAMPLERS
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import LOSSES, Loss, build_loss
+from dglkge.model.options import configured_options, option_names
 from dglkge.model.regularizers import REGULARIZERS, Regularizer, build_regularizer, check_regularizer
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.registry import import_modules, recorded_imports
@@ -141,6 +142,13 @@ def check_objective(config: Config) -> None:
                 "training.synchronous true: every trainer scores the queries of all"
             )
         return
+    if SCORE_FUNCTIONS.get(config.model.score_function).wide_queries:
+        fitting = [name for name in SCORE_FUNCTIONS if not SCORE_FUNCTIONS.get(name).wide_queries]
+        raise InputError(
+            f"model.score_function is {config.model.score_function} and training.objective is "
+            f"{chosen.objective}, which sends every query, here with a matrix, to all trainers; allowed: "
+            f"objective {NEGATIVE_SAMPLING}, or one of {', '.join(fitting)}"
+        )
     if chosen.objective == K_VS_ALL and REGULARIZERS.get(config.regularizer.name).needs_answer:
         raise InputError(
             f"regularizer.name {config.regularizer.name} multiplies the rows of a query with that of its "
@@ -194,10 +202,20 @@ def configured_model(config: Config) -> KgeModel:
     Raises
     ------
     InputError
-        If the score function is unknown or has no rows of that dimension.
+        If the score function is unknown, has no rows of that dimension, or lacks an option that is set.
     """
     chosen = config.model
-    return build_model(chosen.score_function, chosen.dimension, chosen.reciprocal_relations)
+    score_function = SCORE_FUNCTIONS.get(chosen.score_function)
+    options = configured_options(score_function, chosen)
+    for name, default in MODEL_OPTIONS.items():
+        value = getattr(chosen, name)
+        if name not in options and value != default:
+            having = [one for one in SCORE_FUNCTIONS if name in option_names(SCORE_FUNCTIONS.get(one))]
+            raise InputError(
+                f"model.{name} is {value} and model.score_function is {chosen.score_function}, which has no "
+                f"such option; allowed: {name} {default}, or {' or '.join(having)}"
+            )
+    return build_model(chosen.score_function, chosen.dimension, chosen.reciprocal_relations, options=options)
 
 
 def configured_loss(config: Config) -> Loss:

@@ -235,6 +235,9 @@ def biggraph_operate(rows, parameters, score_function):
         product = (rows[:, :3] + 1j * rows[:, 3:]) * (parameters["real"] + 1j * parameters["imag"])
         return np.concatenate([product.real, product.imag], axis=1)
     ((name, values),) = parameters.items()
+    if name.startswith("linear"):
+        # LinearOperator and DynamicLinear: torch.matmul(matrix, row) for each row.
+        return np.array([values @ row for row in rows])
     return rows * values if name.startswith("diagonal") else rows + values
 
 
@@ -245,7 +248,7 @@ def biggraph_compare(left, right, score_function):
     return (left * right).sum(1)
 
 
-@pytest.mark.parametrize("score_function", ["complex", "distmult", "transe_l2"])
+@pytest.mark.parametrize("score_function", ["complex", "distmult", "transe_l2", "rescal"])
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_biggraph_computes_our_scores(tmp_path, score_function, reciprocal):
     meta = toy_meta(score_function, ONE_PAIR, reciprocal)

@@ -108,6 +108,8 @@ def test_fields_that_are_missing_or_too_many():
         (lambda b: b["files"][0].update(size_bytes="1"), "size_bytes of relation_0 is '1'"),
         (lambda b: b["texts"].append({"name": "..", "size_bytes": 1, "crc32": 2}), "'..' is not the name"),
         (lambda b: b.update(version="3"), "version is '3'"),
+        (lambda b: b["meta"].update(score_options=[]), r"score_options is \[\], expected dict"),
+        (lambda b: b["meta"].update(score_options={"p": None}), "score option p is None, expected a number"),
     ],
 )
 def test_values_of_another_type_or_out_of_range(change, words):
@@ -118,6 +120,17 @@ def test_values_of_another_type_or_out_of_range(change, words):
     body["crc32"] = zlib.crc32(json.dumps(body, sort_keys=True).encode())
     with pytest.raises(CheckpointError, match=f"here: not a manifest of dglkge, or damaged .*{words}"):
         Manifest.from_json(json.dumps(body), "here")
+
+
+def test_options_are_written_where_there_are_any():
+    """Without them an older dglkge, which does not know the field, reads the manifest."""
+    plain = Manifest(3, toy_meta(), whole(toy_meta()))
+    assert "score_options" not in json.loads(plain.to_json())["meta"]
+    meta = toy_meta("keci", score_options={"p": 2, "q": 3})
+    text = Manifest(3, meta, whole(meta)).to_json()
+    assert Manifest.from_json(text, "here").meta.score_options == {"p": 2, "q": 3}
+    with pytest.raises(CheckpointError, match=r"has score_options \{'p': 2, 'q': 3\}, this run has \{'p': 1"):
+        check_same_run(meta, toy_meta("keci", score_options={"p": 1, "q": 3}))
 
 
 def test_nested_without_end():

@@ -14,6 +14,7 @@ from dglkge.checkpoint.relation_layout import (
     from_parameters,
     is_dynamic,
     operator_of,
+    to_bigraph_sums,
     to_parameters,
 )
 from dglkge.errors import CheckpointError
@@ -106,6 +107,50 @@ def test_static_reciprocal_keeps_the_tail_side_apart():
     }
 
 
+MATRICES = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], dtype=np.float32)
+
+
+def test_static_matrix_is_our_own():
+    """PyTorch-BigGraph multiplies the tail from the left: h R t = h . (R t)."""
+    assert cut(toy_meta("rescal", reciprocal=False, dim=2), MATRICES) == {
+        ("model/relations/0/operator/rhs/linear_transformation", "rhs_operators.0.linear_transformation"): [
+            [1, 2],
+            [3, 4],
+        ],
+        ("model/relations/1/operator/rhs/linear_transformation", "rhs_operators.1.linear_transformation"): [
+            [5, 6],
+            [7, 8],
+        ],
+    }
+
+
+def test_dynamic_matrices_are_transposed():
+    """Ours multiplies the entity from the right: h R = R^T h."""
+    rows = np.concatenate([MATRICES, MATRICES + 10], axis=1)
+    name = "linear_transformations"
+    assert cut(toy_meta("rescal", dim=2), rows) == {
+        (f"model/relations/0/operator/lhs/{name}", f"lhs_operators.0.{name}"): [
+            [[1, 3], [2, 4]],
+            [[5, 7], [6, 8]],
+        ],
+        (f"model/relations/0/operator/rhs/{name}", f"rhs_operators.0.{name}"): [
+            [[11, 13], [12, 14]],
+            [[15, 17], [16, 18]],
+        ],
+    }
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_sums_of_matrices_are_laid_out_as_the_matrices(reciprocal):
+    meta = toy_meta("rescal", reciprocal=reciprocal, dim=2)
+    rows = np.concatenate([MATRICES, MATRICES + 10], axis=1) if reciprocal else MATRICES
+    parameters = [values for _, _, values in to_parameters(rows, meta)]
+    sums = to_bigraph_sums(rows, rows.shape[1], meta)
+    assert [one.tolist() for one in sums] == [one.tolist() for one in parameters]
+    state = {number: {"sum": torch.from_numpy(one.copy())} for number, one in enumerate(sums)}
+    np.testing.assert_allclose(bigraph_row_sums(state, meta), rows.mean(axis=1))
+
+
 @pytest.fixture
 def a_new_one(monkeypatch):
     """Register a score function that declares no operator."""
@@ -117,12 +162,14 @@ def a_new_one(monkeypatch):
 @pytest.mark.parametrize("relations", [ONE_PAIR, TWO_PAIRS])
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_there_and_back_bit_for_bit(score_function, relations, reciprocal):
-    meta = toy_meta(score_function, relations, reciprocal)
-    bits = np.random.default_rng(0).integers(0, 1 << 32, (len(relations), 8), dtype=np.uint32)
+    meta = toy_meta(score_function, relations, reciprocal, dim=2)
+    # 8 numbers, or a matrix of 4 for each side.
+    width = (8 if reciprocal else 4) if score_function == "rescal" else 8
+    bits = np.random.default_rng(0).integers(0, 1 << 32, (len(relations), width), dtype=np.uint32)
     rows = bits.view(np.float32)
     before = rows.tobytes()
     datasets = {path: values.copy() for path, _, values in to_parameters(rows, meta)}
-    assert from_parameters(datasets, meta, 8).tobytes() == before
+    assert from_parameters(datasets, meta, width).tobytes() == before
     assert rows.tobytes() == before
 
 
@@ -140,8 +187,9 @@ def test_an_unknown_score_function_is_an_error():
     with pytest.raises(CheckpointError) as caught:
         operator_of(toy_meta("mine"))
     assert str(caught.value) == (
-        "the checkpoint has the unknown score function 'mine'; known: 'complex', 'distmult', 'rotate', "
-        "'transe_l1', 'transe_l2'; if a module of yours registers it, give that with --import MODULE"
+        "the checkpoint has the unknown score function 'mine'; known: "
+        f"{', '.join(map(repr, SCORE_FUNCTIONS))}; "
+        "if a module of yours registers it, give that with --import MODULE"
     )
     meta = dataclasses.replace(toy_meta("mine"), config={"imports": ["no_such_module"]})
     with pytest.raises(CheckpointError) as caught:

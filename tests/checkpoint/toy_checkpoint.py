@@ -23,7 +23,12 @@ TWO_PAIRS = (
 LIMIT_SECONDS = 2.0
 """After which rank 0 no longer waits for a machine that has failed."""
 
-RELATION_WIDTH = {"complex": 1.0, "distmult": 1.0, "transe_l1": 1.0, "transe_l2": 1.0, "rotate": 0.5}
+RELATION_WIDTH = {
+    "complex": 1.0, "distmult": 1.0, "transe_l1": 1.0, "transe_l2": 1.0, "rotate": 0.5,
+    "rescal": 6.0, "simple": 1.0, "keci": 1.0, "pairre": 2.0, "triplere": 3.0,
+    "transr": 7.0, "transr_l1": 7.0,
+}  # fmt: skip
+"""Numbers of a relation's row for each of an entity's 6."""
 
 
 def toy_meta(

@@ -54,6 +54,21 @@ def test_there_and_back(run, dataset, tmp_path, capsys, kind):
     assert status == 2 and "holds a checkpoint already" in err
 
 
+def test_options_of_a_score_function(run, dataset, tmp_path, capsys):
+    """Rows of complex are those of keci with p = 0 and q = 1; here they are taken as another algebra's."""
+    assert call(capsys, "convert", run, "--to", "npy", "--output", tmp_path / "files")[0] == 0
+    back = ["--from", "npy", "--score-function", "keci", "--reciprocal", "--dataset", dataset.path]
+    back += ["--score-option", "p=1", "--score-option", "q=1", "--to", "run", "--output", tmp_path / "back"]
+    status, _, err = call(capsys, "convert", tmp_path / "files", *back)
+    assert status == 0, err
+    assert open_checkpoint(tmp_path / "back").meta.score_options == {"p": 1, "q": 1}
+    status, out, _ = call(capsys, "inspect", tmp_path / "back")
+    assert status == 0 and "keci, dimension 6, p 1, q 1, reciprocal relations" in out
+    back[-1], back[back.index("p=1")] = tmp_path / "other", "p=2"
+    status, _, err = call(capsys, "convert", tmp_path / "files", *back)
+    assert status == 2 and "the dimension must be a multiple of 1 + p + q, 4, got 6" in err
+
+
 def test_dglke_there_and_back(tmp_path, capsys):
     ring = Dataset.open(toy_dataset())
     meta = toy_meta(
@@ -88,9 +103,15 @@ def test_dglke_there_and_back(tmp_path, capsys):
         (["--to", "npy", "--reciprocal"], "--reciprocal goes with --from"),
         (["--to", "run", "--dataset", "DATASET", "--reciprocal"], "--reciprocal goes with --from"),
         (["--to", "npy", "--score-function", "complex"], "--score-function goes with --from"),
+        (["--to", "npy", "--score-option", "p=1"], "--score-option goes with --from"),
+        (
+            ["--to", "run", "--from", "npy", "--dataset", "DATASET", "--score-option", "p=x"],
+            "--score-option 'p=x' is not of the form NAME=NUMBER, e.g. p=1",
+        ),
         (
             ["--to", "dglke"],
-            "DGL-KE has transe_l1, transe_l2, distmult, complex, rotate of one entity type, no reciprocal",
+            "DGL-KE has transe_l1, transe_l2, distmult, complex, rotate, rescal, simple, transr_l1 of one "
+            "entity type, no reciprocal",
         ),
         (["--to", "run", "--from", "npy", "--dataset", "DATASET"], "--from needs --score-function"),
         (

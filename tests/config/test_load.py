@@ -341,7 +341,8 @@ def test_modules_to_import(tmp_path: Path) -> None:
 def test_help_lists_the_components_that_a_field_names() -> None:
     texts = {row[0]: row[3] for row in field_table()}
     assert texts["model.score_function"] == (
-        "how a triple is scored: complex, distmult, rotate, transe_l1, transe_l2"
+        "how a triple is scored: complex, distmult, keci, pairre, quate, rescal, rotate, simple, transe_l1, "
+        "transe_l2, transr, transr_l1, triplere"
     )
     nouns = dict(component_fields())
     assert nouns == {

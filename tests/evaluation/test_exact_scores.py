@@ -10,17 +10,20 @@ import torch
 from dglkge.evaluation.queries import exact_scores, pairs_per_block
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
+from tests.model.score_oracle import fitting_dim
 
 
 @pytest.mark.parametrize("name", sorted(SCORE_FUNCTIONS))
 @pytest.mark.parametrize("dim", [2, 6, 50, 400])
 def test_place_and_company_do_not_matter(name, dim):
+    dim = fitting_dim(name, dim)
     model = build_model(name, dim, False)
     random = torch.Generator().manual_seed(0)
-    query = torch.randn(5, dim, generator=random, dtype=torch.float64)
+    width = model.query_dim
+    query = torch.randn(5, width, generator=random, dtype=torch.float64)
     rows = torch.randn(8, dim, generator=random)
     rows[6] = rows[1]
-    num_pairs = 2 * pairs_per_block(dim) + 37
+    num_pairs = 2 * pairs_per_block(width) + 37
     queries = torch.randint(5, (num_pairs,), generator=random)
     places = torch.randint(8, (num_pairs,), generator=random)
     together = exact_scores(model, query, queries, rows, places)

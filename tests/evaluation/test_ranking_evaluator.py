@@ -18,7 +18,7 @@ from dglkge.evaluation.protocol import Protocol, ranks
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Side
 from tests.evaluation.toy_world import RELATIONS, World, toy_world
-from tests.model.score_oracle import ORACLES
+from tests.model.score_oracle import NOT_ON_A_GRID, ORACLES
 
 
 def known_of(world: World) -> KnownTriples:
@@ -52,7 +52,8 @@ def test_equals_brute_force(
     name, reciprocal, seed, dim, num_towns, grid, filtered, ties, num_shards, batch_size, tiles
 ):
     # Turns of a grid are no integers: equal scores would then be a matter of rounding.
-    world = toy_world(name, reciprocal, dim, num_towns=num_towns, seed=seed, grid=grid and name != "rotate")
+    grid = grid and name not in NOT_ON_A_GRID
+    world = toy_world(name, reciprocal, dim, num_towns=num_towns, seed=seed, grid=grid)
     protocol = Protocol(filtered=filtered, ties=ties, batch_size=batch_size)
     with mock.patch.multiple(full_ranking, QUERY_TILE=tiles[0], CANDIDATE_TILE=tiles[1]):
         check_against_brute_force(world, protocol, num_shards)
@@ -79,6 +80,9 @@ def test_near_ties_are_decided_in_float64(name):
     """Candidates that differ from the true answer by one unit in the last place of one number."""
     world = toy_world(name, reciprocal=True, dim=40, num_people=60, seed=5)
     people = world.tables["person"]
+    # Scalings of 0 would make all scores equal.
+    if name in ("pairre", "triplere"):
+        world.tables[RELATION][0] = torch.linspace(-1, 1, world.model.relation_width)
     base = people[3].clone()
     people[:] = base
     for row in range(1, 50):
@@ -93,6 +97,8 @@ def test_near_ties_are_decided_in_float64(name):
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_tiny_and_huge_rows(name, scale):
     world = toy_world(name, reciprocal=False, num_people=15, seed=2)
+    # Products of three rows, summed, and squares of products of two: float32 ends earlier.
+    scale = min(scale, {"rescal": 1e11, "transr": 1e8}.get(name, scale))
     for table in world.tables.values():
         table *= scale
     check_against_brute_force(world, Protocol(), num_shards=2)

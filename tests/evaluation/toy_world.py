@@ -12,7 +12,7 @@ from dglkge.evaluation.protocol import Protocol
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.typing import RELATION, Relation, Side
 from tests.evaluation.memory_rows import MemoryRows, split_rows
-from tests.model.score_oracle import float64_score
+from tests.model.score_oracle import fitting_dim, float64_score
 
 RELATIONS = [Relation("knows", "person", "person"), Relation("visits", "person", "town")]
 
@@ -78,6 +78,7 @@ def toy_world(
     rows are normal, but a third of them are copies of others, and some are 0.
     """
     random = np.random.default_rng(seed)
+    dim = fitting_dim(name, dim)
     model = build_model(name, dim, reciprocal)
 
     def rows(num_rows: int, width: int) -> torch.Tensor:

@@ -22,6 +22,9 @@ MODELS = {
     "DistMult": "distmult",
     "ComplEx": "complex",
     "RotatE": "rotate",
+    "RESCAL": "rescal",
+    "SimplE": "simple",
+    "TransR": "transr_l1",
 }
 
 
@@ -31,6 +34,19 @@ def scores(model, heads, relations, tails):
         return -np.linalg.norm(heads + relations - tails, ord=1 if model.endswith("l1") else 2, axis=-1)
     if model == "DistMult":
         return (heads * relations * tails).sum(-1)
+    if model == "RESCAL":
+        width = heads.shape[-1]
+        matrices = relations.reshape(*relations.shape[:-1], width, width)
+        return (heads * (matrices @ tails[..., None])[..., 0]).sum(-1)
+    if model == "TransR":
+        width = heads.shape[-1]
+        matrices = relations[..., width:].reshape(*relations.shape[:-1], width, width)
+        first, last = ((rows[..., None, :] @ matrices)[..., 0, :] for rows in (heads, tails))
+        return -np.abs(first + relations[..., :width] - last).sum(-1)
+    if model == "SimplE":
+        (head_i, head_j), (tail_i, tail_j) = np.split(heads, 2, axis=-1), np.split(tails, 2, axis=-1)
+        forward, backward = np.split(relations, 2, axis=-1)
+        return (head_i * forward * tail_j + tail_i * backward * head_j).sum(-1) / 2
     (re_h, im_h), (re_t, im_t) = np.split(heads, 2, axis=-1), np.split(tails, 2, axis=-1)
     if model == "ComplEx":
         re_r, im_r = np.split(relations, 2, axis=-1)
@@ -49,14 +65,18 @@ class Ours:
         self.dataset, self.model = dataset, model
         wide = 2 * HIDDEN if model == "RotatE" else HIDDEN
         self.entities = rng.normal(size=(dataset.num_entities("entity"), wide)).astype(np.float32)
-        self.relations = rng.normal(size=(dataset.num_relations, HIDDEN)).astype(np.float32)
+        width = {"RESCAL": HIDDEN**2, "TransR": HIDDEN + HIDDEN**2}.get(model, HIDDEN)
+        self.relations = rng.normal(size=(dataset.num_relations, width)).astype(np.float32)
         # row i of DGL-KE's table belongs to the data set's entity order[i]
         self.order = rng.permutation(len(self.entities))
         self.relation_order = np.roll(np.arange(len(self.relations)), 1)
         folder.mkdir(parents=True, exist_ok=True)
         stem = f"my_ring_{model}_"
         np.save(folder / f"{stem}entity.npy", self.entities[self.order])
-        np.save(folder / f"{stem}relation.npy", self.relations[self.relation_order])
+        in_order = self.relations[self.relation_order]
+        np.save(folder / f"{stem}relation.npy", in_order if model == "RESCAL" else in_order[:, :HIDDEN])
+        if model == "TransR":
+            np.save(folder / f"{stem}projection.npy", in_order[:, HIDDEN:])
         names = [dataset.vocabulary("entity")[i] for i in self.order]
         labels = [dataset.relations.labels[i] for i in self.relation_order]
         for file, known in zip(maps, (names, labels)):
@@ -161,6 +181,9 @@ def test_export_inverts_the_import(model, dataset, tmp_path, capsys):
     stem = f"{config['dataset']}_{model}_"
     entities = np.load(tmp_path / "out" / f"{stem}entity.npy").astype(np.float64)
     relations = np.load(tmp_path / "out" / f"{stem}relation.npy").astype(np.float64)
+    if model == "TransR":
+        matrices = np.load(tmp_path / "out" / f"{stem}projection.npy").astype(np.float64)
+        relations = np.concatenate([relations, matrices], axis=1)
     assert config["gamma"] == GAMMA
     for file, names in (
         (config["emp_file"], dataset.vocabulary("entity").names),
@@ -235,8 +258,8 @@ def cut_map(folder, dataset):
 
 def rename_model(folder, dataset):
     for table in ("entity", "relation"):
-        (folder / f"my_ring_RotatE_{table}.npy").rename(folder / f"my_ring_SimplE_{table}.npy")
-    edit_config(folder, model_name="SimplE")
+        (folder / f"my_ring_RotatE_{table}.npy").rename(folder / f"my_ring_ConvE_{table}.npy")
+    edit_config(folder, model_name="ConvE")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +299,7 @@ def rename_model(folder, dataset):
         (
             rename_model,
             [],
-            "dglkge has no DGL-KE model 'SimplE'; known: TransE, TransE_l1, TransE_l2, DistMult",
+            "dglkge has no DGL-KE model 'ConvE'; known: TransE, TransE_l1, TransE_l2, DistMult",
         ),
         (
             lambda folder, dataset: None,

@@ -13,7 +13,7 @@ from dglkge.inference import search
 from dglkge.inference.search import Known, LinkPredictor, LinkQuery, TopAnswers
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
-from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import RELATION_WIDTH, TWO_PAIRS, save_toy, toy_meta, toy_tables
 
 KNOWN = np.array([[0, 0, 1], [0, 0, 2], [0, 0, 22], [4, 1, 0], [4, 1, 3], [2, 1, 3], [7, 2, 4], [1, 0, 22]])
 QUERIES = [
@@ -81,7 +81,7 @@ def brute_force(model, meta, tables, query, topk, known):
     return sorted(found, key=lambda one: (-one[0], one[1]))[:topk]
 
 
-@pytest.mark.parametrize("score_function", ["complex", "distmult", "transe_l1", "transe_l2", "rotate"])
+@pytest.mark.parametrize("score_function", sorted(RELATION_WIDTH))
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("known", list(Known))
 def test_against_brute_force(tmp_path, score_function, reciprocal, known):

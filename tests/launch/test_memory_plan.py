@@ -224,3 +224,14 @@ def test_description_has_every_figure() -> None:
 def test_readable(num_bytes: int, text: str) -> None:
     as_text: Callable[[int], str] = readable
     assert as_text(num_bytes) == text
+
+
+def test_wide_queries_are_counted() -> None:
+    """1,000 triples with queries of 64 + 64 * 64 numbers, and relations of two of these, with gradients."""
+    size, query = one_part(), 64 + 64 * 64
+    settings = ("model.dimension=64", "training.batch_size=1000", "negatives.num_uniform=10")
+    wide = item(size, "batches and ranking", *settings, "model.score_function=transr")
+    narrow = item(size, "batches and ranking", *settings, "model.score_function=transe_l2")
+    # Relation rows and their gradients, and autograd's copies of both, are 4 times twice a query.
+    more = 4 * 1000 * 2 * (query - 64) * 4 + 4 * 1000 * (query - 64) * 4
+    assert wide - narrow == pytest.approx(1.125 * more, rel=1e-6)

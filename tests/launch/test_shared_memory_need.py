@@ -22,6 +22,7 @@ from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.optim.optimizers import AdagradRule, AdamRule, RowAdagradRule
 from dglkge.planning import shared_memory as shared_memory_need
 from dglkge.typing import RELATION
+from tests.model.score_oracle import fitting_dim
 from tests.toy_kg import REPOSITORY, toy_dataset
 
 SERVER = Path(__file__).with_name("segments_of_server.py")
@@ -71,12 +72,13 @@ def test_part_sizes_are_those_of_the_files() -> None:
 @pytest.mark.parametrize("score_function", list(SCORE_FUNCTIONS))
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_row_widths_are_the_models(score_function: str, reciprocal: bool) -> None:
+    dim = fitting_dim(score_function, 6)
     chosen = config(
         f"model.score_function={score_function}",
-        "model.dimension=6",
+        f"model.dimension={dim}",
         f"model.reciprocal_relations={reciprocal}",
     )
-    model = build_model(score_function, 6, reciprocal)
+    model = build_model(score_function, dim, reciprocal)
     for table in ("entity", RELATION):
         assert shared_memory_need.row_width(table, chosen) == model.table_width(table)
 

@@ -6,6 +6,9 @@ import cmath
 import math
 from typing import Callable
 
+from dglkge.errors import InputError
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+
 Row = list[float]
 
 
@@ -36,6 +39,119 @@ def rotate(head: Row, phases: Row, tail: Row) -> float:
     return -sum(abs(h * cmath.exp(1j * r) - t) for h, r, t in zip(numbers(head), phases, numbers(tail)))
 
 
+def rescal(head: Row, matrix: Row, tail: Row) -> float:
+    """Nickel et al. 2011: the relation is a matrix, row by row."""
+    dim = len(head)
+    total = 0.0
+    for i in range(dim):
+        for j in range(dim):
+            total += head[i] * matrix[i * dim + j] * tail[j]
+    return total
+
+
+def simple(head: Row, relation: Row, tail: Row) -> float:
+    """Kazemi and Poole 2018: [as head, as tail], [forward, backward]."""
+    half = len(head) // 2
+    total = 0.0
+    for k in range(half):
+        total += head[k] * relation[k] * tail[half + k]
+        total += tail[k] * relation[half + k] * head[half + k]
+    return total / 2
+
+
+def quate(head: Row, relation: Row, tail: Row) -> float:
+    """Zhang et al. 2019, by the table of products of 1, i, j and k."""
+    # (a, b): the place and the sign of the product of base a and base b.
+    table = [
+        [(0, 1), (1, 1), (2, 1), (3, 1)],
+        [(1, 1), (0, -1), (3, 1), (2, -1)],
+        [(2, 1), (3, -1), (0, -1), (1, 1)],
+        [(3, 1), (2, 1), (1, -1), (0, -1)],
+    ]
+    num = len(head) // 4
+    total = 0.0
+    for k in range(num):
+        norm = math.sqrt(sum(relation[part * num + k] ** 2 for part in range(4)))
+        for a in range(4):
+            for b in range(4):
+                place, sign = table[a][b]
+                # A quaternion 0 has no direction.
+                of_relation = relation[b * num + k] / norm if norm else 0.0
+                total += sign * head[a * num + k] * of_relation * tail[place * num + k]
+    return total
+
+
+def clifford(head: Row, relation: Row, tail: Row, p: int, q: int) -> float:
+    """Demir and Ngonga Ngomo 2023, from the rules of the algebra: bases are sets of basis vectors."""
+    bases = [(), *((i,) for i in range(p + q))]
+    num = len(head) // len(bases)
+    total = 0.0
+    for k in range(num):
+        product: dict[tuple[int, ...], float] = {}
+        for a, left in enumerate(bases):
+            for b, right in enumerate(bases):
+                both, sign = (*left, *right), 1.0
+                if len(both) == 2 and both[0] == both[1]:
+                    both, sign = (), (1.0 if both[0] < p else -1.0)
+                elif len(both) == 2 and both[0] > both[1]:
+                    both, sign = (both[1], both[0]), -1.0
+                term = sign * head[a * num + k] * relation[b * num + k]
+                product[both] = product.get(both, 0.0) + term
+        total += sum(product[base] * tail[a * num + k] for a, base in enumerate(bases))
+    return total
+
+
+def pairre(head: Row, relation: Row, tail: Row) -> float:
+    """Chao et al. 2021."""
+    dim = len(head)
+    h, t = unit(head), unit(tail)
+    return -sum(abs(h[k] * relation[k] - t[k] * relation[dim + k]) for k in range(dim))
+
+
+def triplere(head: Row, relation: Row, tail: Row) -> float:
+    """Yu et al. 2022: [scaling of heads, translation, scaling of tails]."""
+    dim = len(head)
+    h, t = unit(head), unit(tail)
+    total = 0.0
+    for k in range(dim):
+        total += abs(h[k] * relation[k] - t[k] * relation[2 * dim + k] + relation[dim + k])
+    return -total
+
+
+def unit(row: Row) -> Row:
+    """Divide a row by its norm, but for 0."""
+    norm = math.sqrt(sum(x * x for x in row))
+    return [x / norm for x in row] if norm else row
+
+
+def projected(head: Row, relation: Row, tail: Row) -> Row:
+    """Lin et al. 2015: h M + r - t M of [r, the rows of M]."""
+    dim = len(head)
+    found = []
+    for j in range(dim):
+        total = relation[j]
+        for i in range(dim):
+            total += head[i] * relation[dim + i * dim + j]
+            total -= tail[i] * relation[dim + i * dim + j]
+        found.append(total)
+    return found
+
+
+def transr(head: Row, relation: Row, tail: Row) -> float:
+    """Lin et al. 2015, without the square."""
+    return -math.sqrt(sum(x * x for x in projected(head, relation, tail)))
+
+
+def transr_l1(head: Row, relation: Row, tail: Row) -> float:
+    """DGL-KE's, without gamma."""
+    return -sum(abs(x) for x in projected(head, relation, tail))
+
+
+def keci(head: Row, relation: Row, tail: Row) -> float:
+    """Keci with its default options."""
+    return clifford(head, relation, tail, 0, 1)
+
+
 def numbers(row: Row) -> list[complex]:
     """Read a row as complex numbers: first half real, second half imaginary."""
     half = len(row) // 2
@@ -48,7 +164,28 @@ ORACLES: dict[str, Callable[[Row, Row, Row], float]] = {
     "distmult": distmult,
     "complex": complex_,
     "rotate": rotate,
+    "rescal": rescal,
+    "simple": simple,
+    "quate": quate,
+    "keci": keci,
+    "pairre": pairre,
+    "triplere": triplere,
+    "transr": transr,
+    "transr_l1": transr_l1,
 }
+
+NOT_ON_A_GRID = {"rotate", "quate", "pairre", "triplere"}
+"""Score functions that turn whole numbers into others."""
+
+
+def fitting_dim(name: str, dim: int) -> int:
+    """Return the least dimension from one on that a score function has rows of."""
+    while True:
+        try:
+            SCORE_FUNCTIONS.get(name)().check_dim(dim)
+            return dim
+        except InputError:
+            dim += 1
 
 
 def float64_score(name: str, head: Row, relation: Row, tail: Row) -> float:

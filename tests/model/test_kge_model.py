@@ -12,16 +12,16 @@ from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.regularizers import build_regularizer
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ComplEx
 from dglkge.typing import RELATION, Side
-from tests.model.score_oracle import float64_score
+from tests.model.score_oracle import fitting_dim, float64_score
 
 NAMES = sorted(SCORE_FUNCTIONS)
 DIM = 6
 
 
 def draw(name: str, reciprocal: bool, num_rows: int = 5):
-    model = build_model(name, DIM, reciprocal)
+    model = build_model(name, fitting_dim(name, DIM), reciprocal)
     random = torch.Generator().manual_seed(4)
-    widths = (DIM, model.relation_width, DIM)
+    widths = (model.dim, model.relation_width, model.dim)
     return model, *(torch.randn(num_rows, width, generator=random, dtype=torch.float64) for width in widths)
 
 

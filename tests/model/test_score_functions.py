@@ -9,17 +9,23 @@ import torch
 from dglkge.errors import InputError
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import Side
-from tests.model.score_oracle import ORACLES, float64_score
+from tests.model.score_oracle import ORACLES, fitting_dim, float64_score
 
 NAMES = sorted(ORACLES)
 DIM = 6
+
+
+def has_wide_queries(name: str) -> bool:
+    """Whether queries are wider than candidates."""
+    return SCORE_FUNCTIONS.get(name)().query_dim(DIM) > DIM
 
 
 def draw(name: str, num_rows: int = 7, dtype=torch.float64):
     """A score function with random heads, relations and tails, rows to rows."""
     function = SCORE_FUNCTIONS.get(name)()
     random = torch.Generator().manual_seed(0)
-    widths = (DIM, function.relation_dim(DIM), DIM)
+    dim = fitting_dim(name, DIM)
+    widths = (dim, function.relation_dim(dim), dim)
     rows = [torch.randn(num_rows, width, generator=random, dtype=torch.float64).to(dtype) for width in widths]
     return function, *rows
 
@@ -40,12 +46,13 @@ def test_equals_scalar_formula(name, side):
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-7), (torch.float32, 2e-3)])
 def test_matrix_and_pairs_agree(name, dtype, tolerance):
     function, heads, relations, tails = draw(name, dtype=dtype)
-    candidates = torch.cat([tails, tails[:2], function.query(heads, relations, Side.TAIL)[:2], tails * 0])
     query = function.query(heads, relations, Side.TAIL)
+    # Of a wide query the first part is near what its answers are.
+    candidates = torch.cat([tails, tails[:2], query[:2, : tails.shape[1]], tails * 0])
     matrix = function.compare(query, candidates)
     assert matrix.shape == (len(query), len(candidates)) and matrix.dtype == dtype
     for column, candidate in enumerate(candidates):
-        pairs = function.compare_pairs(query, candidate.expand_as(query))
+        pairs = function.compare_pairs(query, candidate.expand(len(query), -1))
         torch.testing.assert_close(matrix[:, column], pairs, rtol=1e-5, atol=tolerance)
 
 
@@ -74,7 +81,7 @@ def test_gradients_of_matrix_and_pairs_agree_in_float32(name):
     torch.testing.assert_close(by_matrix, by_pairs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if not has_wide_queries(name)])
 def test_gradient_is_finite_at_distance_0(name):
     function, heads, *_ = draw(name, dtype=torch.float32)
     for scale in (0.0, 1e-20, 1.0, 1e3):
@@ -90,7 +97,7 @@ def test_gradient_is_finite_at_distance_0(name):
 def test_shapes_broadcast(name):
     function, heads, relations, _ = draw(name)
     query = function.query(heads.unsqueeze(1), relations[:3], Side.TAIL)
-    assert query.shape == (7, 3, DIM)
+    assert query.shape == (7, 3, function.query_dim(fitting_dim(name, DIM)))
     torch.testing.assert_close(query[2, 1], function.query(heads[2], relations[1], Side.TAIL))
 
 
@@ -106,7 +113,10 @@ def test_dimension(name):
     function.check_dim(4)
     with pytest.raises(InputError, match="the dimension must be a positive number, got 0"):
         function.check_dim(0)
-    if function.complex_valued:
+    if fitting_dim(name, 5) != 5 and not function.complex_valued:
+        with pytest.raises(InputError, match="the dimension must be .*, got 5"):
+            function.check_dim(5)
+    elif function.complex_valued:
         with pytest.raises(
             InputError, match=r"the dimension must be even \(half real, half imaginary\), got 5"
         ):

@@ -25,8 +25,8 @@ DYNAMIC, STATIC = "model.reciprocal_relations=true", "model.reciprocal_relations
 ALL = ("training.objective=one_vs_all", "training.matmul_dtype=float32")
 CASES = [
     ("none_cos", STATIC),
-    ("linear_dot", STATIC),
-    ("linear_dot", DYNAMIC, *ALL),
+    ("rescal", STATIC),
+    ("rescal", DYNAMIC, *ALL),
     ("affine_cos_bias", STATIC),
     ("affine_l2", DYNAMIC),
     ("diagonal_squared_l2", STATIC, *ALL, "training.relation_prediction=1"),
@@ -97,7 +97,7 @@ def test_relation_prediction_without_parameters_is_refused(tmp_path: Path) -> No
 def test_dura_takes_products_only(tmp_path: Path) -> None:
     """A translated or affine product has other terms than those of its definition."""
     settings = [f"dataset={toy_dataset()}", f"output={tmp_path}", "regularizer.name=dura"]
-    build.check_training(load_config(None, [*settings, "model.score_function=linear_dot"]), 1)
+    build.check_training(load_config(None, [*settings, "model.score_function=rescal"]), 1)
     for name in ("translation_dot", "affine_dot", "none_dot_bias", "diagonal_cos"):
         with pytest.raises(InputError, match=f"regularizer.name dura takes .* got {name}"):
             build.check_training(load_config(None, [*settings, f"model.score_function={name}"]), 1)

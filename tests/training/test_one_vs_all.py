@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset
 
+BILINEAR = ("rescal", "simple", "quate")
 DIM, N3_WEIGHT, RELATION_WEIGHT, SMOOTHING = 8, 0.02, 3.0, 0.1
 
 
@@ -75,6 +77,21 @@ def pair_scores(score_function: str, h: torch.Tensor, r: torch.Tensor, t: torch.
     """Scores of rows that are broadcast against one another, by the formula of each score function."""
     if score_function == "distmult":
         return (h * r * t).sum(-1)
+    if score_function == "rescal":
+        return (h[..., :, None] * r.unflatten(-1, (DIM, DIM)) * t[..., None, :]).sum((-1, -2))
+    if score_function == "simple":
+        (h_a, h_b), (r_a, r_b), (t_a, t_b) = (row.chunk(2, -1) for row in (h, r, t))
+        return (h_a * r_a * t_b + t_a * r_b * h_b).sum(-1) / 2
+    if score_function == "quate":
+        (a, b, c, d), w, (p, q, u, v) = (row.chunk(4, -1) for row in (h, r, t))
+        norm = sum(part**2 for part in w).sqrt()
+        e, f, g, k = (part / norm for part in w)
+        real = (a * e - b * f - c * g - d * k) * p + (a * f + b * e + c * k - d * g) * q
+        return (real + (a * g - b * k + c * e + d * f) * u + (a * k + b * g - c * f + d * e) * v).sum(-1)
+    if score_function in ("pairre", "triplere"):
+        first, *middle, last = r.split(DIM, -1)
+        h, t = (row / row.norm(dim=-1, keepdim=True) for row in (h, t))
+        return -(h * first - t * last + sum(middle)).abs().sum(-1)
     if score_function == "transe_l2":
         return -(h + r - t).norm(dim=-1)
     half = DIM // 2
@@ -165,10 +182,47 @@ def test_complex_equals_a_dense_float64_loop(
 
 
 @pytest.mark.parametrize("reciprocal", ["true", "false"])
-@pytest.mark.parametrize("score_function", ["distmult", "complex", "transe_l2", "rotate"])
+@pytest.mark.parametrize("score_function", ["distmult", "complex", "transe_l2", "rotate", *BILINEAR])
 def test_every_kind_of_score_function(tmp_path: Path, score_function: str, reciprocal: str) -> None:
     chosen = (f"model.score_function={score_function}", f"model.reciprocal_relations={reciprocal}")
     compare_with_oracle(toy_dataset(typed=True), tmp_path / "run", *chosen, *FULL)
+
+
+@pytest.mark.parametrize("reciprocal", ["true", "false"])
+@pytest.mark.parametrize("score_function", ["pairre", "triplere"])
+def test_wide_queries(tmp_path: Path, score_function: str, reciprocal: str) -> None:
+    """Loss and gradients of a batch; Adagrad would turn noise of signs that cancel into whole steps."""
+    chosen = (f"model.score_function={score_function}", f"model.reciprocal_relations={reciprocal}")
+    config = load_config(None, settings(toy_dataset(typed=True), tmp_path / "run", *chosen, *FULL))
+    data = Dataset.open(toy_dataset(typed=True))
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        rows = {
+            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
+            for name, table in trainer.tables.items()
+        }
+        found = {}
+        trainer.optimizer.step_rows = lambda gradients, extra: found.update(summed(gradients, trainer))
+        for _ in dglkge.remaining_epochs_until(1):
+            batch = next(iter(trainer.batches()))
+            loss = oracle(data, rows, batch, config) / batch.global_size
+            loss.backward()
+            assert trainer.step(batch) / batch.global_size == pytest.approx(loss.item(), rel=1e-4)
+        for name, expected in rows.items():
+            original = trainer.tables[name].original_ids
+            wanted = expected.grad[original] if expected.grad is not None else 0 * expected.detach()
+            np.testing.assert_allclose(found[name], wanted, rtol=1e-3, atol=1e-6, err_msg=name)
+
+
+def summed(gradients: list, trainer: Any) -> dict[str, torch.Tensor]:
+    """Return the gradients of all rows of a table, by node id."""
+    totals = {}
+    for name, table in trainer.tables.items():
+        totals[name] = torch.zeros(len(table), table.dim)
+        for embedding, ids, values in gradients:
+            if embedding is table.embedding:
+                totals[name].index_add_(0, torch.as_tensor(ids), values)
+    return totals
 
 
 @pytest.mark.parametrize("more", [("regularizer.name=lp", "regularizer.weight=0.1"), ()], ids=["lp", "none"])
