@@ -243,9 +243,8 @@ class NegativeL1(Comparator):
     """Minus the Manhattan distance, -sum |q_k - c_k|. PyTorch-BigGraph has no such comparator."""
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-        """Score every pair by torch's fused kernel."""
-        # cdist needs no (B, N, D) tensor. For p=1 torch has no matmul form of it.
-        return -torch.cdist(query, candidates, p=1.0)
+        """Score every pair, elementwise."""
+        return -autograd_functions.manhattan_distances(query, candidates)
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dglkge.model import autograd_functions as distances
-from dglkge.model.autograd_functions import EuclideanDistance, ModulusDistance
+from dglkge.model.autograd_functions import EuclideanDistance, ModulusDistance, manhattan_distances
 
 
 def plain_euclidean(query, candidates):
@@ -21,7 +21,15 @@ def plain_modulus(query, candidates):
     return (difference[..., :half].pow(2) + difference[..., half:].pow(2)).sqrt().sum(2)
 
 
-CASES = [(EuclideanDistance, plain_euclidean), (ModulusDistance, plain_modulus)]
+def plain_manhattan(query, candidates):
+    return (query[:, None] - candidates[None]).abs().sum(2)
+
+
+CASES = [
+    (EuclideanDistance.apply, plain_euclidean),
+    (ModulusDistance.apply, plain_modulus),
+    (manhattan_distances, plain_manhattan),
+]
 
 
 @pytest.fixture(params=["compiled", "torch"])
@@ -41,7 +49,7 @@ def test_values_and_gradients_equal_autograd(function, plain, num_queries, num_c
     ]
     weights = torch.randn(num_queries, num_candidates, generator=random, dtype=torch.float64)
     with mock.patch.object(distances, "MODULUS_BLOCK_ELEMENTS", 12):
-        found = function.apply(*rows)
+        found = function(*rows)
         grads = torch.autograd.grad((found * weights).sum(), rows)
     expected = plain(*rows)
     torch.testing.assert_close(found, expected)
@@ -72,7 +80,8 @@ def test_euclidean_gradient_never_exceeds_that_of_a_distance(offset):
         assert grad.norm(dim=1).min() > 0.9
 
 
-def test_modulus_paths_agree_in_float32_also_where_numbers_coincide():
+@pytest.mark.parametrize("function", [ModulusDistance.apply, manhattan_distances])
+def test_paths_agree_in_float32_also_where_numbers_coincide(function):
     random = torch.Generator().manual_seed(3)
     query, candidates = torch.randn(70, 20, generator=random), torch.randn(90, 20, generator=random)
     candidates[:5] = query[:5]
@@ -82,18 +91,19 @@ def test_modulus_paths_agree_in_float32_also_where_numbers_coincide():
     found = {}
     for compiled in (True, False):
         with mock.patch.object(distances, "_compiled", lambda rows, answer=compiled: answer):
-            values = ModulusDistance.apply(*rows)
+            values = function(*rows)
             found[compiled] = [values, *torch.autograd.grad((values * weights).sum(), rows)]
     torch.testing.assert_close(found[True], found[False], rtol=1e-5, atol=1e-5)
 
 
-def test_rows_need_not_be_contiguous():
+@pytest.mark.parametrize("function, plain", CASES[1:])
+def test_rows_need_not_be_contiguous(function, plain):
     query, candidates = torch.randn(8, 5).T, torch.randn(9, 16)[:, ::2]
     query.requires_grad_()
-    found = ModulusDistance.apply(query, candidates)
-    torch.testing.assert_close(found, plain_modulus(query, candidates))
+    found = function(query, candidates)
+    torch.testing.assert_close(found, plain(query, candidates))
     grad = torch.autograd.grad(found.T.contiguous().T.sum(), query)[0]
-    torch.testing.assert_close(grad, torch.autograd.grad(plain_modulus(query, candidates).sum(), query)[0])
+    torch.testing.assert_close(grad, torch.autograd.grad(plain(query, candidates).sum(), query)[0])
 
 
 def test_modulus_gradient_drops_denormal_numbers(path):
@@ -107,4 +117,4 @@ def test_modulus_gradient_drops_denormal_numbers(path):
 @pytest.mark.parametrize("function, plain", CASES)
 def test_no_gradient_needed(function, plain):
     with torch.no_grad():
-        assert not function.apply(torch.zeros(2, 4), torch.ones(3, 4)).requires_grad
+        assert not function(torch.zeros(2, 4), torch.ones(3, 4)).requires_grad

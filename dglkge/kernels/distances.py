@@ -1,0 +1,176 @@
+"""Compiled distances that no matmul gives: sums of complex moduli, and Manhattan distances.
+
+No intermediate of (B, N, D) numbers is written. A backward loop takes four queries at a time: what it reads
+and writes of a candidate then counts for four pairs. Sums may be reordered and products fused. The divisions
+by square roots in :func:`add_modulus_gradients` are estimates with one step of Newton's iteration in float32
+(off by some units in the last place) and exact in float64; the distances themselves have exact roots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dglkge.kernels.jit import compiled, compiled_unaliased, compiled_with_reciprocals
+
+CANDIDATE_BLOCK = 64
+"""Candidates in a block: all queries use it before the next, so that it stays in the L1 cache."""
+GRADIENT_BLOCK = 16
+"""The same in a backward loop, where gradients and four queries take their part of the cache."""
+AT_ONCE = 4
+"""Rows that a loop takes at a time; the callers pad with zeros."""
+SMALLEST_SQUARE = 1e-37
+"""Added to a squared modulus before the division by its root: a modulus of 0 then has a gradient of 0."""
+
+
+@compiled
+def fill_moduli(query: np.ndarray, candidates: np.ndarray, distances: np.ndarray) -> None:
+    """Write sum_k |q_k - c_k| of all pairs: (B, D), (N, D) -> (B, N); rows are [real, imaginary] parts."""
+    half = query.shape[1] // 2
+    for first in range(0, len(candidates), CANDIDATE_BLOCK):
+        for i in range(len(query)):
+            for j in range(first, min(first + CANDIDATE_BLOCK, len(candidates))):
+                total = query.dtype.type(0)
+                for k in range(half):
+                    real = query[i, k] - candidates[j, k]
+                    imaginary = query[i, k + half] - candidates[j, k + half]
+                    total += np.sqrt(real * real + imaginary * imaginary)
+                distances[i, j] = total
+
+
+@compiled_with_reciprocals
+def _add_four_moduli(
+    query: tuple,
+    candidate: np.ndarray,
+    gradient: tuple,
+    of_query: tuple,
+    of_candidate: np.ndarray,
+    smallest: float,
+) -> None:
+    """Add the gradients of four queries, tuples of rows "(D,)", and one candidate."""
+    first, second, third, fourth = query
+    of_first, of_second, of_third, of_fourth = of_query
+    half = candidate.shape[0] // 2
+    for k in range(half):
+        real, imaginary = candidate[k], candidate[k + half]
+        real0, imaginary0 = first[k] - real, first[k + half] - imaginary
+        real1, imaginary1 = second[k] - real, second[k + half] - imaginary
+        real2, imaginary2 = third[k] - real, third[k + half] - imaginary
+        real3, imaginary3 = fourth[k] - real, fourth[k + half] - imaginary
+        # An addition, not a test for 0: the loop has no branch.
+        weight0 = gradient[0] / np.sqrt(real0 * real0 + imaginary0 * imaginary0 + smallest)
+        weight1 = gradient[1] / np.sqrt(real1 * real1 + imaginary1 * imaginary1 + smallest)
+        weight2 = gradient[2] / np.sqrt(real2 * real2 + imaginary2 * imaginary2 + smallest)
+        weight3 = gradient[3] / np.sqrt(real3 * real3 + imaginary3 * imaginary3 + smallest)
+        of_first[k] += weight0 * real0
+        of_second[k] += weight1 * real1
+        of_third[k] += weight2 * real2
+        of_fourth[k] += weight3 * real3
+        of_first[k + half] += weight0 * imaginary0
+        of_second[k + half] += weight1 * imaginary1
+        of_third[k + half] += weight2 * imaginary2
+        of_fourth[k + half] += weight3 * imaginary3
+        of_candidate[k] -= (weight0 * real0 + weight1 * real1) + (weight2 * real2 + weight3 * real3)
+        of_candidate[k + half] -= (weight0 * imaginary0 + weight1 * imaginary1) + (
+            weight2 * imaginary2 + weight3 * imaginary3
+        )
+
+
+@compiled
+def add_modulus_gradients(
+    query: np.ndarray,
+    candidates: np.ndarray,
+    gradient: np.ndarray,
+    of_query: np.ndarray,
+    of_candidates: np.ndarray,
+) -> None:
+    """Add the gradients of all rows, given those g (B, N) of the distances; B is a multiple of AT_ONCE.
+
+    g_ij (q_ik - c_jk) / |q_ik - c_jk| for query i, minus it for candidate j.
+    """
+    smallest = query.dtype.type(SMALLEST_SQUARE)
+    for first in range(0, len(candidates), GRADIENT_BLOCK):
+        for i in range(0, len(query), AT_ONCE):
+            for j in range(first, min(first + GRADIENT_BLOCK, len(candidates))):
+                _add_four_moduli(
+                    (query[i], query[i + 1], query[i + 2], query[i + 3]),
+                    candidates[j],
+                    (gradient[i, j], gradient[i + 1, j], gradient[i + 2, j], gradient[i + 3, j]),
+                    (of_query[i], of_query[i + 1], of_query[i + 2], of_query[i + 3]),
+                    of_candidates[j],
+                    smallest,
+                )
+
+
+@compiled_unaliased
+def _four_manhattan_distances(query: np.ndarray, candidate: tuple, zero: float) -> tuple:
+    """Return the distances of a query "(D,)" to four candidates, a tuple of rows."""
+    first, second, third, fourth = candidate
+    total0, total1, total2, total3 = zero, zero, zero, zero
+    for k in range(query.shape[0]):
+        number = query[k]
+        total0 += abs(number - first[k])
+        total1 += abs(number - second[k])
+        total2 += abs(number - third[k])
+        total3 += abs(number - fourth[k])
+    return total0, total1, total2, total3
+
+
+@compiled
+def fill_manhattan(query: np.ndarray, candidates: np.ndarray, distances: np.ndarray) -> None:
+    """Write sum_k |q_k - c_k| of all pairs: (B, D), (N, D) -> (B, N); N is a multiple of AT_ONCE."""
+    zero = query.dtype.type(0)
+    for first in range(0, len(candidates), CANDIDATE_BLOCK):
+        for i in range(len(query)):
+            for j in range(first, min(first + CANDIDATE_BLOCK, len(candidates)), AT_ONCE):
+                found = _four_manhattan_distances(
+                    query[i], (candidates[j], candidates[j + 1], candidates[j + 2], candidates[j + 3]), zero
+                )
+                distances[i, j], distances[i, j + 1], distances[i, j + 2], distances[i, j + 3] = found
+
+
+@compiled_unaliased
+def _add_four_signs(
+    query: tuple, candidate: np.ndarray, gradient: tuple, of_query: tuple, of_candidate: np.ndarray
+) -> None:
+    """Add the gradients of four queries, tuples of rows "(D,)", and one candidate; 0 where a term is 0."""
+    first, second, third, fourth = query
+    of_first, of_second, of_third, of_fourth = of_query
+    plus0, plus1, plus2, plus3 = gradient
+    zero = plus0 - plus0
+    for k in range(candidate.shape[0]):
+        number = candidate[k]
+        difference0, difference1 = first[k] - number, second[k] - number
+        difference2, difference3 = third[k] - number, fourth[k] - number
+        weight0 = plus0 if difference0 > 0 else (-plus0 if difference0 < 0 else zero)
+        weight1 = plus1 if difference1 > 0 else (-plus1 if difference1 < 0 else zero)
+        weight2 = plus2 if difference2 > 0 else (-plus2 if difference2 < 0 else zero)
+        weight3 = plus3 if difference3 > 0 else (-plus3 if difference3 < 0 else zero)
+        of_first[k] += weight0
+        of_second[k] += weight1
+        of_third[k] += weight2
+        of_fourth[k] += weight3
+        of_candidate[k] -= (weight0 + weight1) + (weight2 + weight3)
+
+
+@compiled
+def add_manhattan_gradients(
+    query: np.ndarray,
+    candidates: np.ndarray,
+    gradient: np.ndarray,
+    of_query: np.ndarray,
+    of_candidates: np.ndarray,
+) -> None:
+    """Add the gradients of all rows, given those g (B, N) of the distances; B is a multiple of AT_ONCE.
+
+    g_ij sign(q_ik - c_jk) for query i, minus it for candidate j.
+    """
+    for first in range(0, len(candidates), GRADIENT_BLOCK):
+        for i in range(0, len(query), AT_ONCE):
+            for j in range(first, min(first + GRADIENT_BLOCK, len(candidates))):
+                _add_four_signs(
+                    (query[i], query[i + 1], query[i + 2], query[i + 3]),
+                    candidates[j],
+                    (gradient[i, j], gradient[i + 1, j], gradient[i + 2, j], gradient[i + 3, j]),
+                    (of_query[i], of_query[i + 1], of_query[i + 2], of_query[i + 3]),
+                    of_candidates[j],
+                )
