@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from dglkge.inference.run import open_run
+from tests import surroundings
 from tests.functional import job as commands
 from tests.toy_kg import toy_dataset
 
@@ -71,12 +72,13 @@ def test_from_space_to_run(tmp_path, num_trainers):
 
 
 def test_interrupted_search_goes_on(tmp_path):
-    space = write_space(tmp_path, trials=2, num_epochs=3000)
+    space = write_space(tmp_path, trials=2, num_epochs=1500)
     output = tmp_path / "tuned"
     command = [sys.executable, "-m", "dglkge.cli.main", "tune", str(space), "--output", str(output)]
-    search = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=commands.environment()
-    )
+    with surroundings.foreground():
+        search = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=commands.environment()
+        )
     try:
         log = output / "trials" / "rung0-trial000" / "run" / "stats.jsonl"
         commands.wait_for_line(log, search)
