@@ -59,12 +59,13 @@ def known_answers(data: Dataset) -> dict[tuple[Side, int, int], set[int]]:
 def oracle(data: Dataset, rows: dict[str, torch.Tensor], queries: Any, config: dglkge.Config) -> torch.Tensor:
     """Return the summed loss of queries (side, relation, entity) with their answers."""
     smoothing, total = config.training.label_smoothing, torch.zeros((), dtype=torch.float64)
+    single = {name: table.unbind() for name, table in rows.items()}
     for (side, r, entity), answers in queries:
         lhs, rhs = data.relations.relations[r].lhs, data.relations.relations[r].rhs
         anchor_type, answer_type = (lhs, rhs) if side is Side.TAIL else (rhs, lhs)
         width = rows[RELATION].shape[1] // 2
-        relation = rows[RELATION][r, :width] if side is Side.TAIL else rows[RELATION][r, width:]
-        given, candidates = rows[anchor_type][entity], rows[answer_type]
+        relation = single[RELATION][r][:width] if side is Side.TAIL else single[RELATION][r][width:]
+        given, candidates = single[anchor_type][entity], rows[answer_type]
         scores = pair_scores(config.model.score_function, given, relation, candidates)
         labels = torch.zeros(len(candidates), dtype=torch.float64)
         labels[sorted(answers)] = 1 / len(answers) if config.loss.name == "softmax" else 1.0
@@ -133,12 +134,11 @@ def relation_oracle(
     """Return the summed loss of queries (types, head, tail) with their relations, for each direction."""
     name, total = config.model.score_function, torch.zeros((), dtype=torch.float64)
     width = rows[RELATION].shape[1] // 2
+    forward, backward = rows[RELATION].split(width, 1)
+    single = {name: table.unbind() for name, table in rows.items()}
     for ((lhs, rhs), h, t), answers in pairs:
-        head, tail = rows[lhs][h], rows[rhs][t]
-        for given, answer, relations in (
-            (head, tail, rows[RELATION][:, :width]),
-            (tail, head, rows[RELATION][:, width:]),
-        ):
+        head, tail = single[lhs][h], single[rhs][t]
+        for given, answer, relations in ((head, tail, forward), (tail, head, backward)):
             scores = pair_scores(name, given, relations, answer)
             labels = torch.zeros(len(relations), dtype=torch.float64)
             labels[sorted(answers)] = 1 / len(answers) if config.loss.name == "softmax" else 1.0

@@ -137,6 +137,7 @@ def oracle_batch(
     """Return the summed loss of a global batch; ``place``: epoch and number of the batch."""
     known = {tuple(triple) for triple in data.split("train").tolist()}
     drawn = samplers(data, wanted)
+    rows = {name: table.unbind() for name, table in rows.items()}
     total = torch.zeros((), dtype=torch.float64)
     for triple_id, chunk, weight in zip(ids, chunks, weights):
         h, r, t = (int(x) for x in data.split("train")[triple_id])
@@ -157,7 +158,8 @@ def oracle_batch(
             if wanted.masks:
                 ignored |= {c for c in candidates if ((h, r, c) if side is Side.TAIL else (c, r, t)) in known}
             score = complex_score(query, row, rows[truth_type][truth])
-            others = [complex_score(query, row, rows[truth_type][c]) for c in candidates if c not in ignored]
+            others = [rows[truth_type][c] for c in candidates if c not in ignored]
+            others = list(complex_score(query, row, torch.stack(others))) if others else []
             loss = query_loss(wanted, score, others, float(weight) if wanted.labels else 1.0)
             if wanted.n3:
                 loss = loss + wanted.n3 * sum(map(cube_of_moduli, (query, row, rows[truth_type][truth])))

@@ -126,22 +126,25 @@ def oracle(
     is_complex = name in ("complex", "rotate")
     triples = np.array(data.split("train"))[batch.triple_ids]
     total = torch.zeros((), dtype=torch.float64)
+    width = rows[RELATION].shape[1] // (2 if reciprocal else 1)
+    forward, backward = rows[RELATION][:, :width], rows[RELATION][:, -width:]
+    # Cut once: the gradient of an index into a table is as large as the table.
+    single = {name: table.unbind() for name, table in rows.items()}
+    forward_rows, backward_rows = forward.unbind(), backward.unbind()
     for h, r, t in torch.from_numpy(triples.astype(np.int64)):
         lhs, rhs = data.relations.relations[int(r)].lhs, data.relations.relations[int(r)].rhs
-        head, tail = rows[lhs][h], rows[rhs][t]
-        width = rows[RELATION].shape[1] // (2 if reciprocal else 1)
-        forward, backward = rows[RELATION][:, :width], rows[RELATION][:, -width:]
-        for side, answer_type, answer, relations in (
-            (Side.TAIL, rhs, t, forward),
-            (Side.HEAD, lhs, h, backward),
+        head, tail = single[lhs][h], single[rhs][t]
+        for side, answer_type, answer, relations, relation_rows in (
+            (Side.TAIL, rhs, t, forward, forward_rows),
+            (Side.HEAD, lhs, h, backward, backward_rows),
         ):
             given, true = (head, tail) if side is Side.TAIL else (tail, head)
 
             turned = side is Side.HEAD and not reciprocal
-            of_entities = side_scores(name, given, relations[r], rows[answer_type], turned)[None]
+            of_entities = side_scores(name, given, relation_rows[r], rows[answer_type], turned)[None]
             total = total + candidate_loss(of_entities, answer[None], loss, smoothing).sum()
             if config.regularizer.weight:
-                factors = [given, true] + ([] if name == "rotate" else [relations[r]])
+                factors = [given, true] + ([] if name == "rotate" else [relation_rows[r]])
                 total = total + N3_WEIGHT * sum(cubes(x, is_complex) for x in factors)
             if config.training.relation_prediction:
                 of_relations = side_scores(name, given, relations, true, turned)[None]

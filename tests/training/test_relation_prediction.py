@@ -42,9 +42,10 @@ def relation_loss(
     total = torch.zeros((), dtype=torch.float64)
     width = rows[RELATION].shape[1] // (2 if reciprocal else 1)
     forward, backward = rows[RELATION][:, :width], rows[RELATION][:, -width:]
+    single = {name: table.unbind() for name, table in rows.items()}
     for h, r, t in torch.from_numpy(np.array(data.split("train"))[batch.triple_ids].astype(np.int64)):
         relation = data.relations.relations[int(r)]
-        head, tail = rows[relation.lhs][h], rows[relation.rhs][t]
+        head, tail = single[relation.lhs][h], single[relation.rhs][t]
         for side, given, true, relations in (
             (Side.TAIL, head, tail, forward),
             (Side.HEAD, tail, head, backward),

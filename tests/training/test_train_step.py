@@ -58,10 +58,10 @@ def settings(dataset: Path, run: Path, *more: str) -> list[str]:
 
 
 def complex_score(query: torch.Tensor, relation: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
-    """Re(<query * relation, conj(candidate)>) of one triple, with complex numbers (Trouillon et al. 2016)."""
+    """Re(<query * relation, conj(candidate)>), with complex numbers (Trouillon et al. 2016)."""
     half = DIM // 2
-    q, r, c = (torch.complex(row[:half], row[half:]) for row in (query, relation, candidate))
-    return (q * r * c.conj()).sum().real
+    q, r, c = (torch.complex(row[..., :half], row[..., half:]) for row in (query, relation, candidate))
+    return (q * r * c.conj()).sum(-1).real
 
 
 def cube_of_moduli(row: torch.Tensor) -> torch.Tensor:
@@ -81,6 +81,8 @@ def oracle_batch(
     """Return the summed loss of a global batch: each truth among its chunk's negatives and its own entity."""
     original = {name: np.arange(data.num_entities(name)) for name in data.entity_types}
     sampler = UniformNegatives(NUM_NEGATIVES, original, seed=0)
+    # Cut once: the gradient of an index into a table is as large as the table.
+    rows = {name: table.unbind() for name, table in rows.items()}
     total = torch.zeros((), dtype=torch.float64)
     for triple_id, position in zip(ids, positions):
         h, r, t = (int(x) for x in data.split("train")[triple_id])
@@ -95,7 +97,7 @@ def oracle_batch(
             if anchor_type == truth_type:
                 candidates.append(anchor)
             others = [rows[truth_type][c] for c in candidates if c != truth]
-            scores = torch.stack([complex_score(query, row, c) for c in [rows[truth_type][truth], *others]])
+            scores = complex_score(query, row, torch.stack([rows[truth_type][truth], *others]))
             total = total - torch.log_softmax(scores, 0)[0]
             total = total + WEIGHT * sum(cube_of_moduli(x) for x in (query, row, rows[truth_type][truth]))
     return total

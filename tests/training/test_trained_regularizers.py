@@ -73,6 +73,7 @@ def penalty(config: dglkge.Config, rows: Rows, relation: int, side: Side, given:
 
 def penalty_of_triples(data: Dataset, rows: Rows, batch: Any, config: dglkge.Config) -> torch.Tensor:
     """Return the summed penalty of both queries of each triple of a batch."""
+    rows = {name: table.unbind() for name, table in rows.items()}
     total = torch.zeros((), dtype=torch.float64)
     for h, r, t in np.array(data.split("train"))[batch.triple_ids].tolist():
         relation = data.relations.relations[r]
