@@ -142,6 +142,9 @@ def pytest_configure(config: pytest.Config) -> None:
     workerinput = getattr(config, "workerinput", None)
     if workerinput is None:
         surroundings.reset_signals_and_input()
+        if config.getoption("numprocesses", None):
+            # Workers share the cores: more threads than that wait for one another, and do so by spinning.
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
         why_shared = surroundings.use_private_shared_memory()
         config.stash[SEGMENTS_BEFORE] = unused_segments()
         config.stash[OWN_EACH] = why_shared is None and os.geteuid() == 0

@@ -68,7 +68,8 @@ def test_losses_and_tables_do_not_depend_on_trainers_and_hosts(
     done = commands.train_alone(f"dataset={dataset}", f"output={alone}", *settings)
     assert done.returncode == 0, done.stderr
     assert all(record["bytes_sent"] == 0 for record in stats(alone))
-    for trainers in (2, 3):
+    # Two trainers of one machine in one case: what three agree on is divided in no other way.
+    for trainers in (3,) if typed else (2, 3):
         run = tmp_path / f"run{trainers}"
         done = commands.train(tmp_path, trainers, f"dataset={dataset}", f"output={run}", *settings)
         assert done.returncode == 0, done.stderr

@@ -154,9 +154,8 @@ def kill_one(ring: Path, folder: Path, role: str, index: int) -> None:
         )
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_trainer_ends_the_job(ring: Path, tmp_path: Path, rank: int) -> None:
-    kill_one(ring, tmp_path, "client", rank)
+def test_a_killed_trainer_ends_the_job(ring: Path, tmp_path: Path) -> None:
+    kill_one(ring, tmp_path, "client", 1)
     assert open_checkpoint(tmp_path / "run").meta.progress["global_batch_size"] == 48
 
 
@@ -176,9 +175,7 @@ def test_a_killed_server_ends_the_job_and_the_same_command_resumes(ring: Path, t
 def test_mistakes_end_with_status_2_and_one_line(ring: Path, tmp_path: Path) -> None:
     cases = [
         (("model.score_function=complx",), "unknown score function 'complx'; did you mean 'complex'"),
-        (("model.dimension=15",), "15"),
         ((f"dataset={tmp_path / 'nowhere'}",), "nowhere"),
-        (("optimizer.name=adam",), "unknown optimizer 'adam'"),
     ]
     for changes, message in cases:
         done = commands.train_alone(*settings(ring, tmp_path / "run", *changes))
