@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
 import pytest
@@ -70,13 +71,21 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
     in_one_process(settings(folder / "adagrad"), settings(folder / "adam", *ADAM))
 
 
+@pytest.fixture(scope="module")
+def plain(compiled: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, bytes]]:
+    """What a training in a fresh process prints, and its tables."""
+    return alone(tmp_path_factory.mktemp("plain") / "alone")
+
+
 @pytest.mark.parametrize(
     ("others", "typed"),
     [((), False), (ADAM, False), ((), True)],
     ids=["the same", "wider, with Adam", "another data set"],
 )
-def test_the_second_training_is_as_in_a_fresh_process(tmp_path: Path, others, typed: bool) -> None:
-    expected = alone(tmp_path / "alone", *others, typed=typed)
+def test_the_second_training_is_as_in_a_fresh_process(
+    tmp_path: Path, plain: Any, others, typed: bool
+) -> None:
+    expected = alone(tmp_path / "alone", *others, typed=typed) if others or typed else plain
     first, second = settings(tmp_path / "first"), settings(tmp_path / "second", *others, typed=typed)
     printed = in_one_process(first, second)
     assert (printed[1:], tables(tmp_path / "second")) == expected
@@ -91,17 +100,17 @@ def test_the_second_training_is_as_in_a_fresh_process(tmp_path: Path, others, ty
     ],
 )
 @pytest.mark.usefixtures("in_foreground")
-def test_after_a_training_that_did_not_end_well(tmp_path: Path, what: str, told: str) -> None:
-    expected = alone(tmp_path / "alone")
+def test_after_a_training_that_did_not_end_well(tmp_path: Path, plain: Any, what: str, told: str) -> None:
+    expected = plain
     printed = in_one_process([what, *settings(tmp_path / "first")], settings(tmp_path / "second"))
     assert printed[0] == told
     assert (printed[1:], tables(tmp_path / "second")) == expected
 
 
 @pytest.mark.usefixtures("in_foreground")
-def test_the_same_run_goes_on_in_the_same_process(tmp_path: Path) -> None:
+def test_the_same_run_goes_on_in_the_same_process(tmp_path: Path, plain: Any) -> None:
     """What was committed counts: Preempted has committed three batches, the rest follows."""
-    expected = alone(tmp_path / "alone")[1]
+    expected = plain[1]
     printed = in_one_process(["signal", *settings(tmp_path / "run")], settings(tmp_path / "run"))
     assert printed[0] == "Preempted: 143"
     found = tables(tmp_path / "run")
