@@ -17,6 +17,9 @@ LAST_TENSORS_SECONDS = 0.1
 
 END_TIMEOUT_SECONDS = 60
 
+RANK_0_SECONDS = 10.0
+"""Time for rank 0 to find that its port is taken, and for the launcher to end this process then."""
+
 
 def start_process_group(
     rendezvous: tuple[str, int], rank: int, world_size: int, timeout_seconds: float
@@ -41,16 +44,22 @@ def start_process_group(
     """
     timeout = datetime.timedelta(seconds=timeout_seconds)
     listener = _listen(rendezvous).detach() if rank == 0 else None  # detached: the store closes it
-    # wait_for_workers=False: init_process_group waits for all ranks itself.
-    store = dist.TCPStore(
-        *rendezvous,
-        world_size,
-        is_master=rank == 0,
-        timeout=timeout,
-        wait_for_workers=False,
-        master_listen_fd=listener,
-    )
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+    try:
+        # wait_for_workers=False: init_process_group waits for all ranks itself.
+        store = dist.TCPStore(
+            *rendezvous,
+            world_size,
+            is_master=rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=listener,
+        )
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
+    except RuntimeError:
+        # Where another program answers at the port, torch 2.2 fails at once; later versions try again.
+        if rank > 0:
+            time.sleep(RANK_0_SECONDS)
+        raise
 
 
 def end_process_group() -> None:
