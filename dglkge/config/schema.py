@@ -106,10 +106,6 @@ class ModelConfig:
     )
 
 
-MODEL_OPTIONS = {"p": 0, "q": 1}
-"""Fields of the section ``model`` that only some score functions have, with their defaults."""
-
-
 @dataclass(frozen=True)
 class LossConfig:
     """The loss of one positive against its negatives."""

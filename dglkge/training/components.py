@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.config import Config
-from dglkge.config.schema import MODEL_OPTIONS, OBJECTIVES
+from dglkge.config.schema import OBJECTIVES
 from dglkge.errors import InputError
 from dglkge.model.choices import NEGATIVE_SAMPLERS
 from dglkge.model.kge_model import KgeModel, build_model
@@ -207,13 +207,13 @@ def configured_model(config: Config) -> KgeModel:
     chosen = config.model
     score_function = SCORE_FUNCTIONS.get(chosen.score_function)
     options = configured_options(score_function, chosen)
-    for name, default in MODEL_OPTIONS.items():
-        value = getattr(chosen, name)
-        if name not in options and value != default:
-            having = [one for one in SCORE_FUNCTIONS if name in option_names(SCORE_FUNCTIONS.get(one))]
+    for field in dataclasses.fields(chosen):
+        name, value = field.name, getattr(chosen, field.name)
+        having = [one for one in SCORE_FUNCTIONS if name in option_names(SCORE_FUNCTIONS.get(one))]
+        if having and name not in options and value != field.default:
             raise InputError(
                 f"model.{name} is {value} and model.score_function is {chosen.score_function}, which has no "
-                f"such option; allowed: {name} {default}, or {' or '.join(having)}"
+                f"such option; allowed: {name} {field.default}, or {' or '.join(having)}"
             )
     return build_model(chosen.score_function, chosen.dimension, chosen.reciprocal_relations, options=options)
 

@@ -22,13 +22,13 @@ from typing import Any
 
 from dglkge.checkpoint.layout import RUN_METRICS_FILE
 from dglkge.config import load_config
-from dglkge.errors import DglkgeError, InputError, unknown_name
+from dglkge.errors import DglkgeError, unknown_name
 from measuring import our_job
 from measuring.machine import describe_machine
 from measuring.processes import run_watched
 from measuring.run_figures import RunFigures
 
-LIMIT_SECONDS = 1800.0
+LIMIT_SECONDS = 3600.0
 OUR_CONFIG = our_job.REPOSITORY / "examples" / "fb15k237" / "complex.yaml"
 HEADER = (
     "| products | epochs | partitioning, s | start to first batch, s | training, s "
@@ -125,7 +125,7 @@ def recipes(chosen: str) -> list[Path]:
     names = [name for name in chosen.split(",") if name] or list(found)
     for name in names:
         if name not in found:
-            raise InputError(unknown_name("recipe", name, found))
+            raise unknown_name("recipe", name, found)
     return [found[name] for name in names]
 
 
