@@ -188,6 +188,29 @@ def _differences(query: torch.Tensor, candidates: torch.Tensor) -> tuple[torch.T
     return real, imaginary
 
 
+class SummedModuli(torch.autograd.Function):
+    """Sum of |z| over complex rows; its gradient z / |z| is 0 at 0.
+
+    ``torch.linalg.vector_norm`` over two numbers gives the same, and takes twenty times as long: it starts a
+    loop for each pair.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
+        """Return the sums, (...), of rows (..., D)."""
+        moduli = torch.hypot(*rows.chunk(2, dim=-1))
+        ctx.save_for_backward(rows, moduli)
+        return moduli.sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the rows."""
+        rows, moduli = ctx.saved_tensors
+        factors = (gradients[0].unsqueeze(-1) / moduli).masked_fill_(moduli == 0, 0)
+        return rows * torch.cat([factors, factors], dim=-1)
+
+
 class CubedModuli(torch.autograd.Function):
     """Sum of |z|^3 over complex rows; its gradient 3 |z| z is 0 at 0, where autograd's would be NaN."""
 

@@ -244,7 +244,7 @@ class ComplexDiagonalOperator(BigraphOperator):
 
     def gains(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the greatest modulus, and 0."""
-        moduli = row.unflatten(-1, (2, -1)).norm(dim=-2)
+        moduli = torch.hypot(*row.chunk(2, dim=-1))
         return moduli.amax(-1), torch.zeros_like(row[..., 0])
 
 
