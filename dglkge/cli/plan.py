@@ -16,7 +16,7 @@ from dglkge.launch.local_site import usable_cores
 from dglkge.launch.process_plan import MOST_DEFAULT_TRAINERS
 from dglkge.planning.epoch_time import Rates, epoch_seconds
 from dglkge.planning.host import HostMemory, host_memory, installed_base, misfits
-from dglkge.planning.memory import PlannedHost, is_compiled, plan_memory
+from dglkge.planning.memory import PlannedHost, plan_memory
 from dglkge.training.components import check_config, check_machines
 
 HELP = "estimate memory, /dev/shm, disk and time of a configuration"
@@ -79,7 +79,8 @@ def measure_rates(config: Config) -> Rates:
 
     chosen = config.training.matmul_dtype
     # "auto" measures both types at the first start of a run; the estimate takes the faster one.
-    names = ("float32", "bfloat16") if chosen == "auto" and is_compiled(config) else (chosen,)
+    may_be_narrow = chosen == "auto" and config.training.kernels == "auto"
+    names = ("float32", "bfloat16") if may_be_narrow else (chosen,)
     dim = config.model.dimension
     product = min(_product_seconds(getattr(torch, name, torch.float32), dim) for name in names)
     source = torch.ones(COPY_BYTES // 4)

@@ -318,8 +318,8 @@ class TrainingConfig:
     )
     matmul_dtype: str = setting(
         "auto",
-        "type of the matmuls of the compiled training step: float32, bfloat16, or auto: the first start of a "
-        "run measures if bfloat16 is at least 1.5 times as fast, and its later starts keep that; with "
+        "type of the matmuls that score candidates in training: float32, bfloat16, or auto: the first start "
+        "of a run measures if bfloat16 is at least 1.5 times as fast, and its later starts keep that; with "
         "float32 and global negatives the number of trainers changes only the order of sums",
         one_of("auto", "float32", "bfloat16"),
         resume=UNTIL_FINISHED,

@@ -1,4 +1,4 @@
-"""Compiled distances that no matmul gives: sums of complex moduli, and Manhattan distances.
+"""Compiled distances: sums of complex moduli, Manhattan distances, and Euclidean ones from their matmul.
 
 No intermediate of (B, N, D) numbers is written. A backward loop takes four queries at a time: what it reads
 and writes of a candidate then counts for four pairs. Sums may be reordered and products fused. The divisions
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dglkge.kernels.bfloat16 import load_row, store_row
 from dglkge.kernels.jit import compiled, compiled_unaliased, compiled_with_reciprocals
 
 CANDIDATE_BLOCK = 64
@@ -174,3 +175,71 @@ def add_manhattan_gradients(
                     (of_query[i], of_query[i + 1], of_query[i + 2], of_query[i + 3]),
                     of_candidates[j],
                 )
+
+
+@compiled
+def fill_euclidean(
+    products: np.ndarray, query_squares: np.ndarray, candidate_squares: np.ndarray, distances: np.ndarray
+) -> None:
+    """Write sqrt(|q|^2 + |c|^2 - 2 q.c), 0 where rounding makes the square negative.
+
+    Parameters
+    ----------
+    products : np.ndarray
+        "(B, N)" inner products, of the type of the distances or bfloat16 words.
+    query_squares, candidate_squares : np.ndarray
+        "(B,)" and "(N,)" squared lengths.
+    distances : np.ndarray
+        "(B, N)", written.
+    """
+    kind = distances.dtype.type
+    for i in range(products.shape[0]):
+        row = distances[i]
+        load_row(products[i], row)
+        for j in range(row.shape[0]):
+            square = query_squares[i] + candidate_squares[j] - kind(2) * row[j]
+            # A comparison that is false for NaN, which stays.
+            row[j] = np.sqrt(kind(0) if square < kind(0) else square)
+
+
+@compiled
+def fill_euclidean_weights(
+    gradients: np.ndarray,
+    distances: np.ndarray,
+    query_squares: np.ndarray,
+    candidate_squares: np.ndarray,
+    noise: float,
+    weights: np.ndarray,
+    query_sums: np.ndarray,
+    candidate_sums: np.ndarray,
+) -> None:
+    """Write each gradient of a distance divided by the distance, and the sums of these weights.
+
+    Parameters
+    ----------
+    gradients, distances : np.ndarray
+        "(B, N)".
+    query_squares, candidate_squares : np.ndarray
+        "(B,)" and "(N,)" squared lengths.
+    noise : scalar of the type of the distances
+        The weight is 0 where the squared distance is at most this share of both squared lengths.
+    weights : np.ndarray
+        "(B, N)" of the type of the distances, or bfloat16 words; written.
+    query_sums, candidate_sums : np.ndarray
+        "(B,)" and "(N,)" sums of the weights, written.
+    """
+    kind = distances.dtype.type
+    one = kind(1)
+    row = np.empty(distances.shape[1], distances.dtype)
+    candidate_sums[:] = kind(0)
+    for i in range(distances.shape[0]):
+        total = kind(0)
+        for j in range(row.shape[0]):
+            distance = distances[i, j]
+            is_noise = distance * distance <= noise * (query_squares[i] + candidate_squares[j])
+            weight = kind(0) if is_noise else gradients[i, j] / (one if is_noise else distance)
+            row[j] = weight
+            total += weight
+            candidate_sums[j] += weight
+        query_sums[i] = total
+        store_row(row, one, weights[i])

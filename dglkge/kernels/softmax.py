@@ -1,4 +1,4 @@
-"""Compiled loops over scores: masking of negatives that are the true answer; softmax and its gradient."""
+"""Compiled loops over scores: masking of negatives that are the true answer; losses and their gradients."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ LOWEST_EXPONENT = np.float32(-60.0)
 """Powers below e^-60 count as 0: they are lost in any float32 sum with 1, and denormal numbers are slow."""
 LOG2_E = np.float32(1.4426950408889634)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+LN2, SQUARE_ROOT_OF_2 = np.float32(0.6931471805599453), np.float32(1.4142135623730951)
 
 
 @compiled_inline
@@ -40,6 +41,37 @@ def power(exponent: Any) -> Any:
     # 2^n by writing n + 127 into the exponent bits.
     two_to_whole = float_of(np.uint32((np.int32(whole) + np.int32(127)) << np.int32(23)))
     return p * two_to_whole if is_kept else kind(0)
+
+
+@compiled_inline
+def logarithm_of_1_to_2(number: Any) -> Any:
+    """Return the natural logarithm of a float32 number in [1, 2], absolute error below 2e-7.
+
+    Cephes' ``logf`` (Moshier 1989): a polynomial around 1, after division by 2 above the root of 2. Written
+    out, so that the loop around it is vectorised.
+    """
+    kind = np.float32
+    is_high = number > SQUARE_ROOT_OF_2
+    x = (number * kind(0.5) if is_high else number) - kind(1)
+    p = kind(7.0376836292e-2)
+    p = p * x + kind(-1.1514610310e-1)
+    p = p * x + kind(1.1676998740e-1)
+    p = p * x + kind(-1.2420140846e-1)
+    p = p * x + kind(1.4249322787e-1)
+    p = p * x + kind(-1.6668057665e-1)
+    p = p * x + kind(2.0000714765e-1)
+    p = p * x + kind(-2.4999993993e-1)
+    p = p * x + kind(3.3333331174e-1)
+    square = x * x
+    found = x + (p * x * square - kind(0.5) * square)
+    return found + LN2 if is_high else found
+
+
+@compiled_inline
+def _copy_counted(scores: np.ndarray, ignored: np.ndarray, ignored_score: Any, row: np.ndarray) -> None:
+    """Copy the scores of a query's negatives, with another score for those that do not count."""
+    for j in range(row.shape[0]):
+        row[j] = ignored_score if ignored[j] else scores[j]
 
 
 @compiled_inline
@@ -195,3 +227,90 @@ def softmax(
         loss += factor * (np.log(total) + greatest - positive[i])
         store_row(row, share, scores[i])
     return loss
+
+
+@compiled
+def softmax_rows(
+    scores: np.ndarray,
+    ignored: np.ndarray,
+    ignored_score: float,
+    positive: np.ndarray,
+    gradients: np.ndarray,
+    missing: np.ndarray,
+    losses: np.ndarray,
+) -> None:
+    """Write the softmax loss of each query and its gradients, without overwriting the scores.
+
+    Parameters
+    ----------
+    scores : np.ndarray
+        "(Q, N) float32" scores of the negatives.
+    ignored : np.ndarray
+        "(Q, N) bool" negatives that do not count; their gradients are 0.
+    ignored_score : np.float32
+        Taken for their scores: finite, and far below all others.
+    positive : np.ndarray
+        "(Q,) float32" scores of the true answers.
+    gradients, missing, losses : np.ndarray
+        "(Q, N)", "(Q,)" and "(Q,) float32": gradients of ``scores`` and of ``positive``, and losses; written.
+    """
+    for i in range(scores.shape[0]):
+        row = gradients[i]
+        _copy_counted(scores[i], ignored[i], ignored_score, row)
+        # Subtracting the greatest score keeps every power at most 1.
+        greatest = max(positive[i], greatest_of(row))
+        total = positive[i] * np.float32(0)
+        for j in range(row.shape[0]):
+            total += row[j] * np.float32(0)
+        positive_power = power(positive[i] - greatest)
+        total += positive_power
+        for j in range(row.shape[0]):
+            row[j] = power(row[j] - greatest)
+            total += row[j]
+        share = np.float32(1) / total
+        for j in range(row.shape[0]):
+            row[j] *= share
+        missing[i] = positive_power * share - np.float32(1)
+        losses[i] = np.log(total) + greatest - positive[i]
+
+
+@compiled
+def self_adversarial_rows(
+    scores: np.ndarray,
+    ignored: np.ndarray,
+    ignored_score: float,
+    margin: float,
+    temperature: float,
+    gradients: np.ndarray,
+    losses: np.ndarray,
+) -> None:
+    """Write sum_j w_j softplus(n_j + margin) of each query and its gradients; w = softmax(temperature n).
+
+    Parameters
+    ----------
+    scores, ignored, ignored_score, gradients, losses
+        As in :func:`softmax_rows`; ``losses`` has the part of the negatives only.
+    margin, temperature : np.float32
+    """
+    one = np.float32(1)
+    weights = np.empty(scores.shape[1], np.float32)
+    for i in range(scores.shape[0]):
+        row = gradients[i]
+        _copy_counted(scores[i], ignored[i], ignored_score, row)
+        greatest = greatest_of(row)
+        total = np.float32(0)
+        for j in range(row.shape[0]):
+            # Ignored ones stay far below the others whatever the temperature is.
+            exponent = ignored_score if ignored[i, j] else (row[j] - greatest) * temperature
+            weights[j] = power(exponent) + row[j] * np.float32(0)
+            total += weights[j]
+        loss = np.float32(0)
+        # All ignored: no weight at all, and a loss of 0.
+        share = one / total if total > 0 else total
+        for j in range(row.shape[0]):
+            score, weight = row[j] + margin, weights[j] * share
+            # softplus(s) = max(s, 0) + log(1 + e^-|s|), and its derivative is the sigmoid.
+            small = power(-np.abs(score))
+            loss += weight * (max(score, np.float32(0)) + logarithm_of_1_to_2(one + small))
+            row[j] = weight * ((one if score > 0 else small) / (one + small))
+        losses[i] = loss

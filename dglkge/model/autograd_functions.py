@@ -17,6 +17,8 @@ from dglkge.kernels.distances import (
     AT_ONCE,
     add_manhattan_gradients,
     add_modulus_gradients,
+    fill_euclidean,
+    fill_euclidean_weights,
     fill_manhattan,
     fill_moduli,
 )
@@ -28,11 +30,20 @@ MODULUS_BLOCK_ELEMENTS = 1 << 17
 NEGLIGIBLE_GRADIENT = 1e-30
 
 
+def product(query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    """Return the inner products (B, N) of query (B, D) and candidates (N, D), in the type of the query.
+
+    Under ``torch.autocast`` the matrix products, also those of the gradients, are in its type.
+    """
+    return (query @ candidates.T).to(query.dtype)
+
+
 class EuclideanDistance(torch.autograd.Function):
     """Euclidean distances by one matrix product: |q - c|^2 = |q|^2 + |c|^2 - 2 q.c.
 
     The product loses about ``eps (|q|^2 + |c|^2)`` of the square. Distances below that are noise, and
-    their gradient is 0; above it the gradient (q - c) / |q - c| is bounded as it should be.
+    their gradient is 0; above it the gradient (q - c) / |q - c| is bounded as it should be. Under
+    ``torch.autocast`` the products are in its type, and lose more.
     """
 
     @staticmethod
@@ -40,11 +51,18 @@ class EuclideanDistance(torch.autograd.Function):
         """Return the distances, (B, N), of query (B, D) and candidates (N, D)."""
         query_squares = query.square().sum(1)
         candidate_squares = candidates.square().sum(1)
-        # One fused call: alpha=-2 and the candidates' squares as bias, so (B, N) is written once.
-        squares = torch.addmm(candidate_squares.unsqueeze(0), query, candidates.T, alpha=-2)
-        # Rounding can make a square slightly negative, and sqrt(-0.0000001) is NaN: clamped to 0.
-        distances = squares.add_(query_squares.unsqueeze(1)).clamp_min_(0).sqrt_()
+        # Under autocast this is in its type.
+        products = query @ candidates.T
+        distances = torch.empty(products.shape, dtype=query.dtype, device=query.device)
+        if _compiled(query):
+            squares = _array(query_squares), _array(candidate_squares)
+            fill_euclidean(words(products), *squares, distances.numpy())
+        else:
+            squares_of_both = query_squares.unsqueeze(1) + candidate_squares.unsqueeze(0)
+            # Rounding can make a square slightly negative, and sqrt(-0.0000001) is NaN: clamped to 0.
+            torch.sqrt((squares_of_both - 2 * products).clamp_min_(0), out=distances)
         ctx.save_for_backward(query, candidates, query_squares, candidate_squares, distances)
+        ctx.dtype = products.dtype
         return distances
 
     @staticmethod
@@ -52,14 +70,33 @@ class EuclideanDistance(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of query and candidates, two matrix products."""
         query, candidates, query_squares, candidate_squares, distances = ctx.saved_tensors
-        noise = 8 * torch.finfo(distances.dtype).eps
-        floor = (query_squares.unsqueeze(1) + candidate_squares.unsqueeze(0)).mul_(noise).sqrt_()
-        # Division first: 0 / 0 and x / 0 happen only at distances <= floor, which the mask overwrites.
-        weights = (grad / distances).masked_fill_(distances <= floor, 0)
+        # Sums of D float32 products lose some units in the last place; rounding a sum to bfloat16 loses half.
+        share = 8 if ctx.dtype == query.dtype else 0.5
+        noise = share * torch.finfo(ctx.dtype).eps
+        if _compiled(query):
+            weights = torch.empty(distances.shape, dtype=ctx.dtype)
+            query_sums, candidate_sums = torch.empty_like(query_squares), torch.empty_like(candidate_squares)
+            fill_euclidean_weights(
+                *map(_array, (grad, distances, query_squares, candidate_squares)),
+                _array(distances).dtype.type(noise),
+                words(weights),
+                query_sums.numpy(),
+                candidate_sums.numpy(),
+            )
+        else:
+            floor = (query_squares.unsqueeze(1) + candidate_squares.unsqueeze(0)).mul_(noise).sqrt_()
+            # Division first: 0 / 0 and x / 0 happen only at distances <= floor, which the mask overwrites.
+            weights = (grad / distances).masked_fill_(distances <= floor, 0)
+            query_sums, candidate_sums = weights.sum(1), weights.sum(0)
+            weights = weights.to(ctx.dtype)
         # sum_j w_ij (q_i - c_j) = q_i sum_j w_ij - (w c)_i: two matmuls, and no (B, N, D) differences.
-        grad_query = query * weights.sum(1, keepdim=True) - weights @ candidates
-        grad_candidates = candidates * weights.sum(0).unsqueeze(1) - weights.T @ query
-        return grad_query, grad_candidates
+        of_query = weights @ candidates.to(ctx.dtype)
+        # oneDNN is slow where the first operand of a bfloat16 product is transposed: the smaller one is here.
+        of_candidates = (query.to(ctx.dtype).T.contiguous() @ weights).T
+        return (
+            query * query_sums.unsqueeze(1) - of_query,
+            candidates * candidate_sums.unsqueeze(1) - of_candidates,
+        )
 
 
 class ModulusDistance(torch.autograd.Function):
@@ -167,6 +204,14 @@ def _compiled(rows: torch.Tensor) -> bool:
 
 def _array(rows: torch.Tensor) -> np.ndarray:
     return rows.detach().contiguous().numpy()
+
+
+def words(tensor: torch.Tensor) -> np.ndarray:
+    """View a contiguous tensor as compiled loops take it: bfloat16 as 16-bit words, others as they are."""
+    if tensor.dtype == torch.bfloat16:
+        # numpy has no bfloat16: viewed as int16, and then as the uint16 words of the loops.
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
 
 
 def _blocks(query: torch.Tensor, candidates: torch.Tensor) -> Iterator[tuple[slice, slice]]:

@@ -36,8 +36,11 @@ from dglkge.typing import Side
 
 if TYPE_CHECKING:
     import torch
+
+    from dglkge.model import autograd_functions
 else:
     torch = deferred("torch")
+    autograd_functions = deferred("dglkge.model.autograd_functions")
 
 COMPARATORS: dict[str, type[Comparator]] = {
     "dot": Dot,
@@ -214,7 +217,7 @@ class StaticProductPlus(StaticScore):
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every query against every candidate."""
-        return query[:, :-1] @ candidates.T + query[:, -1:]
+        return autograd_functions.product(query[:, :-1], candidates) + query[:, -1:]
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i."""

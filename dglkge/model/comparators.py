@@ -117,7 +117,7 @@ class Dot(Comparator):
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair by one matrix product."""
-        return query @ candidates.T
+        return autograd_functions.product(query, candidates)
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i."""
@@ -175,8 +175,8 @@ class NegativeSquaredL2(Comparator):
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair by one matrix product, 2 q.c - |q|^2 - |c|^2."""
-        squares = torch.addmm(candidates.square().sum(1).unsqueeze(0), query, candidates.T, alpha=-2)
-        return -(squares + query.square().sum(1, keepdim=True))
+        products = autograd_functions.product(query, candidates)
+        return 2 * products - candidates.square().sum(1) - query.square().sum(1, keepdim=True)
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i."""
@@ -198,7 +198,7 @@ class Cosine(Comparator):
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair by one matrix product of unit rows."""
-        return unit_rows(query) @ unit_rows(candidates).T
+        return autograd_functions.product(unit_rows(query), unit_rows(candidates))
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i; the gradient of a row that is 0 is 0."""

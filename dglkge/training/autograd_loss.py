@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from dglkge.model.compiled_losses import with_loops
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
 from dglkge.model.regularizers import Regularizer
@@ -29,7 +30,10 @@ class AutogradLoss:
     clock : PhaseClock
     is_reference : bool
         Score negatives by their definition (:meth:`KgeModel.compare_plainly`), without the distances whose
-        gradient is written by hand, and find known answers among them in numpy.
+        gradient is written by hand, compute the loss by autograd, and find known answers in numpy.
+    matmul_dtype : torch.dtype
+        Type of the matmuls that score negatives: ``torch.float32`` or ``torch.bfloat16``. Queries and the
+        scores of true answers are float32 in any case.
     """
 
     reads_in_place = False
@@ -42,11 +46,13 @@ class AutogradLoss:
         own_entity: bool,
         clock: PhaseClock,
         is_reference: bool = False,
+        matmul_dtype: torch.dtype = torch.float32,
     ) -> None:
         self._model = model
         self._is_reference = is_reference
         self._compare = model.compare_plainly if is_reference else model.compare
-        self._loss = loss
+        self._loss = loss if is_reference else with_loops(loss)
+        self._is_narrow = matmul_dtype == torch.bfloat16
         self._regularizer = regularizer
         self._own_entity = own_entity
         self._clock = clock
@@ -90,7 +96,8 @@ class AutogradLoss:
         query = model.query(anchors, relations, side, torch.from_numpy(group.relations.ids))
         # Both sides may share negatives: their leaves are views of the same gradients, and autograd adds to
         # them in place.
-        scores = self._compare(query, negatives.rows.leaf())
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._is_narrow):
+            scores = self._compare(query, negatives.rows.leaf()).to(query.dtype)
         ignored = torch.zeros(scores.shape, dtype=torch.bool)
         # Sampled negatives may be the true answer itself; it must not be pushed down as a negative.
         rows, columns = find_equal(true_ids, negatives.ids)

@@ -364,11 +364,11 @@ def _build_train_step(
     of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
     is_reference = config.training.kernels == REFERENCE
     # Compiled loops read rows in place, where no vector is added to them.
+    matmul_dtype = getattr(torch, config.training.matmul_dtype)
     if dot_softmax.is_compiled(model, loss) and not is_reference and global_vectors is None:
-        matmul_dtype = getattr(torch, config.training.matmul_dtype)
         of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock, list(negatives))
     else:
-        of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock, is_reference)
+        of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype)
     if config.training.relation_prediction:
         of_relations = build_relation_loss(config, model, tables, batches, world, clock, dropout)
         of_groups = SampledWithRelations(of_groups, of_relations)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from dglkge.kernels import dot, softmax
+from dglkge.model.autograd_functions import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import IGNORED_SCORE, Loss
 from dglkge.model.negative_terms import Mean
@@ -215,11 +216,3 @@ def _blocks(group: Group) -> list[tuple[slice, Negatives, np.ndarray, list[Known
 def _sides(num: int) -> dict[Side, slice]:
     """Return the run of the queries of each side, those for tails first."""
     return {Side.TAIL: slice(0, num), Side.HEAD: slice(num, 2 * num)}
-
-
-def words(tensor: torch.Tensor) -> np.ndarray:
-    """View a contiguous tensor as compiled loops take it: bfloat16 as 16-bit words, others as they are."""
-    if tensor.dtype == torch.bfloat16:
-        # numpy has no bfloat16: viewed as int16, and then as the uint16 words of the loops.
-        return tensor.view(torch.int16).numpy().view(np.uint16)
-    return tensor.numpy()

@@ -118,3 +118,48 @@ def test_modulus_gradient_drops_denormal_numbers(path):
 def test_no_gradient_needed(function, plain):
     with torch.no_grad():
         assert not function(torch.zeros(2, 4), torch.ones(3, 4)).requires_grad
+
+
+def with_bfloat16_products(function, rows, weights):
+    """Return values and gradients with the products in bfloat16, as the training step asks for them."""
+    with torch.autocast("cpu", torch.bfloat16):
+        found = function(*rows)
+    return found, torch.autograd.grad((found * weights).sum(), rows)
+
+
+@pytest.mark.parametrize("function, plain", [CASES[0], (distances.product, lambda q, c: q @ c.T)])
+def test_products_in_bfloat16_are_near_the_float64_values(function, plain, path):
+    random = torch.Generator().manual_seed(7)
+    rows = [torch.randn(n, 64, generator=random, requires_grad=True) for n in (20, 150)]
+    weights = torch.randn(20, 150, generator=random)
+    exact = [one.detach().double().requires_grad_() for one in rows]
+    expected = plain(*exact)
+    of_exact = torch.autograd.grad((expected * weights).sum(), exact)
+    found, gradients = with_bfloat16_products(function, rows, weights)
+    assert found.dtype == torch.float32
+    # The product is rounded to 8 bits, as its operands were: a few thousandths of |q| |c|, about 64 here.
+    error = (found - expected).abs().max()
+    assert 1e-4 < error < 0.4
+    for got, wanted in zip(gradients, of_exact):
+        assert got.dtype == torch.float32
+        assert 1e-5 < (got - wanted).norm() / wanted.norm() < 0.01
+
+
+def test_distances_below_the_rounding_of_bfloat16_have_no_gradient(path):
+    rows = torch.randn(6, 32, generator=torch.Generator().manual_seed(3))
+    # The first candidates are the queries themselves; their true distance is 0.
+    query, candidates = rows.clone().requires_grad_(), (rows * 1.0001).requires_grad_()
+    found, (of_query, _) = with_bfloat16_products(EuclideanDistance.apply, [query, candidates], torch.eye(6))
+    assert found.diagonal().max() < 1.5
+    assert of_query.abs().max() == 0
+
+
+def test_distances_that_are_not_numbers_stay_so(path):
+    query = torch.tensor([[1.0, float("nan")], [3.0, 4.0]], requires_grad=True)
+    candidates = torch.tensor([[0.0, 0.0], [float("inf"), 0.0]], requires_grad=True)
+    found = EuclideanDistance.apply(query, candidates)
+    assert found[0].isnan().all()
+    assert found[1, 0] == 5
+    assert not found[1, 1].isfinite()
+    (of_query,) = torch.autograd.grad(found.sum(), query)
+    assert not of_query.isfinite().all()

@@ -10,9 +10,9 @@ from dglkge.embeddings.found_rows import FoundRows
 from dglkge.kernels import dot as dot_kernels
 from dglkge.kernels import penalties as penalty_kernels
 from dglkge.kernels.bfloat16 import narrow, widen
+from dglkge.model.autograd_functions import words
 from dglkge.model.kge_model import build_model
 from dglkge.model.regularizers import REGULARIZERS, build_regularizer
-from dglkge.training.dot_softmax import words
 from dglkge.typing import Side
 
 NUM, DIM, NUM_ENTITIES, NUM_RELATIONS = 9, 12, 6, 4

@@ -1,0 +1,90 @@
+"""Losses by compiled loops against the losses themselves, by autograd in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dglkge.model.compiled_losses import with_loops
+from dglkge.model.losses import Hinge, SelfAdversarial, Softmax
+from dglkge.model.negative_terms import Adversarial
+
+LOSSES = [
+    Softmax(),
+    SelfAdversarial(margin=0.0),
+    SelfAdversarial(margin=9.0, adversarial_temperature=0.5),
+    SelfAdversarial(margin=2.0, adversarial_temperature=0.0),
+]
+
+
+def draw(num_queries, num_negatives, scale, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    positive = scale * torch.randn(num_queries, generator=random)
+    negative = scale * torch.randn(num_queries, num_negatives, generator=random)
+    return positive, negative, torch.rand(num_queries, num_negatives, generator=random) < 0.3
+
+
+def values_and_gradients(loss, positive, negative, ignored, dtype):
+    positive, negative = (one.detach().to(dtype).requires_grad_() for one in (positive, negative))
+    found = loss(positive, negative, ignored)
+    # Another weight for each query: a gradient that is summed over queries would show.
+    weights = torch.arange(1, len(found) + 1, dtype=dtype)
+    return [found, *torch.autograd.grad((found * weights).sum(), (positive, negative))]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("scale", [0.01, 1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 3), (5, 200), (3, 0), (0, 3)])
+def test_values_and_gradients_equal_autograd_in_float64(loss, scale, shape):
+    positive, negative, ignored = draw(*shape, scale)
+    for mask in (ignored, None):
+        found = values_and_gradients(with_loops(loss), positive, negative, mask, torch.float32)
+        expected = values_and_gradients(loss, positive, negative, mask, torch.float64)
+        for got, wanted in zip(found, expected):
+            assert got.dtype == torch.float32
+            torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=2e-6 * max(scale, 1))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_ignored_scores_do_not_count_whatever_they_are(loss):
+    positive, negative, _ = draw(4, 10, 1.0)
+    ignored = torch.zeros(4, 10, dtype=torch.bool)
+    ignored[:, 3] = True
+    ignored[2] = True
+    changed = negative.clone()
+    changed[:, 3] = torch.tensor([1e6, float("nan"), float("inf"), -5.0])
+    loss_of, of_positive, of_negative = values_and_gradients(
+        with_loops(loss), positive, changed, ignored, torch.float32
+    )
+    expected = values_and_gradients(with_loops(loss), positive, negative, ignored, torch.float32)
+    torch.testing.assert_close([loss_of, of_positive, of_negative], expected, rtol=0, atol=0)
+    assert (of_negative[ignored] == 0).all()
+    # All negatives of query 2 are ignored: its loss is a number.
+    assert loss_of.isfinite().all()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_scores_that_are_not_finite_show_in_the_loss(loss, bad):
+    positive, negative, _ = draw(3, 5, 1.0)
+    negative[1, 2] = bad
+    found = with_loops(loss)(positive, negative, None)
+    assert found.isfinite().tolist() == [True, False, True]
+
+
+def test_what_has_no_loops_goes_to_the_loss_itself():
+    class Doubled(Softmax):
+        def __call__(self, positive, negative, ignored=None):
+            return 2 * super().__call__(positive, negative, ignored)
+
+    positive, negative, ignored = draw(4, 6, 1.0)
+    for loss in (Doubled(), Hinge()):
+        assert with_loops(loss) is loss
+    weighed = Softmax()
+    weighed.reduction = Adversarial(1.0)
+    labels = torch.rand(4, generator=torch.Generator().manual_seed(1))
+    for loss, more in ((weighed, {}), (SelfAdversarial(), {"labels": labels})):
+        found = with_loops(loss)(positive, negative, ignored, **more)
+        torch.testing.assert_close(found, loss(positive, negative, ignored, **more), rtol=0, atol=0)
+    exact = with_loops(Softmax())(positive.double(), negative.double(), ignored)
+    assert exact.dtype == torch.float64
