@@ -233,6 +233,48 @@ def _differences(query: torch.Tensor, candidates: torch.Tensor) -> tuple[torch.T
     return real, imaginary
 
 
+class GroupedProducts(torch.autograd.Function):
+    """Products of rows with the matrices of their groups, one matmul for each matrix.
+
+    A batched matmul would read, and its gradient write, a matrix for each row.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, matrices: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return row i times matrix ``places[i]``: (B, D), (U, D, E), (B,) int64 -> (B, E)."""
+        order = places.argsort(stable=True)
+        ends = torch.bincount(places, minlength=len(matrices)).cumsum(0).tolist()
+        sorted_rows = rows[order]
+        products = rows.new_empty(len(rows), matrices.shape[2])
+        for matrix, run in zip(matrices, _runs(ends)):
+            torch.mm(sorted_rows[run], matrix, out=products[run])
+        ctx.save_for_backward(sorted_rows, matrices, order)
+        ctx.ends = ends
+        return torch.empty_like(products).index_copy_(0, order, products)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradients of the rows and of the matrices."""
+        sorted_rows, matrices, order = ctx.saved_tensors
+        of_products = gradients[0][order]
+        of_rows = torch.empty_like(sorted_rows)
+        # Of the same layout as the matrices, which may be transposed.
+        of_matrices = torch.empty_like(matrices)
+        for number, run in enumerate(_runs(ctx.ends)):
+            torch.mm(of_products[run], matrices[number].T, out=of_rows[run])
+            of_matrices[number] = sorted_rows[run].T @ of_products[run]
+        return torch.empty_like(of_rows).index_copy_(0, order, of_rows), of_matrices, None
+
+
+def _runs(ends: list[int]) -> Iterator[slice]:
+    """Yield the runs that end there, each beginning where the one before ends."""
+    start = 0
+    for end in ends:
+        yield slice(start, end)
+        start = end
+
+
 class SummedModuli(torch.autograd.Function):
     """Sum of |z| over complex rows; its gradient z / |z| is 0 at 0.
 

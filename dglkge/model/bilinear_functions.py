@@ -14,11 +14,15 @@ from dglkge.model.bigraph_operators import LinearOperator
 from dglkge.model.comparators import Dot
 from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator, ScoreFunction
 from dglkge.registry import deferred
+from dglkge.typing import Side
 
 if TYPE_CHECKING:
     import torch
+
+    from dglkge.model import autograd_functions
 else:
     torch = deferred("torch")
+    autograd_functions = deferred("dglkge.model.autograd_functions")
 
 LINEAR = LinearOperator()
 """PyTorch-BigGraph's, which multiplies by a matrix from the left."""
@@ -39,10 +43,21 @@ class RESCAL(Dot, ScoreFunction):
         LINEAR.name, "dot", LINEAR.static, LINEAR.dynamic, (1,), shapes=LINEAR.shapes, turns=True
     )
     dglke_names = ("RESCAL",)
+    shares_relations = True
 
     def relation_dim(self, dim: int) -> int:
         """Return the size of a matrix."""
         return LINEAR.row_dim(dim)
+
+    def shared_query(
+        self, entity: torch.Tensor, relations: torch.Tensor, places: torch.Tensor, side: Side
+    ) -> torch.Tensor:
+        """Return the queries by one matrix product for each relation; see :class:`ScoreFunction`."""
+        dim = entity.shape[-1]
+        matrices = relations.unflatten(-1, (dim, dim))
+        if side is Side.HEAD:
+            matrices = matrices.transpose(-1, -2)
+        return autograd_functions.GroupedProducts.apply(entity, matrices, places)
 
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
         """Multiply by the matrix from the right."""

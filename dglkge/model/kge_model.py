@@ -99,6 +99,28 @@ class KgeModel:
         more = (relation_ids,) if self.score_function.acts_on_candidates else ()
         return self.score_function.query(entity, relation, asked, *more)
 
+    def shared_query(
+        self, entity: torch.Tensor, relation_rows: torch.Tensor, places: torch.Tensor, side: Side
+    ) -> torch.Tensor:
+        """Return :meth:`query` where relations share their rows.
+
+        Parameters
+        ----------
+        entity : (B, D) tensor
+        relation_rows : (U, relation_width) tensor
+            Rows of different relations.
+        places : (B,) int64 tensor
+            The relation of each entity.
+        side : Side
+
+        Returns
+        -------
+        (B, query_dim) tensor
+        """
+        relations = self.direction(relation_rows, side)
+        asked = Side.TAIL if self.reciprocal else side
+        return self.score_function.shared_query(entity, relations, places, asked)
+
     def reverse_query(self, answer: torch.Tensor, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
         """Return the answer operated on by the relation read backwards, (B, D).
 

@@ -178,6 +178,15 @@ class Regularizer(ABC):
         """Return the whole penalty of each query: :meth:`of_given` and the answers' (B, D); (B,)."""
         return self._with_relation(self(given) + self(answer), model, relation_row, side)
 
+    def of_query(self, query: torch.Tensor, answer: torch.Tensor) -> torch.Tensor | None:
+        """Return :meth:`of_queries` (B,) from queries that are computed already; None if it takes the rows.
+
+        Parameters
+        ----------
+        query, answer : (B, D) tensor
+        """
+        return None
+
     def _with_relation(
         self, total: torch.Tensor, model: QueryModel, relation_row: torch.Tensor, side: Side
     ) -> torch.Tensor:
@@ -345,6 +354,10 @@ class Dura(Regularizer):
     ) -> torch.Tensor:
         """Return the penalty of each query; see :class:`Regularizer`."""
         return self.of_given(model, given, relation_row, side) + self(answer)
+
+    def of_query(self, query: torch.Tensor, answer: torch.Tensor) -> torch.Tensor | None:
+        """Return the penalty; see :class:`Regularizer`. A subclass may have another one."""
+        return self.of_products(query) + self(answer) if type(self) is Dura else None
 
     @property
     def loop_weights(self) -> LoopWeights:

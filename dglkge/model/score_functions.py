@@ -103,6 +103,10 @@ class ScoreFunction(Comparator):
         Whether each relation of a batch acts on all candidates at once, so that queries hold relations and
         their ids. :meth:`query` then takes a fourth argument ``relation_ids``, (...) int64, equal for equal
         relations, or None.
+    shares_relations : bool
+        Whether a relation's row is so wide that a batch should hold it once and not for each triple:
+        queries are then asked from :meth:`shared_query`. Not inherited either: a subclass may operate
+        otherwise.
     """
 
     help: ClassVar[str] = ""
@@ -115,11 +119,13 @@ class ScoreFunction(Comparator):
     compiled: ClassVar[bool] = False
     has_offset: ClassVar[bool] = False
     acts_on_candidates: ClassVar[bool] = False
+    shares_relations: ClassVar[bool] = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         # __dict__ and not getattr: an inherited True would send a subclass to loops that compute its base.
         cls.compiled = cls.__dict__.get("compiled", False)
+        cls.shares_relations = cls.__dict__.get("shares_relations", False)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -191,6 +197,12 @@ class ScoreFunction(Comparator):
         """
         # One operation for both sides: an adjoint relation turns (?, r, t) into a query on t.
         return self.operate(entity, relation if side is Side.TAIL else self.adjoint(relation))
+
+    def shared_query(
+        self, entity: torch.Tensor, relations: torch.Tensor, places: torch.Tensor, side: Side
+    ) -> torch.Tensor:
+        """Return :meth:`query` of entities (B, D) and the relations (U, Dr) at some places (B,) int64."""
+        return self.query(entity, relations[places], side)
 
     def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
         """Return rows (B, Dr); their inner products with relations are the scores (h, ?, t).

@@ -270,6 +270,8 @@ class CandidateLoss:
     clock : PhaseClock
     """
 
+    shares_relations = False
+
     def __init__(
         self,
         maker: QueryMaker,

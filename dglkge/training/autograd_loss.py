@@ -53,6 +53,8 @@ class AutogradLoss:
         self._compare = model.compare_plainly if is_reference else model.compare
         self._loss = loss if is_reference else with_loops(loss)
         self._is_narrow = matmul_dtype == torch.bfloat16
+        #: Whether groups hold the row of each relation once.
+        self.shares_relations = model.score_function.shares_relations and not is_reference
         self._regularizer = regularizer
         self._own_entity = own_entity
         self._clock = clock
@@ -93,7 +95,11 @@ class AutogradLoss:
         anchor_ids, true_ids = (
             (group.head_ids, group.tail_ids) if side is Side.TAIL else (group.tail_ids, group.head_ids)
         )
-        query = model.query(anchors, relations, side, torch.from_numpy(group.relations.ids))
+        places = group.relation_places
+        if places is None:
+            query = model.query(anchors, relations, side, torch.from_numpy(group.relation_ids))
+        else:
+            query = model.shared_query(anchors, relations, torch.from_numpy(places), side)
         # Both sides may share negatives: their leaves are views of the same gradients, and autograd adds to
         # them in place.
         with torch.autocast("cpu", torch.bfloat16, enabled=self._is_narrow):
@@ -120,4 +126,8 @@ class AutogradLoss:
             losses = labeled(positive, scores, ignored, labels=torch.from_numpy(group.labels))
         if self._regularizer is None:
             return losses
-        return losses + model.penalty(self._regularizer, anchors, relations, truths, side)
+        penalty = self._regularizer.of_query(query, truths)
+        if penalty is None:
+            own_rows = relations if places is None else relations[torch.from_numpy(places)]
+            penalty = model.penalty(self._regularizer, anchors, own_rows, truths, side)
+        return losses + penalty

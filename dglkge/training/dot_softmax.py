@@ -59,6 +59,7 @@ class DotSoftmax:
     """
 
     reads_in_place = True
+    shares_relations = False
 
     def __init__(
         self,

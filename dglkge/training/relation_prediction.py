@@ -81,7 +81,7 @@ class RelationQueries:
                 place.found().copied().requires_grad_() for place in (group.heads, group.tails)
             ]
             factors = self._weight * group.factors(global_size)
-            pieces += relation_pieces(self._model, group.relations.ids, heads, tails, factors)
+            pieces += relation_pieces(self._model, group.relation_ids, heads, tails, factors)
             self._leaves.append((group, leaves))
         self._queries = [piece.queries for piece in pieces]
         return pieces
@@ -109,6 +109,7 @@ class SampledWithRelations:
 
     def __init__(self, sampled: Union[AutogradLoss, DotSoftmax], of_relations: CandidateLoss) -> None:
         self.reads_in_place = sampled.reads_in_place
+        self.shares_relations = sampled.shares_relations
         self._sampled = sampled
         self._of_relations = of_relations
 

@@ -194,6 +194,8 @@ class Group:
         Known answers, where they do not count as negatives.
     labels : (B,) float32 or None
         Confidences that the edges are true.
+    relation_places : (B,) int64 or None
+        Where ``relations`` holds each relation once (U,): the place there of each edge's.
     """
 
     lhs: str
@@ -207,6 +209,13 @@ class Group:
     negatives: Mapping[Side, Negatives]
     known: Mapping[Side, KnownNegatives] = field(default_factory=dict)
     labels: npt.NDArray[np.float32] | None = None
+    relation_places: NodeIds | None = None
+
+    @property
+    def relation_ids(self) -> NodeIds:
+        """Node id of each edge's relation, (B,)."""
+        ids = self.relations.ids
+        return ids if self.relation_places is None else ids[self.relation_places]
 
     def __len__(self) -> int:
         return len(self.head_ids)
@@ -223,6 +232,7 @@ def request_rows(
     sampler: NegativeSampler | Mapping[Side, NegativeSampler] | None,
     requests: Mapping[str, RowRequest],
     known: KnownAnswers | None = None,
+    shares_relations: bool = False,
 ) -> list[Group]:
     """Make the groups of a batch: draw its negatives and request all rows.
 
@@ -239,6 +249,8 @@ def request_rows(
         By table.
     known : KnownAnswers, optional
         Answers that are no negatives.
+    shares_relations : bool
+        Request the row of a relation once for all edges of a group.
     """
     samplers: Mapping[Side, NegativeSampler] = {}
     if isinstance(sampler, Mapping):
@@ -260,7 +272,10 @@ def request_rows(
         run = slice(found.start, found.end)
         lhs, rhs = pairs[found.pair]
         heads, relations, tails = batch.heads[run], batch.relations[run], batch.tails[run]
-        places = (requests[lhs].add(heads), requests[RELATION].add(relations), requests[rhs].add(tails))
+        wanted, relation_places = relations, None
+        if shares_relations:
+            wanted, relation_places = np.unique(relations, return_inverse=True)
+        places = (requests[lhs].add(heads), requests[RELATION].add(wanted), requests[rhs].add(tails))
         types = {Side.HEAD: lhs, Side.TAIL: rhs}
         against = {side: negatives(side, types[side], found.chunk) for side in Side if side in samplers}
         anchors = {Side.HEAD: (rhs, tails), Side.TAIL: (lhs, heads)}
@@ -280,6 +295,7 @@ def request_rows(
                 against,
                 known_of,
                 None if batch.labels is None else batch.labels[run],
+                relation_places,
             )
         )
     return groups

@@ -191,7 +191,9 @@ class TrainStep:
         if isinstance(batch, QueryBatch):
             groups = request_queries(batch, requests)
         else:
-            groups = request_rows(batch, self._pairs, self._negatives, requests, self._known)
+            groups = request_rows(
+                batch, self._pairs, self._negatives, requests, self._known, self._loss.shares_relations
+            )
         return _Plan(_number(batch), requests, groups)
 
     def _announce_next(self, batch: TrainingBatch) -> None:
