@@ -331,7 +331,8 @@ class StaticPairs(StaticScore):
         if needs_care and not (relation.requires_grad or candidates.requires_grad):
             # A cosine takes the direction of a sum that may cancel: ranking holds to float64.
             return self.acts.apply(candidates.double(), relation.double()).to(candidates.dtype)
-        return self.acts.apply(candidates, relation)
+        # A product under autocast: its result is narrow, and comparators take both sides in one type.
+        return self.acts.apply(candidates, relation).to(candidates.dtype)
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i."""

@@ -363,8 +363,8 @@ def _build_train_step(
     own_entity = config.negatives.own_entity and not config.negatives.all_entities
     of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
     is_reference = config.training.kernels == REFERENCE
-    # Compiled loops read rows in place, where no vector is added to them.
     matmul_dtype = getattr(torch, config.training.matmul_dtype)
+    # Compiled loops read rows in place, where no vector is added to them.
     if dot_softmax.is_compiled(model, loss) and not is_reference and global_vectors is None:
         of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock, list(negatives))
     else:
