@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 
 from dglkge import __version__
-from dglkge.cli import checkpoint, evaluate, export, inspect_run, plan, predict, similar, tune
+from dglkge.cli import checkpoint, evaluate, export, inspect_run, plan, predict, score, similar, tune
 from dglkge.cli.common import add_import_argument, flush_output, run_command
 from dglkge.registry import import_modules
 
 COMMANDS = {
     "evaluate": evaluate,
     "predict": predict,
+    "score": score,
     "similar": similar,
     "export": export,
     "inspect": inspect_run,

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     model = open_run(args.run, verify=not args.no_verify)
     # Similar entities are searched within one type, so an ambiguous name is an error.
     entity_type = model.type_of(args.entity, args.type)
-    found = model.similar(args.entity, entity_type, args.topk)
+    found = model.nearest(args.entity, entity_type, args.topk)
     if args.json:
         answers = [
             {"rank": rank, "name": answer.name, "cosine": answer.score}

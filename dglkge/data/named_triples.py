@@ -56,12 +56,41 @@ def read_named_triples(
         triples, num_fitting = _resolve(chunk, relations, vocabulary)
         bad = np.flatnonzero(num_fitting != 1)
         if len(bad):
-            names = [str(chunk[role].iloc[bad[0]]) for role in ROLES]
             place = place_of_row(path, num_rows + int(bad[0]), columns, delimiter)
-            raise InputError(f"{place}: {_fault(names, relations, vocabulary)}")
+            raise InputError(f"{place}: {_fault(_names(chunk, bad[0]), relations, vocabulary)}")
         parts.append(triples)
         num_rows += len(chunk)
     return np.concatenate(parts)
+
+
+def find_triples(
+    frame: pd.DataFrame, relations: RelationVocabulary, vocabulary: VocabularyOf
+) -> tuple[np.ndarray, dict[int, str]]:
+    """Look up the ids of triples by name.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Categorical columns head, relation and tail.
+    relations : RelationVocabulary
+    vocabulary : callable
+        Returns the names of an entity type.
+
+    Returns
+    -------
+    triples : (n, 3) int64 array
+        -1 in the rows of unknown or ambiguous names.
+    faults : dict of int to str
+        What is wrong with each of these rows, with the nearest known names.
+    """
+    triples, num_fitting = _resolve(frame, relations, vocabulary)
+    bad = np.flatnonzero(num_fitting != 1)
+    triples[bad] = -1
+    return triples, {int(row): _fault(_names(frame, row), relations, vocabulary) for row in bad}
+
+
+def _names(frame: pd.DataFrame, row: int | np.integer) -> list[str]:
+    return [str(frame[role].iloc[int(row)]) for role in ROLES]
 
 
 def _resolve(

@@ -7,7 +7,7 @@ as a dictionary, and a chunk is a data frame of categorical columns.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,19 +140,30 @@ def place_of_row(path: Path, row: int, columns: Columns | None = None, delimiter
     row : int
         Index of the triple in the order of :func:`read_chunks`, from 0.
     """
-    if extension(path) == ".parquet":
-        return f"{path}: row {row + 1}"
+    return places_of_rows(path, [row], columns, delimiter)[row]
+
+
+def places_of_rows(
+    path: Path, rows: Collection[int], columns: Columns | None = None, delimiter: str | None = None
+) -> dict[int, str]:
+    """Return where triples of a file are, as :func:`place_of_row`; the file is read once."""
+    places = {row: f"{path}: row {row + 1}" for row in rows}
+    if extension(path) == ".parquet" or not places:
+        return places
     file = _look_at(path, columns or Columns(), text_format(path, delimiter))
+    last = max(places)
     with open(path, "rb") as raw:
         # Arrow skips empty lines, so a row's number is not that of its line.
-        left = row + int(file.has_header)
+        row = -1 - int(file.has_header)
         for number, line in enumerate(open_binary(raw, path), start=1):
             if line.rstrip(b"\n") in (b"", b"\r"):
                 continue
-            if left == 0:
-                return f"{path}:{number}"
-            left -= 1
-    return f"{path}: row {row + 1}"
+            row += 1
+            if row in places:
+                places[row] = f"{path}:{number}"
+            if row >= last:
+                break
+    return places
 
 
 def _read_parquet(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from dglkge.errors import unknown_name
 from dglkge.evaluation.categories import CATEGORIES, UNSEEN, RelationCategories
 from dglkge.evaluation.protocol import Protocol, ranks
 from dglkge.typing import Side
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HITS_AT = (1, 3, 10, 50)
 
@@ -167,6 +170,39 @@ class RankingResult:
     def by_ties(self) -> dict[str, RankingResult]:
         """Return the results under the rules of :data:`SHOWN_TIES`; empty if the result has no counts."""
         return {} if self.num_greater is None else {ties: self.with_ties(ties) for ties in SHOWN_TIES}
+
+    def to_frame(self, by: str = "side") -> pd.DataFrame:
+        """Return the metrics as a data frame.
+
+        Parameters
+        ----------
+        by : str
+            Of :data:`GROUPS`. ``"side"``: a row for both sides, for the heads and for the tails;
+            ``"relation"`` and ``"category"``: such rows for each relation or category that occurs.
+
+        Returns
+        -------
+        DataFrame
+            Columns relation or category where asked for, side, mr, mrr, hits@1 ..., auc, num_queries.
+
+        Raises
+        ------
+        InputError
+            If the way of dividing is unknown.
+        """
+        import pandas as pd
+
+        if by not in GROUPS:
+            raise unknown_name("way of dividing the queries", by, GROUPS)
+        if by == "side":
+            return pd.DataFrame([{"side": sides, **self.metrics(sides).to_dict()} for sides in SIDES])
+        groups = self.per_relation() if by == "relation" else self.per_category()
+        rows = [
+            {by: label, "side": sides, **metrics.to_dict()}
+            for label, by_side in groups.items()
+            for sides, metrics in by_side.items()
+        ]
+        return pd.DataFrame(rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return protocol and metrics, ready for JSON."""

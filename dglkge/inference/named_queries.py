@@ -69,13 +69,19 @@ def resolve(
     return LinkQuery(query.side, vocabulary(anchor_type).id(query.entity), relation_id)
 
 
-def read_queries(path: Path) -> list[NamedQuery]:
-    """Read a file of queries: head, relation and tail separated by tabs, ``?`` for the missing entity.
+def read_queries(path: Path) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Read a file of queries: head, relation and tail separated by tabs, ``?`` for the missing one.
+
+    Returns
+    -------
+    queries : list of (str, str, str)
+    places : list of str
+        ``file:line`` of each.
 
     Raises
     ------
     InputError
-        If the file cannot be read, or a line (given by its number) is not a query.
+        If the file cannot be read, or a line is not a query.
     """
     try:
         # Bytes, since open() in text mode would decode by the locale.
@@ -85,21 +91,18 @@ def read_queries(path: Path) -> list[NamedQuery]:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
-    queries = []
+    queries, places = [], []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         fields = line.split("\t")
-        if len(fields) != 3 or (fields[0] == MISSING) == (fields[2] == MISSING):
+        if len(fields) != 3 or fields.count(MISSING) != 1:
             raise InputError(
                 f"{path}:{number}: got {line!r}; expected head, relation and tail separated by tabs, "
-                "with ? for either head or tail"
+                "with ? for one of them"
             )
-        head, relation, tail = fields
-        if tail == MISSING:
-            queries.append(NamedQuery(Side.TAIL, head, relation))
-        else:
-            queries.append(NamedQuery(Side.HEAD, tail, relation))
+        queries.append((fields[0], fields[1], fields[2]))
+        places.append(f"{path}:{number}")
     if not queries:
         raise InputError(f"{path} has no queries")
-    return queries
+    return queries, places

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, Optional
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Callable, Optional, Union
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.known_triples import KnownTriples
-from dglkge.errors import InputError
+from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.categories import relation_categories
 from dglkge.evaluation.evaluator import RankingEvaluator
@@ -36,7 +37,17 @@ from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.registry import recorded_imports
 from dglkge.typing import RELATION, RowShard
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 logger = logging.getLogger(__name__)
+
+
+def _frames() -> ModuleType:
+    """Return :mod:`dglkge.inference.frames`, imported at first use: pandas takes half a second."""
+    from dglkge.inference import frames
+
+    return frames
 
 
 @dataclass(frozen=True)
@@ -111,10 +122,10 @@ def open_run(path: str | os.PathLike[str], dataset: str | None = None, verify: b
     --------
     ::
 
-        run = open_run("runs/demo")
-        (prediction,) = run.predict([NamedQuery(Side.TAIL, "Alice", "likes")], topk=5)
-        [answer.name for answer in prediction.answers]
-        run.evaluate(Protocol(split="valid")).both.mrr
+        run = dglkge.open_run("runs/demo")
+        run.predict_tails("Alice", "likes", k=5)
+        run.predict(pandas.DataFrame({"head": ["Alice", "Bob"], "relation": ["likes", "likes"]}))
+        run.evaluate("test").to_frame(by="relation")
     """
     # A run may contain an export in DGL-KE's format, so a checkpoint is looked for first.
     folder = Path(path)
@@ -236,11 +247,78 @@ class Run:
         """Return all rows of some tables."""
         return {table: self.tables.shards(table) for table in tables}
 
+    def predict_tails(
+        self, head: str, relation: str, k: int = 10, known: Union[Known, str, None] = None
+    ) -> pd.DataFrame:
+        """Return the best tails of (head, relation, ?).
+
+        Parameters
+        ----------
+        head, relation : str
+        k : int
+            Number of answers.
+        known : Known or str, optional
+            As in :meth:`answer`.
+
+        Returns
+        -------
+        DataFrame
+            rank, entity, score, probability (NaN unless ``dglkge evaluate --calibrate`` has fitted some for
+            this version) and known_from (the first split that has the triple, or None).
+
+        Raises
+        ------
+        InputError
+            If a name is unknown or ambiguous.
+        """
+        return _frames().predict_one(self, (head, relation, None), k, known)
+
+    def predict_heads(
+        self, relation: str, tail: str, k: int = 10, known: Union[Known, str, None] = None
+    ) -> pd.DataFrame:
+        """Return the best heads of (?, relation, tail); see :meth:`predict_tails`."""
+        return _frames().predict_one(self, (None, relation, tail), k, known)
+
+    def predict_relations(
+        self, head: str, tail: str, k: int = 10, known: Union[Known, str, None] = None
+    ) -> pd.DataFrame:
+        """Return the best relations of (head, ?, tail), by the mean of the scores of both sides.
+
+        As :meth:`predict_tails`, with a column relation instead of entity.
+        """
+        return _frames().predict_one(self, (head, None, tail), k, known)
+
     def predict(
+        self, queries: pd.DataFrame, k: int = 10, known: Union[Known, str, None] = None, strict: bool = False
+    ) -> pd.DataFrame:
+        """Complete many triples, any one part missing; see :func:`dglkge.inference.frames.predict`."""
+        return _frames().predict(self, queries, k, known, strict)
+
+    def score(self, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
+        """Score given triples; see :func:`dglkge.inference.frames.score`."""
+        return _frames().score(self, triples, strict)
+
+    def similar(self, entity: str, k: int = 10, entity_type: Optional[str] = None) -> pd.DataFrame:
+        """Return the entities of the same type whose rows have the greatest cosines with an entity's.
+
+        Returns
+        -------
+        DataFrame
+            rank, entity, cosine; without the entity itself.
+        """
+        return _frames().similar(self, entity, k, entity_type)
+
+    def embeddings(
+        self, names: Optional[Sequence[str]] = None, entity_type: Optional[str] = None
+    ) -> pd.DataFrame:
+        """Return the rows of entities by name; see :func:`dglkge.inference.frames.embeddings`."""
+        return _frames().embeddings(self, names, entity_type)
+
+    def answer(
         self,
         queries: Sequence[NamedQuery],
         topk: int = 10,
-        known: Optional[Known] = None,
+        known: Union[Known, str, None] = None,
         probability: bool = False,
     ) -> list[Prediction]:
         """Return the best answers to queries with one entity missing.
@@ -250,9 +328,9 @@ class Run:
         queries : sequence of NamedQuery
         topk : int
             Answers to each query; fewer if there are fewer candidates.
-        known : Known, optional
-            Treatment of answers that the data set contains. None marks them if the data set can be opened,
-            and otherwise logs a warning and marks none.
+        known : Known or str, optional
+            Treatment of answers that the data set contains: mark, drop or keep. None marks them if the data
+            set can be opened, and otherwise logs a warning and marks none.
         probability : bool
             Give the answers the probabilities that ``dglkge evaluate --calibrate`` has fitted.
 
@@ -270,7 +348,7 @@ class Run:
         tables = self.tables
         curve = self.calibration.curve if probability else None
         resolved = [resolve(query, tables.relations, tables.vocabulary) for query in queries]
-        known, known_triples = self._known(known)
+        known, known_triples = self.known_treatment(known)
         relations = [tables.relations[query.relation_id] for query in resolved]
         types = [relation.candidate_type(query.side) for relation, query in zip(relations, resolved)]
         shards = self.shards(sorted(set(types)))  # no other table is read, or compared with its checksum
@@ -288,8 +366,19 @@ class Run:
             for named, query, type_, answers in zip(queries, resolved, types, found)
         ]
 
-    def _known(self, known: Optional[Known]) -> tuple[Known, dict[str, KnownTriples]]:
-        """Return the treatment of known answers, and the known triples that it needs."""
+    def known_treatment(self, known: Union[Known, str, None]) -> tuple[Known, dict[str, KnownTriples]]:
+        """Return the treatment of known answers, and the known triples by split that it needs.
+
+        Raises
+        ------
+        InputError
+            If the treatment is unknown, or the data set is needed and cannot be opened.
+        """
+        if known is not None:
+            allowed = [one.value for one in Known]
+            if not isinstance(known, Known) and known not in allowed:
+                raise unknown_name("treatment of known answers", known, allowed)
+            known = Known(known)
         if known is Known.KEEP:
             return known, {}
         try:
@@ -331,7 +420,11 @@ class Run:
             )
         return found
 
-    def similar(self, entity: str, entity_type: str, topk: int = 10) -> list[NamedAnswer]:
+    def known_or_none(self) -> dict[str, KnownTriples]:
+        """Return the known triples by split; none, with a warning, if the data set cannot be opened."""
+        return self.known_treatment(None)[1]
+
+    def nearest(self, entity: str, entity_type: str, topk: int = 10) -> list[NamedAnswer]:
         """Return the entities of a type whose rows have the greatest cosine with an entity's row.
 
         Parameters
@@ -390,7 +483,7 @@ class Run:
 
     def evaluate(
         self,
-        protocol: Protocol,
+        protocol: Protocol | str,
         triples: Optional[np.ndarray] = None,
         progress: Optional[Callable[[int], object]] = None,
         also_known: Sequence[np.ndarray] = (),
@@ -399,7 +492,8 @@ class Run:
 
         Parameters
         ----------
-        protocol : Protocol
+        protocol : Protocol or str
+            The name of a split stands for filtered ranking of it among all entities, realistic ties.
         triples : (n, 3) int64 array, optional
             Head, relation and tail, original ids; by default the protocol's split.
         progress : callable, optional
@@ -418,6 +512,10 @@ class Run:
             If the data set cannot be opened, there is nothing to rank, or rows are not finite.
         """
         dataset = self.dataset
+        if isinstance(protocol, str):
+            if protocol not in SPLITS:
+                raise unknown_name("split", protocol, SPLITS)
+            protocol = Protocol(split=protocol)
         if triples is None:
             triples = dataset.split(protocol.split)
         # One index over all splits: filtering does not depend on which split has the triple.

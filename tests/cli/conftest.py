@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dglkge.cli.main import main
 from dglkge.data.dataset import Dataset
 from tests.checkpoint.toy_checkpoint import save_toy_named, toy_meta, toy_tables
 from tests.toy_kg import toy_dataset
@@ -33,3 +34,15 @@ def run(tmp_path, dataset) -> Path:
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     save_toy_named(tmp_path / "run" / "checkpoint", meta, tables, names, 2)
     return tmp_path / "run"
+
+
+@pytest.fixture
+def call(capsys):
+    """Run a command and return its status, stdout and stderr."""
+
+    def run_main(*arguments):
+        status = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run_main

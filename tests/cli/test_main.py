@@ -22,18 +22,6 @@ from dglkge.model.kge_model import build_model
 from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
 
 
-@pytest.fixture
-def call(capsys):
-    """Run a command and return its status, stdout and stderr."""
-
-    def run_main(*arguments):
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run_main
-
-
 @pytest.mark.parametrize("command", [None, *COMMANDS])
 def test_help_teaches_with_examples(command, capsys):
     with pytest.raises(SystemExit) as exit_:
@@ -99,12 +87,47 @@ def test_predict_many(call, run, tmp_path):
     assert out.count("best tails of type person") == 1 and out.count("best heads of type town") == 1
 
 
+def test_predict_relations(call, run, dataset):
+    head, relation, tail = dataset.split("valid")[0]
+    names = dataset.relations[relation]
+    words = ["--head", dataset.vocabulary(names.lhs)[head], "--tail", dataset.vocabulary(names.rhs)[tail]]
+    status, out, err = call("predict", run, *words, "--json")
+    report = json.loads(out)
+    assert (status, err) == (0, "")
+    assert report["asked"] == "relation" and "relation" not in report and "type" not in report
+    fitting = [
+        label
+        for label, one in zip(dataset.relations.labels.names, dataset.relations.relations)
+        if (one.lhs, one.rhs) == (names.lhs, names.rhs)
+    ]
+    assert sorted(answer["name"] for answer in report["answers"]) == sorted(fitting)
+    known = {answer["name"]: answer["known"] for answer in report["answers"]}
+    assert known[dataset.relations.labels[relation]] == "valid"
+    status, out, _ = call("predict", run, *words)
+    assert out.splitlines()[0] == f"({words[1]}, ?, {words[3]}): best relations"
+
+
+def test_an_unknown_name_in_a_file_of_queries_is_an_answer_of_its_own(call, run, tmp_path):
+    queries = tmp_path / "queries.tsv"
+    queries.write_text("person1\tknows\t?\n\npersn1\tknows\t?\nperson1\t?\tperson2\n")
+    status, out, err = call("predict", run, "--input", queries, "--topk", "2", "--json")
+    first, second, third = json.loads(out)
+    assert (status, err) == (0, "")
+    assert len(first["answers"]) == 2 and third["asked"] == "relation" and "answers" not in second
+    assert second["problem"].startswith(f"{queries}:3: unknown entity 'persn1'; did you mean 'person1'")
+    status, out, _ = call("predict", run, "--input", queries)
+    assert f"(persn1, knows, ?): no answer: {queries}:3: unknown entity" in out
+    status, out, err = call("predict", run, "--input", queries, "--strict")
+    assert (status, out) == (2, "")
+    assert err.startswith(f"dglkge: error: {queries}:3: unknown entity 'persn1'")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--head", "a"], "give --relation and either --head (to ask for tails) or --tail"),
-        (["--relation", "knows"], "give --relation and either --head"),
-        (["--head", "a", "--tail", "b", "--relation", "knows"], "give --relation and either --head"),
+        (["--head", "a"], "give two of --head, --relation and --tail; the third is predicted. Got --head"),
+        (["--topk", "3"], "give two of --head, --relation and --tail; the third is predicted. Got none"),
+        (["--head", "a", "--tail", "b", "--relation", "knows"], "Got --head and --relation and --tail"),
         (["--input", "x", "--head", "a"], "give either --input or one query, not both"),
         (["--input", "nowhere.tsv"], "cannot read nowhere.tsv: No such file or directory"),
         (["--head", "person1", "--relation", "know"], "unknown relation 'know'; did you mean 'knows'"),
@@ -281,9 +304,11 @@ def test_inspect_finds_a_flipped_bit(call, run):
 def test_every_command_says_that_there_is_no_run(call, tmp_path):
     more = {
         "predict": ["--head", "a", "--relation", "b"],
+        "score": ["--input", tmp_path / "triples.tsv"],
         "similar": ["--entity", "a"],
         "export": ["--format", "npy", "--output", tmp_path / "out"],
     }
+    (tmp_path / "triples.tsv").write_text("a\tb\tc\n")
     for command in COMMANDS:
         if command in ("plan", "tune"):  # read a configuration, before there is a run
             continue

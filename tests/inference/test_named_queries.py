@@ -66,12 +66,12 @@ def test_a_query_reads_like_a_triple():
 def test_queries_from_a_file(tmp_path):
     path = tmp_path / "queries.tsv"
     path.write_text("Ann\tmade\t?\n\n?\tlikes\tBob the builder\r\n", encoding="utf-8")
-    assert read_queries(path) == [
-        NamedQuery(Side.TAIL, "Ann", "made"),
-        NamedQuery(Side.HEAD, "Bob the builder", "likes"),
-    ]
-    path.write_text("A\u2028n\x85n\tmade\t?\n", encoding="utf-8")
-    assert read_queries(path) == [NamedQuery(Side.TAIL, "A\u2028n\x85n", "made")]
+    assert read_queries(path) == (
+        [("Ann", "made", "?"), ("?", "likes", "Bob the builder")],
+        [f"{path}:1", f"{path}:3"],
+    )
+    path.write_text("A\u2028n\x85n\t?\tmade\n", encoding="utf-8")
+    assert read_queries(path) == ([("A\u2028n\x85n", "?", "made")], [f"{path}:1"])
 
 
 @pytest.mark.parametrize(

@@ -17,38 +17,13 @@ from dglkge.inference.named_queries import NamedQuery
 from dglkge.inference.search import Known
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
-from tests.checkpoint.toy_checkpoint import save_toy_named, toy_meta, toy_tables
-from tests.toy_kg import toy_dataset
-
-
-@pytest.fixture(scope="module")
-def dataset():
-    return Dataset.open(toy_dataset(typed=True))
-
-
-@pytest.fixture
-def folder(tmp_path, dataset):
-    """A run of random rows in two parts."""
-    meta = toy_meta(
-        relations=dataset.relations.relations,
-        dataset_name=dataset.name,
-        dataset_path=str(dataset.path),
-        dataset_fingerprint=dataset.fingerprint,
-        entity_types={name: dataset.num_entities(name) for name in dataset.entity_types},
-    )
-    tables = toy_tables(meta)
-    for whole in tables.values():
-        whole.rows.nan_to_num_(posinf=1.0)
-    names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
-    save_toy_named(tmp_path / "run" / "checkpoint", meta, tables, names, 2)
-    return tmp_path / "run"
 
 
 def test_predictions_are_those_of_the_model(folder, dataset):
     """Every candidate, against the score of each triple computed alone."""
     head, relation_id, tail = dataset.split("train")[dataset.split("train")[:, 1] == 1][0]
     town, countries = dataset.vocabulary("town")[head], dataset.vocabulary("country")
-    (prediction,) = open_run(folder).predict([NamedQuery(Side.TAIL, town, "lies_in")], topk=99)
+    (prediction,) = open_run(folder).answer([NamedQuery(Side.TAIL, town, "lies_in")], topk=99)
     checkpoint = open_checkpoint(folder)
     model = build_model("complex", 6, True)
     query = model.query(checkpoint["town"][[int(head)]], checkpoint[RELATION][[int(relation_id)]], Side.TAIL)
@@ -64,8 +39,8 @@ def test_without_its_data_set_nothing_is_marked(folder, caplog):
     queries = [NamedQuery(Side.TAIL, "person1", "knows")]
     run = open_run(folder, dataset="/nowhere")
     with pytest.raises(InputError, match="/nowhere is no dataset folder"):
-        run.predict(queries)
-    (prediction,) = open_run(folder, dataset="/nowhere").predict(queries, known=Known.KEEP)
+        run.answer(queries)
+    (prediction,) = open_run(folder, dataset="/nowhere").answer(queries, known=Known.KEEP)
     assert not prediction.is_marked
 
 
@@ -74,8 +49,8 @@ def test_one_data_set_is_opened_once(folder, dataset, monkeypatch):
     real = Dataset.open
     monkeypatch.setattr(Dataset, "open", lambda path: opened.append(path) or real(path))
     run = open_run(folder)
-    run.predict([NamedQuery(Side.TAIL, "person1", "knows")])
-    run.predict([NamedQuery(Side.TAIL, "person2", "knows")])
+    run.answer([NamedQuery(Side.TAIL, "person1", "knows")])
+    run.answer([NamedQuery(Side.TAIL, "person2", "knows")])
     run.evaluate(Protocol(split="valid"))
     assert opened == [dataset.path]
 
@@ -109,7 +84,7 @@ def test_a_folder_of_dglke(tmp_path, caplog):
     relations = rng.normal(size=(3, 4)).astype(np.float32)
     config = {"model_name": "RotatE", "gamma": 12.0, "hidden_dim": 4}
     run = open_run(write_dglke(tmp_path / "theirs", config, entity=entities, relation=relations))
-    (prediction,) = run.predict([NamedQuery(Side.TAIL, "e3", "r1")], topk=20)
+    (prediction,) = run.answer([NamedQuery(Side.TAIL, "e3", "r1")], topk=20)
     points = entities[:, :4] + 1j * entities[:, 4:]
     turned = points[3] * np.exp(1j * relations[1] / ((12.0 + 2.0) / 4 / np.pi))
     wanted = -np.abs(turned - points).sum(1)
@@ -124,7 +99,7 @@ def test_a_folder_of_dglke(tmp_path, caplog):
         torch.from_numpy(entities), torch.from_numpy(entities[3:4])
     )
     cosines[3] = -2
-    (first,) = run.similar("e3", run.type_of("e3"), topk=1)
+    (first,) = run.nearest("e3", run.type_of("e3"), topk=1)
     assert first.name == f"e{int(cosines.argmax())}"
     (written,) = [path for path in run.export("npy", tmp_path / "out", ["entity"]) if path.suffix == ".npy"]
     assert np.array_equal(np.load(written), entities)
@@ -141,7 +116,7 @@ def test_what_a_folder_of_dglke_does_not_have(tmp_path):
         with pytest.raises(InputError, match=words):
             ask()
     with pytest.raises(InputError, match="unknown table 'person'; known: 'entity', 'relation'"):
-        run.similar("e1", "person")
+        run.nearest("e1", "person")
     narrow = {**rows, "relation": np.zeros((2, 5), np.float32)}
     with pytest.raises(
         InputError, match="rows of relations have 5 numbers, distmult with entities of 6 needs 6"
