@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dglkge.config import load_config
     from dglkge.evaluation.metrics import format_table
     from dglkge.inference.run import open_run
+    from dglkge.train_job import train
     from dglkge.training.build import build_trainer
     from dglkge.training.epochs import current_epoch, finished_epochs, remaining_epochs_until
     from dglkge.training.join import join_cluster
@@ -32,6 +33,7 @@ _HOME = {
     "open_run": "dglkge.inference.run",
     "remaining_epochs_until": "dglkge.training.epochs",
     "run_command": "dglkge.cli.common",
+    "train": "dglkge.train_job",
 }
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "open_run",
     "remaining_epochs_until",
     "run_command",
+    "train",
 ]
 
 

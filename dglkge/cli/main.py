@@ -1,4 +1,4 @@
-"""``dglkge``: commands on configurations, checkpoints and trained models. They read files; no server runs."""
+"""``dglkge``: commands that make data sets, train, and read trained models."""
 
 from __future__ import annotations
 
@@ -8,11 +8,27 @@ import sys
 from collections.abc import Sequence
 
 from dglkge import __version__
-from dglkge.cli import checkpoint, evaluate, export, inspect_run, plan, predict, score, similar, tune
+from dglkge.cli import (
+    checkpoint,
+    evaluate,
+    export,
+    inspect_run,
+    partition,
+    plan,
+    predict,
+    score,
+    show_config,
+    similar,
+    train,
+    tune,
+)
 from dglkge.cli.common import add_import_argument, flush_output, run_command
 from dglkge.registry import import_modules
 
 COMMANDS = {
+    "partition": partition,
+    "config": show_config,
+    "train": train,
     "evaluate": evaluate,
     "predict": predict,
     "score": score,
@@ -24,10 +40,11 @@ COMMANDS = {
     "tune": tune,
 }
 
-DESCRIPTION = "Evaluate, query, export and inspect trained models. The commands read files; no server runs."
+DESCRIPTION = """Make data sets, train embeddings, and evaluate, query, export and inspect trained models.
+All but train and tune only read and write files; no server runs."""
 EPILOG = """Each command has its own help with examples:
   dglkge predict --help
-Train with a script under dglkge-launch; examples/train.py is the one to copy:
+Scripts of your own train under dglkge-launch; examples/train.py is the one to copy:
   dglkge-launch --num_trainers 2 examples/train.py --config examples/fb15k237/complex.yaml"""
 
 

@@ -24,6 +24,11 @@ def above(low: float) -> Check:
     return lambda value: None if value > low else f"a number above {low:g}"
 
 
+def at_least_or(special: float, low: float) -> Check:
+    """Return a check that a number is a special one or at least ``low``."""
+    return lambda value: None if value == special or value >= low else f"{special:g}, or at least {low:g}"
+
+
 def share_below(high: float) -> Check:
     """Return a check that a number is at least 0 and below ``high``."""
     return lambda value: None if 0 <= value < high else f"at least 0 and below {high:g}"
@@ -150,8 +155,17 @@ class LossConfig:
 class RegularizerConfig:
     """The regularizer of the rows of the positives."""
 
-    name: str = setting("none", "penalty on the rows of the positives", component="regularizer")
-    weight: float = setting(0.0, "factor before the regularizer; 0: none is computed", at_least(0))
+    name: str = setting(
+        "auto",
+        "penalty on the rows of the positives; auto: dura where the score is an inner product that it is "
+        "defined for, else none",
+        component="regularizer",
+    )
+    weight: float = setting(
+        -1.0,
+        "factor before the regularizer; 0: none is computed; -1: 0.01 where there is a regularizer",
+        at_least_or(-1, 0),
+    )
     p: float = setting(3.0, "the power of a regularizer that has one", at_least(1))
     entity_ratio: float = setting(1.0, "factor besides weight on the terms of entities", at_least(0))
     relation_ratio: float = setting(1.0, "factor besides weight on the terms of relations", at_least(0))

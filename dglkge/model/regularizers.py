@@ -200,6 +200,32 @@ class Regularizer(ABC):
 
 REGULARIZERS: Registry[type[Regularizer]] = Registry("regularizer")
 
+AUTO, DEFAULT_WEIGHT = "auto", 0.01
+"""A weak penalty that gained on every graph where the score is an inner product (docs/quality.md)."""
+
+
+def chosen_regularizer(name: str, weight: float, score_function: str) -> tuple[str, float]:
+    """Replace the values that leave a choice, the name :data:`AUTO` and the weight -1.
+
+    Parameters
+    ----------
+    name : str
+        A registered name, or :data:`AUTO`.
+    weight : float
+        At least 0, or -1 for :data:`DEFAULT_WEIGHT`.
+    score_function : str
+
+    Returns
+    -------
+    (str, float)
+        DURA for :data:`AUTO` where it is defined, else no regularizer.
+    """
+    if name == AUTO:
+        name = "dura" if Dura.fits(SCORE_FUNCTIONS.get(score_function)) else "none"
+    if weight == -1:
+        weight = DEFAULT_WEIGHT if REGULARIZERS.get(name).takes_weight else 0.0
+    return name, weight
+
 
 def build_regularizer(
     name: str, weight: float, p: float = 3.0, complex_valued: bool = False, **ratios: float

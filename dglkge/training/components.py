@@ -18,7 +18,13 @@ from dglkge.model.choices import NEGATIVE_SAMPLERS
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import LOSSES, Loss, build_loss
 from dglkge.model.options import configured_options, option_names
-from dglkge.model.regularizers import REGULARIZERS, Regularizer, build_regularizer, check_regularizer
+from dglkge.model.regularizers import (
+    REGULARIZERS,
+    Regularizer,
+    build_regularizer,
+    check_regularizer,
+    chosen_regularizer,
+)
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
@@ -45,7 +51,7 @@ def check_config(config: Config) -> None:
     import_modules(config.imports)
     model = configured_model(config)
     configured_loss(config)
-    configured_regularizer(config, model)
+    regularizer = configured_regularizer(config, model)
     check_optimizer(config)
     check_schedule(config)
     check_early_stopping(config)
@@ -56,7 +62,7 @@ def check_config(config: Config) -> None:
     check_lookup(config)
     check_kernels(config)
     check_global_vectors(config)
-    check_objective(config)
+    check_objective(config, regularizer)
     check_loss_settings(config)
     if config.model.relation_dropout and model.score_function.relation_init == PHASE:
         raise InputError(
@@ -115,7 +121,7 @@ def check_global_vectors(config: Config) -> None:
         raise InputError("model.global_vectors is true: it takes training.synchronous true, got false")
 
 
-def check_objective(config: Config) -> None:
+def check_objective(config: Config, regularizer: Regularizer | None) -> None:
     """Refuse settings that the objective does not have.
 
     Raises
@@ -149,7 +155,7 @@ def check_objective(config: Config) -> None:
             f"{chosen.objective}, which sends every query, here with a matrix, to all trainers; allowed: "
             f"objective {NEGATIVE_SAMPLING}, or one of {', '.join(fitting)}"
         )
-    if chosen.objective == K_VS_ALL and REGULARIZERS.get(config.regularizer.name).needs_answer:
+    if chosen.objective == K_VS_ALL and regularizer is not None and regularizer.needs_answer:
         raise InputError(
             f"regularizer.name {config.regularizer.name} multiplies the rows of a query with that of its "
             "answer: it takes training.objective negative_sampling or one_vs_all, got k_vs_all"
@@ -249,24 +255,23 @@ def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | Non
         no weight and has one.
     """
     chosen = config.regularizer
+    name, weight = chosen_regularizer(chosen.name, chosen.weight, config.model.score_function)
     ratios = {name: getattr(chosen, name) for name in ("entity_ratio", "relation_ratio", "product_ratio")}
     # Built even with weight 0, so that a wrong name or power is refused in any case.
-    made = build_regularizer(
-        chosen.name, chosen.weight, chosen.p, model.score_function.complex_valued, **ratios
-    )
-    check_regularizer(chosen.name, config.model.score_function)
+    made = build_regularizer(name, weight, chosen.p, model.score_function.complex_valued, **ratios)
+    check_regularizer(name, config.model.score_function)
     if chosen.relation_ratio != 1 and model.score_function.relation_init == PHASE:
         raise InputError(
             f"regularizer.relation_ratio is {chosen.relation_ratio:g} and model.score_function is "
             f"{config.model.score_function}, whose relations are phases, which are not regularized; "
             "allowed: 1"
         )
-    if chosen.weight == 0:
+    if weight == 0:
         return None
     if not made.takes_weight:
         known = ", ".join(name for name in REGULARIZERS if REGULARIZERS.get(name).takes_weight)
         raise InputError(
-            f"regularizer.weight is {chosen.weight:g} and regularizer.name is {chosen.name}, which has no "
-            f"effect; allowed: weight 0, or one of {known}"
+            f"regularizer.weight is {weight:g} and regularizer.name is {name}, which has no effect; "
+            f"allowed: weight 0, or one of {known}"
         )
     return made

@@ -68,6 +68,7 @@ def run_ours(args: argparse.Namespace, kind: str, folder: Path) -> dict[str, Any
     settings = [
         f"dataset={args.dataset.resolve()}",
         f"model.dimension={args.dimension}",
+        "regularizer.name=none",  # as the peers
         f"training.objective={objective}",
         f"training.matmul_dtype={dtype}",
         # A triple gives two queries and a pair gives one, so k_vs_all gets twice as many for equal matmuls.

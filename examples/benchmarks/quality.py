@@ -84,6 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--limit-seconds", type=float, default=LIMIT_SECONDS, help="of each run")
     add("--runs", default="bfloat16:3,bfloat16:12,float32:12", metavar="PRODUCTS:EPOCHS,...")
     add("--config", type=Path, default=OUR_CONFIG, help="YAML file (default: FB15k-237's)")
+    add("--defaults", action="store_true", help="instead of --config: all settings by default")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
     add("--trainers", type=int, default=2)
     add("--json", type=Path, help="file for all figures")
@@ -176,7 +177,8 @@ def measure(args: argparse.Namespace, work: Path) -> tuple[list[str], list[dict[
             *args.set,
         ]
         # A folder of its own for each run: nothing is resumed.
-        run = our_job.train(args.config, sets, args.trainers, work / f"job-{number}", args.limit_seconds)
+        config = None if args.defaults else args.config
+        run = our_job.train(config, sets, args.trainers, work / f"job-{number}", args.limit_seconds)
         lines.append(row(products, int(num_epochs), partition_seconds, run))
         found.append({"products": products, "partition_seconds": partition_seconds, **run.to_dict()})
     return lines, found

@@ -62,6 +62,7 @@ def run_ours(args: argparse.Namespace, name: str, loss: str, dtype: str, folder:
         f"dataset={args.dataset.resolve()}",
         f"model.score_function={name}",
         f"model.dimension={args.dimension}",
+        "regularizer.name=none",  # as the peers
         f"loss.name={loss}",
         f"training.matmul_dtype={dtype}",
         f"training.batch_size={args.batch_size}",

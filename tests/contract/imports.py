@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 FLOORS = {
+    6: {"train_job", "__main__"},
     5: {"cli", "partition_tools"},
     4: {"training", "inference", "tuning"},
     3: {"sampling", "embeddings", "checkpoint", "evaluation", "launch", "planning", "partition"},

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dglkge.errors import InputError
-from dglkge.model.regularizers import REGULARIZERS, build_regularizer
+from dglkge.model.regularizers import REGULARIZERS, build_regularizer, chosen_regularizer
 
 ROWS = [[1.0, -2.0, 0.5, 3.0], [0.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 1.0, 2.0]]
 
@@ -69,3 +69,20 @@ def test_gradcheck(name, complex_valued):
 def test_wrong_options(name, weight, p, message):
     with pytest.raises(InputError, match=message):
         build_regularizer(name, weight, p)
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        (("auto", -1, "complex"), ("dura", 0.01)),
+        (("auto", -1, "rescal"), ("dura", 0.01)),
+        (("auto", 0.3, "distmult"), ("dura", 0.3)),
+        (("auto", -1, "transe_l2"), ("none", 0)),
+        (("auto", -1, "rotate"), ("none", 0)),
+        (("n3", -1, "rotate"), ("n3", 0.01)),
+        (("n3", 0, "complex"), ("n3", 0)),
+        (("none", -1, "complex"), ("none", 0)),
+    ],
+)
+def test_a_weak_regularizer_by_default(given, chosen):
+    assert chosen_regularizer(*given) == chosen

@@ -33,7 +33,12 @@ REFUSED = [
         "regularizer.p is 0.5; allowed: at least 1",
     ),
     (
-        ["regularizer.weight=0.1"],
+        ["regularizer.name=none", "regularizer.weight=0.1"],
+        "regularizer.weight is 0.1 and regularizer.name is none, which has no effect; allowed: weight 0, or "
+        "one of dura, f2, ivr, lp, n3",
+    ),
+    (
+        ["model.score_function=rotate", "regularizer.weight=0.1"],
         "regularizer.weight is 0.1 and regularizer.name is none, which has no effect; allowed: weight 0, or "
         "one of dura, f2, ivr, lp, n3",
     ),

@@ -49,6 +49,8 @@ def settings(dataset: Path, run: Path, *more: str) -> list[str]:
         f"output={run}",
         f"model.dimension={DIM}",
         "model.init_scale=0.3",
+        "regularizer.name=none",
+        "regularizer.weight=0",
         "training.objective=one_vs_all",
         "training.batch_size=50",
         "training.num_epochs=2",

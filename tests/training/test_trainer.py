@@ -352,7 +352,7 @@ def finished_run(folder: Path) -> None:
         ("optimizer.name", "sparse_adagrad", "sparse_adam"),
         ("seed", 0, 1),
         ("negatives.num_uniform", 1000, 10),
-        ("regularizer.weight", 0.0, 0.5),
+        ("regularizer.weight", -1.0, 0.5),
         ("model.init_scale", 0.001, 0.1),
         ("training.batch_size", BATCH_SIZE, 10),
         ("checkpoint.init_path", "", "elsewhere"),

@@ -13,6 +13,8 @@ INSTALLS = {
         ["--no-build-isolation", "torchbiggraph==1.0.0"],
     ],
     "pykeen": [["pykeen"]],
+    # Version 0.3.3 imports pyarrow without asking for it, and asks for numpy 1, which newer ones refuse.
+    "dicee": [["dicee", "pyarrow<20"]],
 }
 
 

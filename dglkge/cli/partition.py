@@ -1,0 +1,174 @@
+"""``dglkge partition`` and ``partition_tools/partition.py``: triples to a data set with DGL partitions.
+
+All imports of packages are late: the script's ``--help`` needs none of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HELP = "turn triples into a data set folder with DGL partitions"
+DESCRIPTION = "Turn triples (head, relation, tail) into a data set folder that dglkge trains from."
+EXAMPLES = """\
+examples:
+  a folder with train.tsv, valid.tsv and test.tsv (or .txt, .csv, .parquet; text also with .gz):
+    python partition_tools/partition.py --input data/FB15k-237 --output datasets/fb15k237 --num-parts 2
+
+  one file, split 90/5/5 by a hash of each triple:
+    python partition_tools/partition.py --input all.tsv.gz --split 0.9,0.05,0.05 --output datasets/mine
+
+  CSV or Parquet with columns of your own, and a weight:
+    python partition_tools/partition.py --input facts.parquet --split 0.9 --output datasets/facts \\
+        --columns head=subject,relation=predicate,tail=object,weight=confidence
+
+  entities of several types (lines of entity<TAB>type):
+    python partition_tools/partition.py --input data/ --entity-types types.tsv --output datasets/typed
+
+  DGL-KE's user-defined form: integer ids in the order head, tail, relation, with id<TAB>name maps:
+    python partition_tools/partition.py --input train.txt valid.txt test.txt --columns htr \\
+        --entity-map entities.tsv --relation-map relations.tsv --output datasets/udd
+
+--columns takes one of three forms:
+  roles in the order of the columns, for files without a header: head,relation,tail,weight or hrtw, htr, ...
+  role=name pairs, for files with a header; other columns are not read: head=subject,relation=p,tail=object
+  the names of the head, relation, tail [and weight] columns: subject,predicate,object
+A .csv file whose first line has the names head, relation and tail has a header, too. Only .csv knows quotes;
+in the other text files every character stands for itself. NA and null are names like others.
+
+An edge belongs to the partition of its tail. --method metis (the default) keeps neighbours together, so that
+trainers fetch fewer rows from other machines; --method random is faster and balances a little better. Both
+balance nodes and edges. METIS takes no seed: it gives the same partitions every time.
+
+python partition_tools/partition.py and dglkge partition are the same.
+exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    _add_input(parser)
+    _add_output(parser)
+
+
+def _add_input(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is read").add_argument
+    files: Any = {"type": Path, "metavar": "FILE"}
+    add("--input", nargs="+", required=True, type=Path, metavar="PATH", help="a folder, or up to three files")
+    add("--columns", default="head,relation,tail", metavar="LIST", help="see below (head,relation,tail)")
+    add(
+        "--delimiter", metavar="CHAR", help="instead of tab, and of the comma of .csv: tab, comma, space, ..."
+    )
+    add(
+        "--split",
+        metavar="FRACTIONS",
+        help="split one file: fractions of train,valid,test, or of train alone",
+    )
+    add("--entity-types", "--entity_types", **files, help="lines of entity and type (else one type, entity)")
+    add("--ids", choices=("names", "integers"), help="what the fields are (names; with a map integers)")
+    add("--entity-map", "--entity_map", **files, help="lines of integer id and entity name")
+    add("--relation-map", "--relation_map", **files, help="lines of integer id and relation name")
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is made of it").add_argument
+    numbers: Any = {"type": int, "metavar": "N"}
+    add("--output", required=True, type=Path, metavar="FOLDER", help="the dataset folder to make")
+    add("--num-parts", "--num_parts", default=1, **numbers, help="partitions, one per machine (1)")
+    add("--method", choices=("metis", "random"), default="metis", help="how to partition (metis)")
+    add("--seed", default=0, **numbers, help="of --split, of --method random and of relations' owners (0)")
+    add("--name", help="name of the dataset (the output folder's)")
+    add("--overwrite", action="store_true", help="replace the dataset at the output")
+    add("--json", action="store_true", help="print the figures as JSON instead of a table")
+    add("--progress", action=argparse.BooleanOptionalAction, help="on stderr (where that is a terminal)")
+
+
+def make(arguments: argparse.Namespace) -> None:
+    """Partition by the command line, and print the figures."""
+    # Imported late, so that --help is quick.
+    from rich.console import Console
+
+    from dglkge.data.text_format import parse_columns, parse_delimiter
+    from dglkge.errors import DglkgeError, InputError
+    from dglkge.partition.make_dataset import Options, partition_files
+    from dglkge.partition.report import print_figures
+    from dglkge.partition.splits import parse_fractions
+
+    has_map = bool(arguments.entity_map or arguments.relation_map)
+    if has_map and arguments.ids == "names":
+        raise InputError("--ids names excludes --entity-map and --relation-map")
+    options = Options(
+        num_parts=arguments.num_parts,
+        method=arguments.method,
+        seed=arguments.seed,
+        columns=parse_columns(arguments.columns),
+        entity_types=arguments.entity_types,
+        integer_ids=has_map or arguments.ids == "integers",
+        entity_map=arguments.entity_map,
+        relation_map=arguments.relation_map,
+        split=parse_fractions(arguments.split) if arguments.split else None,
+        overwrite=arguments.overwrite,
+        name=arguments.name,
+        progress=arguments.progress,
+    )
+    delimiter = parse_delimiter(arguments.delimiter) if arguments.delimiter is not None else None
+    figures = partition_files(arguments.input, arguments.output, options, delimiter)
+    try:
+        if arguments.json:
+            sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+        else:
+            print_figures(figures, Console())
+            sys.stdout.write(f"the dataset lies in {arguments.output}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        # Python flushes what is left once more when it ends, and must not fail at it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise DglkgeError(
+            f"the dataset lies in {arguments.output}, but its figures cannot be printed: {error.strerror}"
+        ) from error
+
+
+def _terminate(signal_number: int, frame: object) -> None:
+    """Raise, so that the temporary folder is removed and the child process is ended."""
+    raise SystemExit(128 + signal_number)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Partition as a command of ``dglkge``."""
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        make(args)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Partition as a script of its own; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="partition.py",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    # After the arguments are parsed, so that --help needs no package.
+    from dglkge.errors import DglkgeError, InputError
+
+    try:
+        return run(args)
+    except InputError as error:
+        sys.stderr.write(f"partition.py: {error}\n")
+        return 2
+    except DglkgeError as error:
+        sys.stderr.write(f"partition.py: {error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("partition.py: interrupted; nothing was left behind\n")
+        return 130

@@ -1,0 +1,121 @@
+"""``dglkge config``: every field of a configuration with default and help, or what a run has changed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dglkge.checkpoint.layout import RUN_CONFIG_FILE
+from dglkge.cli.common import print_json, print_text
+from dglkge.config import load_config
+from dglkge.config.schema import Config, field_table
+from dglkge.errors import InputError
+
+HELP = "every field of a configuration with its default and help"
+DESCRIPTION = """Print every field of a configuration with its default and help, as YAML that can be edited,
+or the fields of a run or of a file that differ from the defaults."""
+EXAMPLES = """examples:
+  dglkge config                             all fields
+  dglkge config optimizer                   those of a section
+  dglkge config > my.yaml                   a file to change
+  dglkge config --diff runs/mine            what a run has changed
+  dglkge config --diff my.yaml --json"""
+
+WIDTH = 106
+"""Characters of a comment line."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("section", nargs="?", metavar="PREFIX", help="only fields that begin so")
+    parser.add_argument(
+        "--diff", metavar="RUN", help="fields of a run or YAML file that differ from defaults"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of YAML")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print."""
+    values = None if args.diff is None else differences(Path(args.diff))
+    fields = [
+        field
+        for field in field_table()
+        if f"{field[0]}.".startswith(f"{(args.section or '').rstrip('.')}.".lstrip("."))
+        and (values is None or field[0] in values)
+    ]
+    if args.section is not None and not fields and values is None:
+        known = ", ".join(sorted({key.partition(".")[0] for key, *_ in field_table()}))
+        raise InputError(f"no field begins with {args.section!r}; known: {known}")
+    if args.json:
+        print_json(
+            {
+                key: {"default": _plain(default), "help": text}
+                | ({} if values is None else {"value": values[key]})
+                for key, _, default, text in fields
+            }
+        )
+        return 0
+    section = ""
+    for key, _, default, text in fields:
+        parent, _, name = key.rpartition(".")
+        if parent != section:
+            section = parent
+            print_text(f"{section}:")
+        indent = "  " if parent else ""
+        shown = _plain(default) if values is None else values[key]
+        if values is None:
+            for line in wrapped(text, WIDTH - len(indent)):
+                print_text(f"{indent}# {line}")
+        note = "" if values is None else f"  # default: {_yaml(_plain(default))}"
+        print_text(f"{indent}{name}: {_yaml(shown)}{note}")
+    return 0
+
+
+def differences(path: Path) -> dict[str, Any]:
+    """Return the fields, by dotted name, in which a run or a YAML file differs from the defaults.
+
+    Raises
+    ------
+    InputError
+        If there is neither.
+    """
+    if path.is_dir():
+        file = path / RUN_CONFIG_FILE
+        try:
+            given = json.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"cannot read {file}: {error.strerror}; expected the folder of a run") from None
+        except ValueError as error:
+            raise InputError(f"{file} is damaged: {error}") from None
+    else:
+        given = load_config(str(path), []).to_dict()
+    defaults = flat(Config().to_dict())
+    return {key: value for key, value in flat(given).items() if key in defaults and defaults[key] != value}
+
+
+def flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dicts as one with dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Break a text into lines of at most so many characters."""
+    import textwrap
+
+    return textwrap.wrap(text, width)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _yaml(value: Any) -> str:
+    """Return a value as YAML writes it on one line."""
+    return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...")

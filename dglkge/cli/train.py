@@ -1,0 +1,70 @@
+"""``dglkge train``: train a configuration on this machine, or on those of an ip_config.txt."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from dglkge.config import load_config
+
+SCRIPT = "dglkge.cli.training_script"
+"""The module that servers and trainers run."""
+
+THIS_MACHINE = "127.0.0.1\n"
+"""Content of an ip_config.txt for one machine, without SSH."""
+
+HELP = "train a configuration: dglkge-launch with a script that is in the package"
+DESCRIPTION = """Train a configuration with servers and trainers on this machine, or on those of an
+ip_config.txt. The same command again goes on from the last commit. dglkge-launch has more options, and runs
+scripts of your own."""
+EXAMPLES = """examples:
+  dglkge partition --input my_triples/ --output data/mine
+  dglkge train --set dataset=data/mine --set output=runs/mine       all settings by default: dglkge config
+  dglkge train my.yaml --num_trainers 4
+  dglkge train my.yaml --ip_config ip_config.txt                    several machines"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add = parser.add_argument
+    add("config", nargs="?", metavar="CONFIG", help="YAML file; what it leaves out has a default")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
+    add("--ip_config", "--ip-config", metavar="FILE", help="the machines (default: this one)")
+    add("--num_trainers", "--num-trainers", metavar="N[:M]", help="on each machine, as in dglkge-launch")
+    add("--num_servers", "--num-servers", metavar="N", help="on each machine, as in dglkge-launch")
+    add("--log_dir", "--log-dir", metavar="FOLDER", help="folder for the logs (default: logs/ of the run)")
+    add("--max_restarts", "--max-restarts", metavar="K", help="starts after failures, as in dglkge-launch")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Launch the job."""
+    # Read here as well: a mistake is reported before any process starts.
+    config = load_config(args.config, args.set, args.imports)
+    from dglkge.cli import launch  # here: no other command needs the launcher
+
+    words = []
+    for name in ("num_trainers", "num_servers", "max_restarts"):
+        if getattr(args, name) is not None:
+            words += [f"--{name}", getattr(args, name)]
+    words += ["--log_dir", args.log_dir or str(Path(config.output) / "logs")]
+    script = [word for setting in args.set for word in ("--set", setting)]
+    script += [word for module in args.imports for word in ("--import", module)]
+    if args.config is not None:
+        script += ["--config", args.config]
+    with ip_config(args.ip_config) as machines:
+        return launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
+
+
+@contextlib.contextmanager
+def ip_config(given: str | None) -> Iterator[str]:
+    """Return the path of the given file, or of a temporary one that names this machine."""
+    if given is not None:
+        yield given
+        return
+    with tempfile.TemporaryDirectory(prefix="dglkge-train-") as folder:
+        path = Path(folder) / "ip_config.txt"
+        path.write_text(THIS_MACHINE, encoding="utf-8")
+        yield str(path)
