@@ -25,6 +25,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import DESCRIPTION
 from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
 from dglkge.inference.run import Run, open_run
+from dglkge.training.components import check_config
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +97,7 @@ def train(
     Returns
     -------
     Run
-        Also in ``Run.metrics``: what the job's evaluation measured.
+        Its ``metrics`` are what the job's evaluation measured.
 
     Raises
     ------
@@ -121,6 +122,7 @@ def train(
     words = [f"{name}={_as_yaml(value)}" for name, value in chosen.items()]
     # Settings are read before anything is made; the data set's place is not known yet.
     read = load_config(_text(config), [*words, "dataset=x", f"output={folder}"], imports)
+    check_config(read)
     if trainers is not None and trainers < 1:
         raise InputError(f"trainers is {trainers}; expected at least 1")
     if overwrite:

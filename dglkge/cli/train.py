@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dglkge.config import load_config
+from dglkge.launch.ports import find_server_ports
 
 SCRIPT = "dglkge.cli.training_script"
 """The module that servers and trainers run."""
 
-THIS_MACHINE = "127.0.0.1\n"
-"""Content of an ip_config.txt for one machine, without SSH."""
+THIS_MACHINE = "127.0.0.1"
+"""Its address in an ip_config.txt of one machine, without SSH."""
 
 HELP = "train a configuration: dglkge-launch with a script that is in the package"
 DESCRIPTION = """Train a configuration with servers and trainers on this machine, or on those of an
@@ -54,17 +55,19 @@ def run(args: argparse.Namespace) -> int:
     script += [word for module in args.imports for word in ("--import", module)]
     if args.config is not None:
         script += ["--config", args.config]
-    with ip_config(args.ip_config) as machines:
+    num_servers = int(args.num_servers) if (args.num_servers or "").isdigit() else 1
+    with ip_config(args.ip_config, num_servers) as machines:
         return launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
 
 
 @contextlib.contextmanager
-def ip_config(given: str | None) -> Iterator[str]:
-    """Return the path of the given file, or of a temporary one that names this machine."""
+def ip_config(given: str | None, num_servers: int = 1) -> Iterator[str]:
+    """Return the path of the given file, or of a temporary one that names this machine and free ports."""
     if given is not None:
         yield given
         return
     with tempfile.TemporaryDirectory(prefix="dglkge-train-") as folder:
         path = Path(folder) / "ip_config.txt"
-        path.write_text(THIS_MACHINE, encoding="utf-8")
+        port = find_server_ports(THIS_MACHINE, num_servers)
+        path.write_text(f"{THIS_MACHINE} {port}\n", encoding="utf-8")
         yield str(path)

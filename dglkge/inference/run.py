@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import torch
 
 from dglkge.checkpoint.bigraph_reader import is_bigraph
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CALIBRATION_FILE, VERSION_FILE
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CALIBRATION_FILE, RUN_METRICS_FILE, VERSION_FILE
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.data.dataset import Dataset
@@ -226,6 +227,24 @@ class Run:
             f"to use it with a data set: dglkge checkpoint convert {path}{source} --to run "
             f"--dataset {target} --output {output}"
         )
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What the training job measured at its end, by split, as in ``metrics.json``; empty if nothing.
+
+        Raises
+        ------
+        InputError
+            If the file is damaged.
+        """
+        path = self.checkpoint.run_folder / RUN_METRICS_FILE
+        if not path.is_file():
+            return {}
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"{path} is damaged: {error}") from None
+        return found
 
     def known_triples(self, also_known: Sequence[np.ndarray] = ()) -> KnownTriples:
         """Return an index of the triples of all splits, and of others; built once without others."""

@@ -12,7 +12,7 @@ from typing import Callable
 
 import psutil
 
-from dglkge.distributed.ip_config import HIGHEST_PORT
+from dglkge.distributed.ip_config import DEFAULT_PORT, HIGHEST_PORT
 from dglkge.distributed.server_ports import PORT_TAKEN_MARK, PORT_TAKEN_STATUS
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.job_result import JobResult
@@ -21,7 +21,7 @@ FIRST_MASTER_PORT = 29500
 """torch's usual rendezvous port, the first of those tried. All of them lie below the kernel's range of
 ports for outgoing connections (from 32768), of which DGL's clients open many before torch binds this one."""
 
-MASTER_PORT_TRIES = 500
+MASTER_PORT_TRIES = SERVER_PORT_TRIES = 500
 
 MOST_CHOICES = 5
 """Number of times that an attempt is started with other ports before it counts as failed."""
@@ -122,6 +122,26 @@ def find_master_port(address: str, avoid: Collection[int]) -> int:
     last = FIRST_MASTER_PORT + MASTER_PORT_TRIES - 1
     raise NotReadyError(
         f"no free port from {FIRST_MASTER_PORT} to {last} on {address} for torch's rendezvous"
+    )
+
+
+def find_server_ports(address: str, num_servers: int) -> int:
+    """Return the first of as many free ports in a row as a machine has servers, from 30050 to 30549.
+
+    Raises
+    ------
+    NotReadyError
+        If there are none.
+    """
+    # As for torch's rendezvous: jobs that start together should not try the same ports.
+    start = random.SystemRandom().randrange(SERVER_PORT_TRIES)
+    for offset in range(SERVER_PORT_TRIES):
+        first = DEFAULT_PORT + (start + offset) % SERVER_PORT_TRIES
+        if not any(bind_error(address, port) for port in range(first, first + num_servers)):
+            return first
+    last = DEFAULT_PORT + SERVER_PORT_TRIES - 1
+    raise NotReadyError(
+        f"no {num_servers} free port(s) from {DEFAULT_PORT} to {last} on {address} for the servers"
     )
 
 

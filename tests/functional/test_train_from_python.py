@@ -1,0 +1,154 @@
+"""``dglkge.train`` and ``dglkge train``: from triples to an opened run, resumed, refused, interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+import dglkge
+from tests.functional.job import TIME_LIMIT_SECONDS, environment, wait_for_line
+from tests.toy_kg import ring_triples, toy_dataset
+
+SETTINGS = {
+    "model.dimension": 16,
+    "negatives.num_uniform": 10,
+    "training.batch_size": 48,
+    "training.num_epochs": 2,
+}
+SCRIPT = """
+import json, sys
+import pandas as pd
+import dglkge
+output, epochs, rows, progress = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "shown"
+frame = pd.read_csv(sys.argv[5], dtype=str)
+settings = {**json.loads(sys.argv[6]), "training.num_epochs": epochs}
+run = dglkge.train(
+    frame.iloc[:rows], "distmult", output=output, trainers=1, settings=settings, columns="s,p,o",
+    progress=progress,
+)
+first = frame.iloc[0]
+answers = run.predict_tails(first["s"], first["p"], k=1000)
+print(json.dumps({
+    "epochs": run.checkpoint.progress["finished_epochs"],
+    "score_function": run.tables.meta.score_function,
+    "splits": {split: len(run.dataset.split(split)) for split in ("train", "valid", "test")},
+    "metrics": run.metrics["test"]["both"]["mrr"],
+    "evaluated": run.evaluate("test").both.mrr,
+    "answers": answers["entity"].tolist(),
+}))
+"""
+
+
+@pytest.fixture
+def command(tmp_path):
+    """Returns the command line of a script that trains the ring's triples."""
+    frame = ring_triples()
+    frame = frame.rename(columns=dict(zip(frame.columns, ("s", "p", "o"))))
+    frame.to_csv(tmp_path / "triples.csv", index=False)
+
+    def of(epochs: int, rows: int = 10**6, progress: str = "silent") -> list[str]:
+        return [
+            *(sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(epochs), str(rows), progress),
+            *(str(tmp_path / "triples.csv"), json.dumps(SETTINGS)),
+        ]
+
+    return of
+
+
+def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
+    )
+
+
+def test_train_resume_and_refuse(command, tmp_path):
+    done = finished(command(2))
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    found = json.loads(line)
+    assert (found["epochs"], found["score_function"]) == (2, "distmult")
+    assert found["metrics"] == pytest.approx(found["evaluated"], abs=1e-9)
+    total = sum(found["splits"].values())
+    assert total == len(ring_triples().drop_duplicates()) and found["splits"]["train"] > 0.8 * total
+    assert len(set(found["answers"])) == len(found["answers"]) > 1
+    # The same triples and more epochs: the run goes on.
+    done = finished(command(3, progress="shown"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["epochs"] == 3
+    assert "epoch 3/3" in done.stdout and "epoch 2/3" not in done.stdout
+    # Other triples: refused, and nothing is changed.
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    done = finished(command(3, rows=50))
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"dglkge.errors.InputError: {tmp_path}/run has a run of other triples or splits; give "
+        "overwrite=True or another output"
+    )
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
+def test_an_interrupt_commits_and_leaves_no_process(command, tmp_path):
+    job = subprocess.Popen(
+        command(100000), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    try:
+        wait_for_line(tmp_path / "run" / "stats.jsonl", job, 2)
+        started = psutil.Process(job.pid).children(recursive=True)
+        assert started
+        job.send_signal(signal.SIGINT)
+        _, err = job.communicate(timeout=TIME_LIMIT_SECONDS)
+    finally:
+        job.kill()
+        job.wait()
+    assert job.returncode != 0 and err.splitlines()[-1] == "KeyboardInterrupt"
+    _, alive = psutil.wait_procs(started, timeout=20)
+    assert not alive
+    epochs = dglkge.open_run(tmp_path / "run").checkpoint.progress["finished_epochs"]
+    lines = (tmp_path / "run" / "stats.jsonl").read_text().splitlines()
+    assert epochs >= 2 and len(lines) >= epochs
+
+
+def test_what_is_refused_creates_nothing(tmp_path):
+    triples = ring_triples()
+    for more, words in [
+        ({"score_function": "complx"}, "unknown score function 'complx'; did you mean 'complex'"),
+        ({"settings": {"training.epochs": 3}}, "training.epochs"),
+        ({"trainers": 0}, "trainers is 0; expected at least 1"),
+    ]:
+        with pytest.raises(dglkge.errors.InputError, match=words):
+            dglkge.train(triples, output=tmp_path / "run", **more)
+        assert not (tmp_path / "run").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    with pytest.raises(
+        dglkge.errors.InputError, match="mine is not removed: it has no run"
+    ):
+        dglkge.train(triples, output=tmp_path / "mine", overwrite=True)
+    assert (tmp_path / "mine" / "thesis.tex").exists()
+    with pytest.raises(dglkge.errors.InputError, match="is a data set with splits of its own"):
+        dglkge.train(toy_dataset(), output=tmp_path / "run", split=(0.8, 0.1, 0.1))
+
+
+def test_the_command(tmp_path):
+    """``dglkge train`` and ``dglkge config --diff``."""
+    settings = {**SETTINGS, "dataset": toy_dataset(), "output": tmp_path / "run"}
+    words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    done = finished([sys.executable, "-m", "dglkge", "train", *words, "--num_trainers", "1"])
+    assert done.returncode == 0, done.stderr
+    assert f"checkpoint, statistics and metrics are in {tmp_path}/run" in done.stdout
+    assert (tmp_path / "run" / "logs" / "trainer-0.log").is_file()
+    done = finished([sys.executable, "-m", "dglkge", "config", "--diff", str(tmp_path / "run"), "--json"])
+    changed = json.loads(done.stdout)
+    # The run has recorded what "auto" was.
+    assert changed.pop("training.matmul_dtype", {"value": "float32"})["value"] in ("float32", "bfloat16")
+    assert {name: entry["value"] for name, entry in changed.items()} == {
+        name: str(value) if isinstance(value, Path) else value for name, value in settings.items()
+    }
+    done = finished([sys.executable, "-m", "dglkge", "train", "--set", "training.epochs=3"])
+    assert done.returncode == 2 and done.stderr.startswith("dglkge: error: ")
