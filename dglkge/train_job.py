@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import IO, TYPE_CHECKING, Any, Optional, Union, cast
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.cli.train import SCRIPT, ip_config
@@ -224,6 +224,12 @@ def _run_job(command: Sequence[str], config: Config, is_shown: bool) -> None:
         if os.getppid() != parent:  # it died before prctl took effect
             os._exit(1)
 
+    def show(line: str) -> None:
+        """Show a line where a person looks on."""
+        if is_shown:
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
     lines: list[str] = []
     process = subprocess.Popen(
         command,
@@ -233,20 +239,17 @@ def _run_job(command: Sequence[str], config: Config, is_shown: bool) -> None:
         start_new_session=True,
         preexec_fn=die_with_parent,
     )
-    assert process.stdout is not None
+    output = cast(IO[bytes], process.stdout)
     try:
-        for data in process.stdout:
-            line = data.decode(errors="replace").rstrip()
-            lines.append(line)
-            if is_shown:
-                print(line, flush=True)
+        for data in output:
+            lines.append(data.decode(errors="replace").rstrip())
+            show(lines[-1])
         status = process.wait()
     except BaseException:
         # SIGTERM, which commits like Ctrl-C, but is not ignored in the background of a shell.
         process.send_signal(signal.SIGTERM)
-        for data in process.stdout:
-            if is_shown:
-                print(data.decode(errors="replace").rstrip(), flush=True)
+        for data in output:
+            show(data.decode(errors="replace").rstrip())
         process.wait()
         raise
     if status == 0:

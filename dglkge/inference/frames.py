@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import Any, Optional, Protocol, Union
 
 import numpy as np
 import pandas as pd
@@ -17,12 +17,12 @@ from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.triple_scores import score_triples
-from dglkge.inference.named_queries import MISSING, NamedQuery, resolve
+from dglkge.inference.calibration import Calibration
+from dglkge.inference.dglke_files import Tables
+from dglkge.inference.named_queries import MISSING, NamedAnswer, NamedQuery, Prediction, resolve
 from dglkge.inference.search import Known
+from dglkge.model.kge_model import KgeModel
 from dglkge.typing import Side
-
-if TYPE_CHECKING:
-    from dglkge.inference.run import Run
 
 HEAD, RELATION_COLUMN, TAIL = ROLES
 ANSWER_COLUMNS = ("query", "missing", "rank", "type", *ROLES, "score", "probability", "known_from", "problem")
@@ -31,8 +31,49 @@ TRIPLES_AT_A_TIME = 1 << 18
 """Triples made of pairs and all their relations that are in memory at a time."""
 
 
+class QueriedModel(Protocol):
+    """What is asked of a model; :class:`dglkge.inference.run.Run` has it."""
+
+    @property
+    def tables(self) -> Tables:
+        """Rows and names."""
+        ...
+
+    @property
+    def model(self) -> KgeModel:
+        """The score function at its dimension."""
+        ...
+
+    @property
+    def calibration(self) -> Calibration:
+        """The fitted probabilities; an InputError if there are none."""
+        ...
+
+    def answer(
+        self, queries: Sequence[NamedQuery], topk: int = 10, known: Union[Known, str, None] = None
+    ) -> list[Prediction]:
+        """Return the best answers to queries with one entity missing."""
+        ...
+
+    def nearest(self, entity: str, entity_type: str, topk: int = 10) -> list[NamedAnswer]:
+        """Return the entities with the greatest cosines."""
+        ...
+
+    def type_of(self, entity: str, entity_type: str | None = None) -> str:
+        """Return the type of an entity."""
+        ...
+
+    def known_treatment(self, known: Union[Known, str, None]) -> tuple[Known, dict[str, KnownTriples]]:
+        """Return the treatment of known answers, and the known triples by split that it needs."""
+        ...
+
+
 def predict(
-    run: Run, queries: pd.DataFrame, k: int = 10, known: Union[Known, str, None] = None, strict: bool = False
+    run: QueriedModel,
+    queries: pd.DataFrame,
+    k: int = 10,
+    known: Union[Known, str, None] = None,
+    strict: bool = False,
 ) -> pd.DataFrame:
     """Complete triples with one part missing.
 
@@ -76,15 +117,15 @@ def predict(
                     f"a query has two of head, relation and tail; {_shown(parts)} has {3 - len(missing)}"
                 )
             if relation is None:
-                assert head is not None and tail is not None
-                fitting_relations(run, head, tail)
-                pairs[place] = head, tail
+                pairs[place] = str(head), str(tail)
+                fitting_relations(run, *pairs[place])
             else:
                 side = Side.TAIL if tail is None else Side.HEAD
                 query = NamedQuery(side, head or tail or "", relation)
                 resolve(query, run.tables.relations, run.tables.vocabulary)
                 entity_queries[place] = query
         except InputError as error:
+            pairs.pop(place, None)
             if strict:
                 where = f"row {queries.index[place]}: " if len(queries) > 1 else ""
                 raise InputError(f"{where}{error}") from None
@@ -103,7 +144,7 @@ def predict(
     return found.frame(queries.index)
 
 
-def score(run: Run, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
+def score(run: QueriedModel, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
     """Score given triples.
 
     Parameters
@@ -153,7 +194,7 @@ def score(run: Run, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame
         if curve is not None:
             # Fitted on the scores of single queries, so each side has a probability of its own.
             probabilities[good] = (curve(by_side[Side.HEAD]) + curve(by_side[Side.TAIL])) / 2
-        known_from[good] = splits_of(run.known_or_none(), ids[good])
+        known_from[good] = splits_of(run.known_treatment(None)[1], ids[good])
     frame = triples[list(ROLES)].copy()
     frame["score"], frame["probability"] = scores, probabilities
     # Of type object: pandas 3 would make texts of them, and NaN of None.
@@ -164,7 +205,7 @@ def score(run: Run, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame
 
 
 def predict_one(
-    run: Run,
+    run: QueriedModel,
     parts: tuple[Optional[str], Optional[str], Optional[str]],
     k: int,
     known: Union[Known, str, None],
@@ -177,7 +218,7 @@ def predict_one(
     return chosen.rename(columns={missing: name}).astype({"rank": np.int64})
 
 
-def similar(run: Run, entity: str, k: int = 10, entity_type: Optional[str] = None) -> pd.DataFrame:
+def similar(run: QueriedModel, entity: str, k: int = 10, entity_type: Optional[str] = None) -> pd.DataFrame:
     """Return the entities of the same type with the greatest cosines: rank, entity, cosine."""
     found = run.nearest(entity, run.type_of(entity, entity_type), k)
     return pd.DataFrame(
@@ -190,7 +231,7 @@ def similar(run: Run, entity: str, k: int = 10, entity_type: Optional[str] = Non
 
 
 def embeddings(
-    run: Run, names: Optional[Sequence[str]] = None, entity_type: Optional[str] = None
+    run: QueriedModel, names: Optional[Sequence[str]] = None, entity_type: Optional[str] = None
 ) -> pd.DataFrame:
     """Return the rows of entities by name.
 
@@ -234,7 +275,7 @@ def embeddings(
     return pd.DataFrame(rows, index=pd.Index(list(names), name="entity"))
 
 
-def fitting_relations(run: Run, head: str, tail: str) -> list[tuple[int, int, int]]:
+def fitting_relations(run: QueriedModel, head: str, tail: str) -> list[tuple[int, int, int]]:
     """Return (head id, relation id, tail id) of every relation whose entity types have both names.
 
     Raises
@@ -256,7 +297,7 @@ def fitting_relations(run: Run, head: str, tail: str) -> list[tuple[int, int, in
     return found
 
 
-def calibrated_curve(run: Run) -> Optional[Curve]:
+def calibrated_curve(run: QueriedModel) -> Optional[Curve]:
     """Return the curve of probabilities of a run's version; None if none was fitted for it."""
     try:
         return run.calibration.curve
@@ -275,7 +316,7 @@ def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndar
 
 
 def _relations_of_pairs(
-    run: Run, pairs: Sequence[tuple[str, str]], k: int, known: Union[Known, str, None]
+    run: QueriedModel, pairs: Sequence[tuple[str, str]], k: int, known: Union[Known, str, None]
 ) -> list[list[tuple[Any, ...]]]:
     """Return the best relations of each pair: (head, relation, tail, score, known from)."""
     if k < 1:
@@ -315,7 +356,7 @@ def _relations_of_pairs(
 class _Answers:
     """Collects the rows of the result of :func:`predict`."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: QueriedModel) -> None:
         self._run = run
         self._rows: dict[int, list[tuple[Any, ...]]] = {}
 

@@ -1,4 +1,4 @@
-"""Queries by name, as written on the command line or in a file, and their ids."""
+"""Queries by name, as written on the command line or in a file, their ids, and answers by name."""
 
 from __future__ import annotations
 
@@ -35,6 +35,52 @@ class NamedQuery:
     def __str__(self) -> str:
         parts = (self.entity, self.relation, MISSING)
         return "(" + ", ".join(parts if self.side is Side.TAIL else parts[::-1]) + ")"
+
+
+@dataclass(frozen=True)
+class NamedAnswer:
+    """One candidate found, by name.
+
+    Attributes
+    ----------
+    name : str
+    score : float
+        Higher is better; a cosine for similar entities.
+    known : str or None
+        First split of the data set that contains the triple; None if no split does, or if known answers
+        were not marked.
+    probability : float or None
+        Calibrated probability that the triple is true, if it was asked for.
+    """
+
+    name: str
+    score: float
+    known: str | None = None
+    probability: float | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The best answers to one query.
+
+    Attributes
+    ----------
+    query : NamedQuery
+    relation : str
+        The relation's label, which names its entity types if several relations share the name.
+    answer_type : str
+        Entity type of the answers.
+    is_marked : bool
+        Whether known answers are marked.
+    answers : list of NamedAnswer
+        The best first.
+    """
+
+    query: NamedQuery
+    relation: str
+    answer_type: str
+    is_marked: bool
+    answers: list[NamedAnswer]
 
 
 def resolve(

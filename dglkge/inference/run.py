@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +32,7 @@ from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.calibration import Calibration
 from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, Tables, is_dglke
 from dglkge.inference.export import export_tables
-from dglkge.inference.named_queries import NamedQuery, resolve
+from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
 from dglkge.inference.search import Answer, Known, LinkPredictor, most_similar
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.registry import recorded_imports
@@ -49,52 +49,6 @@ def _frames() -> ModuleType:
     from dglkge.inference import frames
 
     return frames
-
-
-@dataclass(frozen=True)
-class NamedAnswer:
-    """One candidate found, by name.
-
-    Attributes
-    ----------
-    name : str
-    score : float
-        Higher is better; a cosine for similar entities.
-    known : str or None
-        First split of the data set that contains the triple; None if no split does, or if known answers
-        were not marked.
-    probability : float or None
-        Calibrated probability that the triple is true, if it was asked for.
-    """
-
-    name: str
-    score: float
-    known: str | None = None
-    probability: float | None = None
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The best answers to one query.
-
-    Attributes
-    ----------
-    query : NamedQuery
-    relation : str
-        The relation's label, which names its entity types if several relations share the name.
-    answer_type : str
-        Entity type of the answers.
-    is_marked : bool
-        Whether known answers are marked.
-    answers : list of NamedAnswer
-        The best first.
-    """
-
-    query: NamedQuery
-    relation: str
-    answer_type: str
-    is_marked: bool
-    answers: list[NamedAnswer]
 
 
 def open_run(path: str | os.PathLike[str], dataset: str | None = None, verify: bool = True) -> Run:
@@ -438,10 +392,6 @@ class Run:
                 f"{checkpoint.version}: fit probabilities again, with dglkge evaluate --calibrate"
             )
         return found
-
-    def known_or_none(self) -> dict[str, KnownTriples]:
-        """Return the known triples by split; none, with a warning, if the data set cannot be opened."""
-        return self.known_treatment(None)[1]
 
     def nearest(self, entity: str, entity_type: str, topk: int = 10) -> list[NamedAnswer]:
         """Return the entities of a type whose rows have the greatest cosine with an entity's row.

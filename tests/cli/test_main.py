@@ -29,7 +29,9 @@ def test_help_teaches_with_examples(command, capsys):
     text = capsys.readouterr().out
     assert exit_.value.code == 0
     assert (
-        re.search(rf"dglkge {command} (inspect )?(runs/demo|\S+\.yaml)", text)
+        re.search(
+            rf"(dglkge {command}|partition_tools/{command}\.py) (inspect )?(runs/demo|\S+\.yaml|--\w)", text
+        )
         if command
         else all(name in text for name in COMMANDS)
     )
@@ -310,7 +312,8 @@ def test_every_command_says_that_there_is_no_run(call, tmp_path):
     }
     (tmp_path / "triples.tsv").write_text("a\tb\tc\n")
     for command in COMMANDS:
-        if command in ("plan", "tune"):  # read a configuration, before there is a run
+        # Of these, a run is no argument.
+        if command in ("partition", "config", "train", "plan", "tune"):
             continue
         action = ["inspect"] if command == "checkpoint" else []
         status, out, err = call(command, *action, tmp_path / "nowhere", *more.get(command, []))

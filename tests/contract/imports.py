@@ -10,8 +10,8 @@ import ast
 from collections.abc import Iterator, Mapping
 
 FLOORS = {
-    6: {"train_job", "__main__"},
-    5: {"cli", "partition_tools"},
+    6: {"train_job", "__main__", "partition_tools"},
+    5: {"cli"},
     4: {"training", "inference", "tuning"},
     3: {"sampling", "embeddings", "checkpoint", "evaluation", "launch", "planning", "partition"},
     2: {"data", "model", "distributed", "config"},

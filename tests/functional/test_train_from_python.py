@@ -126,9 +126,7 @@ def test_what_is_refused_creates_nothing(tmp_path):
         assert not (tmp_path / "run").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("")
-    with pytest.raises(
-        dglkge.errors.InputError, match="mine is not removed: it has no run"
-    ):
+    with pytest.raises(dglkge.errors.InputError, match="mine is not removed: it has no run"):
         dglkge.train(triples, output=tmp_path / "mine", overwrite=True)
     assert (tmp_path / "mine" / "thesis.tex").exists()
     with pytest.raises(dglkge.errors.InputError, match="is a data set with splits of its own"):
