@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
 
@@ -25,6 +26,20 @@ def version() -> str:
     return found.group(1)
 
 
+class WithRecipes(build_py):
+    """Copies the recipes of examples/ into the package: a wheel has no examples."""
+
+    def run(self) -> None:
+        """Build, then copy; an editable installation reads them where they are."""
+        super().run()
+        if self.editable_mode:
+            return
+        for path in sorted((HERE / "examples").glob("*/*.yaml")):
+            target = Path(self.build_lib) / "dglkge" / "config" / "recipes" / path.parent.name / path.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.copy_file(str(path), str(target))
+
+
 setup(
     name="dglkge",
     version=version(),
@@ -36,6 +51,7 @@ setup(
     # Explicit, so that an editable installation puts this folder on the path, partition_tools included.
     package_dir={"": "."},
     package_data={"dglkge": ["py.typed"]},
+    cmdclass={"build_py": WithRecipes},
     python_requires=">=3.9",
     # No torch here: unpinned, it would bring several GB of CUDA packages of a release that no DGL loads.
     # An environment with DGL has a torch that fits it; the lanes below pin pairs that are tested.

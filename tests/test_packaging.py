@@ -21,6 +21,9 @@ PACKAGE_FILES = sorted(
     for pattern in ("*.py", "py.typed")
     for path in (ROOT / "dglkge").rglob(pattern)
 )
+RECIPES = [
+    f"dglkge/config/recipes/{path.parent.name}/{path.name}" for path in (ROOT / "examples").glob("*/*.yaml")
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def wheel(tmp_path_factory):
     for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, copy)
-    for name in ("dglkge", "tests", "partition_tools"):
+    for name in ("dglkge", "tests", "partition_tools", "examples"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     command = [sys.executable, "setup.py", "-q", "bdist_wheel"]
     done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=120)
@@ -61,7 +64,8 @@ def requirements(archive: zipfile.ZipFile, extra: str = "") -> list[str]:
 
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     names = [name for name in wheel.namelist() if ".dist-info/" not in name]
-    assert sorted(names) == PACKAGE_FILES
+    assert sorted(names) == sorted(PACKAGE_FILES + RECIPES)
+    assert "dglkge/config/recipes/fb15k237/complex.yaml" in names
 
 
 def test_every_folder_with_code_is_a_package():

@@ -16,6 +16,7 @@ from dglkge.cli import (
     partition,
     plan,
     predict,
+    recipes,
     score,
     show_config,
     similar,
@@ -28,6 +29,7 @@ from dglkge.registry import import_modules
 COMMANDS = {
     "partition": partition,
     "config": show_config,
+    "recipes": recipes,
     "train": train,
     "evaluate": evaluate,
     "predict": predict,

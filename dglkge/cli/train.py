@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dglkge.config import load_config
+from dglkge.config.recipes import recipe_file
+from dglkge.errors import InputError
 from dglkge.launch.ports import find_server_ports
 
 SCRIPT = "dglkge.cli.training_script"
@@ -24,6 +26,7 @@ scripts of your own."""
 EXAMPLES = """examples:
   dglkge partition --input my_triples/ --output data/mine
   dglkge train --set dataset=data/mine --set output=runs/mine       all settings by default: dglkge config
+  dglkge train --recipe fb15k237/complex-5min --set dataset=data/mine --set output=runs/mine
   dglkge train my.yaml --num_trainers 4
   dglkge train my.yaml --ip_config ip_config.txt                    several machines"""
 
@@ -32,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add = parser.add_argument
     add("config", nargs="?", metavar="CONFIG", help="YAML file; what it leaves out has a default")
+    add("--recipe", metavar="NAME", help="a configuration that ships, instead of CONFIG: dglkge recipes")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
     add("--ip_config", "--ip-config", metavar="FILE", help="the machines (default: this one)")
     add("--num_trainers", "--num-trainers", metavar="N[:M]", help="on each machine, as in dglkge-launch")
@@ -42,6 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Launch the job."""
+    if args.recipe is not None:
+        if args.config is not None:
+            raise InputError(f"give CONFIG or --recipe, got {args.config} and {args.recipe}")
+        args.config = str(recipe_file(args.recipe))
     # Read here as well: a mistake is reported before any process starts.
     config = load_config(args.config, args.set, args.imports)
     from dglkge.cli import launch  # here: no other command needs the launcher

@@ -194,11 +194,13 @@ def _build(of: Any, prefix: str, values: Mapping[str, _Given]) -> Any:
         if dataclasses.is_dataclass(kind):
             arguments[item.name] = _build(kind, key + ".", values)
             continue
-        value, where = item.default, "default"
+        value, where = item.default, ""
         if key in values:
             value, where = _convert(values[key], kind, key), values[key].where
         check = item.metadata["check"]
         allowed = check(value) if check else None
+        if allowed and key not in values:
+            raise InputError(f"{key} is not given; expected {allowed}")
         if allowed:
             raise InputError(f"{where}: {key} is {value!r}; allowed: {allowed}")
         arguments[item.name] = value

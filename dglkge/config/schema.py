@@ -49,6 +49,11 @@ def not_empty(value: str) -> str | None:
     return None if value else "a non-empty text"
 
 
+def data_set_given(value: str) -> str | None:
+    """Check that a data set is given."""
+    return None if value else "the folder of a data set, which dglkge partition makes of triples"
+
+
 FIXED = "fixed"
 """The field must have the same value in a resume: another value makes another model."""
 UNTIL_FINISHED = "until finished"
@@ -444,7 +449,9 @@ class EvaluationConfig:
 class Config:
     """The whole configuration of a run."""
 
-    dataset: str = setting("", "folder written by partition_tools/partition.py", not_empty, resume=FREE)
+    dataset: str = setting(
+        "", "folder written by dglkge partition or partition.py", data_set_given, resume=FREE
+    )
     output: str = setting(
         "runs/default", "folder of the run: checkpoint, statistics, metrics", not_empty, resume=FREE
     )

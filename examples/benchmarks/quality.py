@@ -22,6 +22,7 @@ from typing import Any
 
 from dglkge.checkpoint.layout import RUN_METRICS_FILE
 from dglkge.config import load_config
+from dglkge.config.recipes import recipe_files
 from dglkge.errors import DglkgeError, unknown_name
 from measuring import our_job
 from measuring.machine import describe_machine
@@ -118,12 +119,7 @@ def recipes(chosen: str) -> list[Path]:
     InputError
         If a name is unknown.
     """
-    found = {
-        f"{path.parent.name}/{path.stem}": path
-        for folder in FOLDERS
-        for path in sorted((our_job.REPOSITORY / "examples" / folder).glob("*.yaml"))
-        if "space:" not in path.read_text(encoding="utf-8")
-    }
+    found = {name: path for name, path in recipe_files().items() if path.parent.name in FOLDERS}
     names = [name for name in chosen.split(",") if name] or list(found)
     for name in names:
         if name not in found:

@@ -14,12 +14,15 @@ from dglkge import __version__
 from dglkge.checkpoint import open_checkpoint
 from dglkge.cli.common import human_bytes, print_columns, run_command, write_json
 from dglkge.cli.main import COMMANDS, main
+from dglkge.config import load_config
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.kge_model import build_model
 from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
@@ -30,7 +33,8 @@ def test_help_teaches_with_examples(command, capsys):
     assert exit_.value.code == 0
     assert (
         re.search(
-            rf"(dglkge {command}|partition_tools/{command}\.py) (inspect )?(runs/demo|\S+\.yaml|--\w)", text
+            rf"(dglkge {command}|partition_tools/{command}\.py) (inspect )?(runs/demo|\S+\.yaml|--\w|fb15k237/)",
+            text,
         )
         if command
         else all(name in text for name in COMMANDS)
@@ -313,7 +317,7 @@ def test_every_command_says_that_there_is_no_run(call, tmp_path):
     (tmp_path / "triples.tsv").write_text("a\tb\tc\n")
     for command in COMMANDS:
         # Of these, a run is no argument.
-        if command in ("partition", "config", "train", "plan", "tune"):
+        if command in ("partition", "config", "recipes", "train", "plan", "tune"):
             continue
         action = ["inspect"] if command == "checkpoint" else []
         status, out, err = call(command, *action, tmp_path / "nowhere", *more.get(command, []))
@@ -400,3 +404,38 @@ def test_a_failed_write_elsewhere_keeps_its_traceback(capsys):
 
     with pytest.raises(OSError, match="No space left"):
         run_command("cmd", body)
+
+
+def test_recipes(call, tmp_path):
+    status, out, err = call("recipes", "--json")
+    found = {entry["name"]: entry for entry in json.loads(out)}
+    assert (status, err) == (0, "")
+    assert found["fb15k237/complex"]["score function"] == "complex" and "fb15k237/space" not in found
+    status, out, _ = call("recipes", "fb15k237/complex")
+    assert out == (ROOT / "examples" / "fb15k237" / "complex.yaml").read_text()
+    status, table, _ = call("recipes")
+    assert status == 0 and len(table.splitlines()) == len(found) + 1
+    for words in (["recipes", "fb15k237/complx"], ["train", "--recipe", "fb15k237/complx"]):
+        status, out, err = call(*words)
+        assert (status, out) == (2, "")
+        assert err.startswith(
+            "dglkge: error: unknown recipe 'fb15k237/complx'; did you mean 'fb15k237/complex'"
+        )
+    status, _, err = call("train", tmp_path / "a.yaml", "--recipe", "fb15k237/complex")
+    assert status == 2 and f"give CONFIG or --recipe, got {tmp_path}/a.yaml and fb15k237/complex" in err
+
+
+def test_config(call, tmp_path):
+    status, out, err = call("config")
+    assert (status, err) == (0, "")
+    # What it prints is a configuration of the defaults.
+    (tmp_path / "all.yaml").write_text(out.replace("dataset: ''", "dataset: data/x"))
+    assert load_config(tmp_path / "all.yaml") == load_config(None, ["dataset=data/x"])
+    status, out, _ = call("config", "--diff", tmp_path / "all.yaml", "--json")
+    assert json.loads(out).keys() == {"dataset"}
+    status, out, _ = call("config", "optimizer", "--json")
+    assert all(key.startswith("optimizer.") for key in json.loads(out)) and len(json.loads(out)) > 5
+    status, out, err = call("config", "optimzer")
+    assert (status, out) == (2, "") and "no field begins with 'optimzer'; known: checkpoint, dataset" in err
+    status, out, err = call("config", "--diff", tmp_path)
+    assert status == 2 and f"cannot read {tmp_path}/config.json: No such file" in err

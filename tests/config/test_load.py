@@ -71,7 +71,10 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
             r"run.yaml:2: evaluation.ties is 'lucky'; allowed: one of realistic",
         ),
         ("dataset: d\nnegatives:\n  own_entity: maybe\n", r"own_entity is 'maybe'; allowed: true or false"),
-        ("seed: 1\n", r"default: dataset is ''; allowed: a non-empty text"),
+        (
+            "seed: 1\n",
+            r"^dataset is not given; expected the folder of a data set, which dglkge partition makes",
+        ),
         ("dataset: [\n", r"run.yaml:2: not valid YAML"),
         ("- dataset\n", r"run.yaml:1: expected 'key: value' lines"),
         ("dataset: d\nmodel: 3\n", r"run.yaml:2: unknown key 'model'"),
@@ -176,7 +179,7 @@ def test_an_override_of_a_text_is_taken_as_it_stands(text: str) -> None:
 @pytest.mark.parametrize(
     ("key", "text", "message"),
     [
-        ("dataset", "", r"dataset is ''; allowed: a non-empty text"),
+        ("dataset", "", r"dataset is ''; allowed: the folder of a data set, which dglkge partition makes"),
         ("output", "", r"output is ''; allowed: a non-empty text"),
         ("output", "null", r"output is ''; allowed: a non-empty text"),
         ("evaluation.split", "", r"evaluation.split is ''; allowed: one of train, valid, test, none"),

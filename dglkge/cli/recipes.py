@@ -1,0 +1,43 @@
+"""``dglkge recipes``: the configurations that ship, by name."""
+
+from __future__ import annotations
+
+import argparse
+
+from dglkge.cli.common import print_columns, print_json, print_text
+from dglkge.config import load_config
+from dglkge.config.recipes import recipe_file, recipe_files
+
+HELP = "the configurations that ship, by name"
+DESCRIPTION = """List the configurations that ship, or print one of them. docs/quality.md has the MRR and time of each."""
+EXAMPLES = """examples:
+  dglkge recipes
+  dglkge recipes fb15k237/complex-5min > my.yaml       a file to change
+  dglkge train --recipe fb15k237/complex-5min --set dataset=data/mine --set output=runs/mine"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print."""
+    if args.name is not None:
+        path = recipe_file(args.name)
+        if args.json:
+            print_json(load_config(str(path), []).to_dict())
+        else:
+            print_text(path.read_text(encoding="utf-8").rstrip())
+        return 0
+    rows = []
+    for name, path in recipe_files().items():
+        config = load_config(str(path), [])
+        rows.append((name, config.model.score_function, config.model.dimension, config.training.num_epochs))
+    header = ("name", "score function", "dimension", "epochs")
+    if args.json:
+        print_json([dict(zip(header, row)) for row in rows])
+    else:
+        print_columns(header, rows)
+    return 0
