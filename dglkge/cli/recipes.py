@@ -9,7 +9,9 @@ from dglkge.config import load_config
 from dglkge.config.recipes import recipe_file, recipe_files
 
 HELP = "the configurations that ship, by name"
-DESCRIPTION = """List the configurations that ship, or print one of them. docs/quality.md has the MRR and time of each."""
+DESCRIPTION = (
+    """List the configurations that ship, or print one of them. docs/quality.md has their MRR and time."""
+)
 EXAMPLES = """examples:
   dglkge recipes
   dglkge recipes fb15k237/complex-5min > my.yaml       a file to change
