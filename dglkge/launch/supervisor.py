@@ -176,7 +176,7 @@ class Supervisor:
         self._await_exits(trainers, self._limits.stop_seconds)
         # A scheduler signals trainers and launcher: the first signal does not end the wait, a second does.
         if len(self._signals) == 1:
-            self._await_exits(trainers, self._limits.stop_seconds)
+            self._await_exits(trainers, self._limits.stop_seconds, num_signals=1)
         uncommitted = self._uncommitted(trainers)
         if uncommitted:
             self._status = FAILURE_STATUS
@@ -235,13 +235,15 @@ class Supervisor:
         Servers get no signal: trainers need them to commit.
         """
         number = self._signals[0]
+        # Counted before the message: who answers it with a second signal at once must be heard.
+        num_signals = len(self._signals)
         self._reason = f"stopped by {signal.Signals(number).name}"
         limit = f"{self._limits.stop_seconds:g} s"
         self._console.message(f"{self._reason}: trainers have {limit} to commit; a second signal ends them")
         trainers = [process for process in self._processes if process.planned.role == TRAINER]
         # SIGHUP, of a closed terminal, is sent as SIGTERM: scripts of other projects may handle that one only
         self._send(trainers, signal.SIGTERM if number == signal.SIGHUP else number)
-        self._await_exits(trainers, self._limits.stop_seconds)
+        self._await_exits(trainers, self._limits.stop_seconds, num_signals)
         uncommitted = self._uncommitted(trainers)
         if trainers and all(process.status == 0 for process in trainers):
             self._status = 0
@@ -295,10 +297,14 @@ class Supervisor:
         removed = self._executor.clean_up(segments)
         logger.debug("removed shared memory: %s", removed)
 
-    def _await_exits(self, processes: Iterable[WatchedProcess], seconds: float) -> None:
-        """Wait until some processes have ended, until the timeout, or until the next signal."""
-        # A signal that arrived before this wait began does not end it; the next one does.
-        num_signals = len(self._signals)
+    def _await_exits(
+        self, processes: Iterable[WatchedProcess], seconds: float, num_signals: int | None = None
+    ) -> None:
+        """Wait until some processes have ended, until the timeout, or until the next signal.
+
+        ``num_signals`` have arrived already and do not end the wait; by default those until now.
+        """
+        num_signals = len(self._signals) if num_signals is None else num_signals
         deadline = time.monotonic() + seconds
         while any(process.status is None for process in processes) and time.monotonic() < deadline:
             if len(self._signals) > num_signals:

@@ -22,9 +22,10 @@ SETTINGS = {
     "training.num_epochs": 2,
 }
 SCRIPT = """
-import json, sys
+import json, signal, sys
 import pandas as pd
 import dglkge
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
 output, epochs, rows, progress = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "shown"
 frame = pd.read_csv(sys.argv[5], dtype=str)
 settings = {**json.loads(sys.argv[6]), "training.num_epochs": epochs}

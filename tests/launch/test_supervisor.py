@@ -351,6 +351,29 @@ def test_a_first_signal_does_not_cut_short_who_commits_already(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("in_foreground")
+def test_a_second_signal_right_after_the_message_is_heard(tmp_path: Path) -> None:
+    """The signal arrives while the message is written, before the wait for the trainers begins."""
+    out = io.StringIO()
+
+    class Impatient(io.StringIO):
+        """Presses Ctrl-C again as soon as the message is there."""
+
+        def write(self, text: str) -> int:
+            if "a second signal ends them" in text:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().write(text)
+
+    plan = [PlannedProcess(TRAINER, 0, "127.0.0.1", (sys.executable, "-u", "-c", STUBBORN), {})]
+    first = send_when("waits", out, 1, signal.SIGINT)
+    limits = Limits(stop_seconds=3600, failure_seconds=0.2)
+    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, Impatient()), tmp_path, limits).run(
+        plan
+    )
+    first.join()
+    assert result.status == 130 and result.is_interrupted
+
+
+@pytest.mark.usefixtures("in_foreground")
 def test_second_signal_cuts_the_wait_short(tmp_path: Path) -> None:
     """Who presses Ctrl-C twice does not wait for trainers that save; a limit of an hour is cut short."""
     out, err = io.StringIO(), io.StringIO()
