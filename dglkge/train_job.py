@@ -126,9 +126,9 @@ def train(
     if trainers is not None and trainers < 1:
         raise InputError(f"trainers is {trainers}; expected at least 1")
     if overwrite:
-        remove_run(folder)
+        check_removable(folder)
     is_shown = _is_interactive() if progress is None else progress
-    dataset = _dataset(triples, folder, valid, test, columns, split, seed, is_shown)
+    dataset = _dataset(triples, folder, valid, test, columns, split, seed, overwrite, is_shown)
     words += [f"dataset={dataset}", f"output={folder}"]
     command = ["--log_dir", str(folder / "logs")]
     command += [] if trainers is None else ["--num_trainers", str(trainers)]
@@ -142,20 +142,22 @@ def train(
     return open_run(folder, dataset=str(dataset))
 
 
-def remove_run(folder: Path) -> None:
-    """Remove the run of a folder; nothing if it does not exist.
+def check_removable(folder: Path) -> None:
+    """Refuse to remove a folder that is no run.
 
     Raises
     ------
     InputError
         If the folder has something else.
     """
-    if not folder.exists():
-        return
     is_run = (folder / RUN_CONFIG_FILE).is_file() or (folder / DATASET_FOLDER / DESCRIPTION).is_file()
-    if not is_run and any(folder.iterdir()):
+    if folder.exists() and not is_run and any(folder.iterdir()):
         raise InputError(f"{folder} is not removed: it has no run (no {RUN_CONFIG_FILE})")
-    shutil.rmtree(folder)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _dataset(
@@ -166,9 +168,13 @@ def _dataset(
     columns: str,
     split: Optional[Sequence[float]],
     seed: int,
+    overwrite: bool,
     progress: bool,
 ) -> Path:
-    """Return the data set of the triples, made in the run's folder if it is not one already."""
+    """Return the data set of the triples, made in the run's folder if it is not one already.
+
+    With ``overwrite`` the folder's run is removed, but only once the triples have proved to be good.
+    """
     from dglkge.data.text_format import parse_columns
     from dglkge.partition.inputs import Options
     from dglkge.partition.make_dataset import partition_dataframe, partition_files
@@ -178,7 +184,12 @@ def _dataset(
     if is_path and (Path(triples) / DESCRIPTION).is_file():
         if split is not None or valid is not None or test is not None:
             raise InputError(f"{triples} is a data set with splits of its own; give no split, valid or test")
-        return Path(triples).absolute()
+        given = Path(triples).absolute()
+        if overwrite:
+            if given.is_relative_to(folder.absolute()):
+                raise InputError(f"{triples} lies in {folder}, which overwrite would remove")
+            _remove(folder)
+        return given
     if is_path and (valid is not None or test is not None):
         raise InputError("valid and test go with a data frame; a folder has files of these names")
     is_single = Path(triples).is_file() if is_path else valid is None and test is None
@@ -191,14 +202,18 @@ def _dataset(
         progress=progress,
     )
     made = (folder / DATASET_FOLDER).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="new-") as temporary:
+    made.parent.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the run's folder, on the same disk: wrong triples leave it as it was.
+    with tempfile.TemporaryDirectory(dir=made.parent.parent, prefix=f".{folder.name}-") as temporary:
         new = Path(temporary) / DATASET_FOLDER
         if is_path:
             partition_files([Path(triples)], new, options)
         else:
             partition_dataframe(triples, new, valid, test, columns, options)
+        if overwrite:
+            _remove(folder)
         if not made.exists():
+            folder.mkdir(exist_ok=True)
             new.rename(made)
         # The same triples in the same splits: the run goes on. The maker is deterministic.
         elif Dataset.open(made).fingerprint != Dataset.open(new).fingerprint:

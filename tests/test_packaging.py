@@ -99,3 +99,12 @@ def test_commands_resolve(wheel):
     for target in scripts.values():
         module, _, function = target.partition(":")
         assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_the_packaged_script_is_the_one_to_copy():
+    """``dglkge train`` runs what examples/train.py shows; only the names of imports differ."""
+    ours, shown = (
+        (ROOT / name).read_text(encoding="utf-8").partition("def main() -> int:")[2].partition("\n\n\n")[0]
+        for name in ("dglkge/cli/training_script.py", "examples/train.py")
+    )
+    assert len(ours) > 500 and ours == shown.replace("dglkge.", "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print."""
     values = None if args.diff is None else differences(Path(args.diff))
+    prefix = f"{args.section.rstrip('.')}." if args.section else ""
     fields = [
         field
         for field in field_table()
-        if f"{field[0]}.".startswith(f"{(args.section or '').rstrip('.')}.".lstrip("."))
-        and (values is None or field[0] in values)
+        if f"{field[0]}.".startswith(prefix) and (values is None or field[0] in values)
     ]
     if args.section is not None and not fields and values is None:
         known = ", ".join(sorted({key.partition(".")[0] for key, *_ in field_table()}))
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         indent = "  " if parent else ""
         shown = _plain(default) if values is None else values[key]
         if values is None:
-            for line in wrapped(text, WIDTH - len(indent)):
+            for line in textwrap.wrap(text, WIDTH - len(indent)):
                 print_text(f"{indent}# {line}")
         note = "" if values is None else f"  # default: {_yaml(_plain(default))}"
         print_text(f"{indent}{name}: {_yaml(shown)}{note}")
@@ -103,13 +104,6 @@ def flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in nested.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return found
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    """Break a text into lines of at most so many characters."""
-    import textwrap
-
-    return textwrap.wrap(text, width)
 
 
 def _plain(value: Any) -> Any:

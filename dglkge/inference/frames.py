@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, Protocol, Union
 
 import numpy as np
@@ -107,7 +107,7 @@ def predict(
     triples = _parts(queries)
     found = _Answers(run)
     entity_queries: dict[int, NamedQuery] = {}
-    pairs: dict[int, tuple[str, str]] = {}
+    pairs: dict[int, list[tuple[int, int, int]]] = {}
     for place, parts in enumerate(triples):
         missing = [role for role, part in zip(ROLES, parts) if part is None]
         head, relation, tail = parts
@@ -117,15 +117,13 @@ def predict(
                     f"a query has two of head, relation and tail; {_shown(parts)} has {3 - len(missing)}"
                 )
             if relation is None:
-                pairs[place] = str(head), str(tail)
-                fitting_relations(run, *pairs[place])
+                pairs[place] = fitting_relations(run, str(head), str(tail))
             else:
                 side = Side.TAIL if tail is None else Side.HEAD
                 query = NamedQuery(side, head or tail or "", relation)
                 resolve(query, run.tables.relations, run.tables.vocabulary)
                 entity_queries[place] = query
         except InputError as error:
-            pairs.pop(place, None)
             if strict:
                 where = f"row {queries.index[place]}: " if len(queries) > 1 else ""
                 raise InputError(f"{where}{error}") from None
@@ -139,7 +137,9 @@ def predict(
         ]
         found.add(place, query.side.value, answers, prediction.answer_type)
     if pairs:
-        for place, answers in zip(pairs, _relations_of_pairs(run, list(pairs.values()), k, known)):
+        for place, of_pair in zip(pairs, _relations_of_pairs(run, list(pairs.values()), k, known)):
+            head, _, tail = triples[place]
+            answers = [(str(head), label, str(tail), value, split) for label, value, split in of_pair]
             found.add(place, RELATION_COLUMN, answers)
     return found.frame(queries.index)
 
@@ -316,41 +316,46 @@ def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndar
 
 
 def _relations_of_pairs(
-    run: QueriedModel, pairs: Sequence[tuple[str, str]], k: int, known: Union[Known, str, None]
-) -> list[list[tuple[Any, ...]]]:
-    """Return the best relations of each pair: (head, relation, tail, score, known from)."""
+    run: QueriedModel,
+    pairs: Sequence[Sequence[tuple[int, int, int]]],
+    k: int,
+    known: Union[Known, str, None],
+) -> list[list[tuple[str, float, Optional[str]]]]:
+    """Return the best relations of pairs: label, score, known from.
+
+    ``pairs`` has the triples of all fitting relations of each, as of :func:`fitting_relations`.
+    """
     if k < 1:
         raise InputError(f"the number of answers must be at least 1, got {k}")
     treatment, of_splits = run.known_treatment(known)
     labels = run.tables.relations.labels
-    answers: list[list[tuple[Any, ...]]] = []
-    candidates = [np.array(fitting_relations(run, *pair), dtype=np.int64) for pair in pairs]
-    start = 0
-    while start < len(pairs):
-        # As many pairs as fit, at least one.
-        sizes = np.cumsum([len(one) for one in candidates[start:]])
-        stop = start + max(1, int(np.searchsorted(sizes, TRIPLES_AT_A_TIME, side="right")))
-        triples = np.concatenate(candidates[start:stop])
+    answers: list[list[tuple[str, float, Optional[str]]]] = []
+    for start, stop in _blocks([len(triples) for triples in pairs]):
+        triples = np.array([triple for of_pair in pairs[start:stop] for triple in of_pair], dtype=np.int64)
         by_side = score_triples(run.model, triples, run.tables.meta.relations, run.tables)
         scores = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
         splits = splits_of(of_splits, triples)
-        if treatment is Known.DROP:
-            scores[splits != None] = -np.inf  # noqa: E711  an array of objects
         first = 0
-        for (head, tail), of_pair in zip(pairs[start:stop], candidates[start:stop]):
-            these = slice(first, first + len(of_pair))
+        for of_pair in pairs[start:stop]:
+            places = np.arange(first, first + len(of_pair))
             first += len(of_pair)
+            if treatment is Known.DROP:
+                places = np.array([place for place in places if splits[place] is None], dtype=np.int64)
             # Equal scores in the order of ids.
-            best = np.argsort(-scores[these], kind="stable")[:k]
-            rows = []
-            for place in best.tolist():
-                if scores[these][place] == -np.inf:
-                    continue
-                relation = labels[int(of_pair[place, 1])]
-                rows.append((head, relation, tail, float(scores[these][place]), splits[these][place]))
-            answers.append(rows)
-        start = stop
+            best = places[np.argsort(-scores[places], kind="stable")[:k]]
+            answers.append([(labels[int(triples[one, 1])], float(scores[one]), splits[one]) for one in best])
     return answers
+
+
+def _blocks(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop) of runs whose sizes sum to :data:`TRIPLES_AT_A_TIME` at most, or of one alone."""
+    start = total = 0
+    for place, size in enumerate(sizes):
+        if total and total + size > TRIPLES_AT_A_TIME:
+            yield start, place
+            start, total = place, 0
+        total += size
+    yield start, len(sizes)
 
 
 class _Answers:

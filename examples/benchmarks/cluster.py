@@ -98,7 +98,8 @@ def run(system: str, dataset: Path, num_hosts: int, num_trainers: int, arguments
         *(f"training.batch_size={arguments.batch_size}", f"negatives.chunk_size={arguments.batch_size}"),
         # No commit and no background thread: neither belongs to the cost of a batch.
         *(f"negatives.num_uniform={NUM_NEGATIVES}", "optimizer.lr=0.01", "checkpoint.every_epochs=0"),
-        *("checkpoint.background=false", "training.progress=never", *chosen),
+        # The reference of cluster_trainer.py has no regularizer.
+        *("regularizer.name=none", "checkpoint.background=false", "training.progress=never", *chosen),
     ]
     with cluster_hosts(num_hosts, "6g") as hosts, tempfile.TemporaryDirectory(prefix="dglkge-job-") as name:
         folder = Path(name)

@@ -124,6 +124,7 @@ def train(args: argparse.Namespace, value: int, work: Path) -> tuple[RunFigures,
         f"training.num_epochs={NUM_EPOCHS + 1}",
         "checkpoint.every_epochs=0",
         "checkpoint.background=false",
+        "regularizer.name=none",
         "evaluation.split=none",
         *args.set,
     ]

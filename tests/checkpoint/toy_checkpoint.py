@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from dglkge.checkpoint import CheckpointManager, CheckpointMeta
+from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Relation, TablePart
@@ -173,3 +174,20 @@ def save_toy_named(
             raise error
     (version,) = set(versions)
     return version
+
+
+def save_toy_run(folder: Path, dataset: Dataset) -> Path:
+    """Save an untrained run of random rows in two parts, which knows where its data set is."""
+    meta = toy_meta(
+        relations=dataset.relations.relations,
+        dataset_name=dataset.name,
+        dataset_path=str(dataset.path),
+        dataset_fingerprint=dataset.fingerprint,
+        entity_types={name: dataset.num_entities(name) for name in dataset.entity_types},
+    )
+    tables = toy_tables(meta)
+    for whole in tables.values():
+        whole.rows.nan_to_num_(posinf=1.0)
+    names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
+    save_toy_named(folder / "checkpoint", meta, tables, names, 2)
+    return folder

@@ -7,21 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from dglkge.cli.main import main
 from dglkge.evaluation.categories import relation_categories
 from dglkge.inference.run import open_run
-
-
-@pytest.fixture
-def call(capsys):
-    """Run a command and return its status, stdout and stderr."""
-
-    def run_main(*arguments):
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run_main
 
 
 def write_triples(dataset, triples, path):

@@ -9,7 +9,6 @@ import pytest
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE
-from dglkge.cli.main import main
 from dglkge.evaluation.calibration import METHODS, balanced_weights
 from dglkge.evaluation.classification import ClassificationMetrics, fit_thresholds
 from dglkge.inference.calibration import Calibration
@@ -17,18 +16,6 @@ from dglkge.inference.run import open_run
 from dglkge.inference.truth import calibrate, labelled_scores
 from dglkge.typing import RELATION, Side
 from tests.cli.test_evaluate_triples import write_triples
-
-
-@pytest.fixture
-def call(capsys):
-    """Run a command and return its status, stdout and stderr."""
-
-    def run_main(*arguments):
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run_main
 
 
 def plain_scores(run, triples):

@@ -130,6 +130,21 @@ def test_what_is_refused_creates_nothing(tmp_path):
     with pytest.raises(dglkge.errors.InputError, match="mine is not removed: it has no run"):
         dglkge.train(triples, output=tmp_path / "mine", overwrite=True)
     assert (tmp_path / "mine" / "thesis.tex").exists()
+    # Wrong triples are found before a run is removed for them.
+    run = tmp_path / "old"
+    run.mkdir()
+    (run / "config.json").write_text("{}")
+    for wrong in (triples.assign(head=None), tmp_path / "nowhere.tsv"):
+        with pytest.raises(dglkge.errors.InputError):
+            dglkge.train(wrong, output=run, overwrite=True)
+        assert (run / "config.json").exists()
+        with pytest.raises(dglkge.errors.InputError):
+            dglkge.train(wrong, output=tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "old"]
+    inside = run / "dataset"
+    inside.symlink_to(toy_dataset())
+    with pytest.raises(dglkge.errors.InputError, match="lies in .*old, which overwrite would remove"):
+        dglkge.train(inside, output=run, overwrite=True)
     with pytest.raises(dglkge.errors.InputError, match="is a data set with splits of its own"):
         dglkge.train(toy_dataset(), output=tmp_path / "run", split=(0.8, 0.1, 0.1))
 
