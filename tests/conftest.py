@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests import surroundings
+from tests import surroundings, warm
 
 SHARED_MEMORY = Path("/dev/shm")
 MARK = "DGLKGE_TEST_SESSION"
@@ -206,6 +206,7 @@ def mark_what_tests_start(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let all that the tests start inherit the mark, and not this process, which may be a worker."""
     os.environ[MARK] = request.config.stash[SESSION_MARK]
     yield
+    warm.stop()
     forkserver._forkserver._stop()  # what multiprocessing keeps for tests that fork; else it ends with us
 
 

@@ -1,4 +1,8 @@
-"""Runs the real commands, with time limits, and takes down what they started if a test fails."""
+"""Runs the real commands, with time limits, and takes down what they started if a test fails.
+
+Processes begin as copies of one that has imported everything, see :mod:`tests.warm`; ``python`` chooses plain
+Python instead: ``PLAIN``.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
+from tests import warm
 from tests.surroundings import free_ports
 from tests.toy_kg import REPOSITORY
 
 TIME_LIMIT_SECONDS = 240
 TRAIN = str(REPOSITORY / "examples" / "train.py")
+PLAIN = (sys.executable,)
 
 
 def environment() -> dict[str, str]:
@@ -35,7 +41,7 @@ def ip_config(folder: Path) -> Path:
 
 def dglkge(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the ``dglkge`` command."""
-    command = [sys.executable, "-m", "dglkge.cli.main", *arguments]
+    command = [*warm.python(), "-m", "dglkge.cli.main", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
     )
@@ -43,18 +49,23 @@ def dglkge(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def train_alone(*settings: str) -> subprocess.CompletedProcess[str]:
     """Run the training script with plain python: one process, DGL's standalone mode."""
-    command = [sys.executable, TRAIN, *_sets(settings)]
+    command = [*warm.python(), TRAIN, *_sets(settings)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
     )
 
 
 def launch_command(
-    folder: Path, num_trainers: int, settings: tuple[str, ...], num_servers: int = 1
+    folder: Path,
+    num_trainers: int,
+    settings: tuple[str, ...],
+    num_servers: int = 1,
+    python: Sequence[str] | None = None,
 ) -> list[str]:
     """Return the command line of a launched training job."""
     return [
-        *(sys.executable, "-m", "dglkge.cli.launch", "--ip_config", str(ip_config(folder))),
+        *(python or warm.python()),
+        *("-m", "dglkge.cli.launch", "--ip_config", str(ip_config(folder))),
         *("--num_trainers", str(num_trainers), "--num_servers", str(num_servers)),
         *("--num_omp_threads", "1", "--log_dir", str(folder / f"logs{time.monotonic_ns()}")),
         *(TRAIN, *_sets(settings)),
@@ -62,10 +73,14 @@ def launch_command(
 
 
 def train(
-    folder: Path, num_trainers: int, *settings: str, num_servers: int = 1
+    folder: Path,
+    num_trainers: int,
+    *settings: str,
+    num_servers: int = 1,
+    python: Sequence[str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run the training script under the launcher."""
-    command = launch_command(folder, num_trainers, settings, num_servers)
+    command = launch_command(folder, num_trainers, settings, num_servers, python)
     return subprocess.run(
         command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
     )
@@ -73,8 +88,8 @@ def train(
 
 @contextlib.contextmanager
 def training_job(folder: Path, num_trainers: int, *settings: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the training script under the launcher and yield while it runs."""
-    command = launch_command(folder, num_trainers, settings)
+    """Start the training script under the launcher, with plain Python, and yield while it runs."""
+    command = launch_command(folder, num_trainers, settings, python=PLAIN)
     job = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
     )
@@ -90,8 +105,11 @@ def training_job(folder: Path, num_trainers: int, *settings: str) -> Iterator[su
 
 
 def processes_of(job: subprocess.Popen[str], role: str, script: str = "train.py") -> list[psutil.Process]:
-    """Return a job's processes of a role (``server`` or ``client``), by rank or server number."""
-    found = []
+    """Return a job's processes of a role (``server`` or ``client``), by rank or server number.
+
+    Copies keep command line and environment of what they copy, so they have names: see :mod:`tests.warm`.
+    """
+    found = warm.processes(role)
     for process in psutil.Process(job.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             env = process.environ()

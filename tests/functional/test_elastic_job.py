@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
+from tests import warm
 from tests.functional import job as commands
 from tests.functional.test_training_job import tables
 from tests.surroundings import free_ports
@@ -72,7 +72,7 @@ def script(ring: Path, folder: Path, *words: str, **changes: str) -> list[str]:
 def undisturbed(ring: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one process from the first to the last batch."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    command = [sys.executable, *script(ring, folder)]
+    command = [*warm.python(), *script(ring, folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=commands.environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run"
@@ -87,7 +87,7 @@ class Job:
         self.log = folder / f"launcher-{time.monotonic_ns()}.log"
         if not (folder / "cores").exists():
             (folder / "cores").write_text("2")
-        words = [sys.executable, "-c", LAUNCH, str(folder / "cores"), "--ip_config", str(self.ip_config)]
+        words = [*warm.python(), "-c", LAUNCH, str(folder / "cores"), "--ip_config", str(self.ip_config)]
         words += ["--num_trainers", trainers, "--num_omp_threads", "1", "--log_dir", str(folder / "logs")]
         with self.log.open("w") as log:
             self.launcher = subprocess.Popen(
@@ -274,7 +274,7 @@ def test_plain_python_stops_and_goes_on_like_a_launched_job(
     ring: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     def start(*words: str, **changes: str) -> subprocess.Popen[str]:
-        command = [sys.executable, *script(ring, tmp_path, *words, **changes)]
+        command = [*warm.python(), *script(ring, tmp_path, *words, **changes)]
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=commands.environment())
 
     hold(tmp_path, "2 3 0 stop", cores=1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dglkge.checkpoint import open_checkpoint
+from tests import warm
 from tests.functional import job as commands
 from tests.functional.test_training_job import settings
 from tests.toy_kg import partition, ring_triples, toy_dataset, write_splits
@@ -22,7 +22,7 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     """Run the script with plain python (0 trainers) or under the launcher."""
     chosen = settings(toy_dataset(), folder / "run", "evaluation.split=none", *changes)
-    command = [sys.executable, commands.TRAIN]
+    command = [*warm.python(), commands.TRAIN]
     if num_trainers:
         command = commands.launch_command(folder, num_trainers, ())
     command = [SCRIPT if word == commands.TRAIN else word for word in command]

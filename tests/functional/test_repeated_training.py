@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import h5py
 import pytest
 
+from tests import warm
 from tests.functional.job import TIME_LIMIT_SECONDS, environment, ip_config
 from tests.toy_kg import REPOSITORY, toy_dataset
 
@@ -35,7 +35,7 @@ def settings(output: Path, *others: str, typed: bool = False) -> list[str]:
 
 def in_one_process(*trainings: list[str]) -> list[str]:
     """Train one after another; return what each printed."""
-    command = [sys.executable, SCRIPT, *map(json.dumps, trainings)]
+    command = [*warm.python(), SCRIPT, *map(json.dumps, trainings)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
     )
@@ -127,7 +127,7 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
         "            pass\n"
         "sys.exit(dglkge.run_command('nested', main))\n"
     )
-    command = [sys.executable, "-c", script, *settings(tmp_path / "run")]
+    command = [*warm.python(), "-c", script, *settings(tmp_path / "run")]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
     )
@@ -148,7 +148,7 @@ def test_a_launched_process_joins_once(tmp_path: Path) -> None:
         "        print('joined', cluster.world.rank, flush=True)\n",
         encoding="utf-8",
     )
-    command = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", str(ip_config(tmp_path))]
+    command = [*warm.python(), "-m", "dglkge.cli.launch", "--ip_config", str(ip_config(tmp_path))]
     command += ["--num_trainers", "2", "--num_omp_threads", "1", "--log_dir", str(tmp_path / "logs")]
     command += [str(script), *settings(tmp_path / "run")]
     done = subprocess.run(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dglkge.checkpoint.reader import open_checkpoint
+from tests import warm
 from tests.functional.job import TIME_LIMIT_SECONDS, environment, ip_config
 from tests.toy_kg import REPOSITORY, toy_dataset
 
@@ -17,7 +17,7 @@ SCRIPT = str(REPOSITORY / "tests" / "functional" / "robbed_train.py")
 
 def train(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
     """Launch the script with two trainers and no restarts."""
-    command = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", str(ip_config(folder))]
+    command = [*warm.python(), "-m", "dglkge.cli.launch", "--ip_config", str(ip_config(folder))]
     command += ["--num_trainers", "2", "--num_omp_threads", "1", "--log_dir", str(folder / "logs")]
     command += [SCRIPT, what, str(folder), f"dataset={toy_dataset()}", f"output={folder / 'run'}"]
     command += ["model.dimension=16", "training.num_epochs=1", "negatives.num_uniform=10"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from dglkge.checkpoint.reader import open_checkpoint
+from tests import warm
 from tests.functional import job as commands
 from tests.toy_kg import toy_dataset
 
@@ -49,11 +49,11 @@ def live(folder: Path, num_trainers: int, stop_at: tuple[int, int] | None = None
     words = [SCRIPT] if stop_at is None else [SCRIPT, "--stop-at", *map(str, stop_at)]
     for setting in (f"dataset={toy_dataset()}", f"output={folder / 'run'}", *SETTINGS):
         words += ["--set", setting]
-    command = [sys.executable, *words]
+    command = [*warm.python(), *words]
     if num_trainers:
         launch = ["-m", "dglkge.cli.launch", "--ip_config", str(commands.ip_config(folder))]
         launch += ["--num_trainers", str(num_trainers), "--num_omp_threads", "1"]
-        command = [sys.executable, *launch, *words]
+        command = [*warm.python(), *launch, *words]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, env=commands.environment(), cwd=folder
     )

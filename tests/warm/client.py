@@ -1,0 +1,54 @@
+"""Stands for a process that :mod:`tests.warm.server` runs: same standard streams, signals and status.
+
+This file is a program of its own with the standard library only: ``client.py script.py args...``,
+``client.py -m module args...``, or ``client.py --watchdog``.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import signal
+import socket
+import sys
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
+
+
+def main() -> int:
+    """Send what is to run, wait for its end, and end likewise."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(os.environ["DGLKGE_TEST_WARM_SOCKET"])
+    ignored = [number for number in FORWARDED if signal.getsignal(number) == signal.SIG_IGN]
+    request = {
+        "arguments": sys.argv[1:],
+        "environment": dict(os.environ),
+        "folder": os.getcwd(),
+        "ignored": ignored,
+    }
+    for number in set(FORWARDED) - set(ignored):
+        signal.signal(number, lambda number, _: connection.sendall(b"%d\n" % number))
+    descriptors = array.array("i", [0, 1, 2])
+    connection.sendmsg([b"r"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+    connection.sendall(json.dumps(request).encode() + b"\n")
+    # Only the process itself shall keep pipes open: a reader waits for their end.
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    answer = b""
+    while not answer.endswith(b"\n"):
+        data = connection.recv(64)
+        if not data:
+            return 1  # the server was killed, and what it ran with it
+        answer += data
+    status = int(answer)
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

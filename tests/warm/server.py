@@ -1,0 +1,291 @@
+"""Imports torch, DGL and dglkge once, and runs what clients ask for in copies of itself.
+
+``python -m tests.warm.server SOCKET`` prints ``ready`` when it listens, and ends with its standard input. It
+never starts a thread: a copy of a process has only the thread that made it.
+
+A copy leaves :func:`serve` with the function that it has to run, and nothing of the server is below it.
+Streams, working folder, environment, signals and ``sys.path`` are those that the client has sent. Watchdogs
+of a launcher are copies as well, whose process is a copy in its turn: its parent is its watchdog, as always.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import ctypes
+import gc
+import io
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, NoReturn
+
+import numpy as np
+
+CLIENT = Path(__file__).resolve().parent / "client.py"
+PRELOADED = (
+    "torch.distributed",
+    "dgl.distributed",
+    "dglkge.training.build",
+    "dglkge.cli.launch",
+    "dglkge.cli.main",
+    "dglkge.cli.common",
+)
+RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT, signal.SIGCHLD)
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_LIBC = ctypes.CDLL(None)
+_POPEN = subprocess.Popen
+
+
+@dataclass
+class Request:
+    """What a client wants to be run."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: str
+    ignored: list[int]
+
+
+class Become(BaseException):
+    """Unwinds a copy to the top of the program, with what it has to run."""
+
+    def __init__(self, action: Callable[[], Any]) -> None:
+        super().__init__()
+        self.action = action
+
+
+def serve(path: str) -> Callable[[], Any]:
+    """Answer clients until standard input ends; return in copies only, with what they have to run."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen(64)
+    os.write(1, b"ready\n")
+    os.close(1)
+    os.dup(2)
+    running: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the process: pid and client
+    while True:
+        clients = {client.fileno(): descriptor for descriptor, (_, client) in running.items()}
+        ready, _, _ = select.select([0, listener, *running, *clients], [], [])
+        if 0 in ready:
+            for pid, _ in running.values():
+                _kill(pid)
+            os._exit(0)
+        for one in ready:
+            if one in running:
+                pid, client = running.pop(one)
+                status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                os.close(one)
+                with client, contextlib.suppress(OSError):
+                    client.sendall(b"%d\n" % status)
+        for one in set(ready) & clients.keys():
+            if clients[one] in running:
+                _pass_on(*running[clients[one]])
+        if listener in ready:
+            client, _ = listener.accept()
+            request, descriptors = _receive(client)
+            pid = os.fork()
+            if pid == 0:
+                # Closed by number in the copy: objects that close them again would close what has the number
+                # by then.
+                for connection in (listener, client, *(other for _, other in running.values())):
+                    connection.detach()
+                return _copy(request, descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            running[os.pidfd_open(pid)] = pid, client
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _pass_on(pid: int, client: socket.socket) -> None:
+    """Send the signals that a client has received to its process; SIGKILL if the client was killed."""
+    data = client.recv(4096)
+    for number in data.split():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, int(number))
+    if not data:
+        _kill(pid)
+
+
+def _receive(client: socket.socket) -> tuple[Request, list[int]]:
+    client.settimeout(30)
+    _, ancillary, _, _ = client.recvmsg(1, socket.CMSG_SPACE(12))
+    descriptors = array.array("i")
+    descriptors.frombytes(ancillary[0][2])
+    text = b""
+    while not text.endswith(b"\n"):
+        text += client.recv(65536)
+    client.settimeout(None)
+    return Request(**json.loads(text)), list(descriptors)
+
+
+def _copy(request: Request, streams: Sequence[int]) -> Callable[[], Any]:
+    """Make this copy what the client asked for, and return what it has to run."""
+    server = os.getppid()
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != server:
+        os._exit(1)
+    os.setsid()
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+    become(request.environment, request.folder, request.ignored)
+    if request.arguments[0] == "--watchdog":
+        return run_watchdog
+    return lambda: run_python(request.arguments)
+
+
+def become(environment: dict[str, str], folder: str, ignored: Sequence[int] = ()) -> None:
+    """Take over what a new program starts with: environment, folder, signals, streams, random numbers."""
+    os.closerange(3, 4096)
+    signal.set_wakeup_fd(-1)
+    for number in RESET:
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+    if signal.SIGINT not in ignored:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(folder)
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ.clear()
+    os.environ.update(environment)
+    own = set(before.split(os.pathsep))
+    added = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[1:] = added + [entry for entry in sys.path[1:] if entry not in own]
+    unbuffered = bool(environment.get("PYTHONUNBUFFERED"))
+    sys.stdin = open(0, encoding="utf-8", closefd=False)
+    sys.stdout = _stream(1, unbuffered, "strict")
+    sys.stderr = _stream(2, unbuffered, "backslashreplace")
+    if not sys.stderr.isatty():
+        sys.stderr.reconfigure(line_buffering=True)
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+    np.random.seed()  # noqa: NPY002  what the copy shares with all others
+
+
+def _stream(descriptor: int, unbuffered: bool, errors: str) -> io.TextIOWrapper:
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    binary = io.BufferedWriter(raw)
+    return io.TextIOWrapper(
+        binary, "utf-8", errors, line_buffering=os.isatty(descriptor), write_through=unbuffered
+    )
+
+
+def run_python(arguments: list[str]) -> None:
+    """Run a script or module as ``python`` would; a launcher starts its processes as copies of this one."""
+    from dglkge.launch import script_runner, watched_process
+
+    start = watched_process.WatchedProcess
+
+    def start_copy(planned: Any, _command: Any, *rest: Any) -> watched_process.WatchedProcess:
+        return start(planned, [sys.executable, "-I", "-S", str(CLIENT), "--watchdog"], *rest)
+
+    # Only the executor of this machine; on other machines watchdogs start over SSH.
+    watched_process.WatchedProcess = start_copy  # type: ignore[assignment, misc]
+    if arguments[0] == "-c":
+        sys.path[0], sys.argv = "", ["-c", *arguments[2:]]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(arguments[1], sys.modules["__main__"].__dict__)
+        return
+    if arguments[0] == "-m":
+        sys.modules.pop(arguments[1], None)  # it shall run, as __main__
+    script_runner.run(arguments)
+
+
+def run_watchdog() -> None:
+    """Run a watchdog whose process, if it is a Python script under the runner, is a copy of this one."""
+    from dglkge.launch import watchdog
+
+    class Copy(_POPEN):  # type: ignore[type-arg]
+        def __init__(self, command: list[str], **settings: Any) -> None:
+            if Path(command[0]).name.startswith("python") and Path(command[1]).name == "script_runner.py":
+                pid = os.fork()
+                if pid == 0:
+                    _become_script(command, settings)
+                self.pid, self.returncode = pid, None
+                self._child_created = False  # nothing for Popen to wait for
+            else:
+                super().__init__(command, **settings)
+
+    watchdog.subprocess.Popen = Copy  # type: ignore[misc]
+    sys.exit(watchdog.main())
+
+
+def _become_script(command: list[str], settings: dict[str, Any]) -> NoReturn:
+    """Be the process of a watchdog from here on."""
+    from dglkge.launch import script_runner, watchdog
+
+    try:
+        settings["preexec_fn"]()
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(1, 2)
+        become(settings["env"], settings["cwd"])
+        role = os.environ.get("DGL_ROLE", "client")
+        number = os.environ.get("RANK" if role == "client" else "DGL_SERVER_ID", "0")
+        _LIBC.prctl(_PR_SET_NAME, f"{role} {number}".encode(), 0, 0, 0)
+        # The watchdog's record is not this copy's to remove while it unwinds.
+        watchdog.Record.remove = lambda self: None  # type: ignore[method-assign]
+        subprocess.Popen = _POPEN  # type: ignore[misc]
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    sys.argv = command[1:]
+    raise Become(script_runner.main)
+
+
+def main() -> None:
+    """Import, serve; in copies run what they have to."""
+    for module in PRELOADED:
+        __import__(module)
+    if threading.active_count() > 1:
+        raise RuntimeError(f"imports have started threads: {threading.enumerate()}")
+    gc.collect()
+    gc.freeze()  # copies look for garbage among what is theirs
+    action = serve(sys.argv[1])
+    while True:
+        error: BaseException | None = None
+        try:
+            action()
+        except Become as become_error:
+            action = become_error.action
+            continue
+        except BaseException as raised:
+            error = raised
+        end(error)
+
+
+def end(error: BaseException | None) -> NoReturn:
+    """End as the interpreter does, but without taking modules apart, which takes as long as a small job."""
+    from dglkge.launch import script_runner
+
+    status = 0 if error is None else script_runner.exit_status(error)
+    if isinstance(error, KeyboardInterrupt):
+        traceback.print_exception(error)
+    elif error is not None:
+        script_runner.print_error(error)
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 0xFF)
+
+
+if __name__ == "__main__":
+    main()
