@@ -26,6 +26,9 @@ JOB_FOLDERS = ("examples", "functional", "launch")
 NO_JOBS = ("test_same_result_everywhere.py", "test_two_partitions.py")
 """Files of these folders that start DGL without the launcher, under names of their own."""
 
+LONG_FOLDERS = ("functional", "cluster", "examples", "launch", "kernels", "tuning", "checkpoint")
+"""Folders whose files take longest; they are dealt out first."""
+
 SESSION_MARK = pytest.StashKey[str]()
 SEGMENTS_BEFORE = pytest.StashKey[set[str]]()
 LEFT_BEHIND = pytest.StashKey[list[str]]()
@@ -127,6 +130,12 @@ def pytest_testnodedown(node: Any, error: Any) -> None:
     node.config.stash.setdefault(LEFT_BEHIND, []).extend(left)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, so that no worker ends with one alone."""
+    places = {name: place for place, name in enumerate(LONG_FOLDERS)}
+    items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
+
+
 def pytest_collection_finish() -> None:
     """Leave what exists out of later collections of garbage, each of which took half a second for it."""
     gc.collect()
@@ -142,6 +151,7 @@ def pytest_configure(config: pytest.Config) -> None:
     workerinput = getattr(config, "workerinput", None)
     if workerinput is None:
         surroundings.reset_signals_and_input()
+        config.option.loadscopereorder = False  # pytest-xdist would begin with the files of most tests
         if config.getoption("numprocesses", None):
             # Workers share the cores: more threads than that wait for one another, and do so by spinning.
             os.environ.setdefault("OMP_NUM_THREADS", "1")

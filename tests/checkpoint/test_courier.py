@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, TablePart
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, blank, cut, toy_meta, toy_names, toy_tables
+from tests.optim.cluster import forked
 
 MACHINE_OF = (0, 0, 1)
 LEADERS = (0, 2)
@@ -34,8 +34,7 @@ GATHER = Cluster(World(), None).gather_texts
 
 def run_all(target, folder: Path) -> None:
     """Run a function as three trainers of two machines, each to a good end."""
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=target, args=(rank, folder)) for rank in range(len(MACHINE_OF))]
+    processes = [forked(target, rank, folder) for rank in range(len(MACHINE_OF))]
     try:
         for process in processes:
             process.start()
@@ -217,10 +216,7 @@ def slow_machine(rank: int, folder: Path, fault: str) -> None:
 )
 def test_machines_send_side_by_side(tmp_path: Path, fault: str, outcome: str):
     """A slow one takes longer than the limit in all and keeps no other waiting; a dead one is noticed."""
-    context = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(target=slow_machine, args=(rank, tmp_path, fault)) for rank in range(SLOW_MACHINES)
-    ]
+    processes = [forked(slow_machine, rank, tmp_path, fault) for rank in range(SLOW_MACHINES)]
     try:
         for process in processes:
             process.start()

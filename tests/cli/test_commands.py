@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests import warm
 from tests.toy_kg import REPOSITORY
 
 LIMIT_SECONDS = 120
@@ -17,7 +18,7 @@ LIMIT_SECONDS = 120
 def dglkge(*arguments, **options):
     """Run the command in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "dglkge.cli.main", *map(str, arguments)],
+        [*warm.python(), "-m", "dglkge.cli.main", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=LIMIT_SECONDS,

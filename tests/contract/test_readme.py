@@ -14,6 +14,7 @@ from functools import cache
 import pytest
 
 from dglkge.launch.remote.session import FORWARDED_VARIABLES
+from tests import warm
 from tests.contract.source_tree import ROOT
 
 README = ROOT / "README.md"
@@ -73,7 +74,7 @@ def help_of(*words: str) -> str:
             importlib.import_module(MODULES[words[0]]).main([*words[1:], "--help"])
         assert end.value.code == 0
         return printed.getvalue()
-    command = [sys.executable, *words, "--help"]
+    command = [*warm.python(), *words, "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, f"{' '.join(words)} --help: {done.stderr}"
     return done.stdout

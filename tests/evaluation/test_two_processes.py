@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from dglkge.evaluation.protocol import Protocol
 from dglkge.typing import Side
 from tests.evaluation.memory_rows import MemoryRows, split_rows
 from tests.evaluation.toy_world import RELATIONS, toy_world
+from tests.optim.cluster import forked
 
 WORLD_SIZE = 2
 LIMIT_SECONDS = 120
@@ -72,10 +72,7 @@ def evaluate_on(rank: int, folder: str) -> None:
 
 @pytest.mark.timeout(LIMIT_SECONDS + 60)
 def test_two_processes_find_what_one_finds(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    processes = [
-        context.Process(target=evaluate_on, args=(rank, str(tmp_path))) for rank in range(WORLD_SIZE)
-    ]
+    processes = [forked(evaluate_on, rank, str(tmp_path)) for rank in range(WORLD_SIZE)]
     try:
         for process in processes:
             process.start()

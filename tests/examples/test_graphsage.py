@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
+from tests import warm
 from tests.functional.job import environment, ip_config
 from tests.toy_kg import REPOSITORY
 
@@ -14,7 +14,7 @@ COMPARE = REPOSITORY / "examples" / "dgl_graphsage" / "compare.py"
 
 
 def test_both_optimizers_train_the_same_script_and_ours_learns(tmp_path: Path) -> None:
-    command = [sys.executable, str(COMPARE), "--output", str(tmp_path / "graph"), "--ip_config"]
+    command = [*warm.python(), str(COMPARE), "--output", str(tmp_path / "graph"), "--ip_config"]
     done = subprocess.run(
         [*command, str(ip_config(tmp_path))], capture_output=True, text=True, timeout=280, env=environment()
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 
 from dglkge.data.dataset import Dataset
+from tests import warm
 from tests.functional.job import environment
 from tests.toy_kg import REPOSITORY
 
@@ -18,7 +18,7 @@ SCRIPT = REPOSITORY / "examples" / "benchmarks" / "growth.py"
 def run(*words: str) -> subprocess.CompletedProcess[str]:
     """Run the script."""
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=240, env=environment()
+        [*warm.python(), str(SCRIPT), *words], capture_output=True, text=True, timeout=240, env=environment()
     )
 
 

@@ -211,27 +211,9 @@ def test_given_options_win_over_a_table(benchmark_module):
 
 
 def test_a_small_job_from_end_to_end(tmp_path):
-    command = [
-        sys.executable,
-        str(SCRIPT),
-        "--dataset",
-        str(toy_dataset()),
-        "--config",
-        "none",
-        "--epochs",
-        "2",
-    ]
-    command += [
-        "--dimension",
-        "8",
-        "--negatives",
-        "10",
-        "--matmul_dtypes",
-        "float32",
-        "--trainers",
-        "1",
-        "--mrr",
-    ]
+    command = [sys.executable, str(SCRIPT), "--dataset", str(toy_dataset()), "--config", "none"]
+    command += ["--epochs", "2", "--dimension", "8", "--negatives", "10", "--matmul_dtypes", "float32"]
+    command += ["--trainers", "1", "--mrr"]
     command += ["--json", str(tmp_path / "figures.json"), "--work", str(tmp_path / "work")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr

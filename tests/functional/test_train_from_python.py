@@ -6,12 +6,14 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
 import dglkge
+from tests import warm
 from tests.functional.job import TIME_LIMIT_SECONDS, environment, wait_for_line
 from tests.toy_kg import ring_triples, toy_dataset
 
@@ -53,9 +55,10 @@ def command(tmp_path):
     frame = frame.rename(columns=dict(zip(frame.columns, ("s", "p", "o"))))
     frame.to_csv(tmp_path / "triples.csv", index=False)
 
-    def of(epochs: int, rows: int = 10**6, progress: str = "silent") -> list[str]:
+    def of(epochs: int, rows: int = 10**6, progress: str = "silent", python: Sequence[str] = ()) -> list[str]:
         return [
-            *(sys.executable, "-c", SCRIPT, str(tmp_path / "run"), str(epochs), str(rows), progress),
+            *(python or warm.python()),
+            *("-c", SCRIPT, str(tmp_path / "run"), str(epochs), str(rows), progress),
             *(str(tmp_path / "triples.csv"), json.dumps(SETTINGS)),
         ]
 
@@ -96,7 +99,11 @@ def test_train_resume_and_refuse(command, tmp_path):
 
 def test_an_interrupt_commits_and_leaves_no_process(command, tmp_path):
     job = subprocess.Popen(
-        command(100000), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+        command(100000, python=[sys.executable]),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
     )
     try:
         wait_for_line(tmp_path / "run" / "stats.jsonl", job, 2)
@@ -112,7 +119,7 @@ def test_an_interrupt_commits_and_leaves_no_process(command, tmp_path):
     assert not alive
     epochs = dglkge.open_run(tmp_path / "run").checkpoint.progress["finished_epochs"]
     lines = (tmp_path / "run" / "stats.jsonl").read_text().splitlines()
-    assert epochs >= 2 and len(lines) >= epochs
+    assert 1 <= epochs <= len(lines)
 
 
 def test_what_is_refused_creates_nothing(tmp_path):
@@ -153,16 +160,16 @@ def test_the_command(tmp_path):
     """``dglkge train`` and ``dglkge config --diff``."""
     settings = {**SETTINGS, "dataset": toy_dataset(), "output": tmp_path / "run"}
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    done = finished([sys.executable, "-m", "dglkge", "train", *words, "--num_trainers", "1"])
+    done = finished([*warm.python(), "-m", "dglkge", "train", *words, "--num_trainers", "1"])
     assert done.returncode == 0, done.stderr
     assert f"checkpoint, statistics and metrics are in {tmp_path}/run" in done.stdout
     assert (tmp_path / "run" / "logs" / "trainer-0.log").is_file()
-    done = finished([sys.executable, "-m", "dglkge", "config", "--diff", str(tmp_path / "run"), "--json"])
+    done = finished([*warm.python(), "-m", "dglkge", "config", "--diff", str(tmp_path / "run"), "--json"])
     changed = json.loads(done.stdout)
     # The run has recorded what "auto" was.
     assert changed.pop("training.matmul_dtype", {"value": "float32"})["value"] in ("float32", "bfloat16")
     assert {name: entry["value"] for name, entry in changed.items()} == {
         name: str(value) if isinstance(value, Path) else value for name, value in settings.items()
     }
-    done = finished([sys.executable, "-m", "dglkge", "train", "--set", "training.epochs=3"])
+    done = finished([*warm.python(), "-m", "dglkge", "train", "--set", "training.epochs=3"])
     assert done.returncode == 2 and done.stderr.startswith("dglkge: error: ")

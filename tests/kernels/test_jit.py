@@ -13,43 +13,51 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-ONE_ADAGRAD_STEP = """
-import sys
+CHAINS = """
 import numpy as np
-from dglkge.optim.row_chains import RowChains
+
+def chains_of(ids, gradients):
+    keys, heads, last, links = [], [], {}, np.full(len(ids), -1)
+    for source, key in enumerate(ids.tolist()):
+        if key in last:
+            links[last[key]] = source
+        else:
+            keys.append(key)
+            heads.append(source)
+        last[key] = source
+    addresses = gradients.__array_interface__["data"][0] + gradients.strides[0] * np.arange(len(ids))
+    return np.array(keys), (np.array(heads), links, addresses, np.ones(len(ids), np.int64))
+"""
+"""Linked lists of gradient rows as of dglkge.optim.row_chains, whose package would import torch and DGL."""
+
+ONE_ADAGRAD_STEP = """
 from dglkge.kernels.updates import update_adagrad
-chains = RowChains(2, np.dtype(np.float32))
 gradients = np.full((1, 2), 4, np.float32)
-chains.add(np.zeros(1, np.int64), gradients)
+_, chain = chains_of(np.zeros(1, np.int64), gradients)
 rows, total = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32)
 one, zero = np.float32(1), np.float32(0)
 first = np.zeros(1, np.int64)
 options = (False, np.float32(np.inf), zero)
-update_adagrad(rows, total, first, first, chains.chain, options, one, zero)
+update_adagrad(rows, total, first, first, chain, options, one, zero)
 print(rows[0].tolist(), len(update_adagrad.stats.cache_hits))
 """
 
 DIGEST_OF_ADAM_STEPS = """
 import hashlib, sys
-import numpy as np
 from dglkge.kernels import rules
 from dglkge.kernels.updates import update_adam
-from dglkge.optim.row_chains import RowChains
 f = np.float32
 rng = np.random.default_rng(0)
 if "part first" in sys.argv:
     one = np.ones(3, f)
     rules.adam(one, one.copy(), one.copy(), one.copy(), f(0.9), f(0.9), f(1), f(1), f(1))
-chains = RowChains(50, np.dtype(f))
 gradients = rng.standard_normal((300, 50)).astype(f)
-chains.add(rng.integers(0, 70, 300), gradients)
+keys, chain = chains_of(rng.integers(0, 70, 300), gradients)
 rows, mem = rng.standard_normal((2, 70, 50)).astype(f)
 power, step = rng.random((70, 50)).astype(f), np.arange(70).astype(f)
-options, selected = (False, f(np.inf), f(0)), np.arange(chains.num_keys)
+options, selected = (False, f(np.inf), f(0)), np.arange(len(keys))
 for _ in range(5):
-    update_adam(
-        rows, step, mem, power, chains.keys, selected, chains.chain, options, 0.1, 1e-8, (0.9, 0.999), 0
-    )
+    update_adam(rows, step, mem, power, keys, selected, chain, options, 0.1, 1e-8, (0.9, 0.999), 0)
 digest = hashlib.sha256(rows.tobytes() + mem.tobytes() + power.tobytes())
 print(digest.hexdigest(), len(update_adam.stats.cache_hits))
 """
@@ -77,7 +85,7 @@ def run(program: str, folder: Path, home: str, *arguments: str) -> subprocess.Co
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("NUMBA_", "XDG_"))}
     environment.update(PYTHONPATH=str(folder), HOME=home, DGLBACKEND="pytorch")
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-c", CHAINS + program, *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,

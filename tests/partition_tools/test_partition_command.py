@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from partition_tools import partition
+from tests import warm
 from tests.partition_tools.reading_back import named_triples
 from tests.toy_kg import REPOSITORY, ring_triples, write_splits
 
@@ -24,7 +24,7 @@ SCRIPT = REPOSITORY / "partition_tools" / "partition.py"
 def run(*arguments: object, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess:
     """Run the script as a user does, with no help from PYTHONPATH."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    command = [sys.executable, str(SCRIPT), *map(str, arguments)]
+    command = [*warm.python(), str(SCRIPT), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=environment)
 
 

@@ -12,6 +12,7 @@ from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.training import build, join
+from tests import warm
 from tests.toy_kg import REPOSITORY, toy_dataset
 
 REFUSED = [
@@ -210,7 +211,7 @@ def test_no_trainers_are_no_plan(tmp_path, capsys):
 
 
 def test_a_script_ends_with_status_2_and_leaves_nothing(tmp_path):
-    command = [sys.executable, str(REPOSITORY / "examples" / "train.py")]
+    command = [*warm.python(), str(REPOSITORY / "examples" / "train.py")]
     command += ["--set", f"dataset={toy_dataset()}", "--set", f"output={tmp_path / 'run'}"]
     command += ["--set", "model.dimension=7"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
+from tests import warm
 from tests.toy_kg import REPOSITORY, toy_dataset
 
 TRAIN_ALONE = """
@@ -52,7 +52,7 @@ def trained(dataset: Path, output: Path, source: Path | str) -> dict[str, float]
 
     numpy opens an array several times to map it; that is counted as once.
     """
-    command = [sys.executable, "-c", TRAIN_ALONE, str(dataset), str(output), str(source)]
+    command = [*warm.python(), "-c", TRAIN_ALONE, str(dataset), str(output), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
     paths, opens_of_array = json.loads(done.stdout.splitlines()[-1])

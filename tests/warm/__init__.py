@@ -37,6 +37,9 @@ def python() -> list[str]:
 def _server() -> subprocess.Popen[bytes]:
     folder = tempfile.TemporaryDirectory(prefix="dglkge-warm-")
     path = os.path.join(folder.name, "socket")
+    script = Path(folder.name, "python")
+    script.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {HERE / "client.py"} "$@"\n')
+    script.chmod(0o755)
     # OpenMP reads its number of threads when it is loaded. The server ends with its standard input, so with
     # this process, however this ends.
     server = subprocess.Popen(

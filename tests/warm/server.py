@@ -33,7 +33,6 @@ from typing import Any, Callable, NoReturn
 
 import numpy as np
 
-CLIENT = Path(__file__).resolve().parent / "client.py"
 PRELOADED = (
     "torch.distributed",
     "dgl.distributed",
@@ -183,16 +182,10 @@ def _stream(descriptor: int, unbuffered: bool, errors: str) -> io.TextIOWrapper:
 
 
 def run_python(arguments: list[str]) -> None:
-    """Run a script or module as ``python`` would; a launcher starts its processes as copies of this one."""
-    from dglkge.launch import script_runner, watched_process
+    """Run a script or module as ``python`` would; what it starts with ``sys.executable`` are copies too."""
+    from dglkge.launch import script_runner
 
-    start = watched_process.WatchedProcess
-
-    def start_copy(planned: Any, _command: Any, *rest: Any) -> watched_process.WatchedProcess:
-        return start(planned, [sys.executable, "-I", "-S", str(CLIENT), "--watchdog"], *rest)
-
-    # Only the executor of this machine; on other machines watchdogs start over SSH.
-    watched_process.WatchedProcess = start_copy  # type: ignore[assignment, misc]
+    sys.executable = str(Path(os.environ["DGLKGE_TEST_WARM_SOCKET"]).with_name("python"))
     if arguments[0] == "-c":
         sys.path[0], sys.argv = "", ["-c", *arguments[2:]]
         sys.modules["__main__"] = types.ModuleType("__main__")

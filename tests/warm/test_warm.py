@@ -1,0 +1,63 @@
+"""Commands that are copies of a process with everything imported behave as plain ``python`` does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import warm
+from tests.toy_kg import REPOSITORY
+
+SHOW = """
+import json, os, signal, sys
+print(json.dumps([sys.argv[1:], os.getcwd(), os.environ.get("GIVEN"), sys.stdin.read(), os.getsid(0) == os.getpid(),
+                  signal.getsignal(signal.SIGTERM) == signal.SIG_DFL, __name__]))
+print("on stderr", file=sys.stderr)
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_arguments_streams_folder_environment_and_status(tmp_path: Path, status: int) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    told = []
+    for python in ([sys.executable], warm.python()):
+        done = subprocess.run(
+            [*python, "show.py", str(status), "a b"],
+            input="given",
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "GIVEN": "x", "PYTHONPATH": str(REPOSITORY)},
+            start_new_session=True,
+        )
+        told.append((done.returncode, done.stdout.replace("false", "true"), done.stderr))
+    assert told[0] == told[1] and told[1][0] == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_the_client_ends_the_copy(tmp_path: Path, number: int) -> None:
+    (tmp_path / "wait.py").write_text(
+        "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
+    )
+    client = subprocess.Popen([*warm.python(), "wait.py"], cwd=tmp_path)
+    try:
+        limit = time.monotonic() + 30
+        while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+            assert client.poll() is None and time.monotonic() < limit
+            time.sleep(0.02)
+        copy = int((tmp_path / "pid").read_text())
+        client.send_signal(number)
+        assert client.wait(30) == -number
+        while Path(f"/proc/{copy}").exists():
+            assert time.monotonic() < limit
+            time.sleep(0.02)
+    finally:
+        client.kill()
+        client.wait()
