@@ -26,9 +26,9 @@ def main() -> None:
     torch.set_num_threads(settings["num_threads"])
     torch.manual_seed(settings["seed"])
     triples = torch.from_numpy(np.load(settings["triples"]).astype(np.int64))
+    num_entities, num_relations = int(triples[:, [0, 2]].max()) + 1, int(triples[:, 1].max()) + 1
     if settings["max_triples"]:
         triples = triples[torch.randperm(len(triples))[: settings["max_triples"]]]
-    num_entities, num_relations = int(triples[:, [0, 2]].max()) + 1, int(triples[:, 1].max()) + 1
     factory = CoreTriplesFactory(triples, num_entities, num_relations, create_inverse_triples=True)
     model = model_resolver.make(
         "ComplEx",
@@ -50,7 +50,7 @@ def main() -> None:
             factory,
             # With continue_training PyKEEN trains up to this epoch, not so many more.
             num_epochs=epoch + 1,
-            batch_size=settings["batch_size"],
+            batch_size=settings["pykeen_batch_size"],
             continue_training=epoch > 0,
             use_tqdm=False,
             use_tqdm_batch=False,
