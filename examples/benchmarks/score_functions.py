@@ -115,7 +115,7 @@ def dtypes_of(name: str, dimension: int) -> list[str]:
 
 
 def measure(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
-    """Run everything in turn; returns a row for each score function and loss."""
+    """Run everything in turn; returns a row for each score function and loss, and writes those it has."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for turn in range(args.pairs):
         for name in args.score_functions.split(","):
@@ -126,8 +126,16 @@ def measure(args: argparse.Namespace, work: Path) -> list[dict[str, Any]]:
                     row["runs"].setdefault(dtype, []).append(found)
                 found = run_peer(args, name, loss, work / f"{name}-{loss}-peer-{turn}")
                 row["runs"].setdefault("peer", []).append(found)
+                write(args, list(rows.values()))
                 print(f"{name}, {loss}: measured", file=sys.stderr, flush=True)
     return list(rows.values())
+
+
+def write(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Write what has been measured: a run that is ended early keeps it."""
+    if args.json:
+        found = {"machine": describe_machine(), "rows": rows}
+        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 def report(rows: list[dict[str, Any]]) -> str:
@@ -161,9 +169,6 @@ def main(words: Sequence[str] | None = None) -> int:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     print(report(rows))
-    if args.json:
-        found = {"machine": describe_machine(), "rows": rows}
-        args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
