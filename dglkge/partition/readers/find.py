@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,9 +94,13 @@ class Source:
     def line(self) -> str:
         """One line for people: the files, their format and how it was found."""
         names = [path.name for path in self.paths]
+        if self.folder is not None:
+            # Files of one name may lie in a folder for each split.
+            place = os.path.commonpath([path.parent for path in self.paths])
+            names = [os.path.relpath(path, place) for path in self.paths]
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         if self.folder is not None:
-            some = f"{self.folder.files[TRAIN].parent} ({some})"
+            some = f"{place} ({some})"
         how = {"format": "as --format says"}.get(self.how, f"by {self.how}")
         return f"input: {some}: {self.title} ({how})"
 

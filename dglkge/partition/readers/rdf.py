@@ -191,6 +191,7 @@ class _RdfReader:
             if (wanted or type(graph) is not default_graph) and not self._keep_graph(graph):
                 continue
             subject, object_ = quad.subject, quad.object
+            head = subject.value if type(subject) is iri else names.name(subject.value)
             if type(object_) is iri:
                 tail = object_.value
             elif type(object_) is blank:
@@ -202,10 +203,10 @@ class _RdfReader:
                 counts["literals"] += 1
                 if self._options.literals != "entities":
                     if self._numbers is not None:
-                        self._note_number(self._numbers, quad, names)
+                        self._note_number(self._numbers, head, quad)
                     continue
                 tail = str(object_)
-            heads.append(subject.value if type(subject) is iri else names.name(subject.value))
+            heads.append(head)
             relations.append(quad.predicate.value)
             tails.append(tail)
             if len(heads) >= CHUNK_ROWS:
@@ -227,17 +228,15 @@ class _RdfReader:
         self._counts["in other graphs"] += 1
         return False
 
-    def _note_number(self, numbers: IO[str], quad: Any, names: _BlankNames) -> None:
+    def _note_number(self, numbers: IO[str], head: str, quad: Any) -> None:
         """Write the triple of a numeric literal to the temporary file."""
-        value, subject = quad.object.value.strip(), quad.subject
+        value = quad.object.value.strip()
         if quad.object.datatype.value not in _NUMERIC or not _NUMBER.fullmatch(value):
             return
         self._counts["numbers"] += 1
-        is_blank = type(subject) is self._rdf.BlankNode
-        entity = names.name(subject.value) if is_blank else subject.value
         try:
             # IRIs and labels of blank nodes have no tabs and line ends.
-            numbers.write(f"{entity}\t{quad.predicate.value}\t{value}\n")
+            numbers.write(f"{head}\t{quad.predicate.value}\t{value}\n")
         except OSError as error:
             raise StorageError(f"cannot write numeric literals: {error.strerror}") from error
 
