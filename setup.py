@@ -11,6 +11,7 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).resolve().parent
 
 OPTUNA = "optuna>=4.2,<5"
+PYOXIGRAPH = "pyoxigraph>=0.5,<0.6"
 
 
 def read(name: str) -> str:
@@ -82,7 +83,16 @@ setup(
             "pyyaml",
         ],
         "tune": [OPTUNA],
-        "test": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "setuptools>=70.1", OPTUNA],
+        "rdf": [PYOXIGRAPH],
+        "test": [
+            "pytest",
+            "pytest-timeout",
+            "pytest-xdist",
+            "hypothesis",
+            "setuptools>=70.1",
+            OPTUNA,
+            PYOXIGRAPH,
+        ],
         "dev": ["ruff", "mypy"],
     },
     entry_points={

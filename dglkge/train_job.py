@@ -58,6 +58,7 @@ def train(
     seed: int = 0,
     overwrite: bool = False,
     progress: Optional[bool] = None,
+    reading: Optional[Mapping[str, Any]] = None,
 ) -> Run:
     """Train embeddings of triples on this machine, evaluate them, and open the result.
 
@@ -93,6 +94,10 @@ def train(
         Remove a run that the folder has.
     progress : bool, optional
         Show the job's output; by default where this process has a terminal or is a notebook.
+    reading : mapping, optional
+        How a file or folder is read: the fields of
+        :class:`dglkge.partition.readers.options.ReadingOptions`, for example
+        ``{"types_from": "rdf:type", "literals": "numeric"}``.
 
     Returns
     -------
@@ -128,7 +133,7 @@ def train(
     if overwrite:
         check_removable(folder)
     is_shown = _is_interactive() if progress is None else progress
-    dataset = _dataset(triples, folder, valid, test, columns, split, seed, overwrite, is_shown)
+    dataset = _dataset(triples, folder, valid, test, columns, split, seed, overwrite, is_shown, reading)
     words += [f"dataset={dataset}", f"output={folder}"]
     command = ["--log_dir", str(folder / "logs")]
     command += [] if trainers is None else ["--num_trainers", str(trainers)]
@@ -170,6 +175,7 @@ def _dataset(
     seed: int,
     overwrite: bool,
     progress: bool,
+    reading: Optional[Mapping[str, Any]],
 ) -> Path:
     """Return the data set of the triples, made in the run's folder if it is not one already.
 
@@ -178,10 +184,14 @@ def _dataset(
     from dglkge.data.text_format import parse_columns
     from dglkge.partition.inputs import Options
     from dglkge.partition.make_dataset import partition_dataframe, partition_files
+    from dglkge.partition.readers.options import ReadingOptions
     from dglkge.partition.splits import parse_fractions
 
     is_path = isinstance(triples, (str, os.PathLike))
-    if is_path and (Path(triples) / DESCRIPTION).is_file():
+    is_dataset = is_path and (Path(triples) / DESCRIPTION).is_file()
+    if reading and (is_dataset or not is_path):
+        raise InputError("reading is for files and folders of triples, not for a data frame or a data set")
+    if is_dataset:
         if split is not None or valid is not None or test is not None:
             raise InputError(f"{triples} is a data set with splits of its own; give no split, valid or test")
         given = Path(triples).absolute()
@@ -200,6 +210,7 @@ def _dataset(
         split=None if shares is None else parse_fractions(",".join(map(str, shares))),
         name=folder.absolute().name,
         progress=progress,
+        reading=ReadingOptions.from_mapping(reading or {}),
     )
     made = (folder / DATASET_FOLDER).absolute()
     made.parent.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ HELP = "turn triples into a data set folder with DGL partitions"
 DESCRIPTION = "Turn triples (head, relation, tail) into a data set folder that dglkge trains from."
 EXAMPLES = """\
 examples:
-  a folder with train.tsv, valid.tsv and test.tsv (or .txt, .csv, .parquet; text also with .gz):
+  a folder with train.tsv, valid.tsv and test.tsv (or .txt, .csv, .parquet; text also with .gz or .bz2):
     python partition_tools/partition.py --input data/FB15k-237 --output datasets/fb15k237 --num-parts 2
 
   one file, split 90/5/5 by a hash of each triple:
@@ -31,6 +31,13 @@ examples:
   entities of several types (lines of entity<TAB>type):
     python partition_tools/partition.py --input data/ --entity-types types.tsv --output datasets/typed
 
+  RDF (N-Triples, N-Quads, Turtle, TriG; also .gz and .bz2), with entity types; needs dglkge[rdf]:
+    python partition_tools/partition.py --input books.ttl --split 0.9 --types-from rdf:type \
+        --literals numeric --output datasets/books
+
+  a folder of DGL-KE (entities.dict), OpenKE (train2id.txt) or PyKEEN (numeric_triples.tsv.gz), as it is:
+    python partition_tools/partition.py --input benchmarks/FB15K237 --output datasets/theirs
+
   DGL-KE's user-defined form: integer ids in the order head, tail, relation, with id<TAB>name maps:
     python partition_tools/partition.py --input train.txt valid.txt test.txt --columns htr \\
         --entity-map entities.tsv --relation-map relations.tsv --output datasets/udd
@@ -39,8 +46,9 @@ examples:
   roles in the order of the columns, for files without a header: head,relation,tail,weight or hrtw, htr, ...
   role=name pairs, for files with a header; other columns are not read: head=subject,relation=p,tail=object
   the names of the head, relation, tail [and weight] columns: subject,predicate,object
-A .csv file whose first line has the names head, relation and tail has a header, too. Only .csv knows quotes;
-in the other text files every character stands for itself. NA and null are names like others.
+A .csv file whose first line has the names head, relation and tail, or source, label and target, or the like,
+has a header, too. Only .csv knows quotes; in the other text files every character stands for itself. NA and
+null are names like others.
 
 An edge belongs to the partition of its tail. --method metis (the default) keeps neighbours together, so that
 trainers fetch fewer rows from other machines; --method random is faster and balances a little better. Both
@@ -53,13 +61,14 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     _add_input(parser)
+    _add_formats(parser)
     _add_output(parser)
 
 
 def _add_input(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what is read").add_argument
     files: Any = {"type": Path, "metavar": "FILE"}
-    add("--input", nargs="+", required=True, type=Path, metavar="PATH", help="a folder, or up to three files")
+    add("--input", nargs="+", required=True, type=Path, metavar="PATH", help="a folder, or files")
     add("--columns", default="head,relation,tail", metavar="LIST", help="see below (head,relation,tail)")
     add(
         "--delimiter", metavar="CHAR", help="instead of tab, and of the comma of .csv: tab, comma, space, ..."
@@ -73,6 +82,57 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     add("--ids", choices=("names", "integers"), help="what the fields are (names; with a map integers)")
     add("--entity-map", "--entity_map", **files, help="lines of integer id and entity name")
     add("--relation-map", "--relation_map", **files, help="lines of integer id and relation name")
+
+
+def _add_formats(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("formats other than tables").add_argument
+    add(
+        "--format",
+        metavar="NAME",
+        help="tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, openke or pykeen "
+        "(found out by the name, else by the content)",
+    )
+    add(
+        "--prefix", action="append", default=[], metavar="NAME=IRI", help="RDF: shorten IRIs; may be repeated"
+    )
+    add("--full-iris", "--full_iris", action="store_true", help="RDF: do not shorten IRIs")
+    add("--base-iri", "--base_iri", metavar="IRI", help="RDF: what relative IRIs are relative to")
+    add(
+        "--literals",
+        default="drop",
+        metavar="POLICY",
+        help="RDF: drop them, make them entities, or write the numeric ones to a file in the dataset: "
+        "drop, entities or numeric (drop)",
+    )
+    add(
+        "--graph",
+        action="append",
+        default=[],
+        metavar="IRI",
+        help='RDF: read this named graph only, "default" for the triples in none; may be repeated (all)',
+    )
+    add(
+        "--types-from",
+        "--types_from",
+        metavar="RELATION",
+        help="take entity types from the triples of a relation (rdf:type), or from an attribute of nodes "
+        "(GraphML)",
+    )
+    add(
+        "--max-types",
+        "--max_types",
+        type=int,
+        default=20,
+        metavar="N",
+        help="types that --types-from makes (20)",
+    )
+    add(
+        "--relation-attribute",
+        "--relation_attribute",
+        metavar="NAME",
+        help="GraphML: attribute of edges that is the relation (relation, predicate, label, labelE or type)",
+    )
+    add("--name-attribute", "--name_attribute", metavar="NAME", help="GraphML: attribute of nodes (their id)")
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +156,7 @@ def make(arguments: argparse.Namespace) -> None:
     from dglkge.data.text_format import parse_columns, parse_delimiter
     from dglkge.errors import DglkgeError, InputError
     from dglkge.partition.make_dataset import Options, partition_files
+    from dglkge.partition.readers.options import ReadingOptions, parse_prefixes
     from dglkge.partition.report import print_figures
     from dglkge.partition.splits import parse_fractions
 
@@ -115,6 +176,18 @@ def make(arguments: argparse.Namespace) -> None:
         overwrite=arguments.overwrite,
         name=arguments.name,
         progress=arguments.progress,
+        reading=ReadingOptions(
+            format=arguments.format,
+            prefixes=parse_prefixes(arguments.prefix),
+            full_iris=arguments.full_iris,
+            base_iri=arguments.base_iri,
+            literals=arguments.literals,
+            graphs=tuple(arguments.graph),
+            types_from=arguments.types_from,
+            max_types=arguments.max_types,
+            relation_attribute=arguments.relation_attribute,
+            name_attribute=arguments.name_attribute,
+        ),
     )
     delimiter = parse_delimiter(arguments.delimiter) if arguments.delimiter is not None else None
     figures = partition_files(arguments.input, arguments.output, options, delimiter)
@@ -122,6 +195,7 @@ def make(arguments: argparse.Namespace) -> None:
         if arguments.json:
             sys.stdout.write(json.dumps(figures, indent=1) + "\n")
         else:
+            sys.stdout.writelines(f"{note}\n" for note in figures["input"]["notes"])
             print_figures(figures, Console())
             sys.stdout.write(f"the dataset lies in {arguments.output}\n")
         sys.stdout.flush()

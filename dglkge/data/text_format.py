@@ -6,6 +6,7 @@ again line by line to find the first bad line for the message.
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import math
@@ -138,14 +139,17 @@ class TextFormat:
             raise ValueError(f"bad quotes ({error})") from error
 
 
-def is_gz(path: Path) -> bool:
-    """Return whether a file has the name of a compressed one."""
-    return path.suffix.lower() == ".gz"
+_CODECS = {".gz": "gzip", ".bz2": "bz2"}
+
+
+def codec(path: Path) -> str | None:
+    """Return Arrow's name of the compression that a file's name says, or None."""
+    return _CODECS.get(path.suffix.lower())
 
 
 def extension(path: Path) -> str:
-    """Return the extension without ``.gz``, in lower case."""
-    return path.with_suffix("").suffix.lower() if is_gz(path) else path.suffix.lower()
+    """Return the extension without ``.gz`` or ``.bz2``, in lower case."""
+    return (path.with_suffix("") if codec(path) else path).suffix.lower()
 
 
 def parse_delimiter(text: str) -> str:
@@ -164,23 +168,56 @@ def parse_delimiter(text: str) -> str:
     return delimiter
 
 
-def text_format(path: Path, delimiter: str | None) -> TextFormat:
+_HEADER_WORDS = {
+    "head": ("head", "source", "subject", "src", "from", "start", ":start_id"),
+    "relation": ("relation", "predicate", "label", "type", "property", "edge", ":type"),
+    "tail": ("tail", "target", "object", "dst", "to", "end", ":end_id"),
+}
+
+
+def edge_list_header(fields: list[str]) -> dict[str, str]:
+    """Return the column of each role in the header of an edge list, empty if the line is none.
+
+    Headers of Gephi, NetworkX, Neo4j and the like are known, in small or capital letters. Of several
+    candidates the first of the list above is taken: Gephi's ``Label`` is the relation, its ``Type`` says
+    "Directed".
+
+    Examples
+    --------
+    >>> edge_list_header(["Source", "Target", "Type", "Label"])
+    {'head': 'Source', 'relation': 'Label', 'tail': 'Target'}
+    """
+    by_word = {name.strip().lower(): name for name in fields}
+    names = {}
+    for role, words in _HEADER_WORDS.items():
+        found = [by_word[word] for word in words if word in by_word]
+        if not found:
+            return {}
+        names[role] = found[0]
+    return names
+
+
+def text_format(path: Path, delimiter: str | None, suffix: str | None = None) -> TextFormat:
     """Return how a text file is split: CSV by commas with quotes, anything else by tabs without.
 
     Parameters
     ----------
     path : Path
-        The file, with or without ``.gz``.
+        The file, compressed or not.
     delimiter : str or None
         The user's choice instead of the comma or tab.
+    suffix : str, optional
+        Instead of the file's extension.
     """
-    quoted = extension(path) == ".csv"
+    quoted = (suffix or extension(path)) == ".csv"
     return TextFormat(delimiter or ("," if quoted else "\t"), quoted)
 
 
 def open_binary(raw: BinaryIO, path: Path) -> BinaryIO:
     """Return the uncompressed bytes of an open file."""
-    return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if is_gz(path) else raw
+    if codec(path) == "bz2":
+        return cast(BinaryIO, bz2.BZ2File(raw))
+    return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if codec(path) == "gzip" else raw
 
 
 @dataclass(frozen=True)

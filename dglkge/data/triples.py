@@ -24,9 +24,10 @@ from dglkge.data.text_format import (
     Columns,
     RowRules,
     TextFormat,
+    codec,
+    edge_list_header,
     extension,
     first_bad_line,
-    is_gz,
     open_binary,
     text_format,
 )
@@ -42,12 +43,13 @@ _READ_ERRORS = (OSError, EOFError, zlib.error, pa.ArrowException)
 
 @dataclass(frozen=True)
 class _TextFile:
-    """A text file and the columns that its first line gives."""
+    """A text file, its fields, and the name of each role's field."""
 
     path: Path
     text: TextFormat
     field_names: list[str]
     has_header: bool
+    names: dict[str, str]
 
 
 def read_chunks(
@@ -57,13 +59,15 @@ def read_chunks(
     rules: RowRules | None = None,
     on_bytes: Callable[[int], None] | None = None,
     block_bytes: int = BLOCK_BYTES,
+    kind: str | None = None,
+    skip_first: bool = False,
 ) -> Iterator[pd.DataFrame]:
     """Read triples from a file.
 
     Parameters
     ----------
     path : Path
-        A ``.tsv``, ``.txt`` or ``.csv`` file, each also with ``.gz``, or a ``.parquet`` file.
+        A ``.tsv``, ``.txt`` or ``.csv`` file, each also with ``.gz`` or ``.bz2``, or a ``.parquet`` file.
     columns : Columns, optional
         Columns of the parts of a triple; head, relation, tail by default.
     delimiter : str, optional
@@ -74,6 +78,10 @@ def read_chunks(
         Called after each chunk with the number of bytes of the file read so far.
     block_bytes : int
         Bytes of text parsed at a time; no line may be longer.
+    kind : str, optional
+        ``"tsv"``, ``"csv"`` or ``"parquet"``, instead of what the file's extension says.
+    skip_first : bool
+        Whether the first line of text is neither a triple nor a header.
 
     Yields
     ------
@@ -91,14 +99,17 @@ def read_chunks(
         raise InputError(f"{path}: there is no such file")
     if path.stat().st_size == 0:
         raise InputError(f"{path}: the file is empty")
-    if extension(path) not in EXTENSIONS:
+    suffix = f".{kind}" if kind else extension(path)
+    if suffix not in EXTENSIONS:
         raise InputError(
-            f"{path}: unknown kind of file; known are {', '.join(EXTENSIONS)}, the text ones also with .gz"
+            f"{path}: unknown kind of file; known are {', '.join(EXTENSIONS)}, "
+            "the text ones also with .gz or .bz2"
         )
-    if extension(path) == ".parquet":
+    if suffix == ".parquet":
         chunks = _read_parquet(path, columns, rules, report)
     else:
-        chunks = _read_text(path, columns, text_format(path, delimiter), rules, report, block_bytes)
+        text = text_format(path, delimiter, suffix)
+        chunks = _read_text(path, columns, text, rules, report, block_bytes, skip_first)
     num_rows = 0
     for chunk in chunks:
         num_rows += len(chunk)
@@ -237,7 +248,7 @@ def _bad_rows(frame: pd.DataFrame, rules: RowRules) -> np.ndarray:
     return np.flatnonzero(bad)
 
 
-def _look_at(path: Path, columns: Columns, text: TextFormat) -> _TextFile:
+def _look_at(path: Path, columns: Columns, text: TextFormat, skip_first: bool = False) -> _TextFile:
     """Read the first line: find out whether it is a header, and the column of each part."""
     with open(path, "rb") as raw:
         # Errors in the encoding are replaced here; the parser reports them with a line number.
@@ -246,17 +257,44 @@ def _look_at(path: Path, columns: Columns, text: TextFormat) -> _TextFile:
         fields = text.split(line)
     except ValueError as error:
         raise InputError(f"{path}:1: {error}") from error
-    # A file without quotes (TSV) has a header only if the user names columns: "head" may be an entity's name.
-    has_header = bool(columns.names) or (text.quoted and set(columns.order) <= set(fields))
-    if not has_header:
-        return _TextFile(path, text, list(columns.order), has_header=False)
-    for column in columns.names_or_roles.values():
+    by_place = {role: role for role in columns.order}
+    if skip_first:
+        return _TextFile(path, text, list(columns.order), True, by_place)
+    names = columns.names_or_roles if columns.names else _header_names(fields, columns, text)
+    if not names:
+        return _TextFile(path, text, list(columns.order), False, by_place)
+    for column in names.values():
         if fields.count(column) != 1:
             found = "no" if column not in fields else "more than one"
             raise InputError(
                 f"{path}:1: {found} column {column!r}; the header has {', '.join(fields)} (see --columns)"
             )
-    return _TextFile(path, text, fields, has_header=True)
+    return _TextFile(path, text, fields, True, names)
+
+
+def _header_names(fields: list[str], columns: Columns, text: TextFormat) -> dict[str, str]:
+    """Return the column of each role if the first line is a header, else an empty dict."""
+    # A file without quotes (TSV) has a header only if the user names columns: "head" may be an entity's name.
+    if not text.quoted:
+        return {}
+    if set(columns.order) <= set(fields):
+        return columns.names_or_roles
+    return edge_list_header(fields) if columns == Columns() else {}
+
+
+def header_of(path: Path, columns: Columns, delimiter: str | None, kind: str) -> dict[str, str]:
+    """Return the column of each role that the header of a CSV file was found to have, empty without one.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read.
+    """
+    try:
+        file = _look_at(path, columns, text_format(path, delimiter, f".{kind}"))
+    except _READ_ERRORS as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    return file.names if file.has_header else {}
 
 
 def _read_text(
@@ -266,16 +304,17 @@ def _read_text(
     rules: RowRules,
     report: Callable[[int], None],
     block_bytes: int,
+    skip_first: bool,
 ) -> Iterator[pd.DataFrame]:
     try:
-        file = _look_at(path, columns, text)
+        file = _look_at(path, columns, text, skip_first)
     except _READ_ERRORS as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
-    names = columns.names_or_roles if file.has_header else {role: role for role in columns.order}
+    names = file.names
     try:
         # Arrow's own file objects: its read-ahead thread would call a Python one during exit, and abort.
         raw = pa.OSFile(str(path))
-        stream = pa.CompressedInputStream(raw, "gzip") if is_gz(path) else raw
+        stream = pa.CompressedInputStream(raw, codec(path)) if codec(path) else raw
         for batch in _open_csv(file, stream, names, rules, block_bytes):
             chunk = _frame({role: batch.column(name) for role, name in names.items()})
             # The block is parsed but has no line numbers: a second, slow pass finds the line.

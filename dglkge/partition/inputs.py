@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
-from dglkge.data.text_format import EXTENSIONS, MAX_ID_DIGITS, Columns, extension, is_gz, text_format
+from dglkge.data.text_format import (
+    EXTENSIONS,
+    MAX_ID_DIGITS,
+    Columns,
+    codec,
+    extension,
+    open_binary,
+    text_format,
+)
 from dglkge.errors import InputError, unknown_name
+from dglkge.partition.readers.options import ReadingOptions, check_reading
 from dglkge.typing import RELATION
 
 METHODS = ("metis", "random")
@@ -47,6 +55,8 @@ class Options:
         Name of the dataset; by default the output folder's.
     progress : bool, optional
         Whether to show progress on stderr; by default where that is a terminal.
+    reading : ReadingOptions
+        Options of formats other than tables, and of the format itself.
     """
 
     num_parts: int = 1
@@ -61,6 +71,7 @@ class Options:
     overwrite: bool = False
     name: str | None = None
     progress: bool | None = None
+    reading: ReadingOptions = ReadingOptions()
 
 
 def check_options(options: Options) -> None:
@@ -79,6 +90,9 @@ def check_options(options: Options) -> None:
         raise InputError(f"the seed is {options.seed}, expected 0 to 2**63 - 1")
     if (options.entity_map or options.relation_map) and not options.integer_ids:
         raise InputError("an entity or relation map was given, but the ids are not said to be integers")
+    if options.entity_types is not None and options.reading.types_from is not None:
+        raise InputError("entity types come from a file or from triples: give --entity-types or --types-from")
+    check_reading(options.reading)
     for path in (options.entity_types, options.entity_map, options.relation_map):
         if path is not None and not path.is_file():
             raise InputError(f"{path}: there is no such file")
@@ -144,12 +158,12 @@ def find_sources(inputs: Sequence[Path]) -> dict[str, Path]:
     if not all(words):
         unclear = inputs[words.index(None)]
         raise InputError(f"{unclear}: its name does not say which of train, valid and test it is, others' do")
-    return _one_each(list(inputs), "the files given")
+    return one_each(list(inputs), "the files given")
 
 
 def split_of(path: Path) -> str | None:
     """Return the split in a file's name (``train.tsv``, ``dev.txt.gz``, ``wiki-test.txt``), or None."""
-    stem = path.name[: -len(".gz")] if path.name.lower().endswith(".gz") else path.name
+    stem = path.stem if codec(path) else path.name
     # The last word before the extension counts: "train-2020-test.txt" is a test split.
     return _WORDS.get(re.split(r"[-_.]", Path(stem).stem.lower())[-1])
 
@@ -157,16 +171,23 @@ def split_of(path: Path) -> str | None:
 def _in_folder(folder: Path) -> dict[str, Path]:
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and extension(path) in EXTENSIONS]
     # Other files in the folder, for instance entity2id.txt, are ignored.
-    sources = _one_each([path for path in files if split_of(path)], str(folder))
+    sources = one_each([path for path in files if split_of(path)], str(folder))
     if TRAIN not in sources:
         raise InputError(
             f"{folder} has no file called train with one of the extensions {', '.join(EXTENSIONS)} "
-            "(the text ones also with .gz)"
+            "(the text ones also with .gz or .bz2)"
         )
     return sources
 
 
-def _one_each(files: list[Path], place: str) -> dict[str, Path]:
+def one_each(files: list[Path], place: str) -> dict[str, Path]:
+    """Return the file of each split, by their names.
+
+    Raises
+    ------
+    InputError
+        If two files claim the same split.
+    """
     found: dict[str, Path] = {}
     for path in files:
         split = split_of(path)
@@ -182,7 +203,7 @@ def _one_each(files: list[Path], place: str) -> dict[str, Path]:
 def read_pairs(
     path: Path, nouns: tuple[str, str], more_columns: bool = False
 ) -> Iterator[tuple[int, str, str]]:
-    """Read lines of two fields, separated by a tab, or by a comma in a ``.csv`` file; also with ``.gz``.
+    """Read lines of two fields, separated by a tab, or by a comma in a ``.csv`` file; also compressed.
 
     Parameters
     ----------
@@ -205,8 +226,8 @@ def read_pairs(
     text = text_format(path, None)
     number = 0
     try:
-        with gzip.open(path, "rb") if is_gz(path) else open(path, "rb") as file:
-            for number, raw in enumerate(file, start=1):
+        with open(path, "rb") as file:
+            for number, raw in enumerate(open_binary(file, path), start=1):
                 # Line by line and not by Arrow: these files are small, and errors need the line number.
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if line == "":
@@ -237,9 +258,20 @@ def read_id_map(path: Path, noun: str) -> list[str]:
     InputError
         If the ids are not 0 to n - 1, each once, or two have the same name.
     """
+    return id_map(read_pairs(path, (f"{noun} id", f"{noun} name")), path, noun)
+
+
+def id_map(rows: Iterable[tuple[int, str, str]], path: Path, noun: str) -> list[str]:
+    """Return the names by id of rows of line number, integer id and name.
+
+    Raises
+    ------
+    InputError
+        As :func:`read_id_map`.
+    """
     names: dict[int, str] = {}
     line_of_name: dict[str, int] = {}
-    for line, id_text, name in read_pairs(path, (f"{noun} id", f"{noun} name")):
+    for line, id_text, name in rows:
         if not (id_text.isascii() and id_text.isdigit() and len(id_text) <= MAX_ID_DIGITS):
             raise InputError(f"{path}:{line}: the {noun} id is {id_text!r}, expected an integer from 0")
         if int(id_text) in names:

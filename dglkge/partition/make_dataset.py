@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from dglkge import __version__
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import PARTITIONS, REPORT, SPLITS, TRAIN, Field
 from dglkge.data.text_format import RowRules, parse_columns
-from dglkge.data.triples import frame_chunks, read_chunks
+from dglkge.data.triples import frame_chunks, header_of, read_chunks
 from dglkge.errors import InputError
 from dglkge.partition.dataset_writer import check_output, staged, write_description, write_triples
 from dglkge.partition.ingest import MAX_NAMES, IdTriples, assign_ids, check_names, ingest_ids, ingest_names
@@ -23,10 +23,12 @@ from dglkge.partition.inputs import (
     Options,
     check_num_parts,
     check_options,
-    find_sources,
     read_id_map,
     types_of_entities,
 )
+from dglkge.partition.readers.find import Source, find_input, read_input, take_types
+from dglkge.partition.readers.formats import TABLE, Format
+from dglkge.partition.readers.reading import Reading, Watch
 from dglkge.partition.report import partition_figures, reading_progress, show_line
 from dglkge.partition.run_build import GraphJob, run_build
 from dglkge.partition.splits import split_by_hash
@@ -41,7 +43,8 @@ def partition_files(
     Parameters
     ----------
     inputs : sequence of Path
-        One folder with train, valid and test files, or up to three files.
+        One folder, or up to three files for train, valid and test; with ``options.split`` any number of files
+        of one set of triples. Their format is found out (see docs/inputs.md).
     output : Path
         The data set folder to make.
     options : Options, optional
@@ -62,15 +65,39 @@ def partition_files(
     options = options or Options()
     check_options(options)
     check_output(output, options.overwrite)
-    sources = find_sources(inputs)
+    return _make(_read(inputs, output, options, delimiter), output, options)
+
+
+def _read(inputs: Sequence[Path], output: Path, options: Options, delimiter: str | None) -> Reading:
+    """Find out the input's format and read it."""
+    source = find_input(inputs, options)
+    show_line(options.progress, source.line)
+    with reading_progress(source.paths, options.progress) as watch:
+        if source.family == TABLE:
+            reading = _read_tables(source, options, delimiter, watch)
+        elif delimiter is not None:
+            raise InputError(f"--delimiter is for tables, and the input is {source.title}")
+        else:
+            reading = read_input(source, options, watch, output.absolute().parent)
+    take_types(reading, options, source.family)
+    reading.figures = {**source.figures(), **reading.figures, "notes": [source.line, *reading.notes]}
+    return reading
+
+
+def _read_tables(source: Source, options: Options, delimiter: str | None, watch: Watch) -> Reading:
+    """Read text and Parquet files; the files of a split one after the other."""
     maps = _IdMaps.read(options)
-    with reading_progress(list(sources.values()), options.progress) as on_bytes:
-        chunks = {
-            split: read_chunks(path, options.columns, delimiter, maps.rules, on_bytes(path))
-            for split, path in sources.items()
-        }
-        triples = maps.ingest(chunks)
-    return _make(triples, output, options)
+
+    def chunks(files: Sequence[tuple[Path, Format]]) -> Iterator[pd.DataFrame]:
+        for path, kind in files:
+            yield from read_chunks(path, options.columns, delimiter, maps.rules, watch(path), kind=kind.name)
+
+    reading = Reading(maps.ingest({split: chunks(files) for split, files in source.files.items()}))
+    path, kind = source.files[TRAIN][0]
+    header = header_of(path, options.columns, delimiter, kind.name) if kind.name == "csv" else {}
+    if header:
+        reading.notes.append("header: " + ", ".join(f"{role} is {name!r}" for role, name in header.items()))
+    return reading
 
 
 def partition_dataframe(
@@ -119,7 +146,7 @@ def partition_dataframe(
     where = parse_columns(columns)
     frames = {split: frame for split, frame in zip(SPLITS, (train, valid, test)) if frame is not None}
     chunks = {split: frame_chunks(frame, where, maps.rules, split) for split, frame in frames.items()}
-    return _make(maps.ingest(chunks), Path(output), options)
+    return _make(Reading(maps.ingest(chunks)), Path(output), options)
 
 
 @dataclass(frozen=True)
@@ -149,18 +176,24 @@ class _IdMaps:
         return ingest_ids(chunks, self.entities, self.relations) if self.integer_ids else ingest_names(chunks)
 
 
-def _make(triples: IdTriples, output: Path, options: Options) -> dict[str, Any]:
+def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
     """Split, type and number the triples, and build the dataset folder."""
+    triples, types_found = reading.triples, reading.types
+    input_figures, write_side_files = reading.figures, reading.write_side_files
+    del reading
     if options.split:
         if set(triples.splits) != {TRAIN}:
             raise InputError(f"--split needs one set of triples, got {', '.join(triples.splits)}")
         triples = split_by_hash(triples, options.split, options.seed)
-    types, type_of = types_of_entities(options.entity_types, triples.entities, options.integer_ids)
+    types, type_of = types_found or types_of_entities(
+        options.entity_types, triples.entities, options.integer_ids
+    )
     ids = assign_ids(triples.splits, triples.relations, types, type_of)
     check_num_parts(options.num_parts, {**ids.num_entities(), RELATION: len(ids.relations)})
     name = options.name or output.absolute().name
     with staged(output, options.overwrite) as folder:
         description = write_triples(folder, triples, ids)
+        write_side_files(folder, triples.entities)
         # The child needs the memory. It reads the triples from the files that were written.
         del triples, ids, type_of
         # DGL makes file names of the graph's name.
@@ -185,8 +218,9 @@ def _make(triples: IdTriples, output: Path, options: Options) -> dict[str, Any]:
             Field.SEED: options.seed,
             Field.IDS: "integers" if options.integer_ids else "names",
             Field.CREATED_BY: f"dglkge {__version__}",
+            Field.INPUT: input_figures,
         }
-        figures = partition_figures(Dataset(folder, description))
+        figures = partition_figures(Dataset(folder, description)) | {Field.INPUT: input_figures}
         (folder / PARTITIONS / REPORT).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         write_description(folder, description)
     return figures

@@ -39,7 +39,10 @@ NEVER = {
 NAMES_ONLY = ("dglkge.checkpoint.layout", "dglkge.checkpoint.lineage")
 """Modules that any room but config may import: they import the standard library and one another only."""
 
-OUTSIDE = {"dglkge", "dgl", "h5py", "numba", "numpy", "pandas", "pyarrow", "rich", "torch", "tqdm", "yaml"}
+OUTSIDE = {
+    *("dglkge", "dgl", "h5py", "numba", "numpy", "pandas", "pyarrow", "pyoxigraph", "rich", "torch", "tqdm"),
+    "yaml",
+}
 """First words of names that are not the standard library's."""
 
 ONLY_IN = {"numba": "dglkge.kernels.jit"}

@@ -37,7 +37,8 @@ def test_table_and_json_and_metis_repeats_itself(tmp_path, source):
     """In two runs, each from another folder; METIS alone would not give the same partitions twice."""
     done = run("--input", source, "--output", tmp_path / "table", "--num-parts", 3, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    first, *_, last = done.stdout.splitlines()
+    found, first, *_, last = done.stdout.splitlines()
+    assert found == "input: train.tsv, valid.tsv, test.tsv: tab-separated text (by name)"
     assert first == "table: 60 entities, 4 relations"
     assert last == f"the dataset lies in {tmp_path / 'table'}"
     assert "METIS" not in done.stdout and "peak mem" not in done.stdout
@@ -161,7 +162,12 @@ BAD = [
     ("map.tsv", b"0\t0\t0\n", ["--entity-map", "nothing.tsv"], "nothing.tsv: there is no such file"),
     ("names.tsv", b"0\t0\t0\n", ["--entity-map", "x", "--ids", "names"], "--ids names excludes --entity-map"),
     ("types.tsv", b"a\tb\tc\n", ["--entity-types", "nothing.tsv"], "nothing.tsv: there is no such file"),
-    ("kind.json", b"a\tb\tc\n", [], "kind.json: unknown kind of file"),
+    (
+        "kind.json",
+        b'{"a": ["b", "c"]}\n',
+        [],
+        "kind.json: unknown kind of file, by its name and by its content",
+    ),
 ]
 
 

@@ -1,0 +1,333 @@
+"""Reads N-Triples, N-Quads, Turtle and TriG with pyoxigraph, a chunk of triples at a time."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any
+
+import pandas as pd
+
+from dglkge.data.text_format import ROLES
+from dglkge.errors import InputError, StorageError
+from dglkge.partition.ingest import IdTriples, ingest_names
+from dglkge.partition.readers.formats import READ_ERRORS, Format, bare_name, format_by_content, open_stream
+from dglkge.partition.readers.options import DEFAULT_GRAPH, ReadingOptions
+from dglkge.partition.readers.prefixes import WELL_KNOWN, PrefixTable
+from dglkge.partition.readers.reading import CHUNK_ROWS, Reading, Watch, name_chunk, renamed
+
+NUMBERS_FILE = "numeric_literals.tsv"
+"""In the data set's folder: entity, attribute and value of each numeric literal."""
+
+MAX_GRAPHS = 100_000
+"""Named graphs are counted up to here: some collections have one for each triple."""
+
+_XSD = "http://www.w3.org/2001/XMLSchema#"
+_NUMERIC = {
+    _XSD + name
+    for name in (
+        "integer decimal float double long int short byte nonNegativeInteger positiveInteger "
+        "nonPositiveInteger negativeInteger unsignedLong unsignedInt unsignedShort unsignedByte"
+    ).split()
+}
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+# Names that pyoxigraph draws for "[]" in Turtle; a label of the file that looks so is numbered as well.
+_DRAWN = re.compile(r"[0-9a-f]{24,32}")
+_POSITION = re.compile(r"^Parser error [^:]*: ")
+
+
+def read_rdf(
+    files: Mapping[str, Sequence[tuple[Path, Format]]],
+    options: ReadingOptions,
+    watch: Watch,
+    temporary: Path,
+) -> Reading:
+    """Read RDF files.
+
+    Parameters
+    ----------
+    files : mapping of str to sequence of (Path, Format)
+        The files of each split.
+    options : ReadingOptions
+    watch : callable
+        Progress.
+    temporary : Path
+        Folder on the disk of the output, for the numbers with ``literals="numeric"``.
+
+    Raises
+    ------
+    InputError
+        If pyoxigraph is missing, or a file cannot be read or has an error, or a split has no triples.
+    """
+    reader = _RdfReader(options, temporary)
+    triples = ingest_names({split: reader.split(split, paths, watch) for split, paths in files.items()})
+    return reader.finish(triples)
+
+
+def import_pyoxigraph() -> ModuleType:
+    """Import the parser.
+
+    Raises
+    ------
+    InputError
+        If it is not installed.
+    """
+    try:
+        import pyoxigraph
+    except ImportError as error:
+        raise InputError(
+            f"reading RDF needs pyoxigraph ({error}); install it with pip install 'dglkge[rdf]'"
+        ) from error
+    return pyoxigraph
+
+
+class _BlankNames:
+    """Names of a file's blank nodes: ``_:file.label``, and ``_:file.[0]`` for one without a label."""
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self._numbers: dict[str, int] = {}
+
+    def name(self, value: str) -> str:
+        """Return the name of a blank node."""
+        if _DRAWN.fullmatch(value):
+            # A drawn name differs from run to run; the order of appearance does not. No label has brackets.
+            value = f"[{self._numbers.setdefault(value, len(self._numbers))}]"
+        return f"_:{self._tag}.{value}"
+
+
+class _RdfReader:
+    """Reads the files of all splits; keeps counts, prefixes and numbers."""
+
+    def __init__(self, options: ReadingOptions, temporary: Path) -> None:
+        self._options = options
+        self._rdf = import_pyoxigraph()
+        self._counts: Counter[str] = Counter()
+        self._prefixes: list[dict[str, str]] = []
+        self._tags: set[str] = set()
+        self._graphs: set[str] = set()
+        # As IRIs: the user may have written a prefix.
+        table = PrefixTable(options.prefixes, WELL_KNOWN)
+        self._wanted = {table.expand(graph) for graph in options.graphs}
+        # Without a name, so that nothing is left behind, whatever happens.
+        self._numbers = (
+            tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=temporary)
+            if options.literals == "numeric"
+            else None
+        )
+
+    def split(self, split: str, files: Sequence[tuple[Path, Format]], watch: Watch) -> Iterator[pd.DataFrame]:
+        """Yield the triples of the files of a split."""
+        num_rows = 0
+        before = self._counts.copy()
+        for path, format_ in files:
+            for chunk in self._chunks(path, format_, watch(path)):
+                num_rows += len(chunk)
+                yield chunk
+        if num_rows == 0:
+            self._refuse_empty(split, [path for path, _ in files], self._counts - before)
+
+    def finish(self, triples: IdTriples) -> Reading:
+        """Shorten the names, and return everything that was read."""
+        table = PrefixTable()
+        if not self._options.full_iris:
+            table = PrefixTable(self._options.prefixes, *self._prefixes, WELL_KNOWN)
+        entities = [_final_name(name, table) for name in triples.entities]
+        relations = [table.shorten(name) for name in triples.relations]
+        figures: dict[str, Any] = {
+            "literals": {"policy": self._options.literals, "seen": self._counts["literals"]},
+            "blank_nodes": sum(name.startswith("_:") for name in entities),
+            "quads_in_named_graphs": self._counts["in named graphs"],
+            "named_graphs": len(self._graphs),
+            "outside_wanted_graphs": self._counts["in other graphs"],
+            "triple_terms_dropped": self._counts["triple terms"],
+            "prefixes": dict(sorted(table.used.items())),
+        }
+        reading = Reading(renamed(triples, entities, relations), figures=figures, notes=self._notes())
+        numbers = self._numbers
+        if numbers is not None:
+            figures["literals"]["numeric"] = self._counts["numbers"]
+
+            def write(folder: Path, names: Sequence[str]) -> None:
+                num_written = _write_numbers(numbers, folder / NUMBERS_FILE, table, set(names))
+                figures["literals"]["written"] = num_written
+
+            reading.write_side_files = write
+        return reading
+
+    def _chunks(self, path: Path, format_: Format, on_bytes: Any) -> Iterator[pd.DataFrame]:
+        names = _BlankNames(self._tag(path))
+        num_rows = 0
+        try:
+            with open_stream(path) as (raw, stream):
+                parser = self._rdf.parse(
+                    stream,
+                    getattr(self._rdf.RdfFormat, _PARSERS[format_.name]),
+                    base_iri=self._options.base_iri,
+                )
+                for chunk in self._rows(parser, names):
+                    num_rows += len(chunk)
+                    yield chunk
+                    on_bytes(raw.tell())
+        except SyntaxError as error:
+            raise self._syntax_error(path, format_, error, num_rows == 0) from error
+        except READ_ERRORS as error:
+            raise InputError(f"{path}: cannot be read: {error}") from error
+        self._prefixes.append(dict(parser.prefixes))
+
+    def _rows(self, parser: Any, names: _BlankNames) -> Iterator[pd.DataFrame]:
+        counts, wanted = self._counts, self._wanted
+        # Local names: this loop is most of the time of reading.
+        default_graph, iri, blank = self._rdf.DefaultGraph, self._rdf.NamedNode, self._rdf.BlankNode
+        literal = self._rdf.Literal
+        columns: tuple[list[str], ...] = tuple([] for _ in ROLES)
+        heads, relations, tails = columns
+        for quad in parser:
+            graph = quad.graph_name
+            if (wanted or type(graph) is not default_graph) and not self._keep_graph(graph):
+                continue
+            subject, object_ = quad.subject, quad.object
+            head = subject.value if type(subject) is iri else names.name(subject.value)
+            if type(object_) is iri:
+                tail = object_.value
+            elif type(object_) is blank:
+                tail = names.name(object_.value)
+            elif type(object_) is not literal:
+                counts["triple terms"] += 1
+                continue
+            else:
+                counts["literals"] += 1
+                if self._options.literals != "entities":
+                    if self._numbers is not None:
+                        self._note_number(self._numbers, head, quad)
+                    continue
+                tail = str(object_)
+            heads.append(head)
+            relations.append(quad.predicate.value)
+            tails.append(tail)
+            if len(heads) >= CHUNK_ROWS:
+                yield name_chunk(columns)
+                for column in columns:
+                    column.clear()
+        if heads:
+            yield name_chunk(columns)
+
+    def _keep_graph(self, graph: Any) -> bool:
+        """Count a quad that is in a named graph, and return whether the user wants its graph."""
+        name = DEFAULT_GRAPH if type(graph) is self._rdf.DefaultGraph else graph.value
+        if name != DEFAULT_GRAPH:
+            self._counts["in named graphs"] += 1
+            if len(self._graphs) < MAX_GRAPHS:
+                self._graphs.add(name)
+        if not self._wanted or name in self._wanted:
+            return True
+        self._counts["in other graphs"] += 1
+        return False
+
+    def _note_number(self, numbers: IO[str], head: str, quad: Any) -> None:
+        """Write the triple of a numeric literal to the temporary file."""
+        value = quad.object.value.strip()
+        if quad.object.datatype.value not in _NUMERIC or not _NUMBER.fullmatch(value):
+            return
+        self._counts["numbers"] += 1
+        try:
+            # IRIs and labels of blank nodes have no tabs and line ends.
+            numbers.write(f"{head}\t{quad.predicate.value}\t{value}\n")
+        except OSError as error:
+            raise StorageError(f"cannot write numeric literals: {error.strerror}") from error
+
+    def _tag(self, path: Path) -> str:
+        """Return a word for a file that no other file of the input has."""
+        stem = re.sub(r"[^A-Za-z0-9_-]", "_", Path(bare_name(path)).stem)
+        tag, number = stem, 2
+        while tag in self._tags:
+            tag, number = f"{stem}-{number}", number + 1
+        self._tags.add(tag)
+        return tag
+
+    def _syntax_error(self, path: Path, format_: Format, error: SyntaxError, is_start: bool) -> InputError:
+        reason = _POSITION.sub("", error.msg)
+        place = f"{path}:{error.lineno}" if error.lineno else str(path)
+        column = f"column {error.offset}: " if error.offset else ""
+        message = f"{place}: {column}{reason} (read as {format_.title})"
+        if "No scheme found" in reason:
+            return InputError(f"{message}; relative IRIs need --base-iri")
+        looks_like = format_by_content(path) if is_start else None
+        if looks_like is not None and looks_like != format_:
+            message += f"; it looks like {looks_like.title}: --format {looks_like.name}"
+        return InputError(message)
+
+    def _refuse_empty(self, split: str, paths: list[Path], counts: Counter[str]) -> None:
+        place = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} files of {split}"
+        why = "there are no triples"
+        if counts["in other graphs"]:
+            graphs = sorted(self._graphs)
+            some = f"its named graphs are {', '.join(graphs[:5])}" if graphs else "there are no named graphs"
+            why = f"no triple is in the graph {' or '.join(self._options.graphs)}; {some}"
+        elif counts["literals"]:
+            why = f"all {counts['literals']:,} objects are literals; see --literals entities"
+        raise InputError(f"{place}: {why}")
+
+    def _notes(self) -> list[str]:
+        """Return a line about what was dropped, if anything was."""
+        counts, notes = self._counts, []
+        literals = counts["literals"]
+        if literals and self._options.literals == "entities":
+            notes.append(f"{literals:,} triples with literals, which are entities")
+        elif literals and self._options.literals == "numeric":
+            notes.append(
+                f"{literals:,} triples with literals dropped, {counts['numbers']:,} of them numbers for "
+                f"{NUMBERS_FILE}"
+            )
+        elif literals:
+            notes.append(f"{literals:,} triples with literals dropped (see --literals)")
+        if counts["in named graphs"]:
+            more = " or more" if len(self._graphs) == MAX_GRAPHS else ""
+            notes.append(
+                f"{counts['in named graphs']:,} triples in {len(self._graphs):,}{more} named graphs, whose "
+                + (
+                    "names are ignored"
+                    if not self._wanted
+                    else f"{counts['in other graphs']:,} others are not read"
+                )
+            )
+        if counts["triple terms"]:
+            notes.append(f"{counts['triple terms']:,} triples about triples dropped")
+        return notes
+
+
+_PARSERS = {"ntriples": "N_TRIPLES", "nquads": "N_QUADS", "turtle": "TURTLE", "trig": "TRIG"}
+"""pyoxigraph's name of each format."""
+
+
+def _final_name(name: str, table: PrefixTable) -> str:
+    """Return the name of an entity in the data set: IRIs and datatypes get their prefixes."""
+    if name.startswith("_:"):
+        return name
+    if not name.startswith('"'):
+        return table.shorten(name)
+    text, mark, datatype = name.rpartition('"^^<')
+    if not mark or not name.endswith(">"):
+        return name
+    iri = datatype[:-1]
+    short = table.shorten(iri)
+    # A datatype without a prefix keeps its brackets, as in N-Triples.
+    return name if short in (iri, f"<{iri}>") else f'{text}"^^{short}'
+
+
+def _write_numbers(numbers: IO[str], path: Path, table: PrefixTable, entities: set[str]) -> int:
+    """Write the numbers of the entities of the data set, with the names that these have there."""
+    num_rows = 0
+    with numbers as lines, open(path, "w", encoding="utf-8", newline="") as file:
+        lines.seek(0)
+        for line in lines:
+            entity, attribute, value = line.split("\t")
+            name = _final_name(entity, table)
+            if name in entities:
+                file.write(f"{name}\t{table.shorten(attribute)}\t{value}")
+                num_rows += 1
+    return num_rows

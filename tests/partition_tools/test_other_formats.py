@@ -1,0 +1,335 @@
+"""Folders of DGL-KE, OpenKE and PyKEEN, GraphML and edge lists."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+
+import pytest
+
+from dglkge.data.text_format import edge_list_header
+from dglkge.errors import InputError
+from dglkge.partition.inputs import Options
+from dglkge.partition.make_dataset import partition_files
+from dglkge.partition.readers.find import find_input, read_input, take_types
+from dglkge.partition.readers.options import ReadingOptions
+from tests.partition_tools.reading_back import lines, named_triples
+
+ENTITIES = ["Rome", "New York", "Italy"]
+RELATIONS = ["near", "in"]
+# Head, relation, tail; neither the order of names nor that of appearance.
+TRAIN = [("Italy", "near", "Rome"), ("Rome", "in", "Italy"), ("New York", "near", "Rome")]
+TEST = [("New York", "in", "Italy")]
+
+
+def read(path, **options):
+    """Read an input that is no table."""
+    inputs = path if isinstance(path, list) else [path]
+    chosen = Options(reading=ReadingOptions(**options))
+    source = find_input(inputs, chosen)
+    reading = read_input(source, chosen, lambda path: lambda position: None, inputs[0].parent)
+    take_types(reading, chosen, source.family)
+    return source, reading
+
+
+def names(reading, split="train"):
+    """The triples of a split by name, in their order."""
+    triples = reading.triples
+    return [
+        (triples.entities[h], triples.relations[r], triples.entities[t])
+        for h, r, t in triples.splits[split].tolist()
+    ]
+
+
+def id_lines(triples, order="hrt", separator=" "):
+    """Triples as lines of ids."""
+    rows = [{"h": ENTITIES.index(h), "r": RELATIONS.index(r), "t": ENTITIES.index(t)} for h, r, t in triples]
+    return "".join(separator.join(str(row[letter]) for letter in order) + "\n" for row in rows)
+
+
+def openke(folder, separator=" ", counted=True, suffix="2id"):
+    """OpenKE's files; DGL-KE's Freebase has them without a count, as train.txt."""
+    folder.mkdir()
+    for stem, known in (("entity", ENTITIES), ("relation", RELATIONS)):
+        rows = "".join(f"{name}\t{id_}\n" for id_, name in reversed(list(enumerate(known))))
+        (folder / f"{stem}2id.txt").write_text(f"{len(known)}\n{rows}")
+    for split, triples in (("train", TRAIN), ("test", TEST)):
+        count = f"{len(triples)}\n" if counted else ""
+        (folder / f"{split}{suffix}.txt").write_text(count + id_lines(triples, "htr", separator))
+    return folder
+
+
+def dglke(folder, ids=False):
+    """DGL-KE's files of a built-in data set."""
+    folder.mkdir()
+    for stem, known in (("entities", ENTITIES), ("relations", RELATIONS)):
+        (folder / f"{stem}.dict").write_text("".join(f"{id_}\t{name}\n" for id_, name in enumerate(known)))
+    for split, triples in (("train", TRAIN), ("test", TEST)):
+        rows = id_lines(triples, "hrt", "\t") if ids else "".join("\t".join(t) + "\n" for t in triples)
+        (folder / f"{split}.txt").write_text(rows)
+    return folder
+
+
+def pykeen(folder, triples, entities=ENTITIES):
+    """A folder as TriplesFactory.to_path_binary of PyKEEN 1.11 writes it; its base.pth is not read."""
+    folder.mkdir(parents=True)
+    (folder / "base.pth").write_bytes(b"")
+    for stem, known in (("entity", entities), ("relation", RELATIONS)):
+        quoted = [f'"{name}"' if "\t" in name else name for name in known]
+        rows = "id\tlabel\n" + "".join(f"{id_}\t{name}\n" for id_, name in enumerate(quoted))
+        (folder / f"{stem}_to_id.tsv.gz").write_bytes(gzip.compress(rows.encode()))
+    rows = "head\trelation\ttail\n" + id_lines(triples, "hrt", "\t")
+    (folder / "numeric_triples.tsv.gz").write_bytes(gzip.compress(rows.encode()))
+    return folder
+
+
+def pykeen_dataset(folder):
+    """A folder as Dataset.to_directory_binary writes it."""
+    pykeen(folder / "training", TRAIN)
+    pykeen(folder / "testing", TEST)
+    return folder
+
+
+LAYOUTS = [
+    (lambda p: openke(p), "OpenKE's files"),
+    (lambda p: openke(p, "\t"), "OpenKE's files"),
+    (lambda p: openke(p, "\t", False, ""), "DGL-KE's files of Freebase (head, tail, relation)"),
+    (lambda p: dglke(p), "DGL-KE's files"),
+    (lambda p: dglke(p, ids=True), "DGL-KE's files"),
+    (lambda p: pykeen_dataset(p), "PyKEEN triples factories"),
+]
+
+
+@pytest.mark.parametrize("make, layout", LAYOUTS)
+def test_folders_keep_their_ids(tmp_path, make, layout):
+    folder = make(tmp_path / "theirs")
+    source, reading = read(folder)
+    assert source.line.startswith(f"input: {folder} (") and source.line.endswith(f"): {layout} (by files)")
+    assert reading.triples.entities == ENTITIES and reading.triples.relations == RELATIONS
+    assert names(reading) == TRAIN and names(reading, "test") == TEST
+
+
+def test_dataset_of_a_folder(tmp_path, build_here):
+    figures = partition_files([openke(tmp_path / "theirs")], tmp_path / "out")
+    assert lines(tmp_path / "out" / "entities" / "entity.txt") == ENTITIES
+    assert named_triples(tmp_path / "out", "train") == TRAIN
+    assert figures["input"]["format"] == "OpenKE's files" and figures["splits"]["test"] == 1
+
+
+def test_names_win_where_they_are_numbers(tmp_path):
+    """1, 0 and 2 are names with other ids here."""
+    folder = tmp_path / "d"
+    folder.mkdir()
+    (folder / "entities.dict").write_text("0\t1\n1\t2\n2\t0\n")
+    (folder / "relations.dict").write_text("0\t1\n1\t0\n")
+    (folder / "train.txt").write_text("1\t0\t2\n")
+    source, reading = read(folder)
+    assert reading.triples.splits["train"].tolist() == [[0, 1, 1]]
+    assert reading.figures["layout"].endswith("triples of names")
+
+
+def test_pykeen_factories_one_by_one(tmp_path):
+    train, test = pykeen(tmp_path / "a", TRAIN), pykeen(tmp_path / "my-test", TEST)
+    _, reading = read(train)
+    assert names(reading) == TRAIN and set(reading.triples.splits) == {"train"}
+    _, reading = read([train, pykeen(tmp_path / "v", TEST), test])
+    assert names(reading, "test") == TEST and set(reading.triples.splits) == {"train", "valid", "test"}
+
+
+def test_pykeen_quotes(tmp_path):
+    _, reading = read(pykeen(tmp_path / "q", TRAIN, ["Ro\tme", "New York", "Italy"]))
+    assert reading.triples.entities[0] == "Ro\tme"
+
+
+def test_a_folder_with_tables_is_read_as_before(tmp_path):
+    """An entity2id.txt beside triples of names is not read."""
+    folder = openke(tmp_path / "d", suffix=".ids")
+    (folder / "train.txt").write_text("a\tb\tc\n")
+    assert find_input([folder], Options()).title == "tab-separated text"
+
+
+def edit(path, old, new):
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+FOLDER_ERRORS = [
+    (openke, "train2id.txt", "3\n", "4\n", "train2id.txt:1: it says 4 triples, the file has 3"),
+    (openke, "train2id.txt", "3\n", "", "train2id.txt:1: got '2 0 0', expected the number of lines"),
+    (openke, "train2id.txt", "0 2 1", "0 3 1", "train2id.txt:3: the tail id is 3, allowed is 0 to 2"),
+    (openke, "train2id.txt", "0 2 1", "0 2", "train2id.txt:3: got 2 columns separated by ' ', expected 3"),
+    (openke, "entity2id.txt", "3\n", "5\n", "entity2id.txt:1: it says 5 names, the file has 3"),
+    (openke, "entity2id.txt", "Rome\t0", "Rome\t1", "entity2id.txt:4: the entity id 1 stands here a second"),
+    (openke, "entity2id.txt", "Rome\t0", "Rome", "entity2id.txt:4: got 'Rome', expected entity name and id"),
+    (dglke, "train.txt", "Italy\n", "Itly\n", "train.txt:2: unknown entity 'Itly'; did you mean 'Italy'"),
+    (dglke, "test.txt", "in", "inn", "test.txt:1: unknown relation 'inn'; did you mean 'in'"),
+    (dglke, "entities.dict", "2\t", "3\t", "entities.dict: 3 entity ids reach 3, but 2 is missing"),
+]
+
+
+@pytest.mark.parametrize("make, name, old, new, message", FOLDER_ERRORS)
+def test_errors_of_folders(tmp_path, make, name, old, new, message):
+    folder = make(tmp_path / "d")
+    edit(folder / name, old, new)
+    with pytest.raises(InputError, match=message):
+        read(folder)
+
+
+def test_errors_of_pykeen(tmp_path):
+    folder = tmp_path / "d"
+    pykeen(folder / "training", TRAIN)
+    pykeen(folder / "validation", TEST, ["Rome", "Italy", "New York"])
+    with pytest.raises(InputError, match="validation: its ids are not those of .*training"):
+        read(folder)
+    path = folder / "training" / "numeric_triples.tsv.gz"
+    path.write_bytes(gzip.compress(b"head\trelation\ttail\n0\t0\t1\n0\t7\t1\n"))
+    with pytest.raises(InputError, match="numeric_triples.tsv.gz:3: the relation id is 7, allowed is 0 to 1"):
+        read(folder / "training")
+    path = folder / "training" / "entity_to_id.tsv.gz"
+    path.write_bytes(gzip.compress(b"id\tlabel\n0\tRome\n1\n"))
+    with pytest.raises(InputError, match="entity_to_id.tsv.gz:3: got 1 columns, expected id and label"):
+        read(folder / "training")
+
+
+def test_wrong_folder_for_a_format(tmp_path):
+    with pytest.raises(InputError, match="its files are not those of a DGL-KE data set .--format dglke"):
+        read(openke(tmp_path / "d"), format="dglke")
+    with pytest.raises(InputError, match="--columns is for tables, and the input is OpenKE's files"):
+        from dglkge.data.text_format import parse_columns
+
+        find_input([tmp_path / "d"], Options(columns=parse_columns("htr")))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="empty has no file called train .*no data set of DGL-KE, OpenKE or"):
+        read(tmp_path / "empty")
+
+
+GRAPHML = """\
+<?xml version="1.0" encoding="UTF-8"?>
+<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
+  <key id="d0" for="node" attr.name="name" attr.type="string"/>
+  <key id="d1" for="node" attr.name="kind" attr.type="string"><default>Place</default></key>
+  <key id="d2" for="edge" attr.name="label" attr.type="string"/>
+  <key id="d3" for="edge" attr.name="weight" attr.type="double"/>
+  <graph edgedefault="directed">
+    <node id="n0"><data key="d0">Ann &amp; Co</data><data key="d1">Person</data></node>
+    <node id="n1"><data key="d0">Rome</data></node>
+    <node id="n2"/>
+    <edge source="n0" target="n1"><data key="d3">1.5</data><data key="d2">
+      lives in</data></edge>
+    <edge source="n1" target="n0" directed="false" id="e1"><data key="d2">home of</data></edge>
+  </graph>
+</graphml>
+"""
+
+
+@pytest.mark.parametrize(
+    "name, pack", [("g.graphml", bytes), ("g.graphml.gz", gzip.compress), ("g", bz2.compress)]
+)
+def test_graphml(tmp_path, name, pack):
+    (tmp_path / name).write_bytes(pack(GRAPHML.encode()))
+    source, reading = read(tmp_path / name)
+    assert source.title.startswith("GraphML") and source.how == ("name" if "." in name else "content")
+    assert names(reading) == [("n0", "lives in", "n1"), ("n1", "home of", "n0")]
+    assert reading.figures == {"nodes": 3, "edges": 2, "relation_attribute": "label"}
+    assert reading.notes == [
+        "the relation is the edges' attribute 'label'",
+        "1 undirected edges: one triple each, from source to target",
+    ]
+
+
+def test_graphml_attributes(tmp_path):
+    path = tmp_path / "g.graphml"
+    path.write_text(GRAPHML)
+    _, reading = read(path, name_attribute="name", types_from="kind")
+    assert names(reading) == [("Ann & Co", "lives in", "Rome"), ("Rome", "home of", "Ann & Co")]
+    types, type_of = reading.types
+    assert [types[place] for place in type_of] == ["Person", "Place"]
+    edit(path, "home of</data>", "home of</data><data key='d3'>2</data>")
+    assert names(read(path, relation_attribute="weight")[1]) == [("n0", "1.5", "n1"), ("n1", "2", "n0")]
+
+
+def test_graphml_without_relations_and_with_ids(tmp_path):
+    path = tmp_path / "g.graphml"
+    edges = '<edge source="a" target="b" id="likes"/><edge source="b" target="c" id="knows"/>'
+    path.write_text(f'<graphml><graph edgedefault="undirected">{edges}</graph></graphml>')
+    _, reading = read(path)
+    assert names(reading) == [("a", "edge", "b"), ("b", "edge", "c")]
+    assert "edges have no relation: all are called 'edge' (see --relation-attribute)" in reading.notes
+    assert "2 undirected edges: one triple each, from source to target" in reading.notes
+    _, reading = read(path, relation_attribute="id")
+    assert names(reading) == [("a", "likes", "b"), ("b", "knows", "c")]
+
+
+GRAPHML_ERRORS = [
+    ("</edge>", "</node>", {}, "g.graphml:12: column 17: mismatched tag .read as GraphML"),
+    ('<data key="d2">home of</data>', "", {}, "g.graphml:13: the edge from 'n1' to 'n0' has no 'label'"),
+    ('target="n1"', "", {}, "g.graphml:11: the <edge> has no 'target'"),
+    ("graphml", "gexf", {}, "g.graphml:.*"),
+    (
+        "a",
+        "a",
+        {"relation_attribute": "kind"},
+        "g.graphml:12: no attribute 'kind' of edges is declared; the file has label, weight",
+    ),
+    ("a", "a", {"name_attribute": "label"}, "g.graphml:8: no attribute 'label' of nodes .* has kind, name"),
+    ("Rome", "Ann &amp; Co", {"name_attribute": "name"}, "the nodes 'n0' and 'n1' have the same 'name'"),
+    ("a", "a", {"types_from": "color"}, "--types-from: no node has the attribute 'color'"),
+    ("a", "a", {"literals": "entities"}, "--literals is for RDF, and the input is GraphML"),
+]
+
+
+@pytest.mark.parametrize("old, new, options, message", GRAPHML_ERRORS)
+def test_errors_of_graphml(tmp_path, old, new, options, message):
+    path = tmp_path / "g.graphml"
+    path.write_text(GRAPHML)
+    edit(path, old, new)
+    with pytest.raises(InputError, match=message):
+        read(path, **options)
+
+
+def test_edge_list_with_a_header(tmp_path, build_here):
+    path = tmp_path / "edges.csv.bz2"
+    rows = (
+        'Source,Target,Type,Label,Weight\nann,"Rome, Italy",Directed,lives in,1\nbob,ann,Directed,knows,2\n'
+    )
+    path.write_bytes(bz2.compress(rows.encode()))
+    figures = partition_files([path], tmp_path / "out")
+    assert figures["input"]["notes"] == [
+        "input: edges.csv.bz2: CSV, bzip2 (by name)",
+        "header: head is 'Source', relation is 'Label', tail is 'Target'",
+    ]
+    assert named_triples(tmp_path / "out", "train") == [
+        ("ann", "lives in", "Rome, Italy"),
+        ("bob", "knows", "ann"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields, found",
+    [
+        ("subject,predicate,object", ["subject", "predicate", "object"]),
+        (":START_ID,:END_ID,:TYPE", [":START_ID", ":TYPE", ":END_ID"]),
+        ("from,to,type,label", ["from", "label", "to"]),
+        ("source,target", []),
+        ("ann,knows,bob", []),
+    ],
+)
+def test_words_of_headers(fields, found):
+    assert list(edge_list_header(fields.split(",")).values()) == found
+
+
+def test_table_of_another_name(tmp_path, build_here):
+    (tmp_path / "t.dat").write_text("a b c\nb b a\n")
+    options = Options(reading=ReadingOptions(format="tsv"))
+    figures = partition_files([tmp_path / "t.dat"], tmp_path / "out", options, delimiter=" ")
+    assert figures["input"]["notes"] == ["input: t.dat: tab-separated text (as --format says)"]
+    assert named_triples(tmp_path / "out", "train") == [("a", "b", "c"), ("b", "b", "a")]
+
+
+def test_types_from_a_table(tmp_path, build_here):
+    (tmp_path / "t.tsv").write_text("ann\tis_a\tPerson\nrome\tis_a\tCity\nann\tlives\trome\n")
+    options = Options(reading=ReadingOptions(types_from="is_a"))
+    figures = partition_files([tmp_path / "t.tsv"], tmp_path / "out", options)
+    assert figures["entity_types"] == {"City": 1, "Person": 1} and figures["num_relations"] == 1
+    assert named_triples(tmp_path / "out", "train") == [("ann", "lives", "rome")]

@@ -1,0 +1,363 @@
+"""RDF in: four formats, compressed or not, names, blank nodes, literals, graphs, errors with their lines."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import sys
+
+import pytest
+
+from dglkge.errors import InputError
+from dglkge.partition.inputs import Options
+from dglkge.partition.make_dataset import partition_files
+from dglkge.partition.readers.find import find_input, read_input, take_types
+from dglkge.partition.readers.options import ReadingOptions
+from dglkge.partition.readers.rdf import NUMBERS_FILE
+from tests.partition_tools.reading_back import named_triples
+
+pytest.importorskip("pyoxigraph", reason="RDF is read by pyoxigraph, the extra rdf")
+
+EX = "http://example.org/"
+TURTLE = """\
+@prefix ex: <http://example.org/> .
+@prefix xsd: <http://www.w3.org/2001/XMLSchema#> .
+# a comment with { braces }
+ex:rome ex:capitalOf ex:italy ; ex:name "Roma"@it , "{Rome}" ; ex:population 2873000 .
+ex:italy ex:borders ex:france, _:b0 ; ex:area "301230.5"^^xsd:double, "NaN"^^xsd:double .
+_:b0 ex:name "Switz" ; ex:borders [ ex:in ex:europe ] .
+"""
+# What the statements above mean, written by hand.
+TRIPLES = [
+    ("_:t.[0]", "ex:in", "ex:europe"),
+    ("_:t.b0", "ex:borders", "_:t.[0]"),
+    ("ex:italy", "ex:borders", "_:t.b0"),
+    ("ex:italy", "ex:borders", "ex:france"),
+    ("ex:rome", "ex:capitalOf", "ex:italy"),
+]
+NT = """\
+<http://example.org/rome> <http://example.org/capitalOf> <http://example.org/italy> .
+<http://example.org/rome> <http://example.org/name> "Roma <a> <b> ."@it .
+_:b0 <http://example.org/borders> <http://example.org/italy> . # the north
+"""
+NT_TRIPLES = [("_:t.b0", "ex:borders", "ex:italy"), ("ex:rome", "ex:capitalOf", "ex:italy")]
+NQ = NT.replace("italy> .", "italy> <http://example.org/g1> .", 1).replace(
+    "italy> . #", "italy> <http://example.org/g2> . #"
+)
+TRIG = TURTLE.replace("ex:rome ex:cap", "ex:g1 { ex:rome ex:cap").replace("2873000 .", "2873000 . }")
+
+
+def read(path, **options):
+    """Read an input with reading options, as partition_files does before it writes anything."""
+    inputs = path if isinstance(path, list) else [path]
+    split = options.pop("split", None)
+    num_parts = options.pop("num_parts", 1)
+    chosen = Options(reading=ReadingOptions(**options), split=split, num_parts=num_parts)
+    source = find_input(inputs, chosen)
+    reading = read_input(source, chosen, lambda path: lambda position: None, inputs[0].parent)
+    take_types(reading, chosen, source.family)
+    return source, reading
+
+
+def names(reading, split="train"):
+    """The triples of a split by name, sorted."""
+    triples = reading.triples
+    return sorted(
+        (triples.entities[h], triples.relations[r], triples.entities[t])
+        for h, r, t in triples.splits[split].tolist()
+    )
+
+
+def write(path, text):
+    """Write text, compressed as the name says."""
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(text.encode()))
+    return path
+
+
+FILES = [
+    ("t.ttl", TURTLE, "Turtle (by name)", TRIPLES),
+    ("t.turtle.gz", TURTLE, "Turtle, gzip (by name)", TRIPLES),
+    ("t.nt.bz2", NT, "N-Triples, bzip2 (by name)", NT_TRIPLES),
+    ("t.nq", NQ, "N-Quads (by name)", NT_TRIPLES),
+    ("t.nquads.gz", NQ, "N-Quads, gzip (by name)", NT_TRIPLES),
+    ("t.trig.bz2", TRIG, "TriG, bzip2 (by name)", TRIPLES),
+    ("t.dump", TURTLE, "Turtle (by content)", TRIPLES),
+    ("t.dump.gz", TRIG, "TriG, gzip (by content)", TRIPLES),
+    ("t", NT, "N-Triples (by content)", NT_TRIPLES),
+    ("t.dat", NQ, "N-Quads (by content)", NT_TRIPLES),
+]
+
+
+@pytest.mark.parametrize("name, text, line, expected", FILES, ids=[case[0] for case in FILES])
+def test_formats_by_name_and_by_content(tmp_path, name, text, line, expected):
+    source, reading = read(write(tmp_path / name, text), prefixes={"ex": EX})
+    assert source.line == f"input: {name}: {line}"
+    assert names(reading) == expected
+
+
+def test_format_option_wins(tmp_path):
+    path = write(tmp_path / "t.txt", NT)
+    source, reading = read(path, format="turtle", prefixes={"ex": EX})
+    assert source.line == "input: t.txt: Turtle (as --format says)" and names(reading) == NT_TRIPLES
+
+
+def test_entities_are_sorted_and_prefixes_are_recorded(tmp_path):
+    _, reading = read(write(tmp_path / "t.ttl", TURTLE))
+    assert reading.triples.entities == sorted(reading.triples.entities)
+    assert reading.triples.relations == ["ex:borders", "ex:capitalOf", "ex:in"]
+    assert reading.figures["prefixes"] == {"ex": EX} and reading.figures["blank_nodes"] == 2
+
+
+def test_full_iris_and_prefixes_of_the_user(tmp_path):
+    path = write(tmp_path / "t.ttl", TURTLE)
+    _, reading = read(path, full_iris=True)
+    assert (f"{EX}rome", f"{EX}capitalOf", f"{EX}italy") in names(reading)
+    _, reading = read(path, prefixes={"it": EX + "it"})
+    assert ("ex:rome", "ex:capitalOf", "it:aly") in names(reading)
+
+
+def test_one_iri_has_one_name_wherever_its_prefix_is_declared(tmp_path):
+    """In the first file the prefix is declared too late, in the second it is another's."""
+    first = write(tmp_path / "a.ttl", f"<{EX}a> <{EX}p> <{EX}b> .\n@prefix ex: <{EX}> .\nex:a ex:p ex:c .")
+    second = write(tmp_path / "b.ttl", f"@prefix ex: <http://other.org/> .\nex:a ex:p <{EX}a> .")
+    _, reading = read([first, second], split=(0.8, 0.1, 0.1))
+    assert names(reading) == [
+        ("ex:a", "ex:p", "ex:b"),
+        ("ex:a", "ex:p", "ex:c"),
+        ("http://other.org/a", "http://other.org/p", "ex:a"),
+    ]
+
+
+def test_blank_nodes_of_two_files_are_apart(tmp_path):
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+    text = "<http://e.org/a> <http://e.org/p> _:n .\n"
+    paths = [write(tmp_path / place, text) for place in ("x/t.nt", "y/t.nt", "u.nt.gz")]
+    _, reading = read(paths, split=(0.8, 0.1, 0.1))
+    assert [tail for _, _, tail in names(reading)] == ["_:t-2.n", "_:t.n", "_:u.n"]
+
+
+def test_a_label_like_a_drawn_name_is_numbered(tmp_path):
+    label = "a" * 32
+    path = write(tmp_path / "t.nt", f"_:{label} <{EX}p> _:{label[:-1]}b .\n_:{label} <{EX}p> <{EX}c> .\n")
+    _, reading = read(path, prefixes={"ex": EX})
+    assert names(reading) == [("_:t.[0]", "ex:p", "_:t.[1]"), ("_:t.[0]", "ex:p", "ex:c")]
+
+
+def test_literals_dropped_or_entities(tmp_path):
+    path = write(tmp_path / "t.ttl", TURTLE)
+    _, reading = read(path)
+    assert reading.figures["literals"] == {"policy": "drop", "seen": 6}
+    assert reading.notes == ["6 triples with literals dropped (see --literals)"]
+    _, reading = read(path, literals="entities")
+    literals = [name for name in reading.triples.entities if name.startswith('"')]
+    assert literals == [
+        '"2873000"^^xsd:integer',
+        '"301230.5"^^xsd:double',
+        '"NaN"^^xsd:double',
+        '"Roma"@it',
+        '"Switz"',
+        '"{Rome}"',
+    ]
+    assert ("ex:rome", "ex:name", '"Roma"@it') in names(reading) and len(names(reading)) == len(TRIPLES) + 6
+
+
+def test_literal_with_line_ends_quotes_and_an_unknown_datatype(tmp_path):
+    path = write(tmp_path / "t.nt", f'<{EX}a> <{EX}p> "1\\n\\"^^<x>\\t"^^<urn:t> .\n')
+    _, reading = read(path, literals="entities")
+    assert reading.triples.entities[0] == '"1\\n\\"^^<x>\\t"^^<urn:t>'
+
+
+def test_numbers_go_to_a_file_in_the_dataset(tmp_path, build_here):
+    path = write(tmp_path / "t.ttl", TURTLE + "ex:nobody ex:age 3 .\n")
+    figures = partition_files([path], tmp_path / "out", Options(reading=ReadingOptions(literals="numeric")))
+    rows = (tmp_path / "out" / NUMBERS_FILE).read_text().splitlines()
+    assert rows == ["ex:rome\tex:population\t2873000", "ex:italy\tex:area\t301230.5"]
+    # NaN is no number, and ex:nobody is in no triple with another entity.
+    expected = {"policy": "numeric", "seen": 7, "numeric": 3, "written": 2}
+    assert figures["input"]["literals"] == expected
+    assert sorted(named_triples(tmp_path / "out", "train")) == TRIPLES
+    described = json.loads((tmp_path / "out" / "dataset.json").read_text())["input"]
+    assert described == figures["input"] and described["prefixes"] == {"ex": EX}
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "t.ttl"]
+
+
+def test_named_graphs_are_ignored_and_counted_or_chosen(tmp_path):
+    path = write(tmp_path / "t.nq", NQ)
+    _, reading = read(path, prefixes={"ex": EX})
+    assert (reading.figures["quads_in_named_graphs"], reading.figures["named_graphs"]) == (2, 2)
+    assert "2 triples in 2 named graphs, whose names are ignored" in reading.notes
+    _, reading = read(path, prefixes={"ex": EX}, graphs=("ex:g2",))
+    assert names(reading) == NT_TRIPLES[:1]
+    assert reading.figures["outside_wanted_graphs"] == 2
+    _, reading = read(write(tmp_path / "t.trig", TRIG), graphs=("default",))
+    assert names(reading) == TRIPLES[:4]
+    with pytest.raises(
+        InputError, match="t.nq: no triple is in the graph ex:g3; its named graphs are .*/g1, "
+    ):
+        read(path, graphs=("ex:g3",))
+
+
+TYPED = """\
+@prefix : <http://example.org/> . @prefix foaf: <http://xmlns.com/foaf/0.1/> .
+@prefix owl: <http://www.w3.org/2002/07/owl#> . @prefix schema: <http://schema.org/> .
+:ann a foaf:Person, :Writer, owl:Thing ; :knows :bob . :bob a owl:Thing, foaf:Person ; :lives :rome .
+:cid a foaf:Person ; :knows :ann . :rome a :City . :oslo a :City . :dee a :Writer, [] ; :lives :rome .
+:eve :knows :rex . :rex a schema:Person . :rome :near :milan . :milan a :City .
+"""
+
+
+def test_types_from_triples(tmp_path):
+    """ann is a foaf:Person, of which there are three, and no Writer; oslo and the classes have no triples."""
+    path = write(tmp_path / "t.ttl", TYPED)
+    _, reading = read(path, types_from="rdf:type")
+    types, type_of = reading.types
+    found = {name: types[place] for name, place in zip(reading.triples.entities, type_of.tolist())}
+    assert found == {
+        ":ann": "foaf_Person",
+        ":bob": "foaf_Person",
+        ":cid": "foaf_Person",
+        ":dee": "Writer",
+        ":eve": "untyped",
+        ":milan": "City",
+        ":rex": "schema_Person",
+        ":rome": "City",
+    }
+    assert names(reading) == sorted(
+        [
+            (":ann", ":knows", ":bob"),
+            (":bob", ":lives", ":rome"),
+            (":cid", ":knows", ":ann"),
+            (":dee", ":lives", ":rome"),
+            (":eve", ":knows", ":rex"),
+            (":rome", ":near", ":milan"),
+        ]
+    )
+    classes = reading.figures["types"]["classes"]
+    assert classes["foaf_Person"] == "foaf:Person" and classes["City"] == ":City"
+
+
+def test_small_types_are_left_out(tmp_path):
+    """With two partitions a type needs two entities; with max_types=1 only the largest stays."""
+    path = write(tmp_path / "t.ttl", TYPED)
+    for options, expected in (
+        ({"num_parts": 2}, ["City", "Person", "untyped"]),
+        ({"max_types": 1}, ["Person"]),
+    ):
+        _, reading = read(path, types_from="http://www.w3.org/1999/02/22-rdf-syntax-ns#type", **options)
+        assert [name for name in reading.types[0] if name != "untyped"] == [
+            n for n in expected if n != "untyped"
+        ]
+
+
+def test_typed_dataset(tmp_path, build_here):
+    path = write(tmp_path / "t.ttl", TYPED)
+    options = Options(reading=ReadingOptions(types_from="rdf:type"))
+    figures = partition_files([path], tmp_path / "out", options)
+    assert figures["entity_types"] == {
+        "City": 2,
+        "Writer": 1,
+        "foaf_Person": 3,
+        "schema_Person": 1,
+        "untyped": 1,
+    }
+    assert (":dee", ":lives", ":rome") in named_triples(tmp_path / "out", "train")
+
+
+ERRORS = [
+    ("t.nt", NT + f"<{EX}a> <{EX}b> .\n", {}, "t.nt:4: column .*: The object of a triple must be"),
+    ("t.nt.gz", NT + "oops\n", {}, "t.nt.gz:4: .*read as N-Triples"),
+    ("t.nt", TURTLE, {}, "t.nt:1: .*it looks like Turtle: --format turtle"),
+    ("t.nt", NQ, {}, "t.nt:1: .*it looks like N-Quads: --format nquads"),
+    (
+        "t.ttl",
+        "@prefix ex: <http://e.org/> .\n\nex:a ex:p exx:b .",
+        {},
+        "t.ttl:3: .*prefix exx: has not been",
+    ),
+    ("t.ttl", "<a> <p> <b> .", {}, "t.ttl:1: .*; relative IRIs need --base-iri"),
+    ("t.ttl", "# nothing\n", {}, "t.ttl: there are no triples"),
+    ("t.ttl", "", {}, "t.ttl: there are no triples|the file is empty"),
+    ("t.nt", f'<{EX}a> <{EX}p> "x" .\n', {}, "t.nt: all 1 objects are literals; see --literals entities"),
+    ("t.nt", NT, {"literals": "keep"}, "unknown policy for literals 'keep'"),
+    ("t.nt", NT, {"types_from": "rdf:type"}, "unknown relation of --types-from 'rdf:type'"),
+    ("t.nt", NT, {"format": "ntriple"}, "unknown format 'ntriple'; did you mean 'ntriples'"),
+    ("t.nt", NT, {"format": "openke"}, "--format openke is for a folder, got the file"),
+    (
+        "t.nt",
+        NT,
+        {"relation_attribute": "x"},
+        "--relation-attribute is for GraphML, and the input is N-Triples",
+    ),
+    (
+        "t.tsv",
+        "a\tb\tc\n",
+        {"full_iris": True},
+        "--full-iris is for RDF, and the input is tab-separated text",
+    ),
+    (
+        "t.tsv",
+        "a\tb\tc\n",
+        {"prefixes": {"a": "b:"}},
+        "--prefix is for RDF, and the input is tab-separated text",
+    ),
+    ("t.nt", NT, {"prefixes": {"a b": EX}}, "the prefix 'a b' is not allowed"),
+    ("t.nt", NT, {"prefixes": {"a": "here"}}, "the IRI of prefix 'a' is 'here', expected an absolute IRI"),
+]
+
+
+@pytest.mark.parametrize("name, text, options, message", ERRORS)
+def test_errors(tmp_path, name, text, options, message):
+    path = write(tmp_path / name, text)
+    with pytest.raises(InputError, match=message):
+        partition_files([path], tmp_path / "out", Options(reading=ReadingOptions(**options)))
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+def test_damaged_gz(tmp_path):
+    path = tmp_path / "t.nt.gz"
+    path.write_bytes(gzip.compress(NT.encode() * 1000)[:-30])
+    with pytest.raises(InputError, match="t.nt.gz: cannot be read: Compressed file ended before"):
+        read(path)
+
+
+def test_relative_iris_with_a_base(tmp_path):
+    _, reading = read(write(tmp_path / "t.ttl", "<a> <p> <#b> ."), base_iri=EX + "doc")
+    assert names(reading) == [(f"{EX}a", f"{EX}p", f"{EX}doc#b")]
+
+
+def test_without_pyoxigraph(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyoxigraph", None)
+    with pytest.raises(InputError, match=r"reading RDF needs pyoxigraph .*pip install 'dglkge\[rdf\]'"):
+        read(write(tmp_path / "t.nt", NT))
+
+
+def test_several_files_and_folders(tmp_path):
+    for name, text in (("train.nt", NT), ("test.ttl", TURTLE), ("notes.md", "")):
+        write(tmp_path / name, text)
+    source, reading = read(tmp_path, prefixes={"ex": EX})
+    assert source.line == "input: train.nt, test.ttl: N-Triples and Turtle (by name)"
+    assert (len(names(reading)), len(names(reading, "test"))) == (2, 5)
+    (tmp_path / "other").mkdir()
+    for name in ("a.nt", "b.nt"):
+        write(tmp_path / "other" / name, NT)
+    with pytest.raises(InputError, match="other has 2 files of N-Triples, none called train; --split 0.9"):
+        read(tmp_path / "other")
+    _, reading = read(tmp_path / "other", split=(0.9, 0.05, 0.05))
+    assert len(names(reading)) == 4
+    with pytest.raises(InputError, match="these files do not go together: t.tsv .tab-separated text., a.nt"):
+        read([write(tmp_path / "t.tsv", "a\tb\tc\n"), tmp_path / "other" / "a.nt"])
+
+
+def test_chunks_do_not_show(tmp_path, monkeypatch):
+    """Chunks of one triple give the same as one chunk, and memory is bounded by their size."""
+    from dglkge.partition.readers import rdf
+
+    sizes = []
+    monkeypatch.setattr(rdf, "CHUNK_ROWS", 2)
+    original = rdf.name_chunk
+    monkeypatch.setattr(rdf, "name_chunk", lambda columns: sizes.append(len(columns[0])) or original(columns))
+    _, reading = read(write(tmp_path / "t.ttl", TURTLE))
+    assert names(reading) == TRIPLES and sizes == [2, 2, 1]
