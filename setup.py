@@ -66,6 +66,7 @@ setup(
         "pyarrow",
         "pyyaml",
         "rich",
+        "scipy",
         "tqdm",
     ],
     extras_require={

@@ -67,6 +67,7 @@ class Field:
     SEED = "seed"
     IDS = "ids"
     CREATED_BY = "created_by"
+    QUALITY = "quality"
 
     PARTS = "parts"
     CUT_EDGES = "cut_edges"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ import pandas as pd
 from dglkge import __version__
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import PARTITIONS, REPORT, SPLITS, TRAIN, Field
-from dglkge.data.text_format import RowRules, parse_columns
-from dglkge.data.triples import frame_chunks, read_chunks
+from dglkge.data.text_format import EXTENSIONS, Columns, RowRules, extension, parse_columns
+from dglkge.data.triples import frame_chunks, place_of_row, read_chunks
 from dglkge.errors import InputError
+from dglkge.partition.column_order import column_order_advice
 from dglkge.partition.dataset_writer import check_output, staged, write_description, write_triples
 from dglkge.partition.ingest import MAX_NAMES, IdTriples, assign_ids, check_names, ingest_ids, ingest_names
 from dglkge.partition.inputs import (
@@ -27,10 +29,13 @@ from dglkge.partition.inputs import (
     read_id_map,
     types_of_entities,
 )
+from dglkge.partition.leaks import Place, check_leaks, drop_leaks, measure_triples
 from dglkge.partition.report import partition_figures, reading_progress, show_line
 from dglkge.partition.run_build import GraphJob, run_build
 from dglkge.partition.splits import split_by_hash
 from dglkge.typing import RELATION
+
+logger = logging.getLogger(__name__)
 
 
 def partition_files(
@@ -69,8 +74,17 @@ def partition_files(
             split: read_chunks(path, options.columns, delimiter, maps.rules, on_bytes(path))
             for split, path in sources.items()
         }
-        triples = maps.ingest(chunks)
-    return _make(triples, output, options)
+        triples = maps.ingest(chunks, options.columns)
+
+    def place(split: str, row: int) -> str:
+        path = sources[split]
+        return (
+            place_of_row(path, row, options.columns, delimiter)
+            if extension(path) in EXTENSIONS
+            else str(path)
+        )
+
+    return _make(triples, output, options, options.columns, place)
 
 
 def partition_dataframe(
@@ -119,7 +133,8 @@ def partition_dataframe(
     where = parse_columns(columns)
     frames = {split: frame for split, frame in zip(SPLITS, (train, valid, test)) if frame is not None}
     chunks = {split: frame_chunks(frame, where, maps.rules, split) for split, frame in frames.items()}
-    return _make(maps.ingest(chunks), Path(output), options)
+    triples = maps.ingest(chunks, where)
+    return _make(triples, Path(output), options, where, lambda split, row: f"{split}: row {row + 1}")
 
 
 @dataclass(frozen=True)
@@ -145,12 +160,20 @@ class _IdMaps:
         num_relations = len(self.relations) if self.relations else MAX_NAMES
         return RowRules({"head": num_entities, "relation": num_relations, "tail": num_entities})
 
-    def ingest(self, chunks: Mapping[str, Iterable[pd.DataFrame]]) -> IdTriples:
-        return ingest_ids(chunks, self.entities, self.relations) if self.integer_ids else ingest_names(chunks)
+    def ingest(self, chunks: Mapping[str, Iterable[pd.DataFrame]], columns: Columns) -> IdTriples:
+        if self.integer_ids:
+            return ingest_ids(chunks, self.entities, self.relations, columns)
+        return ingest_names(chunks)
 
 
-def _make(triples: IdTriples, output: Path, options: Options) -> dict[str, Any]:
-    """Split, type and number the triples, and build the dataset folder."""
+def _make(
+    triples: IdTriples, output: Path, options: Options, columns: Columns, place: Place
+) -> dict[str, Any]:
+    """Split, type and number the triples, check them, and build the dataset folder."""
+    names = () if options.integer_ids else (triples.entities, triples.relations)
+    advice = column_order_advice(triples.splits, columns, *names)
+    if advice:
+        logger.warning(advice)
     if options.split:
         if set(triples.splits) != {TRAIN}:
             raise InputError(f"--split needs one set of triples, got {', '.join(triples.splits)}")
@@ -158,6 +181,18 @@ def _make(triples: IdTriples, output: Path, options: Options) -> dict[str, Any]:
     types, type_of = types_of_entities(options.entity_types, triples.entities, options.integer_ids)
     ids = assign_ids(triples.splits, triples.relations, types, type_of)
     check_num_parts(options.num_parts, {**ids.num_entities(), RELATION: len(ids.relations)})
+    show_line(options.progress, "measuring the quality of the data")
+    quality = measure_triples(triples, ids)
+    dropped: dict[str, int] = {}
+    if options.drop_leaks:
+        triples, dropped = drop_leaks(triples, quality.leaks, options.drop_leaks)
+        quality = measure_triples(triples, ids)
+    if options.strict_splits is not None:
+        # A split and dropping change the numbers of the rows.
+        in_order = not (options.split or options.drop_leaks)
+        check_leaks(triples, quality, options.strict_splits, place if in_order else None)
+    measured = quality.report
+    del quality
     name = options.name or output.absolute().name
     with staged(output, options.overwrite) as folder:
         description = write_triples(folder, triples, ids)
@@ -185,8 +220,15 @@ def _make(triples: IdTriples, output: Path, options: Options) -> dict[str, Any]:
             Field.SEED: options.seed,
             Field.IDS: "integers" if options.integer_ids else "names",
             Field.CREATED_BY: f"dglkge {__version__}",
+            Field.UNSEEN: measured["unseen"],
+            Field.DUPLICATES: measured["duplicates"],
         }
-        figures = partition_figures(Dataset(folder, description))
+        figures = {
+            **partition_figures(Dataset(folder, description)),
+            "warnings": [advice] if advice else [],
+            "dropped_leaks": dropped,
+            Field.QUALITY: measured,
+        }
         (folder / PARTITIONS / REPORT).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         write_description(folder, description)
     return figures
