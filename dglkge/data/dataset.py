@@ -187,7 +187,7 @@ class Dataset:
     def quality(self) -> dict[str, Any]:
         """Return figures of the data's quality: repeated triples, leaks, unseen names, degrees and others.
 
-        Partitioning measures and stores them. They are measured now if the data set was made before it did.
+        Partitioning stores them. They are measured now if the data set is of an older version.
 
         Returns
         -------

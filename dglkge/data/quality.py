@@ -162,9 +162,10 @@ class TripleIndex:
         """Distinct codes of train, ascending."""
         return sorted_distinct(self.codes[TRAIN])
 
-    def count_pairs(self, codes: np.ndarray) -> np.ndarray:
-        """Return how many of the codes each pair of entities has, (num_pairs,) int64."""
-        return np.bincount(self.ranks(codes), minlength=len(self._pairs))
+    @cached_property
+    def num_in_train(self) -> np.ndarray:
+        """Number of relations by which train joins each pair of entities, (num_pairs,) int64."""
+        return np.bincount(self.ranks(self.train), minlength=len(self._pairs))
 
     def near_pairs(self, near_share: float = NEAR_SHARE, min_overlap: int = MIN_OVERLAP) -> RelationPairs:
         """Find relations that are near-inverses or near-duplicates of each other, largest overlap first.
@@ -229,12 +230,11 @@ class TripleIndex:
         """
         codes = self.codes[split]
         in_train = contains(self.train, codes)
-        num_in_train = self.count_pairs(self.train)
         ranks = self.ranks(codes)
         reverse = self.reverse[ranks]
-        other = num_in_train[ranks] > in_train
+        other = self.num_in_train[ranks] > in_train
         # The reverse of a triple from an entity to itself is the triple, which does not count.
-        opposite = np.where(reverse == ranks, other, (reverse >= 0) & (num_in_train[reverse] > 0))
+        opposite = np.where(reverse == ranks, other, (reverse >= 0) & (self.num_in_train[reverse] > 0))
         return Leaks(in_train, opposite, other, self._implied(codes, ranks, reverse, pairs))
 
     def _implied(
