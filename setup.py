@@ -67,6 +67,7 @@ setup(
         "pyarrow",
         "pyyaml",
         "rich",
+        "scipy",
         "tqdm",
     ],
     extras_require={

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import signal
 import sys
@@ -50,6 +51,12 @@ A .csv file whose first line has the names head, relation and tail, or source, l
 has a header, too. Only .csv knows quotes; in the other text files every character stands for itself. NA and
 null are names like others.
 
+The figures show the quality of the data: repeated triples, triples of valid and test that train gives away,
+names that train lacks (docs/data-quality.md). --strict-splits refuses leaks and writes nothing: triples of
+valid and test that stand in train, and more than SHARE of them that train implies by an inverse, symmetric or
+duplicate relation. --drop-leaks leaves leaks out: exact those that stand in train, implied also those that
+train implies.
+
 An edge belongs to the partition of its tail. --method metis (the default) keeps neighbours together, so that
 trainers fetch fewer rows from other machines; --method random is faster and balances a little better. Both
 balance nodes and edges. METIS takes no seed: it gives the same partitions every time.
@@ -78,6 +85,16 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         metavar="FRACTIONS",
         help="split one file: fractions of train,valid,test, or of train alone",
     )
+    add(
+        "--strict-splits",
+        "--strict_splits",
+        nargs="?",
+        type=float,
+        const=0.5,
+        metavar="SHARE",
+        help="refuse leaks from train into valid and test, see below (0.5)",
+    )
+    add("--drop-leaks", "--drop_leaks", choices=("exact", "implied"), help="leave them out, see below")
     add("--entity-types", "--entity_types", **files, help="lines of entity and type (else one type, entity)")
     add("--ids", choices=("names", "integers"), help="what the fields are (names; with a map integers)")
     add("--entity-map", "--entity_map", **files, help="lines of integer id and entity name")
@@ -157,7 +174,7 @@ def make(arguments: argparse.Namespace) -> None:
     from dglkge.errors import DglkgeError, InputError
     from dglkge.partition.make_dataset import Options, partition_files
     from dglkge.partition.readers.options import ReadingOptions, parse_prefixes
-    from dglkge.partition.report import print_figures
+    from dglkge.partition.report import print_figures, print_quality
     from dglkge.partition.splits import parse_fractions
 
     has_map = bool(arguments.entity_map or arguments.relation_map)
@@ -188,6 +205,8 @@ def make(arguments: argparse.Namespace) -> None:
             relation_attribute=arguments.relation_attribute,
             name_attribute=arguments.name_attribute,
         ),
+        strict_splits=arguments.strict_splits,
+        drop_leaks=arguments.drop_leaks,
     )
     delimiter = parse_delimiter(arguments.delimiter) if arguments.delimiter is not None else None
     figures = partition_files(arguments.input, arguments.output, options, delimiter)
@@ -197,6 +216,10 @@ def make(arguments: argparse.Namespace) -> None:
         else:
             sys.stdout.writelines(f"{note}\n" for note in figures["input"]["notes"])
             print_figures(figures, Console())
+            print_quality(figures["quality"], Console())
+            dropped = [f"{count:,} of {split}" for split, count in figures["dropped_leaks"].items()]
+            if dropped:
+                sys.stdout.write(f"left out as leaks: {' and '.join(dropped)}\n")
             sys.stdout.write(f"the dataset lies in {arguments.output}\n")
         sys.stdout.flush()
     except OSError as error:
@@ -232,6 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_arguments(parser)
     args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="partition.py: %(message)s")
     # After the arguments are parsed, so that --help needs no package.
     from dglkge.errors import DglkgeError, InputError
 

@@ -68,6 +68,7 @@ class Field:
     IDS = "ids"
     CREATED_BY = "created_by"
     INPUT = "input"
+    QUALITY = "quality"
 
     PARTS = "parts"
     CUT_EDGES = "cut_edges"

@@ -251,9 +251,13 @@ class RowRules:
         if not (digits.isascii() and digits.isdigit()):
             return f"the {role} is {value!r}, expected an integer id"
         # Python refuses to convert more than 4,300 digits.
-        if len(digits.lstrip("0")) > MAX_ID_DIGITS or not 0 <= int(value) < self.limits[role]:
-            return f"the {role} id is {value}, allowed is 0 to {self.limits[role] - 1}"
-        return None
+        number = int(value) if len(digits.lstrip("0")) <= MAX_ID_DIGITS else None
+        if number is not None and 0 <= number < self.limits[role]:
+            return None
+        fault = f"the {role} id is {value}, allowed is 0 to {self.limits[role] - 1}"
+        if role == "relation" and number is not None and 0 <= number < self.limits["head"]:
+            fault += "; it could be an entity's: see --columns for the order of the columns"
+        return fault
 
 
 def _weight_fault(value: str) -> str | None:

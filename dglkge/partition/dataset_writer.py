@@ -20,7 +20,6 @@ from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import DglkgeError, InputError, StorageError
 from dglkge.partition.ingest import IdTriples, TypedIds
 from dglkge.partition.run_build import NO_ROOM
-from dglkge.partition.splits import count_duplicates, count_unseen
 
 _LOCK = ".lock"
 
@@ -212,8 +211,7 @@ def write_triples(folder: Path, triples: IdTriples, ids: TypedIds) -> dict[str, 
     ids.relations.save(folder / dataset_files.RELATIONS)
     paths.append(folder / dataset_files.RELATIONS)
     splits = {split: triples.splits.get(split, np.zeros((0, 3), np.int32)) for split in dataset_files.SPLITS}
-    relation_ids = {split: ids.relation_ids(rows) for split, rows in splits.items()}
-    train_pairs = ids.pair_ranks()[relation_ids[TRAIN]]
+    train_pairs = ids.pair_ranks()[ids.relation_ids(splits[TRAIN])]
     # Triples of one pair of types become one range of triple ids. Stable, so that they keep the order of the
     # input within a pair.
     order = None if len(ids.types) == 1 else np.argsort(train_pairs, kind="stable")
@@ -233,8 +231,6 @@ def write_triples(folder: Path, triples: IdTriples, ids: TypedIds) -> dict[str, 
         Field.EDGE_TYPES: _edge_types(ids, train_pairs),
         Field.HAS_WEIGHTS: weights is not None,
         Field.FINGERPRINT: dataset_files.fingerprint(paths),
-        Field.UNSEEN: count_unseen(splits, relation_ids, len(triples.entities), len(ids.relations)),
-        Field.DUPLICATES: {split: count_duplicates(rows) for split, rows in splits.items()},
     }
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from dglkge.data.text_format import ROLES, WEIGHT
+from dglkge.data.text_format import ROLES, WEIGHT, Columns
 from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
+from dglkge.partition.column_order import column_order_advice
 from dglkge.typing import Relation
 
 MAX_NAMES = np.iinfo(np.int32).max
@@ -96,6 +97,7 @@ def ingest_ids(
     chunks_of_split: Mapping[str, Iterable[pd.DataFrame]],
     entity_names: list[str] | None,
     relation_names: list[str] | None,
+    columns: Columns | None = None,
 ) -> IdTriples:
     """Read all splits of triples of integer ids.
 
@@ -105,6 +107,8 @@ def ingest_ids(
         For each split its chunks of integers.
     entity_names, relation_names : list of str, optional
         The id maps. Without one, the names are the integers, and every integer up to the largest must occur.
+    columns : Columns, optional
+        The order in which the columns were read, for the error message.
 
     Raises
     ------
@@ -112,10 +116,17 @@ def ingest_ids(
         If integers are missing among those that occur, and no id map allows it.
     """
     splits, weights = _collect(chunks_of_split, lambda role, column: column.to_numpy())
-    if entity_names is None:
-        entity_names = _dense_names([triples[:, [0, 2]] for triples in splits.values()], "entity")
-    if relation_names is None:
-        relation_names = _dense_names([triples[:, 1] for triples in splits.values()], "relation")
+    try:
+        if entity_names is None:
+            entity_names = _dense_names([triples[:, [0, 2]] for triples in splits.values()], "entity")
+        if relation_names is None:
+            relation_names = _dense_names([triples[:, 1] for triples in splits.values()], "relation")
+    except InputError as error:
+        # Integers in a wrong order often leave gaps; then the maps that the message asks for would not help.
+        advice = column_order_advice(splits, columns or Columns())
+        if advice is None:
+            raise
+        raise InputError(f"{error}; {advice}") from error
     return IdTriples(entity_names, relation_names, splits, weights)
 
 

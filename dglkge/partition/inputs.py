@@ -26,6 +26,9 @@ from dglkge.typing import RELATION
 
 METHODS = ("metis", "random")
 
+EXACT, IMPLIED = DROPPED_LEAKS = ("exact", "implied")
+"""Values of ``--drop-leaks``."""
+
 
 @dataclass(frozen=True)
 class Options:
@@ -57,6 +60,11 @@ class Options:
         Whether to show progress on stderr; by default where that is a terminal.
     reading : ReadingOptions
         Options of formats other than tables, and of the format itself.
+    strict_splits : float, optional
+        Refuse triples of valid and test that stand in train, and more than this share that train implies.
+    drop_leaks : str, optional
+        Leave out triples of valid and test that stand in train (``"exact"``), or also those that train
+        implies (``"implied"``).
     """
 
     num_parts: int = 1
@@ -72,6 +80,8 @@ class Options:
     name: str | None = None
     progress: bool | None = None
     reading: ReadingOptions = ReadingOptions()
+    strict_splits: float | None = None
+    drop_leaks: str | None = None
 
 
 def check_options(options: Options) -> None:
@@ -88,6 +98,10 @@ def check_options(options: Options) -> None:
         raise InputError(f"the number of partitions is {options.num_parts}, expected 1 or more")
     if not 0 <= options.seed < 2**63:
         raise InputError(f"the seed is {options.seed}, expected 0 to 2**63 - 1")
+    if options.strict_splits is not None and not 0 <= options.strict_splits <= 1:
+        raise InputError(f"--strict-splits is {options.strict_splits:g}, expected a share from 0 to 1")
+    if options.drop_leaks is not None and options.drop_leaks not in DROPPED_LEAKS:
+        raise unknown_name("kind of leaks to drop", options.drop_leaks, DROPPED_LEAKS)
     if (options.entity_map or options.relation_map) and not options.integer_ids:
         raise InputError("an entity or relation map was given, but the ids are not said to be integers")
     if options.entity_types is not None and options.reading.types_from is not None:

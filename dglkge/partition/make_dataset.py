@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ import pandas as pd
 from dglkge import __version__
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import PARTITIONS, REPORT, SPLITS, TRAIN, Field
-from dglkge.data.text_format import RowRules, parse_columns
-from dglkge.data.triples import frame_chunks, header_of, read_chunks
+from dglkge.data.text_format import EXTENSIONS, Columns, RowRules, extension, parse_columns
+from dglkge.data.triples import frame_chunks, header_of, place_of_row, read_chunks
 from dglkge.errors import InputError
+from dglkge.partition.column_order import column_order_advice
 from dglkge.partition.dataset_writer import check_output, staged, write_description, write_triples
 from dglkge.partition.ingest import MAX_NAMES, IdTriples, assign_ids, check_names, ingest_ids, ingest_names
 from dglkge.partition.inputs import (
@@ -26,6 +28,7 @@ from dglkge.partition.inputs import (
     read_id_map,
     types_of_entities,
 )
+from dglkge.partition.leaks import check_leaks, drop_leaks, measure_triples
 from dglkge.partition.readers.find import Source, find_input, read_input, take_types
 from dglkge.partition.readers.formats import TABLE, Format
 from dglkge.partition.readers.reading import Reading, Watch
@@ -33,6 +36,8 @@ from dglkge.partition.report import partition_figures, reading_progress, show_li
 from dglkge.partition.run_build import GraphJob, run_build
 from dglkge.partition.splits import split_by_hash
 from dglkge.typing import RELATION
+
+logger = logging.getLogger(__name__)
 
 
 def partition_files(
@@ -92,7 +97,14 @@ def _read_tables(source: Source, options: Options, delimiter: str | None, watch:
         for path, kind in files:
             yield from read_chunks(path, options.columns, delimiter, maps.rules, watch(path), kind=kind.name)
 
-    reading = Reading(maps.ingest({split: chunks(files) for split, files in source.files.items()}))
+    def place(split: str, row: int) -> str:
+        (path, _), *others = source.files[split]
+        if others or extension(path) not in EXTENSIONS:
+            return ", ".join(str(path) for path, _ in source.files[split])
+        return place_of_row(path, row, options.columns, delimiter)
+
+    triples = maps.ingest({split: chunks(files) for split, files in source.files.items()}, options.columns)
+    reading = Reading(triples, columns=options.columns, place=place)
     path, kind = source.files[TRAIN][0]
     header = header_of(path, options.columns, delimiter, kind.name) if kind.name == "csv" else {}
     if header:
@@ -146,7 +158,9 @@ def partition_dataframe(
     where = parse_columns(columns)
     frames = {split: frame for split, frame in zip(SPLITS, (train, valid, test)) if frame is not None}
     chunks = {split: frame_chunks(frame, where, maps.rules, split) for split, frame in frames.items()}
-    return _make(Reading(maps.ingest(chunks)), Path(output), options)
+    triples = maps.ingest(chunks, where)
+    reading = Reading(triples, columns=where, place=lambda split, row: f"{split}: row {row + 1}")
+    return _make(reading, Path(output), options)
 
 
 @dataclass(frozen=True)
@@ -172,15 +186,23 @@ class _IdMaps:
         num_relations = len(self.relations) if self.relations else MAX_NAMES
         return RowRules({"head": num_entities, "relation": num_relations, "tail": num_entities})
 
-    def ingest(self, chunks: Mapping[str, Iterable[pd.DataFrame]]) -> IdTriples:
-        return ingest_ids(chunks, self.entities, self.relations) if self.integer_ids else ingest_names(chunks)
+    def ingest(self, chunks: Mapping[str, Iterable[pd.DataFrame]], columns: Columns) -> IdTriples:
+        if self.integer_ids:
+            return ingest_ids(chunks, self.entities, self.relations, columns)
+        return ingest_names(chunks)
 
 
 def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
-    """Split, type and number the triples, and build the dataset folder."""
-    triples, types_found = reading.triples, reading.types
+    """Split, type and number the triples, check them, and build the dataset folder."""
+    triples, types_found, columns, place = reading.triples, reading.types, reading.columns, reading.place
     input_figures, write_side_files = reading.figures, reading.write_side_files
     del reading
+    advice = None
+    if columns is not None:
+        names = () if options.integer_ids else (triples.entities, triples.relations)
+        advice = column_order_advice(triples.splits, columns, *names)
+    if advice:
+        logger.warning(advice)
     if options.split:
         if set(triples.splits) != {TRAIN}:
             raise InputError(f"--split needs one set of triples, got {', '.join(triples.splits)}")
@@ -190,6 +212,18 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
     )
     ids = assign_ids(triples.splits, triples.relations, types, type_of)
     check_num_parts(options.num_parts, {**ids.num_entities(), RELATION: len(ids.relations)})
+    show_line(options.progress, "measuring the quality of the data")
+    quality = measure_triples(triples, ids)
+    dropped: dict[str, int] = {}
+    if options.drop_leaks:
+        triples, dropped = drop_leaks(triples, quality.leaks, options.drop_leaks)
+        quality = measure_triples(triples, ids)
+    if options.strict_splits is not None:
+        # A split and dropping change the numbers of the rows.
+        in_order = not (options.split or options.drop_leaks)
+        check_leaks(triples, quality, options.strict_splits, place if in_order else None)
+    measured = quality.report
+    del quality
     name = options.name or output.absolute().name
     with staged(output, options.overwrite) as folder:
         description = write_triples(folder, triples, ids)
@@ -219,8 +253,16 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
             Field.IDS: "integers" if options.integer_ids else "names",
             Field.CREATED_BY: f"dglkge {__version__}",
             Field.INPUT: input_figures,
+            Field.UNSEEN: measured["unseen"],
+            Field.DUPLICATES: measured["duplicates"],
         }
-        figures = partition_figures(Dataset(folder, description)) | {Field.INPUT: input_figures}
+        figures = {
+            **partition_figures(Dataset(folder, description)),
+            Field.INPUT: input_figures,
+            "warnings": [advice] if advice else [],
+            "dropped_leaks": dropped,
+            Field.QUALITY: measured,
+        }
         (folder / PARTITIONS / REPORT).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         write_description(folder, description)
     return figures

@@ -1,4 +1,4 @@
-"""Progress while files are read, and the figures of a partitioned data set."""
+"""Progress while files are read, and the figures of a partitioned data set and of its quality."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import Field
+from dglkge.data.dataset_files import SPLITS, Field
 
 
 def shows(progress: bool | None) -> bool:
@@ -130,15 +130,6 @@ def print_figures(figures: dict[str, Any], console: Console) -> None:
     num_relations = figures[Field.NUM_RELATIONS]
     say(f"{figures[Field.NAME]}: {sum(counts.values()):,} entities{types}, {num_relations:,} relations")
     say(f"triples: {splits}")
-    unseen = figures[Field.UNSEEN]["valid_and_test"]
-    if unseen["triples"]:
-        say(
-            f"kept, but never seen in training: {unseen['entities']:,} entities and "
-            f"{unseen['relations']:,} relations in {unseen['triples']:,} triples of valid and test"
-        )
-    duplicates = [f"{count:,} in {split}" for split, count in figures[Field.DUPLICATES].items() if count]
-    if duplicates:
-        say(f"kept, but repeated: {', '.join(duplicates)}")
     table = Table(title=f"partitions ({figures['method']}, seed {figures[Field.SEED]})", title_justify="left")
     for column in ("partition", "entities", "relations", "edges", "edges / mean", "cut edges"):
         table.add_column(column, justify="right")
@@ -158,6 +149,76 @@ def print_figures(figures: dict[str, Any], console: Console) -> None:
         f"largest / mean: entities {balance['entities']:.3f}, edges {balance['edges']:.3f}; "
         f"edge cut: {figures['edge_cut']['edges']:,} ({figures['edge_cut']['fraction']:.1%})"
     )
+
+
+_LEAKS = {
+    "in_train": "stand in train",
+    "in_valid": "stand in valid",
+    "reverse_in_train": "reversed in train, any relation",
+    "other_relation_in_train": "in train under another relation",
+    "implied": "implied by train",
+}
+_NUM_PAIRS = 10
+
+
+def print_quality(quality: dict[str, Any], console: Console) -> None:
+    """Print the figures of a data set's quality, which docs/data-quality.md explains."""
+    table = Table(title="quality of the data", title_justify="left")
+    table.add_column()
+    for split in SPLITS:
+        table.add_column(split, justify="right")
+    table.add_row("triples", *(f"{quality['triples'][split]:,}" for split in SPLITS))
+    table.add_row("repeat an earlier one", *(f"{quality['duplicates'][split]:,}" for split in SPLITS))
+    for leak, text in _LEAKS.items():
+        found = [quality["leaks"].get(split, {}).get(leak) for split in SPLITS]
+        table.add_row(text, *(f"{one['triples']:,} ({one['share']:.1%})" if one else "" for one in found))
+    for what, text in (
+        ("triples", "have a name unseen in train"),
+        ("entities", "entities unseen in train"),
+        ("relations", "relations unseen in train"),
+    ):
+        unseen = [quality["unseen"].get(split) for split in SPLITS]
+        table.add_row(text, *(f"{one[what]:,}" if one else "" for one in unseen))
+    console.print(table)
+    say = _plain(console)
+    _print_relations(quality, say)
+    degrees, components = quality["degrees"], quality["components"]
+    say(
+        f"training triples of an entity: {degrees['min']:,} to {degrees['max']:,}, "
+        f"median {degrees['median']:g}, mean {degrees['mean']:.1f}; "
+        f"{degrees['entities_of_degree_1']:,} entities have one, {degrees['entities_of_degree_0']:,} none"
+    )
+    say(
+        "entities with most: "
+        + ", ".join(f"{hub['entity']} {hub['degree']:,}" for hub in quality["hubs"][:5])
+    )
+    say(
+        f"connected components of train: {components['count']:,}; the largest has {components['largest']:,} "
+        f"entities ({components['largest_share']:.1%})"
+    )
+
+
+def _print_relations(quality: dict[str, Any], say: Any) -> None:
+    """Print near-inverse and near-duplicate relations, and those with one triple."""
+    pairs = quality["relation_pairs"]
+    if pairs["count"]:
+        some = f", the largest {_NUM_PAIRS}" if pairs["count"] > _NUM_PAIRS else ""
+        share = f"{pairs['least_share']:.0%}"
+        say(f"pairs of relations that share {share} or more of their triples: {pairs['count']:,}{some}")
+    for pair in pairs["largest"][:_NUM_PAIRS]:
+        first, second = pair["relations"]
+        other = {
+            "symmetric": "is symmetric",
+            "inverse": f"is the inverse of {second}",
+            "duplicate": f"is a duplicate of {second}",
+        }
+        say(f"  {pair['share']:6.1%} {pair['overlap']:>11,}  {first} {other[pair['kind']]}")
+    single = quality["single_triple_relations"]
+    if single["count"]:
+        more = ", ..." if single["count"] > len(single["examples"]) else ""
+        say(
+            f"relations with one training triple: {single['count']:,} ({', '.join(single['examples'])}{more})"
+        )
 
 
 def _plain(console: Console) -> Any:

@@ -66,8 +66,6 @@ def test_other_splits_and_vocabularies(tmp_path):
     assert description["entity_types"] == {"person": 2, "place": 2}
     assert description["num_relations"] == 4 and not description["has_weights"]
     assert description["splits"] == {"train": 6, "valid": 0, "test": 1}
-    # ``meets`` from place to person is a relation that training has not seen
-    assert description["unseen"]["test"] == {"entities": 0, "relations": 1, "triples": 1}
 
 
 def test_fingerprint_sees_every_part(tmp_path):

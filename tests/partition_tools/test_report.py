@@ -8,18 +8,13 @@ import pytest
 from rich.console import Console
 
 from dglkge.data.dataset import Dataset
-from dglkge.partition.report import partition_figures, print_figures
+from dglkge.partition.report import partition_figures, print_figures, print_quality
 from tests.data.toy_folder import BOUNDARIES, NODE_IDS, RELATIONS, TRAIN, write_toy_folder
 
 
 @pytest.fixture
 def figures(tmp_path):
     dataset = Dataset.open(write_toy_folder(tmp_path / "toy"))
-    unseen = {"entities": 1200, "relations": 0, "triples": 7}
-    dataset.description |= {
-        "unseen": {"valid_and_test": unseen},
-        "duplicates": {"train": 3, "valid": 0, "test": 0},
-    }
     return partition_figures(dataset)
 
 
@@ -53,18 +48,70 @@ def test_table_says_what_a_user_should_know(figures):
     text = table(figures)
     assert "toy: 6 entities of 2 types, 3 relations" in text
     assert "triples: 5 train, 1 valid, 0 test" in text
-    assert "never seen in training: 1,200 entities and 0 relations in 7 triples" in text
-    assert "repeated: 3 in train" in text
     assert "partitions (random, seed 0)" in text
     assert f"edge cut: {figures['edge_cut']['edges']} " in text
     assert len([line for line in text.splitlines() if line.startswith("│")]) == 2
 
 
-def test_table_leaves_out_what_did_not_happen(figures):
-    figures["duplicates"]["train"] = 0
-    figures["unseen"]["valid_and_test"]["triples"] = 0
-    text = table(figures)
-    assert "repeated" not in text and "never seen" not in text
+def quality_lines(**changes) -> list[str]:
+    nothing = {"triples": 0, "share": 0.0}
+    both = {"in_train": nothing, "reverse_in_train": nothing, "other_relation_in_train": nothing}
+    unseen = {"entities": 0, "relations": 0, "triples": 0}
+    quality = {
+        "triples": {"train": 4000, "valid": 0, "test": 10},
+        "duplicates": {"train": 3, "valid": 0, "test": 0},
+        "leaks": {
+            "valid": {**both, "implied": nothing},
+            "test": {**both, "in_valid": nothing, "implied": {"triples": 9, "share": 0.9}},
+        },
+        "relation_pairs": {"least_share": 0.8, "count": 0, "largest": []},
+        "unseen": {"valid": unseen, "test": {"entities": 1200, "relations": 0, "triples": 7}},
+        "single_triple_relations": {"count": 0, "examples": []},
+        "degrees": {
+            "min": 0,
+            "median": 2.5,
+            "mean": 3.25,
+            "max": 1234,
+            "entities_of_degree_0": 1,
+            "entities_of_degree_1": 2,
+        },
+        "hubs": [{"entity": f"[b]{i}", "degree": 1234 - i} for i in range(10)],
+        "components": {"count": 2, "largest": 30, "largest_share": 0.75},
+    }
+    stream = io.StringIO()
+    print_quality({**quality, **changes}, Console(file=stream, width=100))
+    return [" ".join(line.replace("│", " ").split()) for line in stream.getvalue().splitlines()]
+
+
+def test_quality_is_printed():
+    lines = quality_lines()
+    for line in (
+        "triples 4,000 0 10",
+        "repeat an earlier one 3 0 0",
+        "stand in train 0 (0.0%) 0 (0.0%)",
+        "stand in valid 0 (0.0%)",
+        "implied by train 0 (0.0%) 9 (90.0%)",
+        "have a name unseen in train 0 7",
+        "entities unseen in train 0 1,200",
+        "training triples of an entity: 0 to 1,234, median 2.5, mean 3.2; 2 entities have one, 1 none",
+        "entities with most: [b]0 1,234, [b]1 1,233, [b]2 1,232, [b]3 1,231, [b]4 1,230",
+        "connected components of train: 2; the largest has 30 entities (75.0%)",
+    ):
+        assert line in lines
+    assert not [line for line in lines if "pairs of relations" in line or "one training triple" in line]
+
+
+def test_relations_are_printed():
+    common = {"relations": ["a", "b"], "triples": [10, 8], "overlap": 8, "share": 0.8}
+    kinds = ["inverse", "duplicate", "symmetric"] + ["duplicate"] * 8
+    pairs = {"least_share": 0.8, "count": 11, "largest": [{**common, "kind": kind} for kind in kinds]}
+    single = {"count": 3, "examples": ["x", "y"]}
+    lines = quality_lines(relation_pairs=pairs, single_triple_relations=single)
+    first = lines.index("pairs of relations that share 80% or more of their triples: 11, the largest 10")
+    shown = ["80.0% 8 a is the inverse of b", "80.0% 8 a is a duplicate of b", "80.0% 8 a is symmetric"]
+    assert lines[first + 1 : first + 4] == shown
+    assert len([line for line in lines if line.startswith("80.0%")]) == 10
+    assert "relations with one training triple: 3 (x, y, ...)" in lines
 
 
 def test_names_are_no_markup(figures):

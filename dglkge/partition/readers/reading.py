@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dglkge.data.text_format import ROLES
+from dglkge.data.text_format import ROLES, Columns
 from dglkge.partition.ingest import IdTriples
+from dglkge.partition.leaks import Place
 
 CHUNK_ROWS = 1 << 16
 """Triples of a chunk: bounds the strings that are in memory at a time."""
@@ -31,6 +32,10 @@ class Reading:
         All splits.
     types : (list of str, (n,) int32), optional
         The entity types, and the index of each entity's type.
+    columns : Columns, optional
+        The columns that were read, if the input is a table.
+    place : callable, optional
+        Returns where a triple is in the input, given its split and row.
     write_side_files : callable
         Writes files into the data set's folder, given the names of its entities.
     figures : dict
@@ -41,6 +46,8 @@ class Reading:
 
     triples: IdTriples
     types: tuple[list[str], np.ndarray] | None = None
+    columns: Columns | None = None
+    place: Place | None = None
     write_side_files: Callable[[Path, Sequence[str]], None] = lambda folder, entities: None
     figures: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

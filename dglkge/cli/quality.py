@@ -1,0 +1,38 @@
+"""``dglkge quality``: repeated triples, leaks into valid and test, unseen names and degrees of a data set."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+
+from dglkge.cli.common import print_json, print_text
+from dglkge.data.dataset import Dataset
+from dglkge.partition.report import print_quality
+
+HELP = "show a data set's repeated triples, leaks into valid and test, unseen names, degrees"
+DESCRIPTION = """Show the quality of a data set: repeated triples, triples of valid and test that train gives
+away, names that train lacks, inverse and duplicate relations, degrees, connected components.
+dglkge partition prints the same; docs/data-quality.md explains each figure."""
+EXAMPLES = """examples:
+  dglkge quality datasets/wn18
+  dglkge quality datasets/wn18 --json"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("dataset", metavar="DATASET", help="a folder that dglkge partition made")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, or read what was measured, and print."""
+    quality = Dataset.open(args.dataset).quality()
+    if args.json:
+        print_json(quality)
+        return 0
+    console = Console()
+    with console.capture() as capture:
+        print_quality(quality, console)
+    print_text(capture.get().rstrip("\n"))
+    return 0

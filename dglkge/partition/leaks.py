@@ -1,0 +1,121 @@
+"""Triples of valid and test that train gives away: measured, refused or dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
+from dglkge.data.quality import Leaks, NumberedTriples, Quality, measure_quality
+from dglkge.errors import InputError
+from dglkge.partition.ingest import IdTriples, TypedIds
+from dglkge.partition.inputs import IMPLIED
+
+Place = Callable[[str, int], str]
+"""Returns where a row of a split is, for messages."""
+
+
+def measure_triples(triples: IdTriples, ids: TypedIds) -> Quality:
+    """Measure the quality of triples that are not written yet."""
+    splits = {}
+    for split in SPLITS:
+        rows = triples.splits.get(split, np.zeros((0, 3), dtype=np.int32))
+        splits[split] = (rows[:, 0], ids.relation_ids(rows), rows[:, 2])
+    return measure_quality(
+        NumberedTriples(
+            splits,
+            len(triples.entities),
+            len(ids.relations),
+            triples.entities.__getitem__,
+            ids.relations.labels.__getitem__,
+        )
+    )
+
+
+def drop_leaks(
+    triples: IdTriples, leaks: Mapping[str, Leaks], which: str
+) -> tuple[IdTriples, dict[str, int]]:
+    """Drop the triples of valid and test that train gives away.
+
+    Parameters
+    ----------
+    triples : IdTriples
+        All splits.
+    leaks : mapping of str to Leaks
+        Of valid and test.
+    which : str
+        ``"exact"``: triples that stand in train; ``"implied"``: also those that train implies.
+
+    Returns
+    -------
+    IdTriples
+        The triples that are left.
+    dict of str to int
+        Number of dropped triples of valid and test.
+    """
+    splits, weights, dropped = dict(triples.splits), dict(triples.weights), {}
+    for split, found in leaks.items():
+        keep = ~(found.in_train | found.implied) if which == IMPLIED else ~found.in_train
+        dropped[split] = len(keep) - int(keep.sum())
+        for arrays in (splits, weights):
+            if split in arrays:
+                arrays[split] = arrays[split][keep]
+    return IdTriples(triples.entities, triples.relations, splits, weights), dropped
+
+
+def check_leaks(triples: IdTriples, quality: Quality, max_implied: float, place: Place | None) -> None:
+    """Check that train gives away no triple of valid and test, and implies few.
+
+    Parameters
+    ----------
+    triples : IdTriples
+        All splits.
+    quality : Quality
+        What was measured of them.
+    max_implied : float
+        Share of a split's triples that train may imply by inverse, symmetric or duplicate relations.
+    place : callable or None
+        Where a row of a split stands in the input; None if that is not known.
+
+    Raises
+    ------
+    InputError
+        If there are leaks: their numbers and an example.
+    """
+    figures = quality.report["leaks"]
+    leaking = [split for split in (VALID, TEST) if figures[split]["in_train"]["triples"]]
+    if leaking:
+        counts = _counts(quality, "in_train", leaking)
+        first = int(np.flatnonzero(quality.leaks[leaking[0]].in_train)[0])
+        row = triples.splits[leaking[0]][first]
+        again = int(np.flatnonzero((triples.splits[TRAIN] == row).all(axis=1))[0])
+        also = f", also {place(TRAIN, again)}" if place else ""
+        raise InputError(
+            f"{counts} stand in train too, e.g. {_show(triples, leaking[0], first, place)}{also}: "
+            "--strict-splits refuses this; --drop-leaks exact leaves them out"
+        )
+    leaking = [split for split in (VALID, TEST) if figures[split]["implied"]["share"] > max_implied]
+    if leaking:
+        counts = _counts(quality, "implied", leaking)
+        first = int(np.flatnonzero(quality.leaks[leaking[0]].implied)[0])
+        raise InputError(
+            f"{counts} follow from train by an inverse, symmetric or duplicate relation, "
+            f"e.g. {_show(triples, leaking[0], first, place)}: --strict-splits allows a share of "
+            f"{max_implied:g}; --drop-leaks implied leaves them out"
+        )
+
+
+def _counts(quality: Quality, leak: str, splits: list[str]) -> str:
+    figures = quality.report["leaks"]
+    return " and ".join(
+        f"{figures[split][leak]['triples']:,} of {quality.report['triples'][split]:,} {split} triples "
+        f"({figures[split][leak]['share']:.1%})"
+        for split in splits
+    )
+
+
+def _show(triples: IdTriples, split: str, row: int, place: Place | None) -> str:
+    head, relation, tail = triples.splits[split][row].tolist()
+    names = (triples.entities[head], triples.relations[relation], triples.entities[tail])
+    return f"{place(split, row) if place else split}: {' '.join(map(repr, names))}"

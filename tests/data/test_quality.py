@@ -1,0 +1,239 @@
+"""Quality of the data, against counting with Python's sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import combinations_with_replacement
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dglkge.data import quality as module
+from dglkge.data.dataset import Dataset
+from dglkge.data.quality import (
+    MIN_OVERLAP,
+    NEAR_SHARE,
+    NumberedTriples,
+    TripleIndex,
+    count_unseen,
+    measure_quality,
+)
+from tests.data.toy_folder import write_toy_folder
+
+NUM_ENTITIES, NUM_RELATIONS = 6, 4
+TRIPLE = st.tuples(
+    st.integers(0, NUM_ENTITIES - 1), st.integers(0, NUM_RELATIONS - 1), st.integers(0, NUM_ENTITIES - 1)
+)
+SPLITS = {
+    "train": st.lists(TRIPLE, min_size=1, max_size=40),
+    "valid": st.lists(TRIPLE, max_size=8),
+    "test": st.lists(TRIPLE, max_size=8),
+}
+MIRRORED = st.lists(TRIPLE, min_size=1, max_size=25).map(
+    # Relation 1 is the inverse of 0, and 3 a duplicate of 2.
+    lambda rows: [(t, 1, h) if r == 0 else (h, 3, t) for h, r, t in rows if r in (0, 2)] + rows
+)
+
+
+def numbered(rows: dict[str, list[tuple]], dtype: type = np.int32) -> NumberedTriples:
+    splits = {split: tuple(np.array(found, dtype=dtype).reshape(-1, 3).T) for split, found in rows.items()}
+    return NumberedTriples(splits, NUM_ENTITIES, NUM_RELATIONS, lambda e: f"e{e}", lambda r: f"r{r}")
+
+
+def near_by_sets(rows: dict[str, list[tuple]], near_share: float, min_overlap: int) -> dict[tuple, tuple]:
+    """Overlap and sizes of each pair of relations, by (first, second, whether inverse)."""
+    every = {row for found in rows.values() for row in found}
+    found = {}
+    for one, other in combinations_with_replacement(range(NUM_RELATIONS), 2):
+        for is_inverse in (True, False):
+            if one == other and not is_inverse:
+                continue
+            mine, theirs = (
+                {(h, t) for h, r, t in every if r == relation and not (is_inverse and h == t)}
+                for relation in (one, other)
+            )
+            wanted = {(t, h) for h, t in theirs} if is_inverse else theirs
+            overlap = len(mine & wanted)
+            if overlap >= min_overlap and overlap >= near_share * max(len(mine), len(theirs)):
+                found[one, other, is_inverse] = (overlap, len(mine), len(theirs))
+    return found
+
+
+def leaks_by_sets(rows: dict[str, list[tuple]], split: str, near: dict[tuple, tuple]) -> list[tuple]:
+    """Whether each triple is in train, reversed in train, in train otherwise, and implied."""
+    train = set(rows["train"])
+    found = []
+    for h, r, t in rows[split]:
+        rest = train - {(h, r, t)}
+        implied = False
+        for one, other, is_inverse in near:
+            for mine, theirs in ((one, other), (other, one)):
+                if mine == r:
+                    implied |= ((t, theirs, h) if is_inverse else (h, theirs, t)) in rest
+        reversed_ = any((t, any_relation, h) in rest for any_relation in range(NUM_RELATIONS))
+        other_relation = any((h, any_relation, t) in rest for any_relation in range(NUM_RELATIONS))
+        found.append(((h, r, t) in train, reversed_, other_relation, implied))
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    train=st.one_of(SPLITS["train"], MIRRORED),
+    valid=SPLITS["valid"],
+    test=SPLITS["test"],
+    near_share=st.sampled_from([0.0, 0.4, NEAR_SHARE, 1.0]),
+    min_overlap=st.integers(1, 3),
+    at_a_time=st.sampled_from([1, 3, 1 << 20]),
+)
+def test_pairs_of_relations_and_leaks(train, valid, test, near_share, min_overlap, at_a_time):
+    rows = {"train": train, "valid": valid, "test": test}
+    before = module._COMBINATIONS_AT_A_TIME
+    module._COMBINATIONS_AT_A_TIME = at_a_time
+    try:
+        index = TripleIndex(numbered(rows))
+        pairs = index.near_pairs(near_share, min_overlap)
+        leaks = {split: index.leaks(split, pairs) for split in ("valid", "test")}
+    finally:
+        module._COMBINATIONS_AT_A_TIME = before
+    near = near_by_sets(rows, near_share, min_overlap)
+    columns = (pairs.first, pairs.second, pairs.inverse)
+    keys = list(zip(*(column.tolist() for column in columns)))
+    assert len(keys) == len(set(keys))
+    figures = (pairs.overlap, pairs.num_first, pairs.num_second)
+    assert dict(zip(keys, zip(*(column.tolist() for column in figures)))) == near
+    assert (np.diff(pairs.overlap) <= 0).all()
+    for split, found in leaks.items():
+        masks = (found.in_train, found.reverse_in_train, found.other_relation_in_train, found.implied)
+        assert list(zip(*(mask.tolist() for mask in masks))) == leaks_by_sets(rows, split, near)
+
+
+@settings(max_examples=60, deadline=None)
+@given(train=SPLITS["train"], valid=SPLITS["valid"], test=SPLITS["test"])
+def test_report(train, valid, test):
+    rows = {"train": train, "valid": valid, "test": test}
+    report = measure_quality(numbered(rows)).report
+    assert report["triples"] == {split: len(found) for split, found in rows.items()}
+    assert report["duplicates"] == {split: len(found) - len(set(found)) for split, found in rows.items()}
+    in_valid = sum(row in set(valid) for row in test)
+    assert report["leaks"]["test"]["in_valid"] == {
+        "triples": in_valid,
+        "share": pytest.approx(in_valid / max(len(test), 1)),
+    }
+    leaks = leaks_by_sets(rows, "valid", near_by_sets(rows, NEAR_SHARE, MIN_OVERLAP))
+    for place, name in enumerate(["in_train", "reverse_in_train", "other_relation_in_train", "implied"]):
+        assert report["leaks"]["valid"][name]["triples"] == sum(leak[place] for leak in leaks)
+    uses = Counter(r for _, r, _ in set(train))
+    single = sorted(r for r, count in uses.items() if count == 1)
+    assert report["single_triple_relations"] == {
+        "count": len(single),
+        "examples": [f"r{r}" for r in single],
+    }
+
+
+@settings(max_examples=40, deadline=None)
+@given(train=SPLITS["train"])
+def test_degrees(train):
+    report = measure_quality(numbered({"train": train, "valid": [], "test": []})).report
+    ends = Counter(x for h, _, t in train for x in (h, t))
+    degrees = [ends[entity] for entity in range(NUM_ENTITIES)]
+    assert report["degrees"] == {
+        "min": min(degrees),
+        "median": np.median(degrees),
+        "mean": pytest.approx(sum(degrees) / NUM_ENTITIES),
+        "max": max(degrees),
+        "entities_of_degree_0": degrees.count(0),
+        "entities_of_degree_1": degrees.count(1),
+    }
+    hubs = sorted(range(NUM_ENTITIES), key=lambda entity: (-degrees[entity], entity))
+    assert report["hubs"] == [{"entity": f"e{entity}", "degree": degrees[entity]} for entity in hubs]
+
+
+@settings(max_examples=40, deadline=None)
+@given(train=SPLITS["train"])
+def test_components(train):
+    parent = {x: x for h, _, t in train for x in (h, t)}
+    for h, _, t in train * NUM_ENTITIES:
+        parent[h] = parent[t] = min(parent[h], parent[t])
+    sizes = Counter(parent.values())
+    report = measure_quality(numbered({"train": train, "valid": [(5, 0, 4)], "test": []})).report
+    assert report["components"] == {
+        "count": len(sizes),
+        "largest": max(sizes.values()),
+        "largest_share": pytest.approx(max(sizes.values()) / len(parent)),
+    }
+
+
+def test_many_parallel_triples_stay_in_one_component():
+    """256 triples of one pair of entities: a count of 8 bits would be 0."""
+    rows = {"train": [(0, 0, 1)] * 256, "valid": [], "test": []}
+    assert measure_quality(numbered(rows)).report["components"]["count"] == 1
+
+
+@settings(deadline=None)
+@given(st.lists(TRIPLE, min_size=1, max_size=5), st.lists(TRIPLE, max_size=6), st.lists(TRIPLE, max_size=6))
+def test_unseen(train, valid, test):
+    rows = {"train": train, "valid": valid, "test": test}
+    counts = count_unseen(numbered(rows).splits, NUM_ENTITIES, NUM_RELATIONS)
+    seen_entities = {x for h, _, t in train for x in (h, t)}
+    seen_relations = {r for _, r, _ in train}
+    rows["valid_and_test"] = valid + test
+    for split in ("valid", "test", "valid_and_test"):
+        entities = {x for h, _, t in rows[split] for x in (h, t)} - seen_entities
+        relations = {r for _, r, _ in rows[split]} - seen_relations
+        touched = [row for row in rows[split] if {row[0], row[2]} & entities or row[1] in relations]
+        assert counts[split] == {
+            "entities": len(entities),
+            "relations": len(relations),
+            "triples": len(touched),
+        }
+
+
+def test_large_numbers_do_not_overflow():
+    """2**31 - 1 entities in 32-bit arrays: their pairs need 62 bits."""
+    most = 2**31 - 1
+    columns = np.array([[most - 1, 0, most - 2], [most - 2, 1, most - 1], [5, 0, most - 1]], dtype=np.int32)
+    splits = {"train": tuple(columns.T), "valid": tuple(columns[:0].T), "test": tuple(columns[:1].T)}
+    index = TripleIndex(NumberedTriples(splits, most, 2, str, str))
+    found = index.leaks("test", index.near_pairs())
+    assert found.in_train.tolist() == [True] and found.reverse_in_train.tolist() == [True]
+    assert found.other_relation_in_train.tolist() == [False]
+
+
+def test_pairs_are_named(monkeypatch):
+    rows = [(0, 0, 1), (2, 0, 3), (1, 1, 0), (3, 1, 2), (0, 2, 4), (4, 2, 0), (0, 3, 5)]
+    report = measure_quality(numbered({"train": rows, "valid": [], "test": [(5, 3, 0)]})).report
+    common = {"overlap": 2, "share": 1.0}
+    assert report["relation_pairs"] == {
+        "least_share": NEAR_SHARE,
+        "count": 3,
+        "largest": [
+            {"kind": "inverse", "relations": ["r0", "r1"], "triples": [2, 2], **common},
+            {"kind": "symmetric", "relations": ["r2", "r2"], "triples": [2, 2], **common},
+            {"kind": "symmetric", "relations": ["r3", "r3"], "triples": [2, 2], **common},
+        ],
+    }
+    # r3 is symmetric only with the test triple, which its one triple of train gives away.
+    assert report["leaks"]["test"]["implied"] == {"triples": 1, "share": 1.0}
+    monkeypatch.setattr(module, "MAX_PAIRS", 1)
+    report = measure_quality(numbered({"train": rows, "valid": [], "test": []})).report
+    assert report["relation_pairs"]["count"] == 2 and len(report["relation_pairs"]["largest"]) == 1
+
+
+def test_dataset_measures_where_nothing_is_stored(tmp_path):
+    """Entities of two types: the ids of both begin at 0."""
+    folder = write_toy_folder(tmp_path / "toy")
+    (folder / "partitions" / "report.json").write_text('{"parts": []}')
+    report = Dataset.open(folder).quality()
+    assert report["triples"] == {"train": 5, "valid": 1, "test": 0}
+    degrees = {hub["entity"]: hub["degree"] for hub in report["hubs"]}
+    assert degrees == {"Ada": 3, "Bob": 2, "NA": 2, " Eve ": 1, "Rome": 1, "Ōsaka": 1}
+    assert report["components"] == {"count": 1, "largest": 6, "largest_share": 1.0}
+    assert report["single_triple_relations"] == {"count": 1, "examples": ["near (person → person)"]}
+
+
+def test_dataset_reads_what_is_stored(tmp_path):
+    folder = write_toy_folder(tmp_path / "toy")
+    (folder / "partitions" / "report.json").write_text('{"parts": [], "quality": {"triples": {}}}')
+    assert Dataset.open(folder).quality() == {"triples": {}}

@@ -1,0 +1,170 @@
+"""Columns in a wrong order: the public graphs and small ones, as names and as integers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dglkge.data.text_format import Columns, RowRules, parse_columns
+from dglkge.data.triples import frame_chunks
+from dglkge.partition.column_order import column_order_advice
+from dglkge.partition.ingest import ingest_names
+from partition_tools import partition
+from tests.toy_kg import ring_triples
+
+
+def advice(frame: pd.DataFrame, order: str) -> str | None:
+    """Read a frame whose columns stand in the right order as if they stood in another."""
+    columns = parse_columns(order)
+    frame = frame.set_axis(list(columns.order), axis=1)
+    triples = ingest_names({"train": frame_chunks(frame, Columns(), RowRules(), "train")})
+    return column_order_advice(triples.splits, columns, triples.entities, triples.relations)
+
+
+def as_integers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Number entities and relations from 0, each in the order of names."""
+    entities = {name: str(i) for i, name in enumerate(sorted({*frame["head"], *frame["tail"]}))}
+    relations = {name: str(i) for i, name in enumerate(sorted(set(frame["relation"])))}
+    return frame.assign(
+        head=frame["head"].map(entities),
+        relation=frame["relation"].map(relations),
+        tail=frame["tail"].map(entities),
+    )
+
+
+def public(folder) -> pd.DataFrame:
+    frame = pd.read_csv(folder / "test.tsv.gz", sep="\t", header=None, dtype=str, keep_default_na=False)
+    return frame.set_axis(["head", "relation", "tail"], axis=1)
+
+
+@pytest.mark.parametrize("kind", ["names", "integers"])
+@pytest.mark.parametrize("name", ["FB15k-237", "WN18RR", "WN18", "CoDEx-S", "UMLS", "Nations"])
+def test_public_graphs(shared_datasets, name, kind):
+    frame = public(shared_datasets / name)
+    frame = frame if kind == "names" else as_integers(frame)
+    # Head and tail may change places: nothing tells them apart.
+    assert advice(frame, "hrt") is None and advice(frame, "trh") is None
+    for order, right in (("htr", "head,relation,tail"), ("rht", "head,relation,tail"), ("thr", "")):
+        found = advice(frame, order)
+        assert found is not None and found.endswith(
+            f"give --columns {right}" if right else "tail,relation,head"
+        )
+
+
+def test_message():
+    frame = ring_triples(60)
+    found = advice(frame, "htr")
+    assert found == (
+        "the columns look as if they were in another order: 60 heads, 60 relations, 4 tails; if what was "
+        "read as tail is the relation, give --columns head,relation,tail"
+    )
+
+
+def graph(heads, relations, tails, num_triples: int = 2000) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    columns = {"head": heads, "relation": relations, "tail": tails}
+    return pd.DataFrame({role: rng.choice(names, num_triples) for role, names in columns.items()})
+
+
+USERS, ITEMS = [f"user{i}" for i in range(300)], [f"item{i}" for i in range(300)]
+ACTIONS = [f"action{i}" for i in range(12)]
+
+
+def test_two_kinds_of_entities_share_no_name():
+    frame = graph(USERS, ACTIONS, ITEMS)
+    assert advice(frame, "hrt") is None
+    assert advice(frame, "htr") is not None and advice(frame, "rht") is not None
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        graph(USERS, ACTIONS, ["yes", "no"]),
+        graph(["Rome", "Paris"], [f"property{i}" for i in range(40)], ITEMS),
+        # Relations that are described, as in RDF.
+        pd.concat([graph(USERS, ACTIONS, ITEMS), graph(ACTIONS, ["label", "comment"], ITEMS)]),
+        graph(USERS, ["likes"], USERS),
+        graph(["a", "b"], ACTIONS[:9], ["a", "b"]),
+    ],
+    ids=["attributes", "few heads", "described relations", "one relation", "tiny"],
+)
+def test_unusual_graphs_in_the_right_order(frame):
+    assert advice(frame, "hrt") is None
+
+
+def write(path, frame: pd.DataFrame, order: str):
+    columns = [{"h": "head", "r": "relation", "t": "tail"}[letter] for letter in order]
+    path.write_bytes(gzip.compress(frame[columns].to_csv(sep="\t", index=False, header=False).encode()))
+    return path
+
+
+def test_command_warns_in_one_line(tmp_path, build_here, capsys, caplog):
+    path = write(tmp_path / "train.tsv.gz", as_integers(ring_triples()), "htr")
+    assert partition.main(["--input", str(path), "--output", str(tmp_path / "out"), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    (record,) = caplog.records
+    assert figures["warnings"] == [record.getMessage()]
+    assert record.getMessage().endswith(
+        "if what was read as tail is the relation, give --columns head,tail,relation"
+    )
+    caplog.clear()
+    arguments = [
+        "--input",
+        str(path),
+        "--output",
+        str(tmp_path / "mended"),
+        "--columns",
+        "head,tail,relation",
+    ]
+    assert partition.main(arguments) == 0 and not caplog.records
+
+
+def test_columns_with_names_are_mended_by_name(tmp_path, build_here, capsys):
+    frame = ring_triples().set_axis(["s", "p", "o"], axis=1)
+    frame.to_parquet(tmp_path / "train.parquet")
+    arguments = ["--input", str(tmp_path / "train.parquet"), "--output", str(tmp_path / "out"), "--json"]
+    assert partition.main([*arguments, "--columns", "head=p,relation=s,tail=o"]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert warning.endswith("give --columns relation=p,head=s,tail=o")
+
+
+def test_gaps_in_integer_ids_are_explained(tmp_path, capsys):
+    """Tails read as relations leave gaps: the advice goes with the error."""
+    rows = [(i, (7 * i) % 40 * 2, i % 3) for i in range(80)]
+    frame = pd.DataFrame(rows, columns=["head", "tail", "relation"])
+    path = write(tmp_path / "train.tsv.gz", frame, "htr")
+    arguments = ["--input", str(path), "--output", str(tmp_path / "out"), "--ids", "integers"]
+    assert partition.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert err == (
+        "partition.py: 39 of the relation ids 0 to 78 never occur, the first is 1: give --relation-map if "
+        "there are more than occur, or --ids names if these are names; the columns look as if they were in "
+        "another order: 80 heads, 40 relations, 3 tails; if what was read as tail is the relation, give "
+        "--columns head,tail,relation\n"
+    )
+
+
+def test_gaps_alone_need_no_advice(tmp_path, capsys):
+    path = write(
+        tmp_path / "train.tsv.gz", as_integers(ring_triples()).replace({"relation": {"1": "9"}}), "hrt"
+    )
+    arguments = ["--input", str(path), "--output", str(tmp_path / "out"), "--ids", "integers"]
+    assert partition.main(arguments) == 2
+    assert capsys.readouterr().err.endswith("or --ids names if these are names\n")
+
+
+def test_ids_of_a_map_are_explained(tmp_path, capsys):
+    """With maps, an entity's id is too large for a relation."""
+    path = write(tmp_path / "train.tsv.gz", as_integers(ring_triples()), "htr")
+    for name, count in (("entities", 60), ("relations", 4)):
+        (tmp_path / f"{name}.tsv").write_text("".join(f"{i}\t{name}{i}\n" for i in range(count)))
+    maps = ["--entity-map", str(tmp_path / "entities.tsv"), "--relation-map", str(tmp_path / "relations.tsv")]
+    assert partition.main(["--input", str(path), "--output", str(tmp_path / "out"), *maps]) == 2
+    assert capsys.readouterr().err == (
+        f"partition.py: {path}:4: the relation id is 4, allowed is 0 to 3; "
+        "it could be an entity's: see --columns for the order of the columns\n"
+    )

@@ -1,0 +1,141 @@
+"""``--strict-splits`` and ``--drop-leaks``: what is refused, what is left out, and what the figures say."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from dglkge.partition.inputs import Options
+from dglkge.partition.make_dataset import partition_dataframe
+from partition_tools import partition
+from tests.partition_tools.reading_back import named_triples
+from tests.toy_kg import typed_triples
+
+NEAR = [(f"e{i}", "above", f"e{i + 1}") for i in range(9)]
+TRAIN = [*NEAR[:8], *((t, "below", h) for h, _, t in NEAR), ("e0", "likes", "e5")]
+"""Nine pairs, in both directions but for (e8, above, e9)."""
+
+
+def write(folder, **splits: list[tuple]):
+    folder.mkdir()
+    for name, rows in splits.items():
+        # An empty line first: it is no row, but counts as a line.
+        (folder / f"{name}.tsv").write_text("\n" + "".join("\t".join(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture
+def call(build_here, capsys):
+    def call(*arguments: object):
+        status = partition.main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+def test_repeated_triples_are_refused_before_anything_is_written(tmp_path, call):
+    test = [("e3", "likes", "e0"), ("e0", "likes", "e5"), TRAIN[3]]
+    source = write(tmp_path / "source", train=TRAIN, valid=[("e0", "likes", "e5")], test=test)
+    status, out, err = call("--input", source, "--output", tmp_path / "out", "--strict-splits")
+    assert (status, out) == (2, "")
+    assert err == (
+        "partition.py: 1 of 1 valid triples (100.0%) and 2 of 3 test triples (66.7%) stand in train too, "
+        f"e.g. {source}/valid.tsv:2: 'e0' 'likes' 'e5', also {source}/train.tsv:19: "
+        "--strict-splits refuses this; --drop-leaks exact leaves them out\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+    # Without the option they are counted and kept.
+    status, out, err = call("--input", source, "--output", tmp_path / "out", "--json")
+    assert (status, err) == (0, "")
+    figures = json.loads(out)
+    assert figures["quality"]["leaks"]["test"]["in_train"] == {"triples": 2, "share": pytest.approx(2 / 3)}
+    assert figures["dropped_leaks"] == {} and figures["warnings"] == []
+    assert Dataset.open(tmp_path / "out").quality() == figures["quality"]
+
+
+@pytest.mark.parametrize("option, status", [("--strict-splits=0.5", 0), ("--strict-splits=0.49", 2)])
+def test_implied_triples_are_refused_above_a_share(tmp_path, call, option, status):
+    source = write(tmp_path / "source", train=TRAIN, test=[("e9", "likes", "e8"), NEAR[8]])
+    found, _, err = call("--input", source, "--output", tmp_path / "out", option)
+    assert found == status and (tmp_path / "out").exists() == (status == 0)
+    if status:
+        assert err == (
+            "partition.py: 1 of 2 test triples (50.0%) follow from train by an inverse, symmetric or "
+            f"duplicate relation, e.g. {source}/test.tsv:3: 'e8' 'above' 'e9': --strict-splits allows a "
+            "share of 0.49; --drop-leaks implied leaves them out\n"
+        )
+
+
+@pytest.mark.parametrize("which, left", [("exact", 2), ("implied", 1)])
+def test_leaks_are_left_out(tmp_path, call, which, left):
+    test = [TRAIN[0], NEAR[8], ("e9", "likes", "e8")]
+    source = write(tmp_path / "source", train=TRAIN, valid=[TRAIN[1]], test=test)
+    arguments = ["--input", source, "--output", tmp_path / "out", "--drop-leaks", which, "--strict-splits"]
+    status, out, err = call(*arguments)
+    assert (status, err) == (0, "")
+    assert f"left out as leaks: 1 of valid and {3 - left} of test" in out.splitlines()
+    assert named_triples(tmp_path / "out", "test") == test[-left:]
+    assert named_triples(tmp_path / "out", "valid") == []
+    assert len(named_triples(tmp_path / "out", "train")) == len(TRAIN)
+    leaks = Dataset.open(tmp_path / "out").quality()["leaks"]["test"]
+    assert leaks["in_train"]["triples"] == 0 and leaks["implied"]["triples"] == left - 1
+
+
+def test_rows_of_data_frames_are_named(tmp_path):
+    train, test = (
+        pd.DataFrame(rows, columns=["s", "p", "o"]).assign(w=1.0) for rows in (TRAIN, [TRAIN[8], TRAIN[4]])
+    )
+    options = Options(strict_splits=0.5)
+    with pytest.raises(InputError, match="e.g. test: row 1: 'e1' 'below' 'e0', also train: row 9: "):
+        partition_dataframe(
+            train, tmp_path / "out", test=test, columns="head=s,relation=p,tail=o,weight=w", options=options
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_split_rows_have_no_place(tmp_path, call):
+    rows = [(h, r, t) for i in range(30) for h, r, t in ((f"a{i}", "r", f"b{i}"), (f"b{i}", "r", f"a{i}"))]
+    source = write(tmp_path / "source", train=rows)
+    arguments = ["--split", "0.6", "--strict-splits", "0.1"]
+    status, _, err = call("--input", source, "--output", tmp_path / "out", *arguments)
+    assert status == 2 and ", e.g. valid: 'b" in err and str(source) not in err
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"strict_splits": 1.5}, "--strict-splits is 1.5, expected a share from 0 to 1"),
+        ({"strict_splits": float("nan")}, "--strict-splits is nan"),
+        ({"drop_leaks": "exakt"}, "unknown kind of leaks to drop 'exakt'; did you mean 'exact'"),
+    ],
+)
+def test_values_that_are_not_allowed(tmp_path, options, message):
+    frame = pd.DataFrame(TRAIN, columns=["head", "relation", "tail"])
+    with pytest.raises(InputError, match=message):
+        partition_dataframe(frame, tmp_path / "out", options=Options(**options))
+
+
+def test_typed_relations_count_apart(tmp_path, build_here):
+    """``near`` joins two pairs of types, so it is two relations; what is stored is what is measured again."""
+    frame, types = typed_triples()
+    path = tmp_path / "types.tsv"
+    path.write_text("".join(f"{name}\t{type_}\n" for name, type_ in types.items()))
+    order = np.random.default_rng(0).permutation(len(frame))
+    train, test = frame.iloc[order[20:]], frame.iloc[order[:20]]
+    options = Options(num_parts=2, entity_types=path)
+    figures = partition_dataframe(train, tmp_path / "out", test=test, options=options)
+    report = tmp_path / "out" / "partitions" / "report.json"
+    report.write_text(json.dumps({**figures, "quality": None}))
+    again = Dataset.open(tmp_path / "out").quality()
+    # Ties of the hubs are in the order of numbers, which are by name here and by type there.
+    for quality in (again, figures["quality"]):
+        quality["hubs"] = sorted(hub["degree"] for hub in quality["hubs"])
+    assert again == figures["quality"]
+    by_types = {(types[h], r, types[t]) for h, r, t in frame.itertuples(index=False)}
+    assert len(by_types) == Dataset.open(tmp_path / "out").num_relations == 5
