@@ -50,7 +50,7 @@ setup(
     packages=find_packages(include=["dglkge", "dglkge.*"]),
     # Explicit, so that an editable installation puts this folder on the path, partition_tools included.
     package_dir={"": "."},
-    package_data={"dglkge": ["py.typed"]},
+    package_data={"dglkge": ["py.typed"], "dglkge.report": ["page.*"]},
     cmdclass={"build_py": WithRecipes},
     python_requires=">=3.9",
     # No torch here: unpinned, it would bring several GB of CUDA packages of a release that no DGL loads.
@@ -82,6 +82,7 @@ setup(
             "pyyaml",
         ],
         "tune": [OPTUNA],
+        "report": ["jinja2", "plotly>=5", "scikit-learn"],
         "test": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "setuptools>=70.1", OPTUNA],
         "dev": ["ruff", "mypy"],
     },
