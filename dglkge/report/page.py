@@ -354,14 +354,17 @@ def _ranking(
         if len(shown) > plots.MOST_RELATIONS:
             text = f"The plot shows the {plots.MOST_RELATIONS} relations with the most queries. "
             relations[-1]["note"] = text + relations[-1]["note"]
-    samples = [f"{run['label']}: {_ranked(run)}" for run in runs]
-    all_ranked = all(run["ranking"]["num_triples"] == run["ranking"]["num_triples_of_split"] for run in runs)
-    ranked = (
-        "Every triple of the split was ranked, its head and its tail."
-        if all_ranked
-        else f"A sample of the split was ranked, heads and tails ({'; '.join(samples)} triples); metrics of "
-        "rare relations are uncertain. More: --limit."
-    )
+    ranked = "Every triple of the split was ranked, its head and its tail."
+    sampled = [
+        f"{_ranked(run)} ({run['label']})"
+        for run in runs
+        if run["ranking"]["num_triples"] < run["ranking"]["num_triples_of_split"]
+    ]
+    if sampled:
+        ranked = (
+            "The heads and tails of a sample of the split's triples were ranked, so metrics of rare relations "
+            f"are uncertain: {'; '.join(sampled)}. More with --limit."
+        )
     text = (
         "1-N: one head, many tails, by the training triples. MR: mean rank. "
         "The best run of a row is bold." if len(runs) > 1 and comparable

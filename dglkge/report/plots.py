@@ -153,7 +153,7 @@ def by_relation(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> dic
                     "color": colour(number),
                     "size": 9,
                     "symbol": SYMBOLS[number % len(SYMBOLS)] + ("-open" if number else ""),
-                    "line": {"width": 2},
+                    "line": {"width": 2, "color": colour(number)},
                 },
                 hovertemplate="%{text}: MRR %{x:.4f}, %{customdata:,} queries",
             )
@@ -187,7 +187,11 @@ def degree_bars(histogram: Sequence[Sequence[int]]) -> dict[str, Any]:
     )
     return figure(
         [bars],
-        xaxis={"type": "category", "title": {"text": "training triples of an entity"}},
+        xaxis={
+            "type": "category",
+            "title": {"text": "training triples of an entity"},
+            "automargin": True,
+        },
         yaxis={"title": {"text": "entities"}},
     )
 
