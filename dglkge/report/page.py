@@ -362,8 +362,8 @@ def _ranking(
     ]
     if sampled:
         ranked = (
-            "The heads and tails of a sample of the split's triples were ranked, so metrics of rare relations "
-            f"are uncertain: {'; '.join(sampled)}. More with --limit."
+            "The heads and tails of a sample of the split's triples were ranked, so metrics of rare "
+            f"relations are uncertain: {'; '.join(sampled)}. More with --limit."
         )
     text = (
         "1-N: one head, many tails, by the training triples. MR: mean rank. "
