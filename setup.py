@@ -10,8 +10,20 @@ from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
 
-OPTUNA = "optuna>=4.2,<5"
-PYOXIGRAPH = "pyoxigraph>=0.5,<0.6"
+FEATURES = {
+    "completion": ["shtab>=1.6"],
+    "faiss": ["faiss-cpu>=1.8"],
+    "huggingface": ["huggingface_hub", "safetensors"],
+    "lancedb": ["lancedb"],
+    "mlflow": ["mlflow-skinny>=2.14"],
+    "rdf": ["pyoxigraph>=0.4"],
+    "report": ["jinja2", "plotly>=5", "scikit-learn"],
+    "serve": ["fastapi>=0.110", "pydantic>=2", "uvicorn>=0.29"],
+    "tensorboard": ["tensorboard"],
+    "tune": ["optuna>=4.2,<5"],
+    "wandb": ["wandb>=0.17"],
+}
+"""Packages of features that not everybody wants: pip install 'dglkge[report,serve]'."""
 
 
 def read(name: str) -> str:
@@ -51,7 +63,7 @@ setup(
     packages=find_packages(include=["dglkge", "dglkge.*"]),
     # Explicit, so that an editable installation puts this folder on the path, partition_tools included.
     package_dir={"": "."},
-    package_data={"dglkge": ["py.typed"]},
+    package_data={"dglkge": ["py.typed"], "dglkge.report": ["page.*"]},
     cmdclass={"build_py": WithRecipes},
     python_requires=">=3.9",
     # No torch here: unpinned, it would bring several GB of CUDA packages of a release that no DGL loads.
@@ -83,16 +95,12 @@ setup(
             "pydantic",
             "pyyaml",
         ],
-        "tune": [OPTUNA],
-        "rdf": [PYOXIGRAPH],
+        **FEATURES,
         "test": [
-            "pytest",
-            "pytest-timeout",
-            "pytest-xdist",
-            "hypothesis",
-            "setuptools>=70.1",
-            OPTUNA,
-            PYOXIGRAPH,
+            *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "setuptools>=70.1"),
+            *(package for packages in FEATURES.values() for package in packages),
+            # Readers of what is exported, a client of what is served, a browser's driver, notebooks.
+            *("duckdb", "polars", "httpx", "playwright", "ipykernel", "nbclient", "nbformat"),
         ],
         "dev": ["ruff", "mypy"],
     },

@@ -6,7 +6,7 @@ agents on other machines import it.
 A run's folder::
 
     config.json        the run's configuration
-    stats.jsonl        JSON lines: loss and speed, some times per epoch
+    stats.jsonl        JSON lines: loss and speed, some times per epoch; metrics of the valid split
     metrics.json       ranking results by split
     validation.json    number of the epoch after which the valid split was last ranked
     calibration.json   probabilities of scores, see dglkge.inference.calibration

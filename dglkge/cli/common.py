@@ -78,7 +78,12 @@ def print_json(value: Any) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as JSON to a file that appears only when it is complete.
+    """Write a value as JSON to a file that appears only when it is complete; see :func:`write_text`."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text to a file that appears only when it is complete.
 
     Raises
     ------
@@ -90,7 +95,7 @@ def write_json(path: Path, value: Any) -> None:
     # In the same folder: a rename is atomic only within one file system.
     temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
         # On a full disk the removal may fail too; the first error is the one to report.

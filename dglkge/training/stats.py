@@ -16,6 +16,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from dglkge.checkpoint.shared_texts import epoch_record
+from dglkge.data.dataset_files import VALID
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 
@@ -199,6 +200,7 @@ class EpochReport:
         self._recent[:] = 0
         self._epoch_total += total
         phases = self._phases(batches_done)
+        memory = self._memory(batches_done)
         now = time.monotonic()
         if self._cluster.world.rank == 0:
             record: dict[str, Any] = {
@@ -211,6 +213,7 @@ class EpochReport:
                 "epoch_seconds": now - self._started,
                 "bytes_sent": int(self._epoch_total[2]),
                 **phases,
+                **memory,
             }
             self._write(record)
             speed = f"{record['edges_per_second']:,.0f}"
@@ -238,6 +241,41 @@ class EpochReport:
             return {}
         seconds = self._cluster.sum(as_array(self._clock.take()))
         return {"phase_seconds": dict(zip(PHASES, seconds.tolist()))}
+
+    def _memory(self, batches_done: int) -> dict[str, int]:
+        """Return the number of trainers and the memory of all of them at the end of the epoch."""
+        if batches_done != self._num_batches:
+            return {}
+        total = self._cluster.sum(np.array([memory_bytes()], dtype=np.int64))
+        return {"num_trainers": self._cluster.world.world_size, "trainer_memory_bytes": int(total[0])}
+
+
+def memory_bytes() -> int:
+    """Return this process's share of its memory: pages shared by n processes count 1/n; 0 if unknown."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0  # a kernel before 4.14, or a container that hides it
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def append_validation(path: Path, epochs_done: int, metrics: Mapping[str, float]) -> None:
+    """Append the metrics of the valid split to the file of JSON lines: ``{"epoch": 4, "valid": {...}}``.
+
+    Parameters
+    ----------
+    path : Path
+    epochs_done : int
+        Epochs before the ranking; the line has the last one, which counts from 0 as in the other lines.
+    metrics : mapping of str to float
+        Over the queries of both sides.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"epoch": epochs_done - 1, VALID: dict(metrics)}) + "\n")
+    except OSError as error:
+        # As for the other lines: a later commit may find space.
+        logger.warning("cannot write %s: %s; training goes on", path, error.strerror or error)
 
 
 def reports_apart(num_batches: int) -> int:

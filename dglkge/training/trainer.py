@@ -33,7 +33,14 @@ from dglkge.training.control import TrainingControl
 from dglkge.training.epochs import CommitPolicy, ElasticEpochs
 from dglkge.training.global_vectors import GlobalVectors
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.stats import EpochReport, LossSoFar, PhaseClock, reports_apart, wants_bar
+from dglkge.training.stats import (
+    EpochReport,
+    LossSoFar,
+    PhaseClock,
+    append_validation,
+    reports_apart,
+    wants_bar,
+)
 from dglkge.training.train_step import TrainStep
 from dglkge.training.warm_start import warm_start
 from dglkge.typing import RELATION, TablePart
@@ -308,6 +315,8 @@ class Trainer:
                     # Its metrics are written again where it is restored.
                     metrics = {VALID: result.to_dict()} if self._stops_early else {}
                     self._checkpoints.keep_best(mrr, {Progress.FINISHED_EPOCHS: done, **metrics})
+                self._checkpoints.records.check_lease()
+                append_validation(self.output / RUN_STATS_FILE, done, result.both.to_dict())
                 noted = {Progress.FINISHED_EPOCHS: done, "mrr": mrr}
                 self._checkpoints.records.write_json(RUN_VALIDATION_FILE, noted)
         self._ended = done

@@ -18,7 +18,7 @@ ONLY_FOR_PEOPLE = {
     "rich": ("dglkge.cli", "dglkge.partition", "partition_tools"),
     "psutil": ("dglkge.launch",),
 }
-DISTRIBUTION = {"yaml": "pyyaml"}
+DISTRIBUTION = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 def imports_of(source: SourceFile) -> list[tuple[int, str]]:
@@ -123,6 +123,8 @@ def test_packages_that_few_rooms_need(package):
         ("dglkge.training.trainer", "dglkge.cli.main", "not below"),
         ("dglkge.partition.ingest", "dglkge.training.build", "not below"),
         ("dglkge.cli.main", "dglkge.attic.old", "no room 'attic'"),
+        ("dglkge.report.figures", "dglkge.cli.common", "not below"),
+        ("dglkge.report.figures", "dgl", "never"),
         ("dglkge.inference.export", "dglkge", "front door"),
         ("dglkge.evaluation.protocol", "dgl.function", "never"),
         ("dglkge.checkpoint.layout", "dglkge.errors.InputError", "standard library only"),

@@ -12,7 +12,7 @@ import pytest
 
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.training.stats import EpochReport, wants_bar
+from dglkge.training.stats import EpochReport, append_validation, memory_bytes, wants_bar
 
 
 class TwoTrainers(Cluster):
@@ -48,6 +48,35 @@ def test_losses_are_means_over_the_triples_of_all_trainers(tmp_path: Path) -> No
     assert records[-1]["epoch_loss"] == pytest.approx(total / (20 * 25))
     assert all(record["edges_per_second"] > 0 for record in records)
     assert [record["bytes_sent"] for record in records] == [114 * n for n in range(1, 21)]
+
+
+def test_the_last_line_of_an_epoch_has_the_trainers_and_their_memory(tmp_path: Path) -> None:
+    epoch = report(tmp_path / "stats.jsonl", rank=0, first_batch=36)
+    for batch in range(36, 40):
+        epoch.count(batch + 1, 1.0, 10)
+    *others, last = lines(tmp_path / "stats.jsonl")
+    assert not [line for line in others if "num_trainers" in line or "trainer_memory_bytes" in line]
+    assert last["num_trainers"] == 2
+    # The other trainer of this cluster adds 10. This process has at least the interpreter and torch.
+    assert 50 * 2**20 < last["trainer_memory_bytes"] < 100 * 2**30
+
+
+def test_memory_grows_with_what_is_allocated() -> None:
+    before = memory_bytes()
+    block = np.ones(64 * 2**20, dtype=np.uint8)
+    assert memory_bytes() - before == pytest.approx(block.nbytes, rel=0.2)
+
+
+def test_a_ranking_of_the_valid_split_is_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "stats.jsonl"
+    append_validation(path, 1, {"mrr": 0.5})
+    append_validation(path, 3, {"mrr": 0.75})
+    assert lines(path) == [{"epoch": 0, "valid": {"mrr": 0.5}}, {"epoch": 2, "valid": {"mrr": 0.75}}]
+
+
+def test_a_full_disk_does_not_end_training_after_a_ranking(caplog: pytest.LogCaptureFixture) -> None:
+    append_validation(Path("/dev/full"), 1, {"mrr": 0.5})
+    assert "cannot write /dev/full: No space left on device; training goes on" in caplog.text
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:

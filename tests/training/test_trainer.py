@@ -220,6 +220,16 @@ def validated(folder: Path) -> list[int]:
     return found
 
 
+def test_every_ranking_of_the_valid_split_is_kept(tmp_path: Path) -> None:
+    life = ToyRun(tmp_path, "evaluation.valid_every_epochs=2")
+    life.evaluator.mrr = iter([0.1, 0.2])
+    life.train(5)
+    life.cluster.leave()
+    lines = [json.loads(line) for line in (tmp_path / "stats.jsonl").read_text().splitlines()]
+    kept = [(line["epoch"], line["valid"]) for line in lines if "valid" in line]
+    assert kept == [(1, {"mrr": 0.1}), (3, {"mrr": 0.2})]
+
+
 @pytest.mark.parametrize("ending", ["leave", "evaluate", "train"])
 def test_an_epoch_that_is_left_by_break_is_committed_and_validated(tmp_path: Path, ending: str) -> None:
     """At the next place where all trainers are together; nothing has to follow but the end of the script."""

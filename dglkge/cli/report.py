@@ -1,0 +1,138 @@
+"""``dglkge report``: one HTML page about a run, or several side by side."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+from tqdm import tqdm
+
+from dglkge.cli.common import (
+    add_dataset_argument,
+    add_verify_argument,
+    human_bytes,
+    print_json,
+    print_text,
+    write_text,
+)
+from dglkge.data.dataset_files import SPLITS, TEST
+from dglkge.errors import InputError
+
+HELP = "one HTML page about a run, or about several side by side"
+DESCRIPTION = """Write one HTML page about a run, or about several side by side: data set, learning curves,
+ranking by relation, side and category, best and worst relations with predictions, a map of the entities, time
+and memory, partitions, configuration. The page needs no network; a phone and a printer show it too.
+Needs: pip install 'dglkge[report]'"""
+EXAMPLES = """examples:
+  dglkge report runs/demo                                  writes runs/demo/report.html
+  dglkge report runs/a runs/b --output compare.html        side by side
+  dglkge report runs/demo --limit 0 --overwrite            rank the whole test split
+  dglkge report runs/demo --projection tsne --points 1000  the map by t-SNE
+  dglkge report runs/demo --json > figures.json            the figures of the page, and no page"""
+
+PAGE = "report.html"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="folder of a run, or a checkpoint folder in it (RUN/checkpoint/best)",
+    )
+    parser.add_argument("--output", metavar="FILE.html", help=f"the page (default for one run: RUN/{PAGE})")
+    parser.add_argument("--overwrite", action="store_true", help="replace the page if it exists")
+    parser.add_argument(
+        "--split", choices=SPLITS, default=TEST, help="triples to rank (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        metavar="N",
+        help="rank N triples, drawn from the split; 0: all (default: at most 2000, and fewer, but at least "
+        "100, where there are very many entities, so that the time is bounded; the page says how many)",
+    )
+    parser.add_argument(
+        "--candidates",
+        default="all",
+        metavar="N",
+        help="rank among all entities of the type, or N sampled ones for each query (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of drawn triples and candidates (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--points",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="entities of the map, those with the most training triples; 0: no map (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--projection", choices=("pca", "tsne"), default="pca", help="of the map (default: %(default)s)"
+    )
+    add_dataset_argument(parser)
+    add_verify_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON; no page is written")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Collect, render and write."""
+    from dglkge.report.figures import Choices, collect  # here: torch takes a second, which --help need not
+    from dglkge.report.page import check_installed, render
+
+    choices = Choices(
+        split=args.split,
+        limit=args.limit,
+        num_candidates=None if args.candidates == "all" else _number(args.candidates),
+        seed=args.seed,
+        points=args.points,
+        projection=args.projection,
+    )
+    target = None if args.json else _target(args)
+    if target is not None:
+        check_installed()
+    bars: dict[str, tqdm] = {}
+
+    with contextlib.ExitStack() as stack:
+
+        def show(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                # disable=None shows the bar only on a terminal.
+                disable = True if args.json else None
+                bars[what] = stack.enter_context(tqdm(total=total, desc=what, disable=disable))
+            bars[what].update(done - bars[what].n)
+
+        figures = collect(args.runs, choices, args.dataset, not args.no_verify, show)
+    if target is None:
+        print_json(figures)
+        return 0
+    page = render(figures)
+    write_text(target, page)
+    print_text(f"written to {target}, {human_bytes(len(page.encode('utf-8')))}")
+    return 0
+
+
+def _target(args: argparse.Namespace) -> Path:
+    """Return the path of the page, which may be written."""
+    if args.output is None and len(args.runs) > 1:
+        raise InputError(f"a page of {len(args.runs)} runs belongs to none of them: say with --output where")
+    target = Path(args.runs[0]) / PAGE if args.output is None else Path(args.output)
+    if args.output is None and not target.parent.is_dir():
+        raise InputError(f"{target.parent} does not exist; expected the folder of a run")
+    if not target.parent.is_dir():
+        raise InputError(f"cannot write {target}: there is no folder {target.parent}")
+    if target.is_dir():
+        raise InputError(f"cannot write {target}: it is a folder; --output takes the name of a file")
+    if target.exists() and not args.overwrite:
+        raise InputError(f"{target} exists; --overwrite replaces it")
+    return target
+
+
+def _number(text: str) -> int:
+    """Parse the value of ``--candidates``."""
+    if not text.isdigit() or int(text) < 1:
+        raise InputError(f"--candidates must be all or a number of at least 1, got {text!r}")
+    return int(text)

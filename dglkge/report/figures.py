@@ -1,0 +1,422 @@
+"""The figures of a report, collected from the files of runs and ready for JSON. Nothing is written here."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.layout import RUN_STATS_FILE
+from dglkge.config.schema import field_table
+from dglkge.data import dataset_files
+from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import SPLITS, TEST, Field
+from dglkge.errors import InputError
+from dglkge.evaluation.metrics import SIDES, RankingResult
+from dglkge.evaluation.protocol import Protocol
+from dglkge.inference.named_queries import NamedQuery
+from dglkge.inference.run import Run, open_run
+from dglkge.report.entity_map import METHODS, degrees, entity_map
+from dglkge.report.learning_curves import learning_curves, read_lines, records_folder
+from dglkge.typing import Side
+
+MOST_TRIPLES, FEWEST_TRIPLES = 2000, 100
+MOST_PRODUCTS = 10**12
+"""Multiplications of the ranking; beyond it fewer triples are ranked, see :func:`default_limit`."""
+
+EXAMPLE_RELATIONS, EXAMPLE_TRIPLES, EXAMPLE_ANSWERS = 3, 2, 5
+FEWEST_FOR_EXAMPLES = 3
+"""Ranked triples of a relation that may be called the best or the worst; one alone says little."""
+
+OUTPUT_FIELDS = ("output", "dataset")
+"""Fields that say where files are, and differ between any two runs."""
+
+Progress = Callable[[str, int, int], object]
+"""Called with what is being done, the number done and their total."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a report covers.
+
+    Attributes
+    ----------
+    split : str
+        The triples to rank.
+    limit : int, optional
+        Triples to rank, drawn from the split; 0 for all. By default as many as :func:`default_limit` says.
+    num_candidates : int, optional
+        As in :class:`dglkge.evaluation.protocol.Protocol`.
+    seed : int
+        Seed of the drawn triples and candidates.
+    points : int
+        Entities of the map; 0 for none.
+    projection : str
+        Of :data:`dglkge.report.entity_map.METHODS`.
+
+    Raises
+    ------
+    InputError
+        If a field is out of range.
+    """
+
+    split: str = TEST
+    limit: Optional[int] = None
+    num_candidates: Optional[int] = None
+    seed: int = 0
+    points: int = 2000
+    projection: str = METHODS[0]
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "seed", "points"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InputError(f"--{name} must be at least 0, got {value}")
+
+
+def default_limit(num_entities: int, dim: int) -> int:
+    """Return how many triples are ranked by default: the fewer, the more entities each is compared with.
+
+    Examples
+    --------
+    >>> default_limit(14_541, 400), default_limit(5_000_000, 400), default_limit(86_000_000, 400)
+    (2000, 250, 100)
+    """
+    # Two queries for each triple, and a product for each number of each entity's row.
+    affordable = MOST_PRODUCTS // (2 * max(1, num_entities) * dim)
+    return int(min(MOST_TRIPLES, max(FEWEST_TRIPLES, affordable)))
+
+
+def collect(
+    paths: Sequence[str],
+    choices: Choices,
+    dataset: Optional[str] = None,
+    verify: bool = True,
+    progress: Optional[Progress] = None,
+) -> dict[str, Any]:
+    """Return all figures of a report.
+
+    Parameters
+    ----------
+    paths : sequence of str
+        Runs, or checkpoints in them, as :func:`dglkge.inference.run.open_run` takes them.
+    choices : Choices
+    dataset : str, optional
+        Folder of the runs' data set, if it has moved.
+    verify : bool
+        Compare files with their checksums.
+    progress : callable, optional
+
+    Returns
+    -------
+    dict
+        ``runs``, ``datasets`` and ``configuration``.
+
+    Raises
+    ------
+    InputError
+        If a run or its data set cannot be opened, or two of the paths are the same.
+    """
+    labels = run_labels(paths)
+    # All are opened before the first is ranked, which may take minutes: a wrong path is found at once.
+    runs = [open_run(path, dataset, verify) for path in paths]
+    datasets: dict[str, dict[str, Any]] = {}
+    degrees_of: dict[str, dict[str, np.ndarray]] = {}
+    for label, run in zip(labels, runs):
+        key = run.dataset.fingerprint
+        if key not in datasets:
+            degrees_of[key] = degrees(run.dataset)
+            datasets[key] = {**dataset_figures(run.dataset, degrees_of[key]), "runs": []}
+        datasets[key]["runs"].append(label)
+    found = []
+    for label, run in zip(labels, runs):
+        report = progress or (lambda what, done, total: None)
+        figures = run_figures(run, choices, label, report)
+        if choices.points:
+            report(f"{label}: map", 0, 1)
+            of_entities = degrees_of[run.dataset.fingerprint]
+            figures["map"] = entity_map(run.tables, of_entities, choices.points, choices.projection)
+        found.append(figures)
+    return finite(
+        {
+            "runs": found,
+            "datasets": list(datasets.values()),
+            "configuration": configuration([run.checkpoint.config for run in runs]),
+        }
+    )
+
+
+def finite(value: Any) -> Any:
+    """Return a value with None for NaN and infinity, which JSON does not have.
+
+    Examples
+    --------
+    >>> finite({"loss": [1.0, float("nan")]})
+    {'loss': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def run_labels(paths: Sequence[str]) -> list[str]:
+    """Return a short name for each run: the last part of its path, or more where that is not enough.
+
+    Examples
+    --------
+    >>> run_labels(["runs/a", "old/runs/a", "runs/b/checkpoint/best"])
+    ['runs/a', 'old/runs/a', 'best']
+    """
+    parts = [Path(path).resolve().parts for path in paths]
+    if len(set(parts)) < len(parts):
+        raise InputError(f"the same run is given twice: {', '.join(paths)}")
+    labels = []
+    for own in parts:
+        others = [other for other in parts if other != own]
+        length = 1
+        while any(other[-length:] == own[-length:] for other in others):
+            length += 1
+        labels.append("/".join(own[-length:]))
+    return labels
+
+
+def dataset_figures(dataset: Dataset, of_entities: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return what a data set and its partitions hold."""
+    description = dataset.description
+    every = np.concatenate(list(of_entities.values()))
+    split_counts = {
+        split: np.bincount(dataset.split(split)[:, 1], minlength=dataset.num_relations) for split in SPLITS
+    }
+    graph = dataset_files.load_json(dataset.path / dataset_files.PARTITIONS / dataset_files.REPORT)
+    return {
+        "name": dataset.name,
+        "path": str(dataset.path),
+        "fingerprint": dataset.fingerprint,
+        "entities": {name: dataset.num_entities(name) for name in dataset.entity_types},
+        "num_relations": dataset.num_relations,
+        "triples": dict(description[Field.SPLITS]),
+        "has_weights": dataset.has_weights,
+        "duplicates": description.get(Field.DUPLICATES),
+        "unseen": description.get(Field.UNSEEN, {}).get("valid_and_test"),
+        "degrees": {
+            "mean": float(every.mean()),
+            "median": float(np.median(every)),
+            "largest": int(every.max()),
+            "without_triples": int((every == 0).sum()),
+            "histogram": degree_histogram(every),
+        },
+        "relations": {
+            label: {split: int(counts[id_]) for split, counts in split_counts.items()}
+            for id_, label in enumerate(dataset.relations.labels.names)
+        },
+        "partitions": {
+            "method": dataset.part_method,
+            "parts": graph[Field.PARTS],
+            "balance": graph.get("balance"),
+            "edge_cut": graph.get("edge_cut"),
+        },
+    }
+
+
+def degree_histogram(of_entities: np.ndarray) -> list[list[int]]:
+    """Return [lowest degree, highest degree, entities] of classes that double: 0, 1, 2-3, 4-7, ...
+
+    Examples
+    --------
+    >>> degree_histogram(np.array([0, 1, 1, 3, 5]))
+    [[0, 0, 1], [1, 1, 2], [2, 3, 1], [4, 7, 1]]
+    """
+    found, low, high = [], 0, 0
+    while low <= of_entities.max():
+        found.append([low, high, int(((of_entities >= low) & (of_entities <= high)).sum())])
+        low, high = high + 1, 2 * high + 1
+    return found
+
+
+def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> dict[str, Any]:
+    """Return the figures of one run, without its map."""
+    checkpoint = run.checkpoint
+    meta = checkpoint.meta
+    described = run.inspect()
+    curves = learning_curves(read_lines(records_folder(checkpoint.run_folder) / RUN_STATS_FILE))
+    result, triples = ranking(run, choices, lambda done, total: progress(f"{label}: rank", done, total))
+    progress(f"{label}: examples", 0, 1)
+    return {
+        "label": label,
+        "path": str(checkpoint.path),
+        "version": checkpoint.version,
+        "finished_epochs": meta.progress.get(layout.Progress.FINISHED_EPOCHS),
+        "dataset": run.dataset.fingerprint,
+        "model": described["model"],
+        "optimizer": described["optimizer"],
+        "seed": meta.seed,
+        "versions": described["versions"],
+        "parameters": sum(table["num_rows"] * table["width"] for table in described["tables"]),
+        "tables": described["tables"],
+        "checkpoint_bytes": described["size_bytes"],
+        "training": curves,
+        "recorded": recorded(run),
+        "ranking": {
+            "protocol": result.protocol.to_dict(),
+            "num_triples": len(triples),
+            "num_triples_of_split": len(run.dataset.split(choices.split)),
+            "seed": choices.seed,
+            **ranking_figures(result),
+        },
+        "examples": examples(run, result, triples),
+    }
+
+
+def recorded(run: Run) -> dict[str, dict[str, Any]]:
+    """Return what the training job measured at its end, by split: protocol and metrics of both sides."""
+    return {
+        split: {"protocol": found["protocol"], "both": found["both"]}
+        for split, found in run.metrics.items()
+        if isinstance(found, dict) and "protocol" in found and "both" in found
+    }
+
+
+def ranking(
+    run: Run, choices: Choices, progress: Callable[[int, int], object]
+) -> tuple[RankingResult, np.ndarray]:
+    """Rank triples of a split, all or a sample, and return the result with the triples."""
+    triples = run.dataset.split(choices.split)
+    limit = choices.limit
+    if limit is None:
+        # Each query is compared with all entities of one type, or with the sampled ones.
+        widest = max(run.dataset.num_entities(name) for name in run.dataset.entity_types)
+        limit = default_limit(min(widest, choices.num_candidates or widest), run.tables.meta.dim)
+    if 0 < limit < len(triples):
+        # Not the first ones: files are often sorted by relation.
+        places = np.random.default_rng(choices.seed).choice(len(triples), limit, replace=False)
+        triples = triples[np.sort(places)]
+    protocol = Protocol(split=choices.split, num_candidates=choices.num_candidates, seed=choices.seed)
+    done = 0
+
+    def count(number: int) -> None:
+        nonlocal done
+        done += number
+        progress(done, 2 * len(triples))
+
+    return run.evaluate(protocol, triples, count), triples
+
+
+def ranking_figures(result: RankingResult) -> dict[str, Any]:
+    """Return the metrics by side, category and relation."""
+    categories = result.categories
+    return {
+        "sides": {sides: result.metrics(sides).to_dict() for sides in SIDES},
+        "categories": _groups(result.per_category()),
+        "relations": _groups(result.per_relation()),
+        "relation_categories": {} if categories is None else categories.to_dict(result.relation_labels),
+    }
+
+
+def _groups(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    return {
+        label: {sides: metrics.to_dict() for sides, metrics in by_side.items()}
+        for label, by_side in groups.items()
+    }
+
+
+def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, list[dict[str, Any]]]:
+    """Return the best and the worst relations by MRR, each with the answers to some of its queries.
+
+    Returns
+    -------
+    dict
+        ``best`` and ``worst``: relations with ``relation``, ``mrr``, ``num_queries`` and ``queries``; a query
+        has ``side``, ``given``, ``true``, ``rank`` and ``answers`` (name, score, split that has the triple).
+    """
+    per_relation = {label: sides["both"] for label, sides in result.per_relation().items()}
+    enough = [label for label, found in per_relation.items() if found.num_queries >= 2 * FEWEST_FOR_EXAMPLES]
+    ordered = sorted(enough or per_relation, key=lambda label: -per_relation[label].mrr)
+    # A relation is not both: with few of them, the better half is best.
+    number = min(EXAMPLE_RELATIONS, max(1, len(ordered) // 2))
+    groups = {"best": ordered[:number], "worst": ordered[len(ordered) - number :][::-1]}
+    if len(ordered) == 1:
+        groups["worst"] = []
+    chosen = [
+        (label, place, side)
+        for labels in groups.values()
+        for label in labels
+        for place in np.flatnonzero(triples[:, 1] == run.dataset.relations.labels.id(label))[:EXAMPLE_TRIPLES]
+        for side in Side
+    ]
+    queries = [_query(run.dataset, triples[place], side) for _, place, side in chosen]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for (label, place, side), query, answer in zip(chosen, queries, run.answer(queries, EXAMPLE_ANSWERS)):
+        true_id = int(triples[place, side.column])
+        found.setdefault(label, []).append(
+            {
+                "side": side.value,
+                "given": query.entity,
+                "true": run.dataset.vocabulary(answer.answer_type)[true_id],
+                "rank": float(result.ranks[side][place]),
+                "answers": [dataclasses.asdict(one) for one in answer.answers],
+            }
+        )
+    return {
+        kind: [
+            {
+                "relation": label,
+                "mrr": per_relation[label].mrr,
+                "num_queries": per_relation[label].num_queries,
+                "queries": found[label],
+            }
+            for label in labels
+        ]
+        for kind, labels in groups.items()
+    }
+
+
+def _query(dataset: Dataset, triple: np.ndarray, side: Side) -> NamedQuery:
+    """Return the query for one side of a triple, by name."""
+    relation_id = int(triple[1])
+    anchor_type = dataset.relations[relation_id].anchor_type(side)
+    entity = dataset.vocabulary(anchor_type)[int(triple[side.anchor_column])]
+    return NamedQuery(side, entity, dataset.relations.labels[relation_id])
+
+
+def configuration(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return every field of a configuration with its default and each run's value.
+
+    Returns
+    -------
+    list of dict
+        ``field``, ``default``, ``help``, ``values`` and ``is_changed`` (by run), and ``differs``: whether
+        the runs differ in it. A value that a run has not recorded is that of the default.
+    """
+    rows = []
+    for key, _, default, text in field_table():
+        plain = list(default) if isinstance(default, tuple) else default
+        values = [_value(config, key, plain) for config in configs]
+        rows.append(
+            {
+                "field": key,
+                "default": plain,
+                "help": text,
+                "values": values,
+                "is_changed": [value != plain for value in values],
+                "differs": any(value != values[0] for value in values[1:]),
+            }
+        )
+    return rows
+
+
+def _value(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    """Return the value of a field with a dotted name."""
+    found: Any = config
+    for name in key.split("."):
+        if not isinstance(found, Mapping) or name not in found:
+            return default
+        found = found[name]
+    return list(found) if isinstance(found, tuple) else found

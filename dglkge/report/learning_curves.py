@@ -1,0 +1,142 @@
+"""Learning curves of a run, from the JSON lines that training writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dglkge.checkpoint import layout
+from dglkge.data.dataset_files import VALID
+
+MOST_POINTS = 400
+"""Points of a curve in the page; a longer one shows means of neighbours."""
+
+
+def records_folder(run_folder: Path) -> Path:
+    """Return the folder with a run's records: for a snapshot, the run's that it was taken from.
+
+    Examples
+    --------
+    >>> records_folder(Path("runs/demo/checkpoint/best"))
+    PosixPath('runs/demo')
+    """
+    inside = run_folder.parent.name == layout.CHECKPOINT_FOLDER and layout.is_snapshot(run_folder.name)
+    return run_folder.parent.parent if inside else run_folder
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of ``stats.jsonl``; a torn line, which a crash leaves, is skipped."""
+    if not path.is_file():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("epoch"), int):
+            found.append(record)
+    return found
+
+
+def learning_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Collect the curves and times of a run.
+
+    A job that stopped without a commit trains some batches again: their later lines replace the earlier ones
+    in the curves, and their time counts twice, since it was spent.
+
+    Parameters
+    ----------
+    lines : sequence of mapping
+        As of :func:`read_lines`.
+
+    Returns
+    -------
+    dict
+        ``loss`` and ``edges_per_second``: ``[epochs done, value]`` pairs; ``valid``: such pairs by metric;
+        ``epochs``: number, loss, seconds, bytes sent, trainers and their memory of each epoch that ended;
+        ``seconds``: time in the training loop; ``phase_seconds``: by phase, over all trainers, if measured.
+    """
+    batches = list(_lasting(lines))
+    points = [_epochs_done(line) for line in batches]
+    valid: dict[str, dict[int, float]] = {}
+    for line in lines:
+        for name, value in line.get(VALID, {}).items():
+            valid.setdefault(name, {})[line["epoch"] + 1] = value
+    ends = [line for line in batches if line["batches_done"] == line["num_batches"]]
+    phases: dict[str, float] = {}
+    for line in ends:
+        for phase, seconds in line.get("phase_seconds", {}).items():
+            phases[phase] = phases.get(phase, 0.0) + seconds
+    return {
+        "loss": thinned(points, [line["loss"] for line in batches]),
+        "edges_per_second": thinned(points, [line["edges_per_second"] for line in batches]),
+        VALID: {
+            name: thinned(sorted(values), [values[epoch] for epoch in sorted(values)])
+            for name, values in valid.items()
+            if name != "num_queries"
+        },
+        "epochs": [
+            {
+                "epoch": line["epoch"] + 1,
+                "loss": line[layout.Progress.EPOCH_LOSS],
+                "seconds": line["epoch_seconds"],
+                "bytes_sent": line.get("bytes_sent"),
+                "num_trainers": line.get("num_trainers"),
+                # 0: the system did not tell.
+                "trainer_memory_bytes": line.get("trainer_memory_bytes") or None,
+            }
+            for line in ends
+        ],
+        "seconds": _seconds(lines),
+        "phase_seconds": phases,
+    }
+
+
+def thinned(points: Sequence[float], values: Sequence[float]) -> list[list[float]]:
+    """Return pairs of point and value, at most :data:`MOST_POINTS`: means of equally many neighbours.
+
+    Examples
+    --------
+    >>> thinned([1, 2], [0.5, 0.25])
+    [[1.0, 0.5], [2.0, 0.25]]
+    """
+    if not points:
+        return []
+    groups = min(MOST_POINTS, len(points))
+    x, y = (np.array_split(np.asarray(given, dtype=float), groups) for given in (points, values))
+    # The last point of a group: the mean covers what was trained up to it.
+    return [[float(one[-1]), float(other.mean())] for one, other in zip(x, y)]
+
+
+def _lasting(lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the lines of batches that no later line replaces, in their order."""
+    kept: list[Mapping[str, Any]] = []
+    for line in lines:
+        if "batches_done" not in line:
+            continue
+        while kept and _epochs_done(kept[-1]) >= _epochs_done(line):
+            kept.pop()
+        kept.append(line)
+    yield from kept
+
+
+def _epochs_done(line: Mapping[str, Any]) -> float:
+    return float(line["epoch"] + line["batches_done"] / line["num_batches"])
+
+
+def _seconds(lines: Sequence[Mapping[str, Any]]) -> float:
+    """Return the sum over all epochs, and parts of epochs between two stops, of their seconds."""
+    total, last, epoch = 0.0, 0.0, -1
+    for line in lines:
+        if "epoch_seconds" not in line:
+            continue
+        # The clock starts again with each epoch and after each stop.
+        if line["epoch"] != epoch or line["epoch_seconds"] < last:
+            total += last
+        last, epoch = line["epoch_seconds"], line["epoch"]
+    return total + last

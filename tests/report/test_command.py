@@ -1,0 +1,111 @@
+"""The command: refusals, JSON, and a page in which every name is text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from html.parser import HTMLParser
+
+import pytest
+
+from dglkge.cli.main import main
+from tests.report.conftest import HOSTILE
+
+
+@pytest.fixture
+def call(capsys):
+    def run_main(*arguments):
+        status = main(["report", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run_main
+
+
+class Reader(HTMLParser):
+    """Collects elements and texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict]] = []
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_names_are_text(page):
+    html = page.read_text(encoding="utf-8")
+    reader = Reader()
+    reader.feed(html)
+    assert sum(tag == "script" for tag, _ in reader.elements) == 3
+    assert not [tag for tag, _ in reader.elements if tag in ("img", "i", "iframe", "base", "form")]
+    assert not [name for _, given in reader.elements for name in given if name.startswith("on")]
+    assert not [given for _, given in reader.elements if "src" in given]
+    assert [given["href"] for tag, given in reader.elements if tag == "link"] == ["data:,"]
+    assert any(HOSTILE["near"] in text for text in reader.texts)
+    assert "window.broken = 1</script>" not in html and "{{ 7 * 7 }}" in html
+    (start,) = [place for place, (_, given) in enumerate(reader.elements) if given.get("id") == "plots"]
+    assert reader.elements[start][1]["type"] == "application/json"
+
+
+def test_plots_have_every_name_as_plotly_shows_it_literally(page):
+    html = page.read_text(encoding="utf-8")
+    text = html.split('id="plots">', 1)[1].split("</script>", 1)[0]
+    plots = json.loads(text)
+    types = {trace["name"]: trace["text"] for trace in plots["plot-map-0"]["data"]}
+    assert set(types) == {"country", "person", "town"}
+    assert "&lt;script&gt;window.broken = 1&lt;/script&gt;" in types["person"]
+    assert "&lt;b&gt;Rome&lt;/b&gt; &amp; %{x} {{ 7 * 7 }}" in types["town"]
+    assert plots["plot-categories"]["data"][2]["name"] == "second &lt;b&gt;, head"
+
+
+def test_json_has_the_figures(call, runs):
+    status, out, err = call(runs.first, "--json", "--limit", 5, "--points", 0)
+    found = json.loads(out)
+    assert (status, err) == (0, "") and not (runs.first / "report.html").exists()
+    assert found["runs"][0]["ranking"]["num_triples"] == 5 and "map" not in found["runs"][0]
+
+
+def test_a_page_that_exists_is_kept(call, runs, tmp_path):
+    target = tmp_path / "page.html"
+    target.write_text("mine")
+    status, out, err = call(runs.first, "--output", target)
+    assert (status, out) == (2, "")
+    assert err == f"dglkge: error: {target} exists; --overwrite replaces it\n"
+    assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("FIRST", "SECOND"), "a page of 2 runs belongs to none of them: say with --output where"),
+        (("FIRST", "--limit", "-1"), "--limit must be at least 0, got -1"),
+        (("FIRST", "--points", "-1"), "--points must be at least 0, got -1"),
+        (("FIRST", "--candidates", "many"), "--candidates must be all or a number of at least 1, got 'many'"),
+        (("FIRST", "--output", "/nowhere/page.html"), "cannot write /nowhere/page.html: there is no folder"),
+        (("nothing",), "nothing does not exist; expected the folder of a run"),
+        (("FIRST", "FIRST", "--output", "OUT"), "the same run is given twice"),
+    ],
+)
+def test_bad_input_is_one_line(call, runs, tmp_path, arguments, message):
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    names = {"FIRST": runs.first, "SECOND": runs.second, "OUT": tmp_path / "page.html"}
+    status, out, err = call(*(names.get(one, one) for one in arguments))
+    assert (status, out) == (2, "")
+    assert err.startswith(f"dglkge: error: {message}") and err.count("\n") == 1
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("package", ["plotly", "jinja2"])
+def test_a_missing_package_is_named_before_the_work(call, runs, tmp_path, monkeypatch, package):
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, package, None)
+    status, out, err = call(runs.first, "--output", tmp_path / "page.html")
+    assert (status, out) == (2, "")
+    expected = f"a report needs {package}, which is not installed: pip install 'dglkge[report]'"
+    assert err == f"dglkge: error: {expected}\n"

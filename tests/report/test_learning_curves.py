@@ -1,0 +1,37 @@
+"""Curves and times from the lines of training."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dglkge.report.learning_curves import MOST_POINTS, learning_curves, read_lines, thinned
+from tests.report.conftest import stats_lines
+
+
+def test_batches_that_were_trained_again_replace_the_earlier_ones():
+    found = learning_curves(stats_lines())
+    assert found["loss"] == [[0.5, 7.0], [1.0, 6.0], [1.5, 4.0], [2.0, 3.0], [2.5, 2.0], [3.0, 1.0]]
+    # 6 s of each epoch, and 3 s of the one that was begun twice.
+    assert found["seconds"] == 3 * 6.0 + 3.0
+    assert [epoch["epoch"] for epoch in found["epochs"]] == [1, 2, 3]
+    assert {epoch["trainer_memory_bytes"] for epoch in found["epochs"]} == {2**30}
+    assert found["phase_seconds"] == {"score": 3.0, "loss": 9.0}
+
+
+def test_the_last_ranking_of_an_epoch_counts():
+    lines = [*stats_lines(), {"epoch": 1, "valid": {"mrr": 0.9, "num_queries": 20}}]
+    assert learning_curves(lines)["valid"] == {"mrr": [[1.0, 0.1], [2.0, 0.9], [3.0, pytest.approx(0.3)]]}
+
+
+def test_a_torn_line_is_skipped(runs):
+    assert read_lines(runs.first / "stats.jsonl") == stats_lines()
+    assert read_lines(runs.second / "stats.jsonl") == []
+    assert learning_curves([])["loss"] == [] and learning_curves([])["seconds"] == 0
+
+
+def test_a_long_curve_keeps_its_mean_and_its_end():
+    values = np.arange(10 * MOST_POINTS, dtype=float)
+    points = thinned(values, values)
+    assert len(points) == MOST_POINTS and points[-1][0] == values[-1]
+    assert np.mean([value for _, value in points]) == pytest.approx(values.mean())

@@ -1,0 +1,133 @@
+"""The page in a browser: it draws, sorts, loads nothing, follows the theme and fits a phone and paper.
+
+Screenshots lie in the folder that DGLKGE_SCREENSHOTS names, by default in pytest's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on PATH")
+
+SECTIONS = (
+    *("overview", "data", "curves", "ranking", "examples", "map", "time", "partitions", "configuration"),
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def screenshots(tmp_path_factory) -> Path:
+    given = os.environ.get("DGLKGE_SCREENSHOTS")
+    folder = Path(given) if given else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture
+def opened(browser, page):
+    """Open the page; at the end there must have been no message and no request but for the page."""
+    contexts, messages, requests = [], [], []
+
+    def open_page(**options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda message: messages.append(message.text))
+        tab.on("pageerror", lambda error: messages.append(str(error)))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(page.as_uri())
+        tab.wait_for_selector("html[data-ready]", timeout=60_000)
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert messages == []
+    assert set(requests) == {page.as_uri()}
+
+
+def brightness(tab, selector: str, field: str) -> float:
+    """Mean of red, green and blue of a computed colour."""
+    style = f"getComputedStyle(document.querySelector({selector!r})).{field}"
+    numbers = tab.evaluate(f"{style}.match(/[0-9.]+/g).map(Number)")
+    return sum(numbers[:3]) / 3
+
+
+def test_everything_is_there_and_names_run_nothing(opened, screenshots):
+    tab = opened(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    assert [tab.locator(f"section#{name} h2").count() for name in SECTIONS] == [1] * len(SECTIONS)
+    plots = tab.locator(".plot").count()
+    assert plots == tab.locator(".plot .main-svg").count() / 3 or plots <= tab.locator(".plot svg").count()
+    assert tab.locator("#plot-loss .scatterlayer .trace").count() == 1  # the second run has no records
+    assert tab.locator("#plot-map-0 .scatterlayer .trace").count() == 3
+    assert tab.evaluate("window.broken") is None
+    assert tab.locator("#table-relations-0 tbody th", has_text="<i onclick=alert(1)>near</i>").count() == 2
+    # Hover shows a name literally.
+    tab.evaluate("document.getElementById('plot-map-0').scrollIntoView()")
+    tab.evaluate(
+        "Plotly.Fx.hover('plot-map-0', [{curveNumber: 2, pointNumber: "
+        "document.getElementById('plot-map-0').data[2].text.findIndex((name) => name.includes('Rome'))}])"
+    )
+    assert "<b>Rome</b> & %{x} {{ 7 * 7 }}" in tab.locator("#plot-map-0 .hoverlayer").text_content()
+    tab.screenshot(path=screenshots / "light.png", full_page=True)
+
+
+def test_a_click_sorts_a_table(opened):
+    tab = opened(viewport={"width": 1280, "height": 900})
+
+    def column(place: int) -> list[str]:
+        cells = tab.locator(f"#table-relations-0 tbody tr > :nth-child({place})")
+        return [text.strip() for text in cells.all_text_contents()]
+
+    before = column(5)
+    heading = tab.locator("#table-relations-0 thead th").nth(4)
+    heading.get_by_role("button").click()
+    assert heading.get_attribute("aria-sort") == "descending"
+    assert column(5) == sorted(before, key=float, reverse=True) != sorted(before, key=float)
+    heading.get_by_role("button").click()
+    assert column(5) == sorted(before, key=float) and heading.get_attribute("aria-sort") == "ascending"
+    name = tab.locator("#table-relations-0 thead th").first
+    name.get_by_role("button").click()
+    assert heading.get_attribute("aria-sort") is None and name.get_attribute("aria-sort") == "ascending"
+    assert column(1)[-1].startswith("lives_in") or column(1) == sorted(column(1), key=str.casefold)
+
+
+def test_dark_and_paper(opened, screenshots):
+    tab = opened(viewport={"width": 1000, "height": 900}, color_scheme="dark")
+    assert brightness(tab, "body", "backgroundColor") < 60 < 180 < brightness(tab, "body", "color")
+    assert brightness(tab, "#plot-loss .xtick text", "fill") > 180
+    tab.screenshot(path=screenshots / "dark.png", full_page=True)
+    tab.emulate_media(media="print")
+    tab.wait_for_function(
+        "getComputedStyle(document.querySelector('#plot-loss .xtick text')).fill === 'rgb(27, 31, 36)'"
+    )
+    assert brightness(tab, "body", "backgroundColor") == 255
+    assert tab.locator("nav").is_hidden()
+    tab.screenshot(path=screenshots / "print.png", full_page=True)
+    tab.emulate_media(media="screen", color_scheme="light")
+    assert brightness(tab, "body", "backgroundColor") == 255
+
+
+def test_a_phone(opened, screenshots):
+    tab = opened(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    widest = tab.evaluate(
+        "Math.max(...[...document.querySelectorAll('.plot svg')].map((s) => s.getBoundingClientRect().right))"
+    )
+    assert widest <= 390
+    assert tab.evaluate("document.getElementById('table-relations-0').scrollWidth") > 390
+    tab.screenshot(path=screenshots / "phone.png", full_page=True)
