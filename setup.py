@@ -11,6 +11,8 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).resolve().parent
 
 OPTUNA = "optuna>=4.2,<5"
+SERVE = ["fastapi>=0.110", "pydantic>=2", "uvicorn>=0.29"]
+FAISS = "faiss-cpu>=1.8"
 
 
 def read(name: str) -> str:
@@ -50,7 +52,7 @@ setup(
     packages=find_packages(include=["dglkge", "dglkge.*"]),
     # Explicit, so that an editable installation puts this folder on the path, partition_tools included.
     package_dir={"": "."},
-    package_data={"dglkge": ["py.typed"]},
+    package_data={"dglkge": ["py.typed"], "dglkge.serving": ["page/*"]},
     cmdclass={"build_py": WithRecipes},
     python_requires=">=3.9",
     # No torch here: unpinned, it would bring several GB of CUDA packages of a release that no DGL loads.
@@ -82,7 +84,20 @@ setup(
             "pyyaml",
         ],
         "tune": [OPTUNA],
-        "test": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "setuptools>=70.1", OPTUNA],
+        "serve": SERVE,
+        "faiss": [FAISS],
+        "test": [
+            "pytest",
+            "pytest-timeout",
+            "pytest-xdist",
+            "hypothesis",
+            "setuptools>=70.1",
+            OPTUNA,
+            *SERVE,
+            FAISS,
+            "httpx",
+            "playwright",
+        ],
         "dev": ["ruff", "mypy"],
     },
     entry_points={
