@@ -387,9 +387,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         problems = []
         for one in error.errors()[:3]:
             if one["type"] == "json_invalid":
-                return refuse(
-                    400, f"the body is not JSON: {one['ctx']['error']} at character {one['loc'][1]}"
-                )
+                reason, place = one["ctx"]["error"], one["loc"][1]
+                return refuse(400, f"the body is not JSON: {reason} at character {place}")
             field = ".".join(str(part) for part in one["loc"][1:]) or str(one["loc"][0])
             problems.append(f"{field}: {one['msg']}, got {_shortened(one.get('input'))}")
         more = len(error.errors()) - len(problems)

@@ -7,7 +7,7 @@ const MAX_STEPS = 12;
 const MATCHES = 12;
 const ROWS = 20;
 const PREDICTIONS = 10;
-const OPENED = 6;
+const OPENED = window.matchMedia("(max-width: 60rem)").matches ? 2 : 6;
 const SHOWN_AT_A_TIME = 30;
 const TYPING_MS = 120;
 
@@ -370,7 +370,7 @@ function predictions(state, entity, counts, signal) {
     const fitting = queries.filter((query) => query.relation.toLowerCase().includes(text));
     list.replaceChildren(...fitting.slice(0, limit).map((query) => {
       query.target ??= make("div", {}, make("p", { class: "note" }, "…"));
-      query.element ??= group(through(query.relation, query.role) + " ?",
+      query.element ??= group(through(query.relation, query.role),
         query.count ? query.count.toLocaleString() + " known" : "", false, query.target);
       query.element.ontoggle = () => query.element.open && load([query]);
       return query.element;
@@ -400,6 +400,10 @@ async function showEntity(state, signal) {
   const sections = ["Known triples", "Predicted", "Similar"].map((text) => make("section", { "aria-label": text },
     make("h2", {}, text)));
   const [known, predicted, similar] = sections;
+  // On narrow screens the sections are below each other.
+  const jumps = make("div", { class: "jumps" }, ...sections.map((section) => make("button", {
+    type: "button", onclick: () => section.scrollIntoView(),
+  }, section.getAttribute("aria-label"))));
   byId("main").replaceChildren(title, facts);
   const parameters = { entity: asked.name, type: asked.type || null };
   let alike;
@@ -412,7 +416,7 @@ async function showEntity(state, signal) {
   }
   const entity = { name: asked.name, type: alike.type };
   facts.textContent = alike.type;
-  byId("main").append(make("div", { class: "columns" }, ...sections));
+  byId("main").append(jumps, make("div", { class: "columns" }, ...sections));
   const how = model.similarity[alike.type];
   const note = how.method === "exact" ? "Cosine of the rows, among entities of type " + alike.type + "."
     : "Cosine of the rows; approximate search, recall@10 " + how.recall_at_10.toFixed(3) + ".";
