@@ -94,6 +94,7 @@ def _serve(args: argparse.Namespace) -> int:
     from dglkge.serving.app import ModelCalls, create_app
     from dglkge.serving.explorer import Explorer
     from dglkge.serving.guard import HostNames
+    from dglkge.serving.neighbours import import_faiss
     from dglkge.serving.server import is_loopback, listening_socket, serve_until_signal, url_of
 
     threads = _threads(args.threads)
@@ -101,6 +102,8 @@ def _serve(args: argparse.Namespace) -> int:
         raise InputError(f"--port must be 0 to 65535, got {args.port}")
     if args.faiss_from < 1:
         raise InputError(f"--faiss-from must be at least 1, got {args.faiss_from}")
+    if args.faiss:
+        import_faiss()
     token = _token(args.token)
     with listening_socket(args.host, args.port) as bound:
         is_local = is_loopback(bound)

@@ -210,10 +210,8 @@ def main() -> None:
     sizes = ", ".join(f"{count} {name}" for name, count in facts["entity_types"].items())
     print(f"{facts['score_function']}, dimension {facts['dimension']}, {sizes}, {cores} cores")
     print(f"similarity: {json.dumps(facts['similarity'])}; start: {facts['start_seconds']:.1f} s")
-    print(
-        f"server's own memory: {at_start['RssAnon']:.0f} MB at the start, {at_end['RssAnon']:.0f} MB at the end; "
-        f"mapped pages: {at_start['RssFile']:.0f} MB, {at_end['RssFile']:.0f} MB"
-    )
+    for name, kind in (("RssAnon", "server's own memory"), ("RssFile", "mapped pages")):
+        print(f"{kind}: {at_start[name]:.0f} MB at the start, {at_end[name]:.0f} MB at the end")
     print("\n| route | connections | requests/s | p50, ms | p99, ms |\n|---|--:|--:|--:|--:|")
     for one in figures:
         print(

@@ -25,18 +25,9 @@ def start(run):
     processes = []
 
     def start_one(*options, command=None):
+        words = ["-m", "dglkge", "serve", str(run), "--port", "0", "--json", *options]
         process = subprocess.Popen(
-            [
-                *(command or warm.python()),
-                "-m",
-                "dglkge",
-                "serve",
-                str(run),
-                "--port",
-                "0",
-                "--json",
-                *options,
-            ],
+            [*(command or warm.python()), *words],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -83,9 +74,8 @@ def test_ctrl_c_ends_it(start, run, dataset):
 def test_in_the_background_with_a_token(start, tmp_path):
     (tmp_path / "token").write_text(TOKEN + "\n")
     # Plain Python: its command line is looked at.
-    process, facts = start(
-        "--token", str(tmp_path / "token"), "--host", "localhost", command=[sys.executable]
-    )
+    options = ("--token", str(tmp_path / "token"), "--host", "localhost")
+    process, facts = start(*options, command=[sys.executable])
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask(f"{facts['url']}model")
     assert refused.value.code == 401
@@ -115,9 +105,7 @@ def test_ports_and_hosts(call, run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         text = refusal(call, run, "--port", port)
-        assert (
-            f"cannot listen on 127.0.0.1 port {port}: Address already in use; --port 0 takes a free" in text
-        )
+        assert f"cannot listen on 127.0.0.1 port {port}: Address already in use; --port 0" in text
     assert "--port must be 0 to 65535, got 65536" in refusal(call, run, "--port", "65536")
     assert "--host 'no such host' has no address" in refusal(call, run, "--host", "no such host")
     assert "--threads must be 1 to" in refusal(call, run, "--port", "0", "--threads", "0")
@@ -137,9 +125,7 @@ def test_ports_and_hosts(call, run):
 def test_tokens_that_cannot_be_used(call, run, tmp_path, content, text):
     (tmp_path / "token").write_bytes(content)
     line = refusal(call, run, "--port", "0", "--token", tmp_path / "token")
-    assert text in line and (
-        len(content) < 6 or content[:5].decode("latin-1") not in line.replace("short", "")
-    )
+    assert text in line and (not content or content.decode("latin-1").strip() not in line)
 
 
 def test_a_token_in_place_of_a_file_is_not_repeated(call, run):

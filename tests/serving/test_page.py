@@ -30,7 +30,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """Open a page; at the end no script has failed or said anything, and nothing was asked of another site."""
+    """Open a page; at the end no script has failed, and nothing was asked of another site."""
     contexts, problems, asked = [], [], []
 
     def open_one(url, **options):
@@ -171,8 +171,10 @@ def test_colours_and_a_phone(server, open_page, tmp_path):
         phone = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
         page = open_page(address, color_scheme=scheme, **phone)
         wait_for(page, "town3")
-        colours = page.evaluate("[getComputedStyle(document.documentElement), getComputedStyle(document.body)].map("
-                                "(style, n) => n ? style.color : style.backgroundColor)")  # fmt: skip
+        colours = [
+            page.evaluate(f"getComputedStyle(document.{element}).{name}")
+            for element, name in (("documentElement", "backgroundColor"), ("body", "color"))
+        ]
         seen[scheme] = [sum(map(int, colour[4:-1].split(","))) for colour in colours]
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
         top = page.locator("section[aria-label=Similar]").bounding_box()["y"]
