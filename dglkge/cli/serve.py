@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Optional
 
+import torch
+
 from dglkge.cli.common import (
     add_dataset_argument,
     add_run_argument,
@@ -113,7 +115,9 @@ def _serve(args: argparse.Namespace) -> int:
                 "without one: 127.0.0.1, ::1, localhost"
             )
         model = open_run(args.run, args.dataset, verify=not args.no_verify)
-        explorer = Explorer(model, args.faiss_from if args.faiss else None, show_progress=True)
+        torch.set_num_threads(threads)
+        approximate_from = args.faiss_from if args.faiss else None
+        explorer = Explorer(model, approximate_from, threads, show_progress=True)
         calls = ModelCalls(threads)
         app = create_app(explorer, calls, HostNames(args.host, is_local, args.allow_host), token)
         url = url_of(bound, args.host)

@@ -40,6 +40,8 @@ class Explorer:
     run : Run
     approximate_from : int, optional
         Number of entities from which a type's similarity is searched with faiss; by default never.
+    threads : int
+        Threads of faiss.
     show_progress : bool
         Show progress bars on a terminal.
 
@@ -50,7 +52,13 @@ class Explorer:
         Reason why known triples are not available.
     """
 
-    def __init__(self, run: Run, approximate_from: Optional[int] = None, show_progress: bool = False) -> None:
+    def __init__(
+        self,
+        run: Run,
+        approximate_from: Optional[int] = None,
+        threads: int = 1,
+        show_progress: bool = False,
+    ) -> None:
         self.run = run
         tables = run.tables
         self._names: dict[str, NameIndex] = {}
@@ -60,7 +68,7 @@ class Explorer:
             self._names[type_] = NameIndex(vocabulary.names)
             tables.shards(type_)  # opens the files and compares checksums
             if approximate_from is not None and len(vocabulary) >= approximate_from:
-                self._neighbours[type_] = Neighbours(tables, type_, show_progress)
+                self._neighbours[type_] = Neighbours(tables, type_, threads, show_progress)
         self.has_probabilities = calibrated_curve(run) is not None
         self.no_triples: Optional[str] = None
         self._known: Mapping[str, KnownTriples] = {}

@@ -55,6 +55,8 @@ class Neighbours:
     ----------
     tables : Checkpoint or DglkeTables
     entity_type : str
+    threads : int
+        Threads of faiss.
     show_progress : bool
         Show a progress bar on a terminal.
     seed : int
@@ -68,9 +70,17 @@ class Neighbours:
         Lists of the index, and those that a search scans.
     """
 
-    def __init__(self, tables: Tables, entity_type: str, show_progress: bool = False, seed: int = 0) -> None:
-        faiss = import_faiss()
-        self._tables, self._type = tables, entity_type
+    def __init__(
+        self,
+        tables: Tables,
+        entity_type: str,
+        threads: int = 1,
+        show_progress: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self._faiss = faiss = import_faiss()
+        self._tables, self._type, self._threads = tables, entity_type, threads
+        faiss.omp_set_num_threads(threads)
         num_rows, width = tables[entity_type].shape
         draws = np.random.default_rng(seed)
         self.num_lists = max(1, min(num_rows // ROWS_PER_LIST, 2 * math.isqrt(num_rows)))
@@ -97,6 +107,8 @@ class Neighbours:
 
     def search(self, entity_id: int, topk: int) -> list[tuple[int, float]]:
         """Return (id, cosine) of the nearest entities, the best first, without the entity itself."""
+        # A setting of the calling thread, which is not the one that built the index.
+        self._faiss.omp_set_num_threads(self._threads)
         query = self._normalized(np.array([entity_id]))
         _, found = self._index.search(query, SPARE * topk + 1)
         # -1 stands for candidates that the searched lists did not have.
