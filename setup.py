@@ -16,7 +16,7 @@ FEATURES = {
     "huggingface": ["huggingface_hub", "safetensors"],
     "lancedb": ["lancedb"],
     "mlflow": ["mlflow-skinny>=2.14"],
-    "rdf": ["pyoxigraph>=0.4"],
+    "rdf": ["pyoxigraph>=0.5,<0.6"],
     "report": ["jinja2", "plotly>=5", "scikit-learn"],
     "serve": ["fastapi>=0.110", "pydantic>=2", "uvicorn>=0.29"],
     "tensorboard": ["tensorboard"],
@@ -63,7 +63,7 @@ setup(
     packages=find_packages(include=["dglkge", "dglkge.*"]),
     # Explicit, so that an editable installation puts this folder on the path, partition_tools included.
     package_dir={"": "."},
-    package_data={"dglkge": ["py.typed"], "dglkge.report": ["page.*"]},
+    package_data={"dglkge": ["py.typed"], "dglkge.report": ["page.*"], "dglkge.serving": ["page/*"]},
     cmdclass={"build_py": WithRecipes},
     python_requires=">=3.9",
     # No torch here: unpinned, it would bring several GB of CUDA packages of a release that no DGL loads.

@@ -18,7 +18,7 @@ import dglkge
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE_FILES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.py", "py.typed")
+    for pattern in ("*.py", "py.typed", "page/*")
     for path in (ROOT / "dglkge").rglob(pattern)
 )
 RECIPES = [

@@ -17,8 +17,11 @@ OPTIM_MAY_IMPORT = {"torch", "dgl", "numpy"}
 ONLY_FOR_PEOPLE = {
     "rich": ("dglkge.cli", "dglkge.partition", "partition_tools"),
     "psutil": ("dglkge.launch",),
+    "fastapi": ("dglkge.serving", "dglkge.cli.serve"),
+    "uvicorn": ("dglkge.serving", "dglkge.cli.serve"),
+    "faiss": ("dglkge.serving",),
 }
-DISTRIBUTION = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
+DISTRIBUTION = {"faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 def imports_of(source: SourceFile) -> list[tuple[int, str]]:

@@ -1,0 +1,179 @@
+"""``dglkge serve``: an explorer of a trained model in the browser, and REST beside it."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import sys
+from pathlib import Path
+from typing import Optional
+
+import torch
+
+from dglkge.cli.common import (
+    add_dataset_argument,
+    add_run_argument,
+    add_verify_argument,
+    flush_output,
+    print_json,
+    print_text,
+)
+from dglkge.errors import InputError
+from dglkge.inference.run import open_run
+from dglkge.launch.stop_signals import StoppedBySignal, stop_signals_raised
+
+HELP = "explore a trained model in the browser"
+DESCRIPTION = """Serve a page to search entities, their known and predicted triples and similar entities, and
+REST under the same address: /predict, /score, /similar, /entities, /relations, /triples, described by
+/openapi.json. It runs until Ctrl-C or SIGTERM."""
+EXAMPLES = """examples:
+  dglkge serve runs/demo
+  dglkge serve runs/demo --port 0                        a free port; the address is printed
+  dglkge serve runs/demo --host 0.0.0.0 --token token.txt    reachable from other machines, with a token
+  curl 'http://127.0.0.1:8765/entities?prefix=dou'
+  curl http://127.0.0.1:8765/predict --json '{"queries": [{"head": "Alice", "relation": "likes"}], "k": 3}'"""
+
+DEFAULT_PORT = 8765
+APPROXIMATE_FROM = 1_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    add_run_argument(parser)
+    add_verify_argument(parser)
+    add_dataset_argument(parser)
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s); others need --token"
+    )
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--token",
+        metavar="FILE",
+        help="file with a token that every request for data must have; - asks for it. The page asks for it "
+        "too, or takes it from the address: http://HOST:PORT/#token=TOKEN",
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer under this host name too, e.g. that of a proxy; may be repeated",
+    )
+    parser.add_argument(
+        "--faiss",
+        action="store_true",
+        help="search similar entities approximately, in types of --faiss-from entities or more",
+    )
+    parser.add_argument(
+        "--faiss-from",
+        type=int,
+        default=APPROXIMATE_FROM,
+        metavar="N",
+        help="smallest type for --faiss (default: %(default)s)",
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of the model (default: all cores)")
+    parser.add_argument("--json", action="store_true", help="print the address and the model as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Open the run, serve, and return 128 + the number of the signal that ended it."""
+    try:
+        with stop_signals_raised():
+            return _serve(args)
+    except StoppedBySignal as error:  # before requests were answered
+        return 128 + error.number
+
+
+def _serve(args: argparse.Namespace) -> int:
+    try:
+        import fastapi  # noqa: F401  checked before the run is read
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"dglkge serve needs {error.name}: pip install 'dglkge[serve]'") from None
+    from dglkge.serving.app import ModelCalls, create_app
+    from dglkge.serving.explorer import Explorer
+    from dglkge.serving.guard import HostNames
+    from dglkge.serving.neighbours import import_faiss
+    from dglkge.serving.server import is_loopback, listening_socket, serve_until_signal, url_of
+
+    threads = _threads(args.threads)
+    if not 0 <= args.port <= 65535:
+        raise InputError(f"--port must be 0 to 65535, got {args.port}")
+    if args.faiss_from < 1:
+        raise InputError(f"--faiss-from must be at least 1, got {args.faiss_from}")
+    if args.faiss:
+        import_faiss()
+    token = _token(args.token)
+    with listening_socket(args.host, args.port) as bound:
+        is_local = is_loopback(bound)
+        if token is None and not is_local:
+            raise InputError(
+                f"--host {args.host} can be reached from other machines, so --token FILE is needed; allowed "
+                "without one: 127.0.0.1, ::1, localhost"
+            )
+        model = open_run(args.run, args.dataset, verify=not args.no_verify)
+        torch.set_num_threads(threads)
+        approximate_from = args.faiss_from if args.faiss else None
+        explorer = Explorer(model, approximate_from, threads, show_progress=True)
+        calls = ModelCalls(threads)
+        app = create_app(explorer, calls, HostNames(args.host, is_local, args.allow_host), token)
+        url = url_of(bound, args.host)
+
+        def announce() -> None:
+            facts = explorer.describe()
+            if args.json:
+                print_json({"url": url, "port": bound.getsockname()[1], "pid": os.getpid(), **facts})
+            else:
+                _print_facts(facts, url, token is not None)
+            flush_output()
+
+        try:
+            number = serve_until_signal(app, bound, announce)
+        finally:
+            calls.close()
+    if not args.json:
+        print("dglkge serve: stopped", file=sys.stderr)
+    return 128 + number if number else 1
+
+
+def _threads(asked: Optional[int]) -> int:
+    cores = len(os.sched_getaffinity(0))
+    if asked is not None and not 1 <= asked <= cores:
+        raise InputError(f"--threads must be 1 to {cores}, the cores of this process; got {asked}")
+    return asked or cores
+
+
+def _token(given: Optional[str]) -> Optional[str]:
+    """Return the token of ``--token``."""
+    from dglkge.serving.guard import check_token, read_token
+
+    if given is None:
+        return None
+    if given != "-":
+        return read_token(Path(given))
+    try:
+        return check_token(getpass.getpass("token: "), "that was entered")
+    except EOFError:
+        raise InputError("--token -: no token was entered") from None
+
+
+def _print_facts(facts: dict, url: str, has_token: bool) -> None:
+    entities = sum(facts["entity_types"].values())
+    print_text(
+        f"{facts['path']}: {facts['score_function']}, dimension {facts['dimension']}, {entities} entities, "
+        f"{facts['relations']} relations"
+    )
+    if facts["no_triples"] is not None:
+        print_text(f"known triples are not shown: {facts['no_triples']}")
+    if not facts["probabilities"]:
+        print_text("scores instead of probabilities: dglkge evaluate --calibrate fits some")
+    for type_, how in facts["similarity"].items():
+        if how["method"] == "faiss":
+            print_text(
+                f"similar entities of type {type_}: faiss, recall@10 {how['recall_at_10']:.3f}, "
+                f"{how['lists_searched']} of {how['lists']} lists searched"
+            )
+    print_text(f"{url}{'#token=TOKEN' if has_token else ''}   Ctrl-C ends it")

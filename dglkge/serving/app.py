@@ -1,0 +1,414 @@
+"""Routes of the explorer: its page, and REST with a description in OpenAPI."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, Callable, Literal, Optional
+
+import torch
+from fastapi import FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from dglkge import __version__
+from dglkge.errors import InputError
+from dglkge.serving.explorer import Explorer, UnknownEntityError
+from dglkge.serving.guard import MAX_BODY_BYTES, Application, Guard, HostNames
+
+logger = logging.getLogger(__name__)
+
+MAX_K = 1000
+MAX_QUERIES = 1000
+MAX_ANSWERS = 100_000
+"""Of all queries of a request: their number times k."""
+
+MAX_TRIPLES = 10_000
+MAX_NAME_LENGTH = 10_000
+MAX_WAITING = 64
+"""Model calls that wait or run; more are refused with status 503."""
+
+PAGE_FOLDER = Path(__file__).parent / "page"
+PAGE_FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/explorer.js": ("explorer.js", "text/javascript; charset=utf-8"),
+    "/explorer.css": ("explorer.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+"""Path, file and type of the page's resources."""
+
+PUBLIC = {*PAGE_FILES, "/health", "/openapi.json"}
+"""Paths that need no token: they hold nothing of the run."""
+
+DESCRIPTION = f"""Predictions, scores, similar entities and known triples of a trained model.
+
+Errors are JSON, `{{"error": "..."}}`: 400 bad input, 401 no or wrong token, 403 request from another site's
+page, 404 unknown entity, 413 body of more than {MAX_BODY_BYTES} bytes, 415 not JSON, 422 a value outside its
+limits, 503 more than {MAX_WAITING} requests wait for the model."""
+
+Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
+NameParameter = Annotated[str, Query(max_length=MAX_NAME_LENGTH)]
+Role = Literal["head", "tail"]
+Missing = Literal["head", "relation", "tail"]
+Split = Optional[str]
+
+
+class Strict(BaseModel):
+    """Body of a request; an unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class PredictQuery(Strict):
+    """A triple with one part missing: left out, null or ``?``."""
+
+    head: Optional[Name] = None
+    relation: Optional[Name] = None
+    tail: Optional[Name] = None
+
+
+class PredictRequest(Strict):
+    """Body of ``/predict``."""
+
+    queries: Annotated[list[PredictQuery], Field(min_length=1, max_length=MAX_QUERIES)]
+    k: Annotated[int, Field(ge=1, le=MAX_K, description="answers to each query")] = 10
+    known: Annotated[
+        Optional[Literal["mark", "drop", "keep"]],
+        Field(description="known answers: marked (default), left out, or not looked up"),
+    ] = None
+
+
+class PredictedTriple(BaseModel):
+    """One answer."""
+
+    rank: int
+    head: str
+    relation: str
+    tail: str
+    score: float
+    probability: Optional[float] = Field(description="null unless dglkge evaluate --calibrate was run")
+    known_from: Split = Field(description="first split that has the triple")
+
+
+class PredictResult(BaseModel):
+    """Answers to one query, the best first."""
+
+    head: Optional[str]
+    relation: Optional[str]
+    tail: Optional[str]
+    missing: Optional[Missing]
+    type: Optional[str] = Field(description="entity type of the answers")
+    answers: list[PredictedTriple]
+    problem: Optional[str] = Field(description="reason why there are no answers")
+
+
+class PredictResponse(BaseModel):
+    """Answer of ``/predict``, in the order of the queries."""
+
+    results: list[PredictResult]
+
+
+class Triple(Strict):
+    """A triple by names."""
+
+    head: Name
+    relation: Name
+    tail: Name
+
+
+class ScoreRequest(Strict):
+    """Body of ``/score``."""
+
+    triples: Annotated[list[Triple], Field(min_length=1, max_length=MAX_TRIPLES)]
+
+
+class ScoredTriple(BaseModel):
+    """A triple with its score, or with a problem."""
+
+    head: str
+    relation: str
+    tail: str
+    score: Optional[float]
+    probability: Optional[float]
+    known_from: Split
+    problem: Optional[str]
+
+
+class ScoreResponse(BaseModel):
+    """Answer of ``/score``, in the order of the triples."""
+
+    triples: list[ScoredTriple]
+
+
+class SimilarEntity(BaseModel):
+    """An entity and its cosine with the given one."""
+
+    rank: int
+    name: str
+    cosine: float
+
+
+class SimilarResponse(BaseModel):
+    """Answer of ``/similar``, the most similar first."""
+
+    entity: str
+    type: str
+    method: Literal["exact", "faiss"]
+    similar: list[SimilarEntity]
+
+
+class Entity(BaseModel):
+    """A name and its type."""
+
+    name: str
+    type: str
+
+
+class EntitiesResponse(BaseModel):
+    """Answer of ``/entities``, in alphabetical order; then names that contain the text elsewhere."""
+
+    entities: list[Entity]
+
+
+class RelationFacts(BaseModel):
+    """A relation; ``relation`` is its label, which identifies it alone."""
+
+    relation: str
+    name: str
+    head_type: str
+    tail_type: str
+    triples: Optional[int] = Field(description="in all splits; null without a data set")
+
+
+class RelationsResponse(BaseModel):
+    """Answer of ``/relations``, by id."""
+
+    relations: list[RelationFacts]
+
+
+class OtherEntity(Entity):
+    """The other entity of a known triple."""
+
+    split: str
+
+
+class TripleGroup(BaseModel):
+    """Known triples of an entity with one relation, in one role."""
+
+    relation: str
+    role: Role = Field(description="place of the given entity")
+    count: int = Field(description="of all, also beyond the limit")
+    others: list[OtherEntity]
+
+
+class TriplesResponse(BaseModel):
+    """Answer of ``/triples``; groups with most triples first."""
+
+    entity: str
+    type: str
+    triples: int
+    groups: list[TripleGroup]
+
+
+class HealthResponse(BaseModel):
+    """Answer of ``/health``, which needs no token."""
+
+    status: Literal["ok"]
+    version: str
+    needs_token: bool
+
+
+class BusyError(Exception):
+    """Too many requests wait for the model."""
+
+
+class ModelCalls:
+    """The one thread that runs the model, and the queue before it.
+
+    One call at a time uses all of torch's threads: several at a time would only share the cores, and each
+    would need memory of its own for scores.
+
+    Parameters
+    ----------
+    threads : int
+        Torch's threads.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(1, "model", torch.set_num_threads, (threads,))
+        self._waiting = 0
+
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a function in the thread and return its result.
+
+        Raises
+        ------
+        BusyError
+            If :data:`MAX_WAITING` calls wait already.
+        """
+        if self._waiting >= MAX_WAITING:
+            raise BusyError
+        self._waiting += 1
+        try:
+            call = functools.partial(function, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """Drop waiting calls and wait for the one that runs."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def create_app(
+    explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: Optional[str] = None
+) -> Application:
+    """Build the ASGI application.
+
+    Routes of the model are coroutines that wait for ``calls``. Those that only look names and triples up are
+    plain functions, which FastAPI runs in its own threads; none blocks the event loop.
+
+    Parameters
+    ----------
+    explorer : Explorer
+    calls : ModelCalls
+    hosts : HostNames
+        Values of the Host header that are answered.
+    token : str, optional
+        Required from every request for data.
+    """
+    # No pages of documentation: FastAPI's load their scripts from other sites.
+    app = FastAPI(
+        title="dglkge serve", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None
+    )
+    _add_error_handlers(app)
+    for path, (name, media_type) in PAGE_FILES.items():
+        _add_file(app, path, (PAGE_FOLDER / name).read_bytes(), media_type)
+
+    @app.get("/health", response_model=HealthResponse)
+    def health() -> Response:
+        """Say that the server answers."""
+        return JSONResponse({"status": "ok", "version": __version__, "needs_token": token is not None})
+
+    @app.get("/model")
+    def model() -> Response:
+        """Describe the model, and how similar entities are searched."""
+        return JSONResponse(explorer.describe())
+
+    @app.get("/relations", response_model=RelationsResponse)
+    def relations() -> Response:
+        """List the relations."""
+        return JSONResponse({"relations": explorer.relations()})
+
+    @app.get("/entities", response_model=EntitiesResponse)
+    def entities(
+        prefix: NameParameter = "",
+        type: Optional[NameParameter] = None,
+        k: Annotated[int, Query(ge=1, le=MAX_K)] = 20,
+        anywhere: Annotated[bool, Query(description="also names that contain the text elsewhere")] = False,
+    ) -> Response:
+        """Complete the beginning of a name, in upper or lower case."""
+        return JSONResponse({"entities": explorer.entities(prefix, type, k, anywhere)})
+
+    @app.get("/triples", response_model=TriplesResponse)
+    def triples(
+        entity: NameParameter,
+        type: Optional[NameParameter] = None,
+        relation: Optional[NameParameter] = None,
+        role: Optional[Role] = None,
+        limit: Annotated[int, Query(ge=0, le=MAX_K, description="of each relation and role")] = 20,
+        offset: Annotated[int, Query(ge=0, le=1 << 40)] = 0,
+    ) -> Response:
+        """List the known triples of an entity by relation."""
+        return JSONResponse(explorer.triples(entity, type, relation, role, limit, offset))
+
+    @app.get("/similar", response_model=SimilarResponse)
+    async def similar(
+        entity: NameParameter,
+        type: Optional[NameParameter] = None,
+        k: Annotated[int, Query(ge=1, le=MAX_K)] = 10,
+    ) -> Response:
+        """Find the entities of the same type with the greatest cosines."""
+        return JSONResponse(await calls.run(explorer.similar, entity, type, k))
+
+    @app.post("/predict", response_model=PredictResponse)
+    async def predict(body: PredictRequest) -> Response:
+        """Complete triples with one part missing."""
+        if len(body.queries) * body.k > MAX_ANSWERS:
+            raise InputError(
+                f"{len(body.queries)} queries with k={body.k} ask for {len(body.queries) * body.k} answers; "
+                f"allowed: {MAX_ANSWERS}"
+            )
+        queries = [query.model_dump() for query in body.queries]
+        return JSONResponse({"results": await calls.run(explorer.predict, queries, body.k, body.known)})
+
+    @app.post("/score", response_model=ScoreResponse)
+    async def score(body: ScoreRequest) -> Response:
+        """Score given triples; an unknown name is a problem of its row."""
+        triples = [triple.model_dump() for triple in body.triples]
+        return JSONResponse({"triples": await calls.run(explorer.score, triples)})
+
+    return Guard(app, hosts, PUBLIC, token)
+
+
+def _add_file(app: FastAPI, path: str, content: bytes, media_type: str) -> None:
+    @app.get(path, include_in_schema=False)
+    def file() -> Response:
+        """Return a file of the page."""
+        return Response(content, media_type=media_type)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Make JSON with one line of text of every error."""
+
+    def refuse(status: int, text: str) -> JSONResponse:
+        return JSONResponse({"error": " ".join(text.split())}, status)
+
+    @app.exception_handler(UnknownEntityError)
+    def unknown(_request: Request, error: Exception) -> Response:
+        return refuse(404, str(error))
+
+    @app.exception_handler(InputError)
+    def bad_input(_request: Request, error: Exception) -> Response:
+        return refuse(400, str(error))
+
+    @app.exception_handler(BusyError)
+    def busy(_request: Request, _error: Exception) -> Response:
+        answer = refuse(503, f"more than {MAX_WAITING} requests wait for the model; try again later")
+        answer.headers["Retry-After"] = "1"
+        return answer
+
+    @app.exception_handler(RequestValidationError)
+    def invalid(_request: Request, error: RequestValidationError) -> Response:
+        problems = []
+        for one in error.errors()[:3]:
+            if one["type"] == "json_invalid":
+                reason, place = one["ctx"]["error"], one["loc"][1]
+                return refuse(400, f"the body is not JSON: {reason} at character {place}")
+            field = ".".join(str(part) for part in one["loc"][1:]) or str(one["loc"][0])
+            problems.append(f"{field}: {one['msg']}, got {_shortened(one.get('input'))}")
+        more = len(error.errors()) - len(problems)
+        return refuse(422, "; ".join(problems) + (f"; and {more} more" if more else ""))
+
+    @app.exception_handler(404)
+    def no_such_path(request: Request, _error: Exception) -> Response:
+        known = ", ".join(sorted(app.openapi()["paths"]))
+        return refuse(404, f"there is no {_shortened(request.url.path)}; there are {known}")
+
+    @app.exception_handler(405)
+    def no_such_method(request: Request, _error: Exception) -> Response:
+        return refuse(405, f"{request.url.path} is not asked with {request.method}; see /openapi.json")
+
+    @app.exception_handler(Exception)
+    def failure(_request: Request, _error: Exception) -> Response:
+        # The server logs the traceback; it is not for those who ask.
+        return refuse(500, "internal error; the server's log has the details")
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,369 @@
+"""What the explorer asks of a run: names, known triples, predictions, similar entities; no HTTP."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice, repeat
+from typing import Any, Optional
+
+import numpy as np
+import pandas as pd
+
+from dglkge.data.known_triples import KnownTriples
+from dglkge.data.text_format import ROLES
+from dglkge.errors import InputError
+from dglkge.inference.frames import calibrated_curve
+from dglkge.inference.run import Run
+from dglkge.inference.search import Known
+from dglkge.serving.names import NameIndex
+from dglkge.serving.neighbours import Neighbours
+from dglkge.typing import Side
+
+MAX_OTHERS = 10_000
+"""Entities in one answer of :meth:`Explorer.triples`; relations after that have counts only."""
+
+
+class UnknownEntityError(InputError):
+    """No entity has that name."""
+
+
+class Explorer:
+    """Questions to a run, answered with dictionaries and lists that are ready for JSON.
+
+    Everything that is built once is built here, so that no request waits for it: the indexes of names and of
+    known triples, and the model. Rows stay mapped from their files.
+
+    Parameters
+    ----------
+    run : Run
+    approximate_from : int, optional
+        Number of entities from which a type's similarity is searched with faiss; by default never.
+    threads : int
+        Threads of faiss.
+    show_progress : bool
+        Show progress bars on a terminal.
+
+    Attributes
+    ----------
+    run : Run
+    no_triples : str or None
+        Reason why known triples are not available.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        approximate_from: Optional[int] = None,
+        threads: int = 1,
+        show_progress: bool = False,
+    ) -> None:
+        self.run = run
+        tables = run.tables
+        self._names: dict[str, NameIndex] = {}
+        self._neighbours: dict[str, Neighbours] = {}
+        for type_ in tables.entity_types:
+            vocabulary = tables.vocabulary(type_)
+            self._names[type_] = NameIndex(vocabulary.names)
+            tables.shards(type_)  # opens the files and compares checksums
+            if approximate_from is not None and len(vocabulary) >= approximate_from:
+                self._neighbours[type_] = Neighbours(tables, type_, threads, show_progress)
+        self.has_probabilities = calibrated_curve(run) is not None
+        self.no_triples: Optional[str] = None
+        self._known: Mapping[str, KnownTriples] = {}
+        try:
+            self._known = run.known_treatment(Known.MARK)[1]
+        except InputError as error:
+            self.no_triples = str(error)
+        self._relations = self._describe_relations()
+        if self._relations:
+            self._warm_up()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the model, the numbers of names, and what is available."""
+        tables = self.run.tables
+        meta = tables.meta
+        return {
+            "path": str(tables.path),
+            "dataset": meta.dataset_name,
+            "score_function": meta.score_function,
+            "dimension": meta.dim,
+            "reciprocal_relations": meta.reciprocal,
+            "entity_types": {type_: len(tables.vocabulary(type_)) for type_ in tables.entity_types},
+            "relations": len(tables.relations),
+            "probabilities": self.has_probabilities,
+            "no_triples": self.no_triples,
+            "similarity": {type_: self._similarity(type_) for type_ in tables.entity_types},
+        }
+
+    def _similarity(self, type_: str) -> dict[str, Any]:
+        index = self._neighbours.get(type_)
+        if index is None:
+            return {"method": "exact"}
+        return {
+            "method": "faiss",
+            "recall_at_10": index.recall,
+            "lists": index.num_lists,
+            "lists_searched": index.num_searched,
+        }
+
+    def relations(self) -> list[dict[str, Any]]:
+        """Return label, entity types and number of known triples of each relation, by id."""
+        return self._relations
+
+    def _describe_relations(self) -> list[dict[str, Any]]:
+        relations = self.run.tables.relations
+        counts: list[Optional[int]] = [None] * len(relations)
+        if self.no_triples is None:
+            dataset = self.run.dataset
+            splits = [dataset.split(split)[:, 1] for split in self._known]
+            total = sum(np.bincount(column, minlength=len(relations)) for column in splits)
+            counts = np.asarray(total).tolist()
+        return [
+            {
+                "relation": label,
+                "name": relation.name,
+                "head_type": relation.lhs,
+                "tail_type": relation.rhs,
+                "triples": count,
+            }
+            for label, relation, count in zip(relations.labels.names, relations.relations, counts)
+        ]
+
+    def entities(
+        self, prefix: str, entity_type: Optional[str], k: int, anywhere: bool
+    ) -> list[dict[str, str]]:
+        """Return names that begin with a text.
+
+        Parameters
+        ----------
+        prefix : str
+            Upper and lower case are the same.
+        entity_type : str, optional
+            By default all types.
+        k : int
+            Most names to return.
+        anywhere : bool
+            Fill up with names that contain the text elsewhere.
+
+        Raises
+        ------
+        InputError
+            If the type is unknown.
+        """
+        types = self.run.tables.entity_types if entity_type is None else [self.run.type_of("", entity_type)]
+        vocabulary = self.run.tables.vocabulary
+
+        def folded(one: tuple[str, int]) -> str:
+            return vocabulary(one[0])[one[1]].casefold()
+
+        starting = [zip(repeat(type_), self._names[type_].starting(prefix)) for type_ in types]
+        found: Iterator[tuple[str, int]] = heapq.merge(*starting, key=folded)
+        if anywhere:
+            containing = [zip(repeat(type_), self._names[type_].containing(prefix)) for type_ in types]
+            found = chain(found, *containing)
+        return [{"name": vocabulary(type_)[id_], "type": type_} for type_, id_ in islice(found, k)]
+
+    def find(self, entity: str, entity_type: Optional[str] = None) -> tuple[str, int]:
+        """Return type and id of an entity.
+
+        Raises
+        ------
+        UnknownEntityError
+            If no entity has the name.
+        InputError
+            If the type is unknown, or several types have the name and none was given.
+        """
+        tables = self.run.tables
+        types = tables.entity_types if entity_type is None else [self.run.type_of(entity, entity_type)]
+        found = [type_ for type_ in types if entity in tables.vocabulary(type_)]
+        if len(found) > 1:
+            raise InputError(
+                f"{entity!r} is the name of entities of several types: {', '.join(found)}; "
+                "say which in 'type'"
+            )
+        if found:
+            return found[0], tables.vocabulary(found[0]).id(entity)
+        if len(types) > 1:
+            raise UnknownEntityError(f"no entity of any type is called {entity!r}: {', '.join(types)}")
+        try:
+            return types[0], tables.vocabulary(types[0]).id(entity)
+        except InputError as error:  # its text has the nearest names
+            raise UnknownEntityError(str(error)) from None
+
+    def triples(
+        self,
+        entity: str,
+        entity_type: Optional[str] = None,
+        relation: Optional[str] = None,
+        role: Optional[str] = None,
+        limit: int = 20,
+        offset: int = 0,
+    ) -> dict[str, Any]:
+        """Return the known triples of an entity, by relation and by its role in them.
+
+        Parameters
+        ----------
+        entity : str
+        entity_type : str, optional
+        relation : str, optional
+            Name or label; by default all.
+        role : str, optional
+            ``"head"`` or ``"tail"``: the entity's place in the triples; by default both.
+        limit : int
+            Most triples of each relation and role.
+        offset : int
+            Triples of each that are left out at the beginning.
+
+        Returns
+        -------
+        dict
+            entity, type, number of triples, and groups, those with most triples first: relation, role, count,
+            others (name, type, and the first split that has the triple).
+
+        Raises
+        ------
+        InputError
+            If a name is unknown, or there is no data set.
+        """
+        if self.no_triples is not None:
+            raise InputError(f"known triples are not available: {self.no_triples}")
+        type_, id_ = self.find(entity, entity_type)
+        relations = self.run.tables.relations
+        asked = range(len(relations)) if relation is None else relations.ids_of(relation)
+        groups: list[dict[str, Any]] = []
+        for side, own_role in ((Side.TAIL, "head"), (Side.HEAD, "tail")):
+            if role not in (None, own_role):
+                continue
+            ids = np.array([one for one in asked if relations[one].anchor_type(side) == type_], np.int64)
+            for relation_id, others, splits in self._known_of(side, id_, ids):
+                other_type = relations[relation_id].candidate_type(side)
+                names = self.run.tables.vocabulary(other_type)
+                page = slice(offset, offset + limit)
+                groups.append(
+                    {
+                        "relation": relations.labels[relation_id],
+                        "role": own_role,
+                        "count": len(others),
+                        "others": [
+                            {"name": names[other], "type": other_type, "split": split}
+                            for other, split in zip(others[page].tolist(), splits[page])
+                        ],
+                    }
+                )
+        groups.sort(key=lambda group: (-group["count"], group["relation"]))
+        left = MAX_OTHERS
+        for group in groups:
+            group["others"] = group["others"][:left]
+            left -= len(group["others"])
+        total = sum(group["count"] for group in groups)
+        return {"entity": entity, "type": type_, "triples": total, "groups": groups}
+
+    def _known_of(
+        self, side: Side, entity_id: int, relation_ids: np.ndarray
+    ) -> list[tuple[int, np.ndarray, list[str]]]:
+        """Return (relation id, other entities, first split of each) for relations with known triples."""
+        given = np.full(len(relation_ids), entity_id)
+        runs = {split: known.runs(side, given, relation_ids) for split, known in self._known.items()}
+        found = []
+        for place in np.flatnonzero(sum(count for _, count, _ in runs.values())):
+            parts = {
+                split: answers[first[place] : first[place] + count[place]]
+                for split, (first, count, answers) in runs.items()
+            }
+            names = [split for split, part in parts.items() for _ in part]
+            # A triple of several splits counts once, for the first of them.
+            others, places = np.unique(np.concatenate(list(parts.values())), return_index=True)
+            found.append((int(relation_ids[place]), others, [names[one] for one in places]))
+        return found
+
+    def predict(
+        self, queries: Sequence[Mapping[str, Optional[str]]], k: int, known: Optional[str]
+    ) -> list[dict[str, Any]]:
+        """Complete triples with one part missing, as :meth:`dglkge.inference.run.Run.predict`.
+
+        Returns
+        -------
+        list of dict
+            One for each query: head, relation and tail as they were given, the missing part, the type of the
+            answers, answers, and the problem that prevented them or None.
+
+        Raises
+        ------
+        InputError
+            If no query has two parts, or known answers are to be dropped without a data set.
+        """
+        frame = pd.DataFrame([[query[role] for role in ROLES] for query in queries], columns=list(ROLES))
+        if known is None and self.no_triples is not None:
+            known = Known.KEEP.value  # else each request would log that it does not mark known answers
+        answers = self.run.predict(frame.astype(object), k, known)
+        results: list[dict[str, Any]] = []
+        for query in queries:
+            given = {role: query[role] for role in ROLES}
+            missing = next((role for role in ROLES if given[role] is None), None)
+            results.append({**given, "missing": missing, "type": None, "answers": [], "problem": None})
+        columns = ("query", "type", "problem", "rank", *ROLES, "score", "probability", "known_from")
+        for place, type_, problem, *answer in zip(*(answers[name].tolist() for name in columns)):
+            result = results[place]
+            result["type"] = type_
+            if problem is not None:
+                result["problem"] = problem
+                continue
+            named = dict(zip(columns[3:], answer))
+            named["rank"] = int(named["rank"])
+            named["probability"] = _number(named["probability"])
+            result["answers"].append(named)
+        return results
+
+    def score(self, triples: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+        """Score triples, as :meth:`dglkge.inference.run.Run.score`; an unknown name is a row's problem."""
+        frame = pd.DataFrame([[triple[role] for role in ROLES] for triple in triples], columns=list(ROLES))
+        columns = (*ROLES, "score", "probability", "known_from", "problem")
+        scored = self.run.score(frame.astype(object))
+        rows = [dict(zip(columns, row)) for row in zip(*(scored[name].tolist() for name in columns))]
+        for row in rows:
+            row["score"], row["probability"] = _number(row["score"]), _number(row["probability"])
+        return rows
+
+    def similar(self, entity: str, entity_type: Optional[str], k: int) -> dict[str, Any]:
+        """Return the entities of the same type with the greatest cosines.
+
+        Raises
+        ------
+        InputError
+            If the name is unknown or ambiguous.
+        """
+        type_, id_ = self.find(entity, entity_type)
+        index = self._neighbours.get(type_)
+        if index is None:
+            found = [(answer.name, answer.score) for answer in self.run.nearest(entity, type_, k)]
+        else:
+            names = self.run.tables.vocabulary(type_)
+            found = [(names[other], cosine) for other, cosine in index.search(id_, k)]
+        return {
+            "entity": entity,
+            "type": type_,
+            "method": "exact" if index is None else "faiss",
+            "similar": [
+                {"rank": rank, "name": name, "cosine": cosine}
+                for rank, (name, cosine) in enumerate(found, start=1)
+            ],
+        }
+
+    def _warm_up(self) -> None:
+        """Build what the first requests would build: ids of names, both orders of known triples."""
+        relation = self.run.tables.relations[0]
+        for type_ in self.run.tables.entity_types:
+            self.run.tables.vocabulary(type_).find([""])
+        for known in self._known.values():
+            for side in Side:
+                known.answers(side, np.zeros(1, np.int64), np.zeros(1, np.int64))
+        head = self.run.tables.vocabulary(relation.lhs)[0]
+        label = self.run.tables.relations.labels[0]
+        self.predict([{"head": head, "relation": label, "tail": None}], 1, None)
+
+
+def _number(value: float) -> Optional[float]:
+    """Return a number for JSON, which has no NaN."""
+    return None if math.isnan(value) else value

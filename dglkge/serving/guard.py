@@ -1,0 +1,232 @@
+"""Checks of a request: Host header, origin, token, size; and the security headers of every answer."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from pathlib import Path
+from typing import Any, Optional
+from urllib.parse import urlsplit
+
+from dglkge.errors import InputError
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+MAX_BODY_BYTES = 1 << 20
+
+BODY_SECONDS = 10.0
+"""A body that takes longer is refused, so that slow clients do not collect."""
+
+MIN_TOKEN_LENGTH = 16
+
+SECURITY_HEADERS = {
+    # The page loads its own three files and asks its own server; nothing else, and no inline script or style.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+class HostNames:
+    """Host names under which the server answers.
+
+    A page of another site may give its own name the address 127.0.0.1 (DNS rebinding), and its scripts then
+    count as the server's own. Such requests have that name in the Host header. An address in it cannot be
+    rebound.
+
+    Parameters
+    ----------
+    host : str
+        The name or address that the server listens on.
+    is_loopback : bool
+        Whether that is reachable from this machine only; other addresses are then refused too.
+    others : iterable of str
+        More names.
+    """
+
+    def __init__(self, host: str, is_loopback: bool, others: Iterable[str] = ()) -> None:
+        self._is_loopback = is_loopback
+        self.names = {"localhost", *(name.casefold().rstrip(".") for name in (host, *others))}
+
+    def allows(self, header: str) -> bool:
+        """Return whether the value of a Host header is a known name or an address; any port."""
+        try:
+            name = (urlsplit(f"//{header}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        if any(letter in header for letter in "/?#@\\"):
+            return False
+        if name in self.names:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or not self._is_loopback
+
+
+class Guard:
+    """ASGI application around another one: refuses requests, adds headers to all responses.
+
+    Parameters
+    ----------
+    app : ASGI application
+    hosts : HostNames
+    public : set of str
+        Paths that hold nothing of the run, and need no token.
+    token : str, optional
+        Required from all requests of other paths, as ``Authorization: Bearer TOKEN``.
+    """
+
+    def __init__(
+        self, app: Application, hosts: HostNames, public: set[str], token: Optional[str] = None
+    ) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._public = public
+        self._token = None if token is None else token.encode("ascii")
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != "http":
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                extra = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
+                message["headers"] = [*message.get("headers", []), *extra]
+            await send(message)
+
+        status, problem = self._refusal(scope)
+        body = b""
+        if not problem and scope["method"] not in ("GET", "HEAD"):
+            status, problem, body = await _read_body(scope, receive)
+        if problem:
+            await _send_error(send_with_headers, status, problem)
+            return
+        is_sent = False
+
+        async def receive_body() -> Message:
+            nonlocal is_sent
+            if is_sent:
+                return await receive()
+            is_sent = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, receive_body, send_with_headers)
+
+    def _refusal(self, scope: Message) -> tuple[int, str]:
+        """Return status and text of the refusal of a request by its headers; an empty text for none."""
+        hosts = _values(scope, b"host")
+        if len(hosts) != 1 or not self._hosts.allows(hosts[0]):
+            got = repr(", ".join(hosts)[:200]) if hosts else "none"
+            return 400, f"Host header: got {got}; allowed: {', '.join(sorted(self._hosts.names))}"
+        if scope["path"] in self._public:
+            return 0, ""
+        # Browsers send this header and scripts cannot change it. The answer would be hidden from another
+        # site's page anyway, but it could keep the server busy.
+        site = _values(scope, b"sec-fetch-site")
+        if site and site[0] not in ("same-origin", "none"):
+            return 403, f"requests from pages of other sites are refused (Sec-Fetch-Site: {site[0][:40]})"
+        if self._token is not None:
+            given = " ".join(_values(scope, b"authorization"))
+            scheme, _, value = given.partition(" ")
+            if scheme.casefold() != "bearer":
+                return 401, "a token is needed: send the header 'Authorization: Bearer TOKEN'"
+            # Takes the same time wherever the first difference is.
+            if not hmac.compare_digest(value.strip().encode("latin-1"), self._token):
+                return 401, "the token is wrong"
+        return 0, ""
+
+
+def _values(scope: Message, name: bytes) -> list[str]:
+    """Return all values of a header."""
+    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
+
+
+async def _read_body(scope: Message, receive: Receive) -> tuple[int, str, bytes]:
+    """Read the body; return status and text of a refusal, or an empty text and the body."""
+    kind = " ".join(_values(scope, b"content-type")).partition(";")[0].strip().casefold()
+    if kind != "application/json":
+        return 415, f"Content-Type: got {kind[:100]!r}; allowed: application/json", b""
+    too_large = f"the body has more than {MAX_BODY_BYTES} bytes"
+    lengths = _values(scope, b"content-length")
+    if lengths and lengths[0].isdigit() and int(lengths[0]) > MAX_BODY_BYTES:
+        return 413, f"{too_large}: {lengths[0]}", b""
+    body = bytearray()
+
+    async def read_all() -> bool:
+        while True:
+            message = await receive()
+            body.extend(message.get("body", b""))
+            if len(body) > MAX_BODY_BYTES:
+                return False
+            if message["type"] != "http.request" or not message.get("more_body", False):
+                return True
+
+    try:
+        is_whole = await asyncio.wait_for(read_all(), BODY_SECONDS)
+    except asyncio.TimeoutError:
+        return 408, f"the body did not arrive within {BODY_SECONDS:g} s", b""
+    return (0, "", bytes(body)) if is_whole else (413, too_large, b"")
+
+
+async def _send_error(send: Send, status: int, problem: str) -> None:
+    body = json.dumps({"error": problem}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if status in (408, 413):
+        headers.append((b"connection", b"close"))  # the rest of the body is not read
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def check_token(token: str, where: str) -> str:
+    """Return a token that can be sent in a header.
+
+    Raises
+    ------
+    InputError
+        If it is short, or has other characters than printable ASCII. The message does not show it.
+    """
+    if len(token) < MIN_TOKEN_LENGTH:
+        raise InputError(
+            f"the token {where} has {len(token)} characters, at least {MIN_TOKEN_LENGTH} are needed; "
+            'this makes one: python -c "import secrets; print(secrets.token_urlsafe())"'
+        )
+    if not all("!" <= letter <= "~" for letter in token):
+        raise InputError(f"the token {where} has other characters than ASCII letters, digits and signs")
+    return token
+
+
+def read_token(path: Path) -> str:
+    """Read a token from the first line of a file.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read or the token cannot be used.
+    """
+    try:
+        lines = path.read_bytes()[:65536].decode("utf-8").splitlines()
+    except OSError as error:
+        # The name is not shown: it may be a token that somebody gave in place of a file.
+        raise InputError(
+            f"cannot read the file that --token names: {error.strerror}; --token takes a file (or - to be "
+            "asked), because arguments can be read in the list of processes"
+        ) from None
+    except UnicodeDecodeError:
+        raise InputError("the file that --token names is not text in UTF-8") from None
+    return check_token(lines[0].strip() if lines else "", "in the file that --token names")

@@ -1,0 +1,115 @@
+"""The server's socket, its life and its end."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+from collections.abc import Callable
+
+import uvicorn
+
+from dglkge.errors import InputError
+from dglkge.launch.stop_signals import signals_recorded
+from dglkge.serving.guard import Application
+
+STOP_SECONDS = 5
+"""Time for open requests to finish after a signal."""
+
+POLL_SECONDS = 0.1
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Bind a TCP socket; port 0 takes a free one.
+
+    Raises
+    ------
+    InputError
+        If the name has no address, or the port cannot be bound.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"--host {host!r} has no address: {error}") from None
+    found = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A port is free again as soon as its server has ended, while old connections are still closing.
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+    except OSError as error:
+        found.close()
+        raise InputError(
+            f"cannot listen on {host} port {port}: {error.strerror}; --port 0 takes a free port"
+        ) from None
+    return found
+
+
+def is_loopback(bound: socket.socket) -> bool:
+    """Return whether a bound socket can be reached from this machine only."""
+    return ipaddress.ip_address(bound.getsockname()[0].partition("%")[0]).is_loopback
+
+
+def url_of(bound: socket.socket, host: str) -> str:
+    """Return the address of the page.
+
+    Examples
+    --------
+    ::
+
+        url_of(listening_socket("127.0.0.1", 0), "127.0.0.1")  # http://127.0.0.1:40123/
+    """
+    name = f"[{host}]" if ":" in host else host
+    return f"http://{name}:{bound.getsockname()[1]}/"
+
+
+def serve_until_signal(app: Application, bound: socket.socket, on_start: Callable[[], None]) -> int:
+    """Answer requests until Ctrl-C, SIGTERM or SIGHUP.
+
+    Signals that are ignored stay ignored. Requests that were being answered are finished, within
+    :data:`STOP_SECONDS`; a second signal ends them.
+
+    Parameters
+    ----------
+    app : ASGI application
+    bound : socket
+    on_start : callable
+        Called when requests are answered.
+
+    Returns
+    -------
+    int
+        Number of the first signal; 0 if the server ended by itself.
+    """
+    config = uvicorn.Config(
+        app,
+        # Text of its own would go to stdout; errors go through the library's logging.
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    server = uvicorn.Server(config)
+    recorded: list[int] = []
+    # In another thread uvicorn installs no signal handlers: its own would also catch ignored signals.
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="server")
+    with signals_recorded(recorded):
+        thread.start()
+        is_announced = False
+        while thread.is_alive():
+            thread.join(POLL_SECONDS)
+            if server.started and not is_announced:
+                is_announced = True
+                try:
+                    on_start()
+                except BaseException:
+                    server.should_exit = True
+                    thread.join()
+                    raise
+            server.should_exit = server.should_exit or bool(recorded)
+            server.force_exit = server.force_exit or len(recorded) > 1
+    return recorded[0] if recorded else 0

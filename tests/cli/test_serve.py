@@ -1,0 +1,150 @@
+"""``dglkge serve``: the process, its address, its end, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import psutil
+import pytest
+
+from tests import warm
+from tests.functional.job import environment
+
+TOKEN = "correct-horse-battery"
+
+
+@pytest.fixture
+def start(run):
+    """Start a server; returns its process and what it has printed at its start."""
+    processes = []
+
+    def start_one(*options, command=None):
+        words = ["-m", "dglkge", "serve", str(run), "--port", "0", "--json", *options]
+        process = subprocess.Popen(
+            [*(command or warm.python()), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        processes.append(process)
+        lines = []
+        while not lines or lines[-1] != "}\n":
+            lines.append(process.stdout.readline())
+            assert lines[-1], process.stderr.read()
+        return process, json.loads("".join(lines))
+
+    yield start_one
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ask(url, **headers):
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as answer:
+        return json.load(answer)
+
+
+def end_of(process, number):
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+@pytest.mark.usefixtures("in_foreground")
+def test_ctrl_c_ends_it(start, run, dataset):
+    process, facts = start()
+    assert facts["url"] == f"http://127.0.0.1:{facts['port']}/" and facts["port"] > 0
+    assert facts["entity_types"] == {name: dataset.num_entities(name) for name in dataset.entity_types}
+    assert ask(f"{facts['url']}health")["status"] == "ok"
+    assert len(ask(f"{facts['url']}similar?entity=person1&k=3")["similar"]) == 3
+    assert end_of(process, signal.SIGINT) == (130, "", "")
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", facts["port"])) != 0
+
+
+@pytest.mark.usefixtures("in_background")
+def test_in_the_background_with_a_token(start, tmp_path):
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    # Plain Python: its command line is looked at.
+    options = ("--token", str(tmp_path / "token"), "--host", "localhost")
+    process, facts = start(*options, command=[sys.executable])
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        ask(f"{facts['url']}model")
+    assert refused.value.code == 401
+    refused.value.close()
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGHUP)
+    assert ask(f"{facts['url']}model", Authorization=f"Bearer {TOKEN}")["relations"] == facts["relations"]
+    assert TOKEN not in " ".join(psutil.Process(process.pid).cmdline())
+    assert psutil.Process(process.pid).children() == []
+    assert end_of(process, signal.SIGTERM) == (143, "", "")
+
+
+def refusal(call, *arguments):
+    """The line on stderr of a command that was refused."""
+    status, out, err = call("serve", *arguments)
+    assert (status, out) == (2, "") and err.startswith("dglkge: error: ") and err.count("\n") == 1
+    return err
+
+
+def test_other_machines_need_a_token(call, run):
+    text = refusal(call, run, "--host", "0.0.0.0", "--port", "0")
+    assert "--host 0.0.0.0 can be reached from other machines, so --token FILE is needed" in text
+    assert "allowed without one: 127.0.0.1, ::1, localhost" in text
+
+
+def test_ports_and_hosts(call, run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = refusal(call, run, "--port", port)
+        assert f"cannot listen on 127.0.0.1 port {port}: Address already in use; --port 0" in text
+    assert "--port must be 0 to 65535, got 65536" in refusal(call, run, "--port", "65536")
+    assert "--host 'no such host' has no address" in refusal(call, run, "--host", "no such host")
+    assert "--threads must be 1 to" in refusal(call, run, "--port", "0", "--threads", "0")
+    assert "--faiss-from must be at least 1" in refusal(call, run, "--port", "0", "--faiss-from", "0")
+    assert "does not exist" in refusal(call, run / "nothing", "--port", "0")
+
+
+@pytest.mark.parametrize(
+    "content, text",
+    [
+        (b"short\n", "has 5 characters, at least 16 are needed"),
+        (b"", "has 0 characters"),
+        ("пароль-пароль-пароль".encode(), "has other characters than ASCII"),
+        (b"\xff" * 20, "is not text in UTF-8"),
+    ],
+)
+def test_tokens_that_cannot_be_used(call, run, tmp_path, content, text):
+    (tmp_path / "token").write_bytes(content)
+    line = refusal(call, run, "--port", "0", "--token", tmp_path / "token")
+    assert text in line and (not content or content.decode("latin-1").strip() not in line)
+
+
+def test_a_token_in_place_of_a_file_is_not_repeated(call, run):
+    line = refusal(call, run, "--port", "0", "--token", TOKEN)
+    assert "--token takes a file" in line and TOKEN not in line
+
+
+def test_entered_tokens(call, run, monkeypatch):
+    monkeypatch.setattr("getpass.getpass", lambda prompt: "short")
+    assert "the token that was entered has 5 characters" in refusal(call, run, "--port", "0", "--token", "-")
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+def test_without_the_extra(call, run, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert f"dglkge serve needs {package}: pip install 'dglkge[serve]'" in refusal(call, run)
+
+
+def test_without_faiss(call, run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    text = refusal(call, run, "--port", "0", "--faiss", "--faiss-from", "1")
+    assert "--faiss needs faiss: pip install 'dglkge[faiss]'" in text

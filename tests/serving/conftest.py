@@ -1,0 +1,72 @@
+"""An untrained run on the typed toy data set, some of whose names are code."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import dglkge
+from dglkge.data.dataset import Dataset
+from tests.checkpoint.toy_checkpoint import save_toy_run
+from tests.toy_kg import partition, typed_triples, write_splits
+
+IMAGE = "<img src=x onerror='window.hacked=1'>"
+"""Instead of person0."""
+SCRIPT = "</script><script>window.hacked=2</script>"
+"""Instead of the relation knows."""
+ODD = "Zoë & 'co' #/?=+%41 🦊"
+"""Instead of town1: signs with a meaning in addresses."""
+
+
+@pytest.fixture(scope="session")
+def hostile_dataset(tmp_path_factory) -> Dataset:
+    """People, towns and countries, some of them under names that are code."""
+    folder = tmp_path_factory.mktemp("hostile")
+    frame, types = typed_triples()
+    renamed = {"person0": IMAGE, "town1": ODD, "knows": SCRIPT}
+    write_splits(folder / "source", frame.replace(renamed))
+    lines = "".join(f"{renamed.get(name, name)}\t{kind}\n" for name, kind in types.items())
+    (folder / "types.tsv").write_text(lines, encoding="utf-8")
+    options = ["--method", "random", "--num-parts", "1", "--entity-types", str(folder / "types.tsv")]
+    return Dataset.open(partition(folder / "source", folder / "dataset", *options))
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory, hostile_dataset):
+    """A run of random rows in two parts; tests only read it."""
+    return save_toy_run(tmp_path_factory.mktemp("serving") / "run", hostile_dataset)
+
+
+@contextlib.contextmanager
+def served(run_folder, token=None) -> Iterator[str]:
+    """Serve a run from a thread of this process; yields the address."""
+    pytest.importorskip("fastapi", reason="FastAPI is not installed")
+    uvicorn = pytest.importorskip("uvicorn", reason="uvicorn is not installed")
+    from dglkge.serving.app import ModelCalls, create_app
+    from dglkge.serving.explorer import Explorer
+    from dglkge.serving.guard import HostNames
+    from dglkge.serving.server import listening_socket, url_of
+
+    calls = ModelCalls(1)
+    with listening_socket("127.0.0.1", 0) as bound:
+        app = create_app(Explorer(dglkge.open_run(run_folder)), calls, HostNames("127.0.0.1", True), token)
+        config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
+        thread.start()
+        try:
+            yield url_of(bound, "127.0.0.1")
+        finally:
+            server.should_exit = True
+            thread.join(60)
+            calls.close()
+
+
+@pytest.fixture(scope="module")
+def server(run_folder) -> Iterator[str]:
+    """The address of a server without a token."""
+    with served(run_folder) as url:
+        yield url

@@ -1,0 +1,447 @@
+"""REST against the Python interface of the run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import dglkge
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.evaluation.calibration import Platt
+from dglkge.inference.calibration import Calibration
+from dglkge.serving.guard import MAX_BODY_BYTES, MIN_TOKEN_LENGTH, HostNames
+from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy_named, toy_meta, toy_tables
+from tests.serving.conftest import IMAGE, ODD, SCRIPT
+
+pytest.importorskip("fastapi", reason="FastAPI is not installed")
+pytest.importorskip("httpx", reason="httpx, which FastAPI's TestClient needs, is not installed")
+
+from fastapi.testclient import TestClient
+
+from dglkge.serving import app as app_module
+from dglkge.serving.app import PUBLIC, ModelCalls, create_app
+from dglkge.serving.explorer import Explorer
+
+TOKEN = "correct-horse-battery"
+
+
+@pytest.fixture(scope="module")
+def run(run_folder):
+    return dglkge.open_run(run_folder)
+
+
+@pytest.fixture(scope="module")
+def explorer(run):
+    return Explorer(run)
+
+
+@pytest.fixture(scope="module")
+def calls():
+    calls = ModelCalls(1)
+    yield calls
+    calls.close()
+
+
+def client_of(explorer, calls, token=None, **options):
+    app = create_app(explorer, calls, HostNames("127.0.0.1", True, ["graphs.example"]), token)
+    return TestClient(app, base_url="http://127.0.0.1:1", **options)
+
+
+@pytest.fixture(scope="module")
+def client(explorer, calls):
+    return client_of(explorer, calls)
+
+
+def error_of(answer, status: int) -> str:
+    """The text of a refusal, which is JSON and one line."""
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    (text,) = answer.json().values()
+    assert list(answer.json()) == ["error"] and "\n" not in text
+    return text
+
+
+def check_schema(name: str, content) -> None:
+    """Hold an answer against what /openapi.json says of it."""
+    getattr(app_module, name).model_validate(content, strict=True)
+
+
+def test_predictions_are_those_of_the_run(client, run):
+    queries = [
+        {"head": IMAGE, "relation": SCRIPT},
+        {"relation": "lives_in", "tail": ODD},
+        {"head": "person3", "tail": "town4"},
+        {"head": "nobody", "relation": "lives_in"},
+        {"head": "person3"},
+    ]
+    body = {"queries": queries, "k": 7, "known": "mark"}
+    content = client.post("/predict", json=body).json()
+    check_schema("PredictResponse", content)
+    wanted = run.predict(pd.DataFrame(queries).astype(object), 7, "mark")
+    assert len(content["results"]) == len(queries)
+    for place, result in enumerate(content["results"]):
+        rows = wanted[wanted["query"] == place]
+        if result["problem"] is not None:
+            assert [result["problem"]] == rows["problem"].tolist() and not result["answers"]
+            continue
+        assert len(result["answers"]) == len(rows) > 0 and rows["problem"].isna().all()
+        for name in ("rank", "head", "relation", "tail", "score", "known_from"):
+            assert [answer[name] for answer in result["answers"]] == rows[name].tolist(), name
+        assert {answer["probability"] for answer in result["answers"]} == {None}
+        assert result["type"] == rows["type"].iloc[0] and result["missing"] == rows["missing"].iloc[0]
+    assert "unknown entity 'nobody'" in content["results"][3]["problem"]
+    assert "has 1" in content["results"][4]["problem"]
+    dropped = client.post("/predict", json={**body, "queries": queries[:1], "k": 100, "known": "drop"}).json()
+    (result,) = dropped["results"]
+    names = run.predict_tails(IMAGE, SCRIPT, 100, "drop")["entity"].tolist()
+    assert [answer["tail"] for answer in result["answers"]] == names and len(names) < 40
+
+
+def test_scores_are_those_of_the_run(client, run, hostile_dataset):
+    head, relation, tail = hostile_dataset.split("test")[0]
+    pair = hostile_dataset.relations[relation]
+    known = {
+        "head": hostile_dataset.vocabulary(pair.lhs)[head],
+        "relation": hostile_dataset.relations.labels[relation],
+        "tail": hostile_dataset.vocabulary(pair.rhs)[tail],
+    }
+    triples = [known, {"head": "nobody", "relation": SCRIPT, "tail": IMAGE}]
+    content = client.post("/score", json={"triples": triples}).json()
+    check_schema("ScoreResponse", content)
+    wanted = run.score(pd.DataFrame(triples))
+    first, second = content["triples"]
+    assert first == {
+        **known, "score": wanted["score"][0], "probability": None, "known_from": "test", "problem": None,
+    }  # fmt: skip
+    assert second["score"] is None and second["problem"] == wanted["problem"][1]
+
+
+def test_similar_entities_are_those_of_the_run(client, run):
+    content = client.get("/similar", params={"entity": ODD, "k": 4}).json()
+    check_schema("SimilarResponse", content)
+    wanted = run.similar(ODD, 4)
+    assert [one["name"] for one in content["similar"]] == wanted["entity"].tolist()
+    assert [one["cosine"] for one in content["similar"]] == wanted["cosine"].tolist()
+    assert (content["type"], content["method"]) == ("town", "exact")
+    assert "unknown" in error_of(client.get("/similar?entity=persn1&type=person"), 404)
+    assert "person1" in error_of(client.get("/similar?entity=persn1&type=person"), 404)
+    assert "no entity of any type is called 'x'" in error_of(client.get("/similar?entity=x"), 404)
+    assert "unknown entity type 'x'" in error_of(client.get("/similar?entity=town2&type=x"), 400)
+
+
+def splits_of_triples(dataset) -> dict[tuple[str, str, str], str]:
+    """The first split of each triple, by a plain loop."""
+    found: dict[tuple[str, str, str], str] = {}
+    for split in ("train", "valid", "test"):
+        for head, relation, tail in dataset.split(split).tolist():
+            pair = dataset.relations[relation]
+            triple = (
+                dataset.vocabulary(pair.lhs)[head],
+                dataset.relations.labels[relation],
+                dataset.vocabulary(pair.rhs)[tail],
+            )
+            found.setdefault(triple, split)
+    return found
+
+
+@pytest.mark.parametrize("entity", [IMAGE, ODD, "town3", "country0"])
+def test_known_triples_are_those_of_the_data_set(client, hostile_dataset, entity):
+    content = client.get("/triples", params={"entity": entity, "limit": 1000}).json()
+    check_schema("TriplesResponse", content)
+    found = {}
+    for group in content["groups"]:
+        assert group["count"] == len(group["others"]) > 0
+        for other in group["others"]:
+            ends = (entity, other["name"]) if group["role"] == "head" else (other["name"], entity)
+            found[(ends[0], group["relation"], ends[1])] = other["split"]
+    wanted = {
+        triple: split
+        for triple, split in splits_of_triples(hostile_dataset).items()
+        if entity in (triple[0], triple[2])
+    }
+    assert found == wanted and content["triples"] == len(wanted)
+    counts = [group["count"] for group in content["groups"]]
+    assert counts == sorted(counts, reverse=True)
+
+
+def test_pages_of_known_triples(client):
+    whole = client.get("/triples?entity=country0&limit=1000").json()
+    (group,) = whole["groups"]
+    assert (group["relation"], group["role"]) == ("lies_in", "tail") and group["count"] > 2
+    parameters = {"entity": "country0", "relation": "lies_in", "role": "tail", "limit": 2, "offset": 1}
+    (page,) = client.get("/triples", params=parameters).json()["groups"]
+    assert page == {**group, "others": group["others"][1:3]}
+    assert client.get("/triples", params={**parameters, "role": "head"}).json()["groups"] == []
+    assert "unknown relation" in error_of(client.get("/triples?entity=country0&relation=x"), 400)
+
+
+def test_names_and_relations(client, run, hostile_dataset):
+    content = client.get("/entities?prefix=TOWN&k=3").json()
+    check_schema("EntitiesResponse", content)
+    assert content["entities"] == [{"name": name, "type": "town"} for name in ("town0", "town2", "town3")]
+    everywhere = client.get("/entities?prefix=o&k=1000&anywhere=true").json()["entities"]
+    names = [name for type_ in run.tables.entity_types for name in run.tables.vocabulary(type_).names]
+    assert sorted(one["name"] for one in everywhere) == sorted(name for name in names if "o" in name.lower())
+    assert client.get("/entities?prefix=o&k=1000").json()["entities"] == []
+    first = client.get("/entities?k=1000").json()["entities"]
+    assert [one["name"] for one in first] == sorted(names, key=str.casefold)
+    assert {one["type"] for one in client.get("/entities?type=country&k=1000").json()["entities"]} == {
+        "country"
+    }
+    content = client.get("/relations").json()
+    check_schema("RelationsResponse", content)
+    triples = np.concatenate([hostile_dataset.split(split) for split in ("train", "valid", "test")])
+    for id_, one in enumerate(content["relations"]):
+        relation = hostile_dataset.relations[id_]
+        assert (one["name"], one["head_type"], one["tail_type"]) == (
+            relation.name,
+            relation.lhs,
+            relation.rhs,
+        )
+        assert one["relation"] == hostile_dataset.relations.labels[id_]
+        assert one["triples"] == int((triples[:, 1] == id_).sum())
+
+
+@pytest.mark.parametrize(
+    "path, status, text",
+    [
+        ("/similar?entity=town2&k=1001", 422, "k: Input should be less than or equal to 1000, got '1001'"),
+        ("/similar?entity=town2&k=0", 422, "k: Input should be greater than or equal to 1"),
+        ("/similar", 422, "entity: Field required"),
+        ("/entities?k=many", 422, "k: Input should be a valid integer"),
+        (f"/entities?prefix={'x' * 10_001}", 422, "prefix: String should have at most 10000 characters"),
+        ("/triples?entity=town2&role=middle", 422, "role: Input should be 'head' or 'tail', got 'middle'"),
+        ("/triples?entity=town2&offset=-1", 422, "offset:"),
+        ("/nowhere", 404, "there is no '/nowhere'; there are /entities,"),
+        ("/docs", 404, "there is no '/docs'"),
+        ("/page/../../app.py", 404, "there is no"),
+        ("/predict", 405, "/predict is not asked with GET"),
+    ],
+)
+def test_bad_parameters(client, path, status, text):
+    assert text in error_of(client.get(path), status)
+
+
+QUERY = {"head": "person3", "relation": "lives_in"}
+
+
+@pytest.mark.parametrize(
+    "body, status, text",
+    [
+        ({"queries": []}, 422, "queries: List should have at least 1 item"),
+        ({"queries": [QUERY] * 1001}, 422, "queries: List should have at most 1000 items"),
+        ({"queries": [QUERY] * 101, "k": 1000}, 400, "ask for 101000 answers; allowed: 100000"),
+        ({"queries": [QUERY], "k": 1001}, 422, "k: Input should be less than or equal to 1000"),
+        ({"queries": [{**QUERY, "tale": "x"}]}, 422, "queries.0.tale: Extra inputs are not permitted"),
+        ({"queries": [{"head": 3}]}, 422, "queries.0.head: Input should be a valid string, got 3"),
+        ({"queries": [QUERY], "known": "hide"}, 422, "known: Input should be 'mark', 'drop' or 'keep'"),
+        ([], 422, "body: "),
+    ],
+)
+def test_bad_bodies(client, body, status, text):
+    assert text in error_of(client.post("/predict", json=body), status)
+
+
+def test_bodies_of_other_sizes_and_types(client):
+    json_type = {"content-type": "application/json"}
+    large = b" " * (MAX_BODY_BYTES + 1)
+    assert "more than 1048576 bytes" in error_of(client.post("/score", content=large, headers=json_type), 413)
+    # without a length, in pieces
+    pieces = client.post("/score", content=(large[:100_000] for _ in range(11)), headers=json_type)
+    assert "more than 1048576 bytes" in error_of(pieces, 413)
+    assert "not JSON" in error_of(client.post("/score", content=b'{"triples": [}', headers=json_type), 400)
+    text = client.post("/score", content=b"{}", headers={"content-type": "text/plain"})
+    assert "Content-Type: got 'text/plain'; allowed: application/json" in error_of(text, 415)
+    fits = json.dumps({"triples": [{"head": "a", "relation": "b", "tail": "c"}]}).encode()
+    fits += b" " * (MAX_BODY_BYTES - len(fits))
+    assert client.post("/score", content=fits, headers=json_type).status_code == 200
+    many = {"triples": [{"head": "a", "relation": "b", "tail": "c"}] * 10_001}
+    assert "at most 10000 items" in error_of(client.post("/score", json=many), 422)
+
+
+@pytest.mark.parametrize(
+    "host, is_allowed",
+    [
+        ("127.0.0.1:1", True),
+        ("localhost", True),
+        ("LOCALHOST:80", True),
+        ("[::1]:9", True),
+        ("127.8.8.8", True),
+        ("graphs.example:443", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost@evil.example", False),
+        ("evil.example#localhost", False),
+        ("10.0.0.1", False),
+        ("", False),
+        ("[::1", False),
+    ],
+)
+def test_host_header(client, host, is_allowed):
+    for path in ("/", "/model"):
+        answer = client.get(path, headers={"host": host})
+        if is_allowed:
+            assert answer.status_code == 200
+        else:
+            assert error_of(answer, 400).startswith("Host header: got ")
+
+
+def test_addresses_are_allowed_where_others_may_ask():
+    assert HostNames("0.0.0.0", False).allows("10.0.0.1:80")
+    assert not HostNames("0.0.0.0", False).allows("evil.example")
+
+
+def test_pages_of_other_sites_get_nothing(client):
+    for site in ("cross-site", "same-site"):
+        answer = client.get("/model", headers={"sec-fetch-site": site})
+        assert "pages of other sites" in error_of(answer, 403)
+        assert client.get("/", headers={"sec-fetch-site": site}).status_code == 200  # a link leads here
+    for site in ("same-origin", "none"):
+        assert client.get("/model", headers={"sec-fetch-site": site}).status_code == 200
+    answer = client.options("/model", headers={"origin": "http://evil.example"})
+    assert answer.status_code >= 400
+    answer = client.get("/model", headers={"origin": "http://evil.example"})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def test_token(explorer, calls):
+    assert len(TOKEN) >= MIN_TOKEN_LENGTH
+    client = client_of(explorer, calls, TOKEN)
+    for path in PUBLIC:
+        assert client.get(path).status_code == 200
+    assert client.get("/health").json()["needs_token"] is True
+    described = client.get("/openapi.json").json()
+    paths = {path for path in described["paths"] if path != "/health"}
+    assert paths >= {"/predict", "/score", "/similar", "/entities", "/relations", "/triples", "/model"}
+    for path in [*paths, "/nowhere"]:
+        for method in ("GET", "POST"):
+            answer = client.request(method, path)
+            assert "a token is needed" in error_of(answer, 401)
+            assert answer.headers["www-authenticate"] == "Bearer"
+    wrong = (
+        f"Bearer {TOKEN}x",
+        f"Bearer {TOKEN[:-1]}",
+        "Bearer ",
+        "Bearer \xe9" + TOKEN,
+        f"Bearer {TOKEN.upper()}",
+    )
+    for value in wrong:
+        answer = client.get("/model", headers={"authorization": value.encode("latin-1")})
+        assert error_of(answer, 401) == "the token is wrong"
+    assert "a token is needed" in error_of(
+        client.get("/model", headers={"authorization": f"Basic {TOKEN}"}), 401
+    )
+    for scheme in ("Bearer", "bearer"):
+        answer = client.get("/model", headers={"authorization": f"{scheme} {TOKEN}"})
+        assert answer.status_code == 200 and answer.json()["relations"] == len(explorer.relations())
+
+
+def test_page_and_headers(client):
+    page = client.get("/?at=%3Cscript%3E")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    for path in ("/", "/explorer.js", "/explorer.css"):
+        answer = client.get(path)
+        # nothing from elsewhere; the one address is the namespace of a picture
+        assert "//" not in answer.text.replace("// ", "") and "innerHTML" not in answer.text
+    assert page.text.count("<script") == 1 and "style=" not in page.text and " on" not in page.text
+    for answer in (
+        page,
+        client.get("/model"),
+        client.get("/nowhere"),
+        client.get("/model", headers={"host": "x"}),
+    ):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store" and "server" not in answer.headers
+    assert client.head("/health").status_code in (200, 405)
+
+
+def test_probabilities_of_a_calibrated_run(run_folder, calls, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    opened = dglkge.open_run(folder).checkpoint
+    curve = Platt(0.3, -0.1)
+    found = Calibration("platt", curve, 0.5, 10, 0, 5, 5, opened.manifest.run_id, opened.version)
+    (folder / "calibration.json").write_text(json.dumps(found.to_dict()))
+    client = client_of(Explorer(dglkge.open_run(folder)), calls)
+    assert client.get("/model").json()["probabilities"] is True
+    (result,) = client.post("/predict", json={"queries": [QUERY]}).json()["results"]
+    for answer in result["answers"]:
+        assert answer["probability"] == pytest.approx(float(curve(np.array([answer["score"]]))[0]), rel=1e-12)
+
+
+def test_a_run_without_a_data_set_whose_types_share_names(calls, tmp_path, caplog):
+    meta = toy_meta(relations=TWO_PAIRS)
+    tables = toy_tables(meta)
+    for whole in tables.values():
+        whole.rows.nan_to_num_(posinf=1.0)
+    names = {
+        type_: Vocabulary([f"n{id_}" for id_ in range(count)], "entity")
+        for type_, count in meta.entity_types.items()
+    }
+    save_toy_named(tmp_path / "run" / "checkpoint", meta, tables, names, 1)
+    explorer = Explorer(dglkge.open_run(tmp_path / "run"))
+    client = client_of(explorer, calls)
+    assert "/nowhere/toy is not there" in client.get("/model").json()["no_triples"]
+    assert "known triples are not available" in error_of(client.get("/triples?entity=n1&type=film"), 400)
+    assert {one["triples"] for one in client.get("/relations").json()["relations"]} == {None}
+    text = error_of(client.get("/similar?entity=n1"), 400)
+    assert text == "'n1' is the name of entities of several types: person, film; say which in 'type'"
+    assert len(client.get("/similar?entity=n1&type=film").json()["similar"]) == 4
+    (result,) = client.post("/predict", json={"queries": [{"head": "n1", "relation": "made"}]}).json()[
+        "results"
+    ]
+    assert len(result["answers"]) == 5 and {one["known_from"] for one in result["answers"]} == {None}
+    answer = client.post("/predict", json={"queries": [{"head": "n1", "relation": "made"}], "known": "drop"})
+    assert "is not there" in error_of(answer, 400)
+    both = client.get("/entities?prefix=n1&k=2").json()["entities"]
+    assert both == [{"name": "n1", "type": "person"}, {"name": "n1", "type": "film"}]
+    assert not caplog.records
+
+
+def test_failures_are_not_shown(explorer, calls, monkeypatch):
+    def fail(*_arguments):
+        raise RuntimeError("a secret of the machine")
+
+    monkeypatch.setattr(explorer, "similar", fail)
+    client = client_of(explorer, calls, raise_server_exceptions=False)
+    text = error_of(client.get("/similar?entity=town2"), 500)
+    assert text == "internal error; the server's log has the details"
+
+
+def test_full_queue(explorer, monkeypatch):
+    """The model runs one call at a time; more than the queue holds are refused, and the rest is answered."""
+    monkeypatch.setattr(app_module, "MAX_WAITING", 2)
+    calls = ModelCalls(1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        assert go_on.wait(60)
+        return threading.current_thread().name
+
+    async def ask():
+        waiting = [asyncio.ensure_future(calls.run(slow)) for _ in range(2)]
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait)
+        with pytest.raises(app_module.BusyError):
+            await calls.run(slow)
+        go_on.set()
+        return await asyncio.gather(*waiting, return_exceptions=True)
+
+    try:
+        assert len(set(asyncio.run(ask()))) == 1
+    finally:
+        calls.close()
+
+    async def refuse(*_arguments):
+        raise app_module.BusyError
+
+    monkeypatch.setattr(calls, "run", refuse)
+    answer = client_of(explorer, calls).get("/similar?entity=town2")
+    assert "try again later" in error_of(answer, 503) and answer.headers["retry-after"] == "1"

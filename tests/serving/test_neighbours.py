@@ -1,0 +1,62 @@
+"""Approximate similarity against the exact one."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import dglkge
+from dglkge.errors import InputError
+from dglkge.serving.explorer import Explorer
+from dglkge.serving.neighbours import Neighbours
+from tests.checkpoint.toy_checkpoint import ToyTable, save_toy, toy_meta, toy_tables
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """3000 people in clusters."""
+    meta = toy_meta(num_people=3000, dim=16, dataset_path="/nowhere")
+    tables = toy_tables(meta)
+    generator = torch.Generator().manual_seed(1)
+    centres = torch.randn(60, 16, generator=generator)
+    rows = centres[torch.arange(3000) % 60] + 0.4 * torch.randn(3000, 16, generator=generator)
+    tables["person"] = ToyTable(rows, tables["person"].state)
+    folder = tmp_path_factory.mktemp("clusters") / "run"
+    save_toy(folder / "checkpoint", meta, tables, num_parts=2)
+    return dglkge.open_run(folder)
+
+
+def test_recall_and_cosines(run):
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    index = Neighbours(run.tables, "person")
+    assert index.recall >= 0.95 and 1 <= index.num_searched < index.num_lists
+    hits = 0
+    for entity in range(0, 3000, 100):
+        found = index.search(entity, 10)
+        exact = {answer.name: answer.score for answer in run.nearest(f"person-{entity}", "person", 3000)}
+        assert len(found) == 10 and entity not in [id_ for id_, _ in found]
+        cosines = [cosine for _, cosine in found]
+        assert cosines == sorted(cosines, reverse=True)
+        np.testing.assert_allclose(cosines, [exact[f"person-{id_}"] for id_, _ in found], atol=1e-6)
+        hits += len({f"person-{id_}" for id_, _ in found} & set(list(exact)[:10]))
+    assert hits / 300 > 0.9
+
+
+def test_only_large_types_are_searched_so(run):
+    pytest.importorskip("faiss", reason="faiss is not installed")
+    assert Explorer(run, 3001).describe()["similarity"] == {"person": {"method": "exact"}}
+    explorer = Explorer(run, 3000)
+    found = explorer.similar("person-7", None, 5)
+    assert found["method"] == "faiss" and len(found["similar"]) == 5
+    assert found["similar"][0]["name"] == run.nearest("person-7", "person", 1)[0].name
+    described = explorer.describe()["similarity"]["person"]
+    assert described["recall_at_10"] >= 0.95 and described["lists_searched"] < described["lists"]
+
+
+def test_without_faiss(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(InputError, match=r"^--faiss needs faiss: pip install 'dglkge\[faiss\]'$"):
+        Neighbours(run.tables, "person")

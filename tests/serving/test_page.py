@@ -1,0 +1,201 @@
+"""The page in Chromium: search, completion, clicks, hostile names, colours, a phone, the token."""
+
+from __future__ import annotations
+
+import shutil
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+import dglkge
+from tests.serving.conftest import IMAGE, ODD, SCRIPT, served
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+TOKEN = "correct-horse-battery"
+READY = "body[data-ready]"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    # Started and ended with this file: its event loop would be in the way of other tests' own.
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Open a page; at the end no script has failed, and nothing was asked of another site."""
+    contexts, problems, asked = [], [], []
+
+    def open_one(url, **options):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+        context.set_default_timeout(20_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
+        page.goto(url)
+        return page
+
+    yield open_one
+    for context in contexts:
+        for page in context.pages:
+            assert page.evaluate("window.hacked") is None
+        context.close()
+    assert not problems
+    assert asked and {urlsplit(url).hostname for url in asked} == {"127.0.0.1"}
+
+
+def wait_for(page, name):
+    """Wait until the page shows an entity with everything that is loaded for it."""
+    page.wait_for_function("name => document.body.dataset.ready === name", arg=name)
+    assert page.inner_text("h1") == name
+
+
+def steps_of(page):
+    """The entities of the path, by the address."""
+    return parse_qs(urlsplit(page.url).query, keep_blank_values=True).get("at", [])
+
+
+def names_in(page, section):
+    return page.locator(f"section[aria-label='{section}'] .rows .name").all_inner_texts()
+
+
+def test_search_by_keyboard_click_through_and_back(server, open_page, run_folder):
+    run = dglkge.open_run(run_folder)
+    page = open_page(server)
+    page.wait_for_selector(READY)
+    assert page.title() == f"{run.tables.meta.dataset_name} – dglkge"
+    page.keyboard.press("/")
+    page.keyboard.type("PERSON1")
+    page.wait_for_selector("#matches [role=option]")
+    names = [text.split("\n")[0] for text in page.locator("#matches [role=option]").all_inner_texts()]
+    assert names == ["person1", *(f"person{number}" for number in range(10, 20))]
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert page.inner_text("[aria-selected=true] .name") == "person10"
+    assert page.get_attribute("#query", "aria-activedescendant") == "match-1"
+    page.keyboard.press("Enter")
+    wait_for(page, "person10")
+    assert not page.is_visible("#matches") and page.evaluate("document.activeElement.tagName") == "H1"
+    # what it shows is what the run says
+    assert names_in(page, "Similar") == run.similar("person10", 20)["entity"].tolist()
+    assert "lives_in →" in page.locator("section[aria-label='Known triples'] summary .name").all_inner_texts()
+    group = page.locator("section[aria-label=Predicted] details").filter(has_text="lives_in →")
+    wanted = run.predict_tails("person10", "lives_in", 10, "drop")
+    assert group.locator(".rows .name").all_inner_texts() == wanted["entity"].tolist()
+    assert float(group.locator(".rows .value").first.inner_text()) == pytest.approx(
+        wanted["score"][0], abs=6e-4
+    )
+    first = page.url
+    town = wanted["entity"][0]
+    group.locator(".rows a").first.click()
+    wait_for(page, town)
+    assert steps_of(page) == ["person10", town]
+    assert page.locator("#trail li").all_inner_texts()[1].startswith("lives_in → ?")
+    neighbour = names_in(page, "Similar")[0]
+    page.click("section[aria-label=Similar] .rows a >> nth=0")
+    wait_for(page, neighbour)
+    assert steps_of(page) == ["person10", town, neighbour]
+    page.go_back()
+    wait_for(page, town)
+    page.go_back()
+    wait_for(page, "person10")
+    assert page.url == first
+    page.go_forward()
+    wait_for(page, town)
+    page.reload()
+    wait_for(page, town)
+    page.click("#trail a >> nth=0")
+    wait_for(page, "person10")
+    assert steps_of(page) == ["person10"]
+    page.check("text=with known answers")
+    wait_for(page, "person10")
+    marked = run.predict_tails("person10", "lives_in", 10)
+    group = page.locator("section[aria-label=Predicted] details").filter(has_text="lives_in →")
+    group.locator(".rows .name").first.wait_for()
+    assert group.locator(".rows .name").all_inner_texts() == marked["entity"].tolist()
+    assert group.locator(".badge").all_inner_texts() == [split for split in marked["known_from"] if split]
+    page.click("#home")
+    page.wait_for_selector("text=Relations")
+
+
+@pytest.mark.parametrize("name", [IMAGE, ODD])
+def test_hostile_names_are_text(server, open_page, name):
+    page = open_page(server)
+    page.wait_for_selector(READY)
+    page.fill("#query", name[:8].upper())
+    page.wait_for_selector("#matches [role=option]")
+    assert page.locator("#matches [role=option] .name").first.inner_text() == name
+    page.locator("#matches [role=option]").first.click()
+    wait_for(page, name)
+    assert steps_of(page) == [name] and page.title().startswith(name)
+    assert page.locator("main img, main script").count() == 0
+    if name == IMAGE:  # a person, whom others know
+        labels = page.locator("section[aria-label='Known triples'] summary .name").all_inner_texts()
+        assert f"{SCRIPT} →" in labels
+        page.locator("section[aria-label='Known triples'] details").filter(has_text=SCRIPT).first.locator(
+            ".rows a"
+        ).first.click()
+        page.wait_for_function("name => document.body.dataset.ready !== name", arg=name)
+        assert SCRIPT in page.inner_text("#trail")
+
+
+def test_problems_are_shown(server, open_page, browser):
+    page = browser.new_context().new_page()  # a refusal stands in the browser's console as an error
+    page.goto(f"{server}?at=persn1&type=person&by=")
+    page.wait_for_selector(".problem")
+    assert "did you mean 'person1'" in page.inner_text(".problem")
+    page.context.close()
+    page = open_page(server)
+    page.wait_for_selector(READY)
+    page.fill("#query", "zzz")
+    page.wait_for_selector("#matches .none")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    assert not page.is_visible("#matches") and steps_of(page) == []
+
+
+def test_colours_and_a_phone(server, open_page, tmp_path):
+    address = f"{server}?at=town3&type=town&by="
+    seen = {}
+    for scheme in ("light", "dark"):
+        phone = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
+        page = open_page(address, color_scheme=scheme, **phone)
+        wait_for(page, "town3")
+        colours = [
+            page.evaluate(f"getComputedStyle(document.{element}).{name}")
+            for element, name in (("documentElement", "backgroundColor"), ("body", "color"))
+        ]
+        seen[scheme] = [sum(map(int, colour[4:-1].split(","))) for colour in colours]
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        top = page.locator("section[aria-label=Similar]").bounding_box()["y"]
+        page.tap(".jumps button >> nth=2")
+        page.wait_for_function("top => scrollY > 0 || top < 740", arg=top)
+        page.screenshot(path=str(tmp_path / f"phone_{scheme}.png"), full_page=True)
+        assert (tmp_path / f"phone_{scheme}.png").stat().st_size > 10_000
+    (light_back, light_text), (dark_back, dark_text) = seen["light"], seen["dark"]
+    assert light_back > 600 > 200 > light_text and dark_back < 200 < 600 < dark_text
+
+
+def test_token(run_folder, open_page):
+    with served(run_folder, TOKEN) as url:
+        page = open_page(f"{url}?at=town3&type=town&by=#token={TOKEN}")
+        wait_for(page, "town3")
+        assert TOKEN not in page.url and "#" not in page.url
+        page.reload()
+        wait_for(page, "town3")
+        asked = open_page(url)
+        asked.wait_for_selector("#token-dialog[open]")
+        asked.fill("#token", TOKEN)
+        asked.keyboard.press("Enter")
+        asked.wait_for_selector(READY)
+        assert TOKEN not in asked.url and "town" in asked.inner_text("main")
