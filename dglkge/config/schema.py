@@ -89,6 +89,35 @@ def section(of: type, help: str) -> Any:
 
 
 @dataclass(frozen=True)
+class InitFromConfig:
+    """Given vectors as the initial rows of entities."""
+
+    path: str = setting(
+        "",
+        "file of named vectors (.npy, .parquet, .vec, .txt, .tsv) that entities of a new run start "
+        "with, matched by name; entities without one are initialised as usual; empty: none",
+    )
+    names: str = setting("", "file with a name on each line, of an npy file; empty: x.names.txt beside x.npy")
+    entity_column: str = setting("name", "Parquet: column of the names", not_empty)
+    vector_column: str = setting("embedding", "Parquet: column of the vectors, lists of numbers", not_empty)
+    projection: str = setting(
+        "pca",
+        "where vectors have another width than dimension: pca (principal axes), or random (Gaussian, seeded)",
+        one_of("pca", "random"),
+    )
+    std: float = setting(
+        0.0,
+        "root mean square of the vectors' numbers after scaling by one factor; 0: init_scale; -1: no scaling",
+        at_least_or(-1, 0),
+    )
+    frozen: bool = setting(
+        False,
+        "do not update the rows of entities: only relations are trained; may change in a resume",
+        resume=UNTIL_FINISHED,
+    )
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The score function and the shape of its parameters."""
 
@@ -98,6 +127,7 @@ class ModelConfig:
         True, "a relation row of its own for each side that is predicted (Lacroix et al. 2018)"
     )
     init_scale: float = setting(1e-3, "standard deviation of the initial rows", above(0))
+    init_from: InitFromConfig = section(InitFromConfig, "given vectors as initial rows")
     p: int = setting(0, "keci: basis vectors of the Clifford algebra with square 1", at_least(0))
     q: int = setting(1, "keci: basis vectors of the Clifford algebra with square -1", at_least(0))
     entity_dropout: float = setting(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from dglkge import __version__
 from dglkge.checkpoint.conversion import dataset_fields
 from dglkge.checkpoint.courier import Courier
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, Progress
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, RUN_VECTORS_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config, save_config
@@ -57,6 +58,7 @@ from dglkge.training.components import (
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.early_stopping import check_common_disk
 from dglkge.training.epochs import JOB
+from dglkge.training.given_vectors import fill_from_vectors
 from dglkge.training.global_vectors import GlobalVectors
 from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
@@ -252,9 +254,15 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         dataset, model, tables, cluster, _protocol(config), config.training.kernels, global_vectors
     )
     meta = _meta(config, dataset)
+
+    def fill_new_run() -> None:
+        """Give entities the vectors that are configured."""
+        write = functools.partial(checkpoints.records.write_json, RUN_VECTORS_FILE)
+        fill_from_vectors(config, cluster, dataset, tables, write)
+
     trainer = Trainer(
         config, cluster, tables, optimizer, batches, train_step, evaluator, checkpoints, meta, JOB, clock,
-        global_vectors,
+        global_vectors, fill_new_run,
     )  # fmt: skip
     # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
     if world.rank == 0:
@@ -350,13 +358,14 @@ def _build_train_step(
     regularizer = configured_regularizer(config, model)
     dropout = _build_dropout(config, tables)
     sums_batch = config.loss.batch_reduction == "sum"
+    frozen = tables.entity_types if config.model.init_from.frozen else ()
     if config.training.objective != NEGATIVE_SAMPLING:
         full = build_candidate_loss(
             config, model, regularizer, tables, batches, world, clock, dropout, global_vectors
         )
         return TrainStep(
             full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch,
-            global_vectors=global_vectors,
+            global_vectors=global_vectors, frozen=frozen,
         )  # fmt: skip
     negatives = build_negatives(config, dataset, layout, tables, pairs)
     # It is among all entities already.
@@ -386,6 +395,7 @@ def _build_train_step(
         sums_batch,
         known,
         global_vectors,
+        frozen,
     )
 
 

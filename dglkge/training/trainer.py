@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -61,6 +61,8 @@ class Trainer:
         The clock of the train step.
     global_vectors : GlobalVectors, optional
         Those of the train step; saved and resumed with the tables.
+    fill_new_run : callable, optional
+        Called where no version is resumed, with initialised tables; a collective.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Trainer:
         epochs: ElasticEpochs,
         clock: PhaseClock | None = None,
         global_vectors: GlobalVectors | None = None,
+        fill_new_run: Callable[[], object] = lambda: None,
     ) -> None:
         self.config = config
         self.cluster = cluster
@@ -111,7 +114,7 @@ class Trainer:
         self._control = TrainingControl(config, getattr(optimizer, "param_groups", []), len(edge_batches))
         cluster.on_leave(self._leave)
         cluster.on_exit(self._checkpoints.finish)
-        self._resume()
+        self._resume(fill_new_run)
         if config.checkpoint.background:
             checkpoints.reserve(self._parts())
         epochs.when_finished(self._end_epoch)
@@ -351,7 +354,7 @@ class Trainer:
             self._end_epoch()
         self._checkpoints.finish()
 
-    def _resume(self) -> None:
+    def _resume(self, fill_new_run: Callable[[], object]) -> None:
         """Fill the tables from the newest version, if there is one."""
         # JOB is shared by all trainers of a process: drop the state of an earlier one.
         self._epochs.restore(0)
@@ -360,6 +363,7 @@ class Trainer:
         meta = self._checkpoints.latest()
         if meta is None:
             warm_start(self.config, self.cluster, self._meta, self._checkpoints.names, self._own_parts)
+            fill_new_run()
             return
         check_same_run(meta, self._meta)
         self._check_settings(meta)

@@ -218,8 +218,11 @@ DOCUMENTED = {
         *(f"training.early_stopping_{name}" for name in ("patience", "min_gain")),
     ],
     schema.UNTIL_FINISHED: [
-        f"training.{name}"
-        for name in ("batch_size", "kernels", "matmul_dtype", "synchronous", "staleness", "wire")
+        "model.init_from.frozen",
+        *(
+            f"training.{name}"
+            for name in ("batch_size", "kernels", "matmul_dtype", "synchronous", "staleness", "wire")
+        ),
     ],
     schema.FIXED: [
         "seed",
@@ -239,7 +242,10 @@ def test_what_may_change_in_a_resume_is_documented(key):
         rule
         for rule in DOCUMENTED
         if key in DOCUMENTED[rule]
-        or (key.split(".")[0] in SECTIONS.get(rule, ()) and key != "checkpoint.init_path")
+        or (
+            key.split(".")[0] in SECTIONS.get(rule, ())
+            and key not in ("checkpoint.init_path", "model.init_from.frozen")
+        )
     }
     old, new = {}, {}
     for config, value in ((old, 1), (new, 2)):
