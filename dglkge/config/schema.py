@@ -127,7 +127,6 @@ class ModelConfig:
         True, "a relation row of its own for each side that is predicted (Lacroix et al. 2018)"
     )
     init_scale: float = setting(1e-3, "standard deviation of the initial rows", above(0))
-    init_from: InitFromConfig = section(InitFromConfig, "given vectors as initial rows")
     p: int = setting(0, "keci: basis vectors of the Clifford algebra with square 1", at_least(0))
     q: int = setting(1, "keci: basis vectors of the Clifford algebra with square -1", at_least(0))
     entity_dropout: float = setting(
@@ -144,6 +143,8 @@ class ModelConfig:
         "learn a vector for each entity type that is added to all its rows (PyTorch-BigGraph's global_emb); "
         "takes reciprocal_relations false",
     )
+    # Last: `dglkge config` prints sections in the order of their fields.
+    init_from: InitFromConfig = section(InitFromConfig, "given vectors as initial rows")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Valid and test MRR after a few epochs, with random initial rows and with given vectors, from the same seeds.
+"""Valid and test MRR after a few epochs, with random initial rows and with given vectors, from equal seeds.
 
     python examples/benchmarks/given_vectors.py --data demo/stdlib --vectors demo/stdlib-vectors.parquet \
         --config examples/stdlib/complex.yaml --epochs 2,5,15
