@@ -82,6 +82,10 @@ setup(
             "pyyaml",
         ],
         "tune": [OPTUNA],
+        # Trackers of experiments, by training.loggers.
+        "tensorboard": ["tensorboard"],
+        "wandb": ["wandb>=0.17"],
+        "mlflow": ["mlflow-skinny>=2.14"],
         "test": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "setuptools>=70.1", OPTUNA],
         "dev": ["ruff", "mypy"],
     },

@@ -408,6 +408,12 @@ class TrainingConfig:
         "refuse, before anything is created, a run that does not fit into memory or /dev/shm (dglkge plan)",
         resume=FREE,
     )
+    loggers: tuple[str, ...] = setting(
+        (),
+        "a list of trackers of experiments, which get loss, learning rate, speed and metrics; known",
+        resume=FREE,
+        component="logger",
+    )
     progress: str = setting(
         "auto",
         "progress bar: auto (on a terminal), always or never",

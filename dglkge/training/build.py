@@ -14,12 +14,18 @@ import torch
 from dglkge import __version__
 from dglkge.checkpoint.conversion import dataset_fields
 from dglkge.checkpoint.courier import Courier
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, RUN_VECTORS_FILE, Progress
+from dglkge.checkpoint.layout import (
+    CHECKPOINT_FOLDER,
+    RUN_CONFIG_FILE,
+    RUN_TRACKERS_FILE,
+    RUN_VECTORS_FILE,
+    Progress,
+)
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import TRAIN, VALID
+from dglkge.data.dataset_files import TRAIN, VALID, load_json
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl, request_timeout, request_timeout_seconds
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
@@ -68,6 +74,7 @@ from dglkge.training.optimizer_options import clipping_of, describe_optimizer, g
 from dglkge.training.relation_prediction import SampledWithRelations
 from dglkge.training.row_dropout import RowDropout
 from dglkge.training.stats import PhaseClock
+from dglkge.training.trackers import Trackers
 from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
 from dglkge.training.warm_start import refuse_bigraph_output
@@ -262,7 +269,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
 
     trainer = Trainer(
         config, cluster, tables, optimizer, batches, train_step, evaluator, checkpoints, meta, JOB, clock,
-        global_vectors, fill_new_run,
+        global_vectors, fill_new_run, _build_trackers(config, cluster, checkpoints),
     )  # fmt: skip
     # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
     if world.rank == 0:
@@ -408,6 +415,25 @@ def _build_dropout(config: Config, tables: TableSet) -> RowDropout | None:
     rates[RELATION] = chosen.relation_dropout
     original_ids = {name: table.original_ids for name, table in tables.items()}
     return RowDropout(rates, original_ids, config.seed)
+
+
+def _build_trackers(config: Config, cluster: Cluster, checkpoints: CheckpointManager) -> Trackers:
+    """Return the trackers, which end when this trainer ends; none on ranks above 0."""
+    if cluster.world.rank != 0:
+        return Trackers()
+    path = Path(config.output) / RUN_TRACKERS_FILE
+
+    def recall() -> dict[str, str]:
+        """Return the ids that earlier starts recorded."""
+        try:
+            return {str(name): str(id_) for name, id_ in load_json(path).items()}
+        except InputError:  # no earlier start had a tracker, or the file is damaged: its run is a new one
+            return {}
+
+    write = functools.partial(checkpoints.records.write_json, RUN_TRACKERS_FILE)
+    trackers = Trackers(config.training.loggers, Path(config.output), config.to_dict(), recall, write)
+    cluster.on_exit(trackers.finish)
+    return trackers
 
 
 def _build_courier(world: World) -> Courier | None:

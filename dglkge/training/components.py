@@ -32,6 +32,7 @@ from dglkge.training.early_stopping import check_early_stopping
 from dglkge.training.loss_settings import check_loss_settings, check_negatives, configured_reduction
 from dglkge.training.optimizer_options import check_optimizer
 from dglkge.training.schedule import check_schedule
+from dglkge.training.trackers import check_loggers
 
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
@@ -65,6 +66,7 @@ def check_config(config: Config) -> None:
     check_objective(config, regularizer)
     check_loss_settings(config)
     check_given_vectors(config)
+    check_loggers(config.training.loggers)
     if config.model.relation_dropout and model.score_function.relation_init == PHASE:
         raise InputError(
             f"model.relation_dropout is {config.model.relation_dropout:g} and model.score_function is "

@@ -131,6 +131,8 @@ class EpochReport:
         Sums of the epoch's earlier batches, from an earlier run of the job for instance.
     check : callable, optional
         Called before a line is written; raises if this job may no longer write to the run's folder.
+    follow : callable, optional
+        Called on rank 0 with each record.
     """
 
     def __init__(
@@ -145,8 +147,10 @@ class EpochReport:
         clock: PhaseClock | None = None,
         before: LossSoFar | None = None,
         check: Callable[[], object] = lambda: None,
+        follow: Callable[[Mapping[str, Any]], object] = lambda record: None,
     ) -> None:
         self._check = check
+        self._follow = follow
         self._clock = PhaseClock() if clock is None else clock
         # The clock is shared by all reports of a trainer: drop the time of an earlier epoch.
         self._clock.take()
@@ -213,6 +217,7 @@ class EpochReport:
                 **phases,
             }
             self._write(record)
+            self._follow(record)
             speed = f"{record['edges_per_second']:,.0f}"
             self._bar.set_postfix_str(f"loss {record['loss']:.4f}, {speed} edges/s", refresh=False)
             self._bar.update(batches_done - self._bar.n)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Callable
 
@@ -34,6 +34,7 @@ from dglkge.training.epochs import CommitPolicy, ElasticEpochs
 from dglkge.training.global_vectors import GlobalVectors
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.stats import EpochReport, LossSoFar, PhaseClock, reports_apart, wants_bar
+from dglkge.training.trackers import Trackers
 from dglkge.training.train_step import TrainStep
 from dglkge.training.warm_start import warm_start
 from dglkge.typing import RELATION, TablePart
@@ -63,6 +64,8 @@ class Trainer:
         Those of the train step; saved and resumed with the tables.
     fill_new_run : callable, optional
         Called where no version is resumed, with initialised tables; a collective.
+    trackers : Trackers, optional
+        Those of ``training.loggers``, on rank 0.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class Trainer:
         clock: PhaseClock | None = None,
         global_vectors: GlobalVectors | None = None,
         fill_new_run: Callable[[], object] = lambda: None,
+        trackers: Trackers | None = None,
     ) -> None:
         self.config = config
         self.cluster = cluster
@@ -118,6 +122,8 @@ class Trainer:
         if config.checkpoint.background:
             checkpoints.reserve(self._parts())
         epochs.when_finished(self._end_epoch)
+        self._trackers = Trackers() if trackers is None else trackers
+        self._trackers.start(self._steps_done, self._committed is not None)
 
     def batches(self) -> Iterator[TrainingBatch]:
         """Yield this trainer's share of each global batch that the current epoch has left.
@@ -147,7 +153,7 @@ class Trainer:
         before = self._so_far if done and self._so_far is not None and self._so_far.epoch == epoch else None
         self._report = EpochReport(
             self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock, before,
-            self._checkpoints.records.check_lease,
+            self._checkpoints.records.check_lease, self._track,
         )  # fmt: skip
         try:
             self.stop_if_asked()
@@ -277,7 +283,27 @@ class Trainer:
         result = self._evaluator.evaluate(split, most, self.bar, self.stop_if_asked)
         if self.cluster.world.rank == 0:
             self._write_metrics(split, result.to_dict())
+            self._trackers.log_result(split, result.both.to_dict(), self._steps_done)
         return result
+
+    @property
+    def _steps_done(self) -> int:
+        """Global batches of all epochs that are done, in batches of the present size."""
+        return self._epochs.finished() * len(self._edge_batches) + self._batches_done
+
+    def _track(self, record: Mapping[str, Any]) -> None:
+        """Give a report of an epoch to the trackers."""
+        lrs = [group["lr"] for group in getattr(self.optimizer, "param_groups", [])]
+        names = ("train/lr", "train/relation_lr")
+        share = record["batches_done"] / record["num_batches"]
+        values = {
+            "train/loss": record["loss"],
+            "train/epoch_loss": record["epoch_loss"],
+            "train/edges_per_second": record["edges_per_second"],
+            "train/epoch": record["epoch"] + share,
+            **dict(zip(names, lrs)),
+        }
+        self._trackers.log(values, record["epoch"] * record["num_batches"] + record["batches_done"])
 
     @property
     def _batches_done(self) -> int:

@@ -214,7 +214,10 @@ DOCUMENTED = {
         "dataset",
         "output",
         "imports",
-        *(f"training.{name}" for name in ("num_epochs", "profile", "lookup", "check_memory", "progress")),
+        *(
+            f"training.{name}"
+            for name in ("num_epochs", "profile", "lookup", "check_memory", "loggers", "progress")
+        ),
         *(f"training.early_stopping_{name}" for name in ("patience", "min_gain")),
     ],
     schema.UNTIL_FINISHED: [
@@ -360,6 +363,7 @@ def test_help_lists_the_components_that_a_field_names() -> None:
         "regularizer.name": "regularizer",
         "negatives.sampler": "negative sampler",
         "optimizer.name": "optimizer",
+        "training.loggers": "logger",
     }
     for noun in nouns.values():
         assert all(text for _, text in help_lines(noun))
