@@ -85,7 +85,8 @@ setup(
         # Trackers of experiments, by training.loggers.
         "tensorboard": ["tensorboard"],
         "wandb": ["wandb>=0.17"],
-        "mlflow": ["mlflow-skinny>=2.14"],
+        # Without a server MLflow keeps runs in a database file.
+        "mlflow": ["mlflow-skinny>=2.14", "sqlalchemy", "alembic"],
         "test": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "setuptools>=70.1", OPTUNA],
         "dev": ["ruff", "mypy"],
     },

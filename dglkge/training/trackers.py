@@ -99,8 +99,8 @@ class TensorBoard(Tracker):
 
         folder = run.folder / "tensorboard"
         self.id = folder.name
-        # TensorBoard hides events of later steps that an earlier start had written after its last commit.
-        self._writer = SummaryWriter(str(folder), purge_step=run.first_step)
+        # TensorBoard hides events of these steps that an earlier start had written after its last commit.
+        self._writer = SummaryWriter(str(folder), purge_step=run.first_step + 1 if run.earlier_id else 0)
         # Not add_hparams, which makes a further run in a folder of its own.
         start, session, self._end = hparams(run.settings, {"valid/mrr": 0.0, "test/mrr": 0.0})
         for summary in () if run.earlier_id else (start, session):
@@ -133,6 +133,7 @@ class WeightsAndBiases(Tracker):
     def __init__(self, run: TrackedRun) -> None:
         import wandb
 
+        self._wandb = wandb
         project = wandb.setup().settings.project or "dglkge"
         self.id = run.earlier_id or secrets.token_hex(4)
         self._run = wandb.init(
@@ -155,6 +156,8 @@ class WeightsAndBiases(Tracker):
     def finish(self, is_complete: bool) -> None:
         """Wait until everything is sent, or written where it is offline."""
         self._run.finish(exit_code=0 if is_complete else 1)
+        # Ends the package's own process, which nothing else does where a trainer ends without exit handlers.
+        self._wandb.teardown()
 
 
 @LOGGERS.register("mlflow")

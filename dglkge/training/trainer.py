@@ -291,19 +291,11 @@ class Trainer:
         """Global batches of all epochs that are done, in batches of the present size."""
         return self._epochs.finished() * len(self._edge_batches) + self._batches_done
 
-    def _track(self, record: Mapping[str, Any]) -> None:
-        """Give a report of an epoch to the trackers."""
+    def _track(self, values: Mapping[str, float], step: int) -> None:
+        """Give the numbers of a report to the trackers, with the learning rates."""
         lrs = [group["lr"] for group in getattr(self.optimizer, "param_groups", [])]
-        names = ("train/lr", "train/relation_lr")
-        share = record["batches_done"] / record["num_batches"]
-        values = {
-            "train/loss": record["loss"],
-            "train/epoch_loss": record["epoch_loss"],
-            "train/edges_per_second": record["edges_per_second"],
-            "train/epoch": record["epoch"] + share,
-            **dict(zip(names, lrs)),
-        }
-        self._trackers.log(values, record["epoch"] * record["num_batches"] + record["batches_done"])
+        # The group of the relations is the second, where they have one.
+        self._trackers.log({**values, **dict(zip(("train/lr", "train/relation_lr"), lrs))}, step)
 
     @property
     def _batches_done(self) -> int:
