@@ -15,7 +15,8 @@ FEATURES = {
     "faiss": ["faiss-cpu>=1.8"],
     "huggingface": ["huggingface_hub", "safetensors"],
     "lancedb": ["lancedb"],
-    "mlflow": ["mlflow-skinny>=2.14"],
+    # Without a server MLflow keeps runs in a database file.
+    "mlflow": ["mlflow-skinny>=2.14", "sqlalchemy", "alembic"],
     "rdf": ["pyoxigraph>=0.5,<0.6"],
     "report": ["jinja2", "plotly>=5", "scikit-learn"],
     "serve": ["fastapi>=0.110", "pydantic>=2", "uvicorn>=0.29"],

@@ -92,6 +92,12 @@ def extract_triples(root: Path) -> tuple[list[Triple], dict[str, str]]:
 
 def read_modules(root: Path) -> Iterator[Module]:
     """Read the source files below a folder, except tests and files with syntax errors."""
+    for name, is_package, tree in parsed_files(root):
+        yield read_module(name, is_package, tree)
+
+
+def parsed_files(root: Path) -> Iterator[tuple[str, bool, ast.Module]]:
+    """Yield the name of each module below a folder, whether it is a package, and its parsed source."""
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         is_package = parts[-1] == "__init__"
@@ -103,7 +109,7 @@ def read_modules(root: Path) -> Iterator[Module]:
             tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError):
             continue
-        yield read_module(".".join(parts), is_package, tree)
+        yield ".".join(parts), is_package, tree
 
 
 def add_builtins(graph: Graph) -> None:

@@ -9,7 +9,9 @@ A run's folder::
     stats.jsonl        JSON lines: loss and speed, some times per epoch; metrics of the valid split
     metrics.json       ranking results by split
     validation.json    number of the epoch after which the valid split was last ranked
+    init_from.json     coverage and projection of the given vectors that entities started with
     calibration.json   probabilities of scores, see dglkge.inference.calibration
+    trackers.json      ids of the run in the trackers of training.loggers
     lease.json         the job that may write here, see dglkge.distributed.lease
     copies.json        on a machine of a job with --sync: the run, and the launchers' folders that have a copy
     outbox_{rank}/     files that are not yet delivered to the first machine
@@ -30,7 +32,9 @@ RUN_CONFIG_FILE = "config.json"
 RUN_STATS_FILE = "stats.jsonl"
 RUN_METRICS_FILE = "metrics.json"
 RUN_VALIDATION_FILE = "validation.json"
+RUN_VECTORS_FILE = "init_from.json"
 RUN_CALIBRATION_FILE = "calibration.json"
+RUN_TRACKERS_FILE = "trackers.json"
 LEASE_FILE = "lease.json"
 ORIGIN_FILE = "copies.json"
 OUTBOX_FOLDER = "outbox"

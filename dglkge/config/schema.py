@@ -89,6 +89,35 @@ def section(of: type, help: str) -> Any:
 
 
 @dataclass(frozen=True)
+class InitFromConfig:
+    """Given vectors as the initial rows of entities."""
+
+    path: str = setting(
+        "",
+        "file of named vectors (.npy, .parquet, .vec, .txt, .tsv) that entities of a new run start "
+        "with, matched by name; entities without one are initialised as usual; empty: none",
+    )
+    names: str = setting("", "file with a name on each line, of an npy file; empty: x.names.txt beside x.npy")
+    entity_column: str = setting("name", "Parquet: column of the names", not_empty)
+    vector_column: str = setting("embedding", "Parquet: column of the vectors, lists of numbers", not_empty)
+    projection: str = setting(
+        "pca",
+        "where vectors have another width than dimension: pca (principal axes), or random (Gaussian, seeded)",
+        one_of("pca", "random"),
+    )
+    std: float = setting(
+        0.0,
+        "root mean square of the vectors' numbers after scaling by one factor; 0: init_scale; -1: no scaling",
+        at_least_or(-1, 0),
+    )
+    frozen: bool = setting(
+        False,
+        "do not update the rows of entities: only relations are trained; may change in a resume",
+        resume=UNTIL_FINISHED,
+    )
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """The score function and the shape of its parameters."""
 
@@ -114,6 +143,8 @@ class ModelConfig:
         "learn a vector for each entity type that is added to all its rows (PyTorch-BigGraph's global_emb); "
         "takes reciprocal_relations false",
     )
+    # Last: `dglkge config` prints sections in the order of their fields.
+    init_from: InitFromConfig = section(InitFromConfig, "given vectors as initial rows")
 
 
 @dataclass(frozen=True)
@@ -376,6 +407,12 @@ class TrainingConfig:
         True,
         "refuse, before anything is created, a run that does not fit into memory or /dev/shm (dglkge plan)",
         resume=FREE,
+    )
+    loggers: tuple[str, ...] = setting(
+        (),
+        "a list of trackers of experiments, which get loss, learning rate, speed and metrics; known",
+        resume=FREE,
+        component="logger",
     )
     progress: str = setting(
         "auto",

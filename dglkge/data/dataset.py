@@ -13,7 +13,7 @@ from dglkge.data.dataset_files import Field, read_description
 from dglkge.data.partition_layout import PartitionLayout, load_array
 from dglkge.data.quality import NumberedTriples, measure_quality
 from dglkge.data.sizes import DatasetSize, dataset_size
-from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary, iter_lines
 from dglkge.errors import InputError
 
 
@@ -139,6 +139,37 @@ class Dataset:
                 )
             self._vocabularies[entity_type] = vocabulary
         return self._vocabularies[entity_type]
+
+    def names_of(self, entity_type: str, ids: np.ndarray) -> list[str]:
+        """Return the names of some entities; the others of the file are not kept.
+
+        Parameters
+        ----------
+        entity_type : str
+        ids : (n,) int64
+            Original ids, each once.
+
+        Raises
+        ------
+        InputError
+            If the file is damaged.
+        """
+        if entity_type in self._vocabularies:
+            return [self._vocabularies[entity_type][id_] for id_ in ids.tolist()]
+        path = dataset_files.vocabulary_path(self.path, entity_type)
+        found = [""] * len(ids)
+        order = np.argsort(ids)
+        wanted = zip(ids[order].tolist(), order.tolist())
+        id_, place = next(wanted, (-1, -1))
+        for number, name in enumerate(iter_lines(path)):
+            if number == id_:
+                found[place] = name
+                id_, place = next(wanted, (-1, -1))
+                if id_ < 0:
+                    break
+        if id_ >= 0:
+            raise InputError(f"{path} has no name of id {id_}: it is cut off")
+        return found
 
     def split(self, name: str) -> np.ndarray:
         """Return the triples of a split.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import gzip
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -227,3 +228,26 @@ def read_lines(path: Path) -> list[str]:
     if not text.endswith("\n"):
         raise InputError(f"{path} is cut off: its last line has no end")
     return text[:-1].split("\n")
+
+
+def iter_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of such a file one by one; of a gzip file too, where its name ends in ``.gz``.
+
+    The last line may lack its end.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, damaged or not UTF-8; with the number of the line.
+    """
+    number = 0
+    try:
+        # Bytes: a file opened as text would also be split at a lone carriage return.
+        with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as file:
+            for line in file:
+                number += 1
+                yield line.decode("utf-8").rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}:{number}: not UTF-8: {error.reason}") from None
+    except (OSError, EOFError) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None

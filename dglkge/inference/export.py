@@ -17,6 +17,7 @@ import torch
 from tqdm import tqdm
 
 from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.data.vector_files import word2vec_name
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, StorageError, unknown_name, write_error
 from dglkge.inference import dglke_files
@@ -230,11 +231,6 @@ def _write_word2vec(file: BinaryIO, shape: Shape, blocks: Blocks) -> None:
     file.write(f"{shape[0]} {shape[1]}\n".encode())
     for names, rows in blocks:
         _write_lines(file, rows, [word2vec_name(name) for name in names], " ")
-
-
-def word2vec_name(name: str) -> str:
-    """Return a name without white space, which separates the fields of word2vec's text format."""
-    return "_".join(name.split())
 
 
 def _write_lines(file: BinaryIO, rows: np.ndarray, names: Sequence[str], separator: str) -> None:

@@ -18,10 +18,11 @@ from dglkge.checkpoint.conversion import dataset_fields, save_converted
 from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset import Dataset
+from dglkge.data.vector_files import word2vec_name
 from dglkge.data.vocabulary import Vocabulary, read_lines
 from dglkge.errors import InputError, unknown_name
 from dglkge.inference.dglke_files import ENTITY, DglkeFolder, check_relation_width, load_npy, models
-from dglkge.inference.export import SAFETENSORS_NAME, word2vec_name
+from dglkge.inference.export import SAFETENSORS_NAME
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +14,18 @@ import torch
 from dglkge import __version__
 from dglkge.checkpoint.conversion import dataset_fields
 from dglkge.checkpoint.courier import Courier
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, Progress
+from dglkge.checkpoint.layout import (
+    CHECKPOINT_FOLDER,
+    RUN_CONFIG_FILE,
+    RUN_TRACKERS_FILE,
+    RUN_VECTORS_FILE,
+    Progress,
+)
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import TRAIN, VALID
+from dglkge.data.dataset_files import TRAIN, VALID, load_json
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl, request_timeout, request_timeout_seconds
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
@@ -57,6 +64,7 @@ from dglkge.training.components import (
 from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.early_stopping import check_common_disk
 from dglkge.training.epochs import JOB
+from dglkge.training.given_vectors import fill_from_vectors
 from dglkge.training.global_vectors import GlobalVectors
 from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
@@ -66,6 +74,7 @@ from dglkge.training.optimizer_options import clipping_of, describe_optimizer, g
 from dglkge.training.relation_prediction import SampledWithRelations
 from dglkge.training.row_dropout import RowDropout
 from dglkge.training.stats import PhaseClock
+from dglkge.training.trackers import Trackers
 from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
 from dglkge.training.warm_start import refuse_bigraph_output
@@ -252,9 +261,15 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         dataset, model, tables, cluster, _protocol(config), config.training.kernels, global_vectors
     )
     meta = _meta(config, dataset)
+
+    def fill_new_run() -> None:
+        """Give entities the vectors that are configured."""
+        write = functools.partial(checkpoints.records.write_json, RUN_VECTORS_FILE)
+        fill_from_vectors(config, cluster, dataset, tables, write)
+
     trainer = Trainer(
         config, cluster, tables, optimizer, batches, train_step, evaluator, checkpoints, meta, JOB, clock,
-        global_vectors,
+        global_vectors, fill_new_run, _build_trackers(config, cluster, checkpoints),
     )  # fmt: skip
     # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
     if world.rank == 0:
@@ -350,13 +365,14 @@ def _build_train_step(
     regularizer = configured_regularizer(config, model)
     dropout = _build_dropout(config, tables)
     sums_batch = config.loss.batch_reduction == "sum"
+    frozen = tables.entity_types if config.model.init_from.frozen else ()
     if config.training.objective != NEGATIVE_SAMPLING:
         full = build_candidate_loss(
             config, model, regularizer, tables, batches, world, clock, dropout, global_vectors
         )
         return TrainStep(
             full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch,
-            global_vectors=global_vectors,
+            global_vectors=global_vectors, frozen=frozen,
         )  # fmt: skip
     negatives = build_negatives(config, dataset, layout, tables, pairs)
     # It is among all entities already.
@@ -386,6 +402,7 @@ def _build_train_step(
         sums_batch,
         known,
         global_vectors,
+        frozen,
     )
 
 
@@ -398,6 +415,25 @@ def _build_dropout(config: Config, tables: TableSet) -> RowDropout | None:
     rates[RELATION] = chosen.relation_dropout
     original_ids = {name: table.original_ids for name, table in tables.items()}
     return RowDropout(rates, original_ids, config.seed)
+
+
+def _build_trackers(config: Config, cluster: Cluster, checkpoints: CheckpointManager) -> Trackers:
+    """Return the trackers, which end when this trainer ends; none on ranks above 0."""
+    if cluster.world.rank != 0:
+        return Trackers()
+    path = Path(config.output) / RUN_TRACKERS_FILE
+
+    def recall() -> dict[str, str]:
+        """Return the ids that earlier starts recorded."""
+        try:
+            return {str(name): str(id_) for name, id_ in load_json(path).items()}
+        except InputError:  # no earlier start had a tracker, or the file is damaged: its run is a new one
+            return {}
+
+    write = functools.partial(checkpoints.records.write_json, RUN_TRACKERS_FILE)
+    trackers = Trackers(config.training.loggers, Path(config.output), config.to_dict(), recall, write)
+    cluster.on_exit(trackers.finish)
+    return trackers
 
 
 def _build_courier(world: World) -> Courier | None:

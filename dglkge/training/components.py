@@ -32,6 +32,7 @@ from dglkge.training.early_stopping import check_early_stopping
 from dglkge.training.loss_settings import check_loss_settings, check_negatives, configured_reduction
 from dglkge.training.optimizer_options import check_optimizer
 from dglkge.training.schedule import check_schedule
+from dglkge.training.trackers import check_loggers
 
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
@@ -64,6 +65,8 @@ def check_config(config: Config) -> None:
     check_global_vectors(config)
     check_objective(config, regularizer)
     check_loss_settings(config)
+    check_given_vectors(config)
+    check_loggers(config.training.loggers)
     if config.model.relation_dropout and model.score_function.relation_init == PHASE:
         raise InputError(
             f"model.relation_dropout is {config.model.relation_dropout:g} and model.score_function is "
@@ -119,6 +122,24 @@ def check_global_vectors(config: Config) -> None:
         )
     if not config.training.synchronous:
         raise InputError("model.global_vectors is true: it takes training.synchronous true, got false")
+
+
+def check_given_vectors(config: Config) -> None:
+    """Refuse settings of ``model.init_from`` that have no effect or contradict one another.
+
+    Raises
+    ------
+    InputError
+        Naming the field, the value and what is allowed.
+    """
+    chosen = config.model.init_from
+    if chosen.path and config.checkpoint.init_path:
+        raise InputError(
+            f"model.init_from.path is {chosen.path} and checkpoint.init_path is "
+            f"{config.checkpoint.init_path}: rows start from one of them; allowed: one of the two empty"
+        )
+    if chosen.frozen and not chosen.path:
+        raise InputError("model.init_from.frozen is true and model.init_from.path is empty; allowed: false")
 
 
 def check_objective(config: Config, regularizer: Regularizer | None) -> None:

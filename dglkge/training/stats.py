@@ -132,6 +132,9 @@ class EpochReport:
         Sums of the epoch's earlier batches, from an earlier run of the job for instance.
     check : callable, optional
         Called before a line is written; raises if this job may no longer write to the run's folder.
+    follow : callable, optional
+        Called on rank 0 at each report, with the numbers of trackers by name and the step: global batches of
+        all epochs.
     """
 
     def __init__(
@@ -146,8 +149,10 @@ class EpochReport:
         clock: PhaseClock | None = None,
         before: LossSoFar | None = None,
         check: Callable[[], object] = lambda: None,
+        follow: Callable[[dict[str, float], int], object] = lambda values, step: None,
     ) -> None:
         self._check = check
+        self._follow = follow
         self._clock = PhaseClock() if clock is None else clock
         # The clock is shared by all reports of a trainer: drop the time of an earlier epoch.
         self._clock.take()
@@ -216,6 +221,13 @@ class EpochReport:
                 **memory,
             }
             self._write(record)
+            values = {
+                "train/loss": total[0] / max(total[1], 1),
+                "train/epoch_loss": self._epoch_total[0] / max(self._epoch_total[1], 1),
+                "train/edges_per_second": record["edges_per_second"],
+                "train/epoch": self._epoch + batches_done / self._num_batches,
+            }
+            self._follow(values, self._epoch * self._num_batches + batches_done)
             speed = f"{record['edges_per_second']:,.0f}"
             self._bar.set_postfix_str(f"loss {record['loss']:.4f}, {speed} edges/s", refresh=False)
             self._bar.update(batches_done - self._bar.n)

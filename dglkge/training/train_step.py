@@ -6,7 +6,7 @@ Steps 1 and 2, order and edges, are the batch itself (``sampling/edge_batches.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Union
 
@@ -55,6 +55,8 @@ class TrainStep:
         Answers that are no negatives.
     global_vectors : GlobalVectors, optional
         Vectors that are added to rows; the loss must not read rows in place.
+    frozen : collection of str
+        Tables whose rows are not updated.
 
     Attributes
     ----------
@@ -76,7 +78,9 @@ class TrainStep:
         sums_batch: bool = False,
         known: KnownAnswers | None = None,
         global_vectors: GlobalVectors | None = None,
+        frozen: Collection[str] = (),
     ) -> None:
+        self._frozen = {id(tables[name].embedding) for name in frozen}
         self._dropout = dropout
         self._known = known
         self._sums_batch = sums_batch
@@ -143,7 +147,8 @@ class TrainStep:
         if self._global_vectors is not None:
             self._global_vectors.step(row_gradients(self._tables, plan.requests, dense))
         self._optimizer.step_rows(
-            gradients,
+            # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
+            [one for one in gradients if id(one[0]) not in self._frozen],
             # Summed with the step: no round of messages of its own.
             extra=int(self._stop.is_noted),
         )

@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from dglkge.training.stats import (
     reports_apart,
     wants_bar,
 )
+from dglkge.training.trackers import Trackers
 from dglkge.training.train_step import TrainStep
 from dglkge.training.warm_start import warm_start
 from dglkge.typing import RELATION, TablePart
@@ -68,6 +69,10 @@ class Trainer:
         The clock of the train step.
     global_vectors : GlobalVectors, optional
         Those of the train step; saved and resumed with the tables.
+    fill_new_run : callable, optional
+        Called where no version is resumed, with initialised tables; a collective.
+    trackers : Trackers, optional
+        Those of ``training.loggers``, on rank 0.
     """
 
     def __init__(
@@ -84,6 +89,8 @@ class Trainer:
         epochs: ElasticEpochs,
         clock: PhaseClock | None = None,
         global_vectors: GlobalVectors | None = None,
+        fill_new_run: Callable[[], object] = lambda: None,
+        trackers: Trackers | None = None,
     ) -> None:
         self.config = config
         self.cluster = cluster
@@ -118,10 +125,12 @@ class Trainer:
         self._control = TrainingControl(config, getattr(optimizer, "param_groups", []), len(edge_batches))
         cluster.on_leave(self._leave)
         cluster.on_exit(self._checkpoints.finish)
-        self._resume()
+        self._resume(fill_new_run)
         if config.checkpoint.background:
             checkpoints.reserve(self._parts())
         epochs.when_finished(self._end_epoch)
+        self._trackers = Trackers() if trackers is None else trackers
+        self._trackers.start(self._steps_done, self._committed is not None)
 
     def batches(self) -> Iterator[TrainingBatch]:
         """Yield this trainer's share of each global batch that the current epoch has left.
@@ -151,7 +160,7 @@ class Trainer:
         before = self._so_far if done and self._so_far is not None and self._so_far.epoch == epoch else None
         self._report = EpochReport(
             self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock, before,
-            self._checkpoints.records.check_lease,
+            self._checkpoints.records.check_lease, self._track,
         )  # fmt: skip
         try:
             self.stop_if_asked()
@@ -281,7 +290,19 @@ class Trainer:
         result = self._evaluator.evaluate(split, most, self.bar, self.stop_if_asked)
         if self.cluster.world.rank == 0:
             self._write_metrics(split, result.to_dict())
+            self._trackers.log_result(split, result.both.to_dict(), self._steps_done)
         return result
+
+    @property
+    def _steps_done(self) -> int:
+        """Global batches of all epochs that are done, in batches of the present size."""
+        return self._epochs.finished() * len(self._edge_batches) + self._batches_done
+
+    def _track(self, values: Mapping[str, float], step: int) -> None:
+        """Give the numbers of a report to the trackers, with the learning rates."""
+        lrs = [group["lr"] for group in getattr(self.optimizer, "param_groups", [])]
+        # The group of the relations is the second, where they have one.
+        self._trackers.log({**values, **dict(zip(("train/lr", "train/relation_lr"), lrs))}, step)
 
     @property
     def _batches_done(self) -> int:
@@ -360,7 +381,7 @@ class Trainer:
             self._end_epoch()
         self._checkpoints.finish()
 
-    def _resume(self) -> None:
+    def _resume(self, fill_new_run: Callable[[], object]) -> None:
         """Fill the tables from the newest version, if there is one."""
         # JOB is shared by all trainers of a process: drop the state of an earlier one.
         self._epochs.restore(0)
@@ -369,6 +390,7 @@ class Trainer:
         meta = self._checkpoints.latest()
         if meta is None:
             warm_start(self.config, self.cluster, self._meta, self._checkpoints.names, self._own_parts)
+            fill_new_run()
             return
         check_same_run(meta, self._meta)
         self._check_settings(meta)

@@ -214,12 +214,18 @@ DOCUMENTED = {
         "dataset",
         "output",
         "imports",
-        *(f"training.{name}" for name in ("num_epochs", "profile", "lookup", "check_memory", "progress")),
+        *(
+            f"training.{name}"
+            for name in ("num_epochs", "profile", "lookup", "check_memory", "loggers", "progress")
+        ),
         *(f"training.early_stopping_{name}" for name in ("patience", "min_gain")),
     ],
     schema.UNTIL_FINISHED: [
-        f"training.{name}"
-        for name in ("batch_size", "kernels", "matmul_dtype", "synchronous", "staleness", "wire")
+        "model.init_from.frozen",
+        *(
+            f"training.{name}"
+            for name in ("batch_size", "kernels", "matmul_dtype", "synchronous", "staleness", "wire")
+        ),
     ],
     schema.FIXED: [
         "seed",
@@ -239,7 +245,10 @@ def test_what_may_change_in_a_resume_is_documented(key):
         rule
         for rule in DOCUMENTED
         if key in DOCUMENTED[rule]
-        or (key.split(".")[0] in SECTIONS.get(rule, ()) and key != "checkpoint.init_path")
+        or (
+            key.split(".")[0] in SECTIONS.get(rule, ())
+            and key not in ("checkpoint.init_path", "model.init_from.frozen")
+        )
     }
     old, new = {}, {}
     for config, value in ((old, 1), (new, 2)):
@@ -354,6 +363,7 @@ def test_help_lists_the_components_that_a_field_names() -> None:
         "regularizer.name": "regularizer",
         "negatives.sampler": "negative sampler",
         "optimizer.name": "optimizer",
+        "training.loggers": "logger",
     }
     for noun in nouns.values():
         assert all(text for _, text in help_lines(noun))

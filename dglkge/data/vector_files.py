@@ -1,0 +1,315 @@
+"""Files of named vectors: npy with a file of names, Parquet, and the text of word2vec, GloVe and fastText.
+
+A file is read in blocks, and the numbers of wanted rows only: memory does not grow with the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.data.vocabulary import iter_lines
+from dglkge.errors import InputError
+
+ROWS_AT_A_TIME = 4096
+"""Vectors read at a time."""
+
+NAMES_SUFFIX = ".names.txt"
+"""Ending of the file of names that lies beside an npy file."""
+
+Ids = npt.NDArray[np.int64]
+Block = tuple[Ids, npt.NDArray[np.float64]]
+
+
+class VectorFile(Protocol):
+    """Vectors with names, by their number in the file, from 0."""
+
+    path: Path
+    width: int
+
+    def names(self) -> Iterator[str]:
+        """Yield the name of every vector."""
+        ...
+
+    def rows(self, wanted: Ids) -> Iterator[Block]:
+        """Yield some vectors in blocks: their numbers (b,) and float64 values (b, width).
+
+        Parameters
+        ----------
+        wanted : (n,) int64
+            Numbers of vectors, ascending and different.
+        """
+        ...
+
+    def place(self, number: int) -> str:
+        """Return the file and the place of a vector in it, for messages."""
+        ...
+
+    def key(self, name: str) -> str:
+        """Return what two equal names have in common: formats may have changed them."""
+        ...
+
+
+def open_vectors(
+    path: Path, names: str = "", name_column: str = "name", column: str = "embedding"
+) -> VectorFile:
+    """Open a file of named vectors; its format is that of its suffix.
+
+    Parameters
+    ----------
+    path : Path
+        ``.npy``, ``.parquet`` or ``.pq``, ``.vec`` or ``.txt`` (fields separated by spaces), ``.tsv`` (by
+        tabs); a text may also end in ``.gz``.
+    names : str
+        File with a name on each line, of an npy file; empty: that beside it, ``x.names.txt`` of ``x.npy``.
+    name_column, column : str
+        Columns of a Parquet file.
+
+    Raises
+    ------
+    InputError
+        If the suffix is another, or the file is missing, damaged or has no vectors.
+    """
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else path.suffix.lower()
+    is_zipped = suffixes[-1:] == [".gz"]
+    if not path.is_file():
+        raise InputError(f"cannot read {path}: there is no such file")
+    if kind == ".npy" and not is_zipped:
+        return _Npy(path, Path(names) if names else path.with_suffix(NAMES_SUFFIX))
+    if names:
+        raise InputError(f"{path}: a file of names goes with an npy file only, got {names}")
+    if kind in (".parquet", ".pq") and not is_zipped:
+        return _Parquet(path, name_column, column)
+    if kind in (".vec", ".txt"):
+        return _Text(path, " ")
+    if kind == ".tsv":
+        return _Text(path, "\t")
+    raise InputError(
+        f"{path}: the suffix says no format of vectors; allowed: .npy, .parquet, .pq, .vec, .txt, .tsv, and "
+        ".vec.gz, .txt.gz, .tsv.gz"
+    )
+
+
+def word2vec_name(name: str) -> str:
+    """Return a name without white space, which separates the fields of word2vec's text format."""
+    return "_".join(name.split())
+
+
+class _Npy:
+    """A matrix in an npy file, and the names of its rows in a text file."""
+
+    def __init__(self, path: Path, names: Path) -> None:
+        self.path = path
+        self._names = names
+        try:
+            self._matrix = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} is damaged or not an npy file of numbers: {error}") from None
+        matrix = self._matrix
+        if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
+            got = (
+                f"{matrix.dtype} of shape {matrix.shape}" if isinstance(matrix, np.ndarray) else "an archive"
+            )
+            raise InputError(f"{path}: expected a matrix of numbers, one row a vector, got {got}")
+        self.width = int(matrix.shape[1])
+        _check_size(path, *matrix.shape)
+
+    def names(self) -> Iterator[str]:
+        number = 0
+        for line in iter_lines(self._names):
+            yield line
+            number += 1
+        if number != len(self._matrix):
+            raise InputError(
+                f"{self._names} has {number} names, {self.path} has {len(self._matrix)} rows; allowed: as "
+                "many"
+            )
+
+    def rows(self, wanted: Ids) -> Iterator[Block]:
+        for start in range(0, len(wanted), ROWS_AT_A_TIME):
+            some = wanted[start : start + ROWS_AT_A_TIME]
+            yield some, np.asarray(self._matrix[some], dtype=np.float64)
+
+    def place(self, number: int) -> str:
+        return f"{self._names}:{number + 1}"
+
+    def key(self, name: str) -> str:
+        return name
+
+
+class _Parquet:
+    """A column of names and one of lists of numbers."""
+
+    def __init__(self, path: Path, name_column: str, column: str) -> None:
+        # Imported here: only those who give Parquet wait for it.
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self.path = path
+        self._columns = (name_column, column)
+        try:
+            self._file = pq.ParquetFile(path)
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{path} is damaged or not Parquet: {_one_line(error)}") from None
+        schema = self._file.schema_arrow
+        for wanted in self._columns:
+            if schema.get_field_index(wanted) < 0:
+                known = ", ".join(schema.names)
+                raise InputError(f"{path} has no column {wanted!r} (or several); its columns: {known}")
+        kind, of_names = schema.field(column).type, schema.field(name_column).type
+        types = pa.types
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        if not is_list or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
+            raise InputError(f"{path}: column {column!r} is {kind}; allowed: lists of numbers")
+        if types.is_dictionary(of_names):
+            of_names = of_names.value_type
+        if not (types.is_string(of_names) or types.is_large_string(of_names) or types.is_integer(of_names)):
+            raise InputError(f"{path}: column {name_column!r} is {of_names}; allowed: texts or whole numbers")
+        starts = [self._file.metadata.row_group(one).num_rows for one in range(self._file.num_row_groups)]
+        self._starts = np.cumsum([0, *starts])
+        first = next(self._file.iter_batches(1, columns=[column]), None) if self._starts[-1] else None
+        values = None if first is None else first.column(0)[0].as_py()
+        self.width = 0 if values is None else len(values)
+        _check_size(path, int(self._starts[-1]), self.width)
+
+    def names(self) -> Iterator[str]:
+        number = 0
+        for batch in self._file.iter_batches(ROWS_AT_A_TIME, columns=[self._columns[0]]):
+            for name in batch.column(0).to_pylist():
+                if name is None:
+                    raise InputError(f"{self.place(number)}: the column {self._columns[0]!r} has no value")
+                yield str(name)
+                number += 1
+
+    def rows(self, wanted: Ids) -> Iterator[Block]:
+        for group, start in enumerate(self._starts[:-1].tolist()):
+            inside = wanted[(wanted >= start) & (wanted < self._starts[group + 1])]
+            if len(inside):
+                yield from self._rows_of(group, start, inside)
+
+    def _rows_of(self, group: int, start: int, wanted: Ids) -> Iterator[Block]:
+        """Yield the wanted vectors of a row group that begins at a number."""
+        column = self._columns[1]
+        for batch in self._file.iter_batches(ROWS_AT_A_TIME, row_groups=[group], columns=[column]):
+            lists = batch.column(0)
+            some = wanted[(wanted >= start) & (wanted < start + len(lists))]
+            if len(some):
+                chosen = lists.take(some - start)
+                lengths = chosen.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
+                # A list of fixed length that is null has that length all the same.
+                lengths = np.where(chosen.is_null().to_numpy(zero_copy_only=False), -1, lengths)
+                wrong = np.flatnonzero(lengths != self.width)
+                if len(wrong):
+                    number, length = int(some[wrong[0]]), int(lengths[wrong[0]])
+                    got = "no value" if length < 0 else f"{length} numbers"
+                    raise InputError(
+                        f"{self.place(number)}: the column {column!r} has {got}, expected {self.width} "
+                        "as in row 0"
+                    )
+                numbers = chosen.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
+                yield some, numbers.reshape(len(some), self.width)
+            start += len(lists)
+
+    def place(self, number: int) -> str:
+        return f"{self.path}: row {number} (from 0)"
+
+    def key(self, name: str) -> str:
+        return name
+
+
+class _Text:
+    """A name and its numbers on each line; the first line may have the numbers of vectors and of columns."""
+
+    def __init__(self, path: Path, separator: str) -> None:
+        self.path = path
+        self._separator = separator
+        first = next(iter_lines(path), None)
+        fields = [] if first is None else first.rstrip().split(separator)
+        self._count: int | None = None
+        if len(fields) == 2 and all(field.isascii() and field.isdigit() for field in fields):
+            self._count, self.width = int(fields[0]), int(fields[1])
+            _check_size(path, self._count, self.width)
+        else:
+            # GloVe has no head. A name may have spaces, so numbers are counted from the right.
+            self.width = 0
+            while self.width < len(fields) - 1 and _is_number(fields[-1 - self.width]):
+                self.width += 1
+            _check_size(path, len(fields), self.width)
+
+    def names(self) -> Iterator[str]:
+        count = 0
+        for fields in self._fields():
+            yield fields[0]
+            count += 1
+        if self._count not in (None, count):
+            raise InputError(
+                f"{self.path}:1: the first line says {self._count} vectors, the file has {count}: it is "
+                "cut off or damaged"
+            )
+
+    def rows(self, wanted: Ids) -> Iterator[Block]:
+        numbers: list[int] = []
+        rows = np.empty((ROWS_AT_A_TIME, self.width))
+        following = iter(wanted.tolist())
+        number = next(following, None)
+        for place, fields in enumerate(self._fields()):
+            if number is None:
+                break
+            if place != number:
+                continue
+            try:
+                rows[len(numbers)] = fields[1:]
+            except ValueError:
+                wrong = next(field for field in fields[1:] if not _is_number(field))
+                raise InputError(f"{self.place(place)}: {wrong!r} is no number") from None
+            numbers.append(number)
+            if len(numbers) == ROWS_AT_A_TIME:
+                yield np.array(numbers), rows
+                numbers, rows = [], np.empty((ROWS_AT_A_TIME, self.width))
+            number = next(following, None)
+        if numbers:
+            yield np.array(numbers), rows[: len(numbers)]
+
+    def _fields(self) -> Iterator[list[str]]:
+        """Yield the name and the texts of the numbers of each line."""
+        lines = iter_lines(self.path)
+        if self._count is not None:
+            next(lines)
+        for number, line in enumerate(lines):
+            # word2vec's own program ends each line with a space.
+            fields = line.rstrip(" \t\r").rsplit(self._separator, self.width)
+            if len(fields) != self.width + 1:
+                got = len(fields) - 1
+                raise InputError(
+                    f"{self.place(number)}: a name and {got} numbers, expected {self.width} numbers"
+                )
+            yield fields
+
+    def place(self, number: int) -> str:
+        return f"{self.path}:{number + 1 + (self._count is not None)}"
+
+    def key(self, name: str) -> str:
+        return word2vec_name(name) if self._separator == " " else name
+
+
+def _is_number(text: str) -> bool:
+    """Return whether a text is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_size(path: Path, num_rows: int, width: int) -> None:
+    if num_rows < 1 or width < 1:
+        raise InputError(f"{path} has no vectors: {num_rows} rows of {width} numbers")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

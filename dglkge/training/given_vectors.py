@@ -1,0 +1,371 @@
+"""Given vectors, text embeddings for instance, as the initial rows of a new run: ``model.init_from``.
+
+Every trainer matches the names of its own shard with those of the file, and reads the vectors of these only.
+What all of them need, principal axes and one factor, rank 0 computes from the used vectors in the order of
+the file. Rows therefore do not depend on the partitions and on the number of trainers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from dglkge.config import Config
+from dglkge.data.dataset import Dataset
+from dglkge.data.vector_files import VectorFile, open_vectors
+from dglkge.distributed.runtime import Cluster
+from dglkge.embeddings.table_set import TableSet
+from dglkge.errors import InputError
+from dglkge.kernels.updates import limit_norms
+from dglkge.model.initializers import normal_rows
+from dglkge.training.stats import wants_bar
+
+logger = logging.getLogger(__name__)
+
+PCA, RANDOM = "pca", "random"
+RANDOM_TABLE = "model.init_from"
+"""Name under which the numbers of a random projection are drawn: no entity type can have it."""
+SMALLEST_SHARE = 1e-12
+"""Axes with less than this share of the widest one's variance are rounding errors."""
+AS_GIVEN = -1
+"""``model.init_from.std`` of vectors that keep their scale."""
+PASSES = 4
+"""How often the slowest trainer reads the file; the timeouts of barriers allow for it."""
+
+Floats = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Change of given vectors to initial numbers: ``(x - mean) @ matrix * factor``.
+
+    Attributes
+    ----------
+    factor : float
+    mean : (W,) array or None
+    matrix : (W, K) array or None
+        None: numbers are taken as they are. K may be less than the model's dimension: the other numbers of a
+        row stay as they were initialised.
+    explained : float or None
+        Share of the variance that principal axes keep.
+    """
+
+    factor: float
+    mean: Floats | None = None
+    matrix: Floats | None = None
+    explained: float | None = None
+
+    def __call__(self, rows: Floats) -> Floats:
+        """Return initial numbers (b, K) of vectors (b, W)."""
+        centred = rows if self.mean is None else rows - self.mean
+        turned = centred if self.matrix is None else centred @ self.matrix
+        return turned * self.factor
+
+
+class Matches:
+    """Entities of one shard of one type, and the vectors that have their names.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the shard's entities in their order, already changed by :meth:`VectorFile.key`.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._place: dict[str, int] = {}
+        # Entities whose names the format makes equal are a chain: each has the place of the one before it.
+        self._before = np.full(len(names), -1, dtype=np.int64)
+        self._numbers = np.full(len(names), -1, dtype=np.int64)
+        for place, name in enumerate(names):
+            self._before[place] = self._place.get(name, -1)
+            self._place[name] = place
+
+    def add(self, number: int, name: str, file: VectorFile) -> None:
+        """Note the number of a vector with a name.
+
+        Raises
+        ------
+        InputError
+            If another vector has that name.
+        """
+        place = self._place.get(name, -1)
+        if place >= 0 and self._numbers[place] >= 0:
+            known = file.place(int(self._numbers[place]))
+            raise InputError(
+                f"{file.place(number)}: the name {name!r} stands at {known} already; allowed is once"
+            )
+        while place >= 0:
+            self._numbers[place] = number
+            place = int(self._before[place])
+
+    def found(self) -> tuple[Ids, Ids]:
+        """Return the numbers of the vectors, ascending, and the place in the shard of each."""
+        places = np.flatnonzero(self._numbers >= 0)
+        order = np.argsort(self._numbers[places], kind="stable")
+        return self._numbers[places[order]], places[order]
+
+
+def fill_from_vectors(
+    config: Config, cluster: Cluster, dataset: Dataset, tables: TableSet, record: Callable[[Any], object]
+) -> None:
+    """Fill the entity tables of a new run from the configured file, where there is one; a collective.
+
+    Parameters
+    ----------
+    config : Config
+    cluster : Cluster
+    dataset : Dataset
+    tables : TableSet
+        With initial rows; those without a vector keep them.
+    record : callable
+        Called on rank 0 with what was done, as JSON has it.
+
+    Raises
+    ------
+    InputError
+        On all trainers, if the file cannot be read on one of them, or no entity has a vector.
+    """
+    chosen = config.model.init_from
+    if not chosen.path:
+        return
+    path, world = Path(chosen.path), cluster.world
+    has_bar = wants_bar(config.training.progress, world)
+    shards = {
+        name: tables[name].shard(world.local_rank, world.trainers_per_machine) for name in tables.entity_types
+    }
+
+    def match() -> tuple[VectorFile, int, list[Matches]]:
+        file = open_vectors(path, chosen.names, chosen.entity_column, chosen.vector_column)
+        matches = []
+        for entity_type, shard in shards.items():
+            names_here = dataset.names_of(entity_type, shard.original_ids.numpy())
+            matches.append(Matches([file.key(name) for name in names_here]))
+        number = -1
+        names = tqdm(file.names(), desc=f"names of {path.name}", unit="row", disable=not has_bar)
+        for number, name in enumerate(names):
+            key = file.key(name)
+            for of_type in matches:
+                of_type.add(number, key, file)
+        return file, number + 1, matches
+
+    file, num_vectors, matches = _together(cluster, path, match)
+    sizes = cluster.gather_texts(json.dumps([num_vectors, file.width]))
+    if len(set(sizes)) > 1:
+        raise InputError(f"{path} has {' or '.join(sorted(set(sizes)))} rows and columns, by the machine")
+    found = [one.found() for one in matches]
+    num_matched = cluster.sum(np.array([len(places) for _, places in found], dtype=np.int64))
+    if not num_matched.any():
+        known = next(iter(dataset.names_of(tables.entity_types[0], np.array([0]))))
+        name = next(iter(file.names()))
+        raise InputError(
+            f"{path}: no name is an entity's: the file begins with {name!r}, the data set with {known!r}"
+        )
+    used = np.zeros(num_vectors, dtype=np.int32)
+    for numbers, _ in found:
+        used[numbers] = 1
+    wanted = np.flatnonzero(used)
+    used = cluster.sum(used)
+    change = _shared_change(cluster, config, file, np.flatnonzero(used), has_bar)
+
+    def fill() -> None:
+        for some, rows in file.rows(wanted):
+            changed = change(rows).astype(np.float32)
+            for (numbers, places), shard in zip(found, shards.values()):
+                first, end = np.searchsorted(numbers, [some[0], some[-1] + 1])
+                target, mine = shard.rows.numpy(), places[first:end]
+                target[mine, : changed.shape[1]] = changed[np.searchsorted(some, numbers[first:end])]
+                if config.model.max_norm:
+                    limit_norms(target, mine, config.model.max_norm)
+
+    # Its barrier comes before the first batch, which reads rows of all trainers.
+    _together(cluster, path, fill)
+    if world.rank == 0:
+        _report(config, file, dataset, tables, num_matched.tolist(), num_vectors, change, record)
+
+
+def _report(
+    config: Config,
+    file: VectorFile,
+    dataset: Dataset,
+    tables: TableSet,
+    num_matched: Sequence[int],
+    num_vectors: int,
+    change: Change,
+    record: Callable[[Any], object],
+) -> None:
+    """Log and record how many entities have a vector, and how vectors were changed."""
+    chosen, dim = config.model.init_from, config.model.dimension
+    coverage = {}
+    for name, matched in zip(tables.entity_types, num_matched):
+        missing = dataset.num_entities(name) - matched
+        coverage[name] = {"matched": matched, "missing": missing}
+        logger.info("vectors of %s: %s: %d entities matched, %d missing", file.path, name, matched, missing)
+        if missing and chosen.frozen:
+            logger.warning(
+                "%s: %d rows without a vector stay random: model.init_from.frozen is true", name, missing
+            )
+    projection = "none" if change.matrix is None else chosen.projection
+    text = (
+        f"{file.width} numbers each, {dim} in the model; projection {projection}, factor {change.factor:.4g}"
+    )
+    if change.explained is not None:
+        text += f"; {change.explained:.1%} of the variance kept"
+    logger.info("vectors of %s: %s", file.path, text)
+    record(
+        {
+            "path": str(file.path),
+            "vectors": num_vectors,
+            "width": file.width,
+            "dimension": dim,
+            "projection": projection,
+            "variance_kept": change.explained,
+            "factor": change.factor,
+            "frozen": chosen.frozen,
+            "entity_types": coverage,
+        }
+    )
+
+
+def _together(cluster: Cluster, path: Path, work: Callable[[], Any]) -> Any:
+    """Return the result of a function; if it fails on one trainer, all raise its error. A collective."""
+    problem, result = "", None
+    try:
+        result = work()
+    except InputError as error:
+        problem = str(error)
+    # Its timeout allows for reading; the gather has a fixed one.
+    cluster.barrier(PASSES * path.stat().st_size if path.exists() else 1)
+    for text in cluster.gather_texts(problem):
+        if text:
+            raise InputError(text)
+    return result
+
+
+def _shared_change(cluster: Cluster, config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Change:
+    """Return the change of vectors, which rank 0 computes from all that are used; a collective."""
+    is_first = cluster.world.rank == 0
+
+    def work() -> Change | None:
+        return _change(config, file, used, has_bar) if is_first else None
+
+    computed: Change | None = _together(cluster, file.path, work)
+    # Sums in which the other trainers have zeros: the exact numbers of rank 0.
+    facts = np.zeros(3)
+    if computed is not None:
+        num_axes = 0 if computed.explained is None else len(computed.matrix.T)  # type: ignore[union-attr]
+        facts[:] = computed.factor, num_axes, computed.explained or 0.0
+    factor, num_axes, explained = cluster.sum(facts).tolist()
+    if not num_axes:
+        return Change(factor, None, _random_matrix(config, file.width))
+    axes = np.zeros((int(num_axes) + 1, file.width))
+    if computed is not None:
+        axes[0], axes[1:] = computed.mean, computed.matrix.T  # type: ignore[union-attr]
+    axes = cluster.sum(axes)
+    return Change(factor, axes[0], np.ascontiguousarray(axes[1:].T), explained)
+
+
+def _change(config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Change:
+    """Compute the change of vectors from all that are used."""
+    chosen = config.model.init_from
+    blocks = _checked_rows(file, used, has_bar)
+    mean: Floats | None = None
+    matrix: Floats | None = None
+    explained: float | None = None
+    if file.width != config.model.dimension and chosen.projection == PCA:
+        mean, matrix, variances, explained = principal_axes(blocks, config.model.dimension)
+        size = math.sqrt(variances.mean()) if len(variances) else 0.0
+    else:
+        matrix = _random_matrix(config, file.width)
+        plain = Change(1.0, None, matrix)
+        squares = sum(float(np.square(plain(rows)).sum()) for rows in blocks)
+        size = math.sqrt(squares / len(used) / config.model.dimension)
+    if not size:
+        raise InputError(
+            f"{file.path}: the vectors of the entities are all equal or 0: they tell nothing apart"
+        )
+    wanted = chosen.std or config.model.init_scale
+    return Change(1.0 if chosen.std == AS_GIVEN else wanted / size, mean, matrix, explained)
+
+
+def principal_axes(blocks: Iterable[Floats], dim: int) -> tuple[Floats, Floats, Floats, float]:
+    """Return the axes of largest variance: exactly, from the covariance (Pearson 1901), in one pass.
+
+    Parameters
+    ----------
+    blocks : iterable of (b, W) arrays
+        All vectors.
+    dim : int
+        Most axes; fewer are returned where the vectors have no more.
+
+    Returns
+    -------
+    mean : (W,) array
+    axes : (W, K) array
+        Columns of length 1, by falling variance. The largest number of each is positive, so that the same
+        vectors give the same signs.
+    variances : (K,) array
+    explained : float
+        Share of the whole variance.
+    """
+    count, origin, total, products = 0, None, None, None
+    for rows in blocks:
+        if origin is None or total is None or products is None:
+            # Sums around a vector of the set: around 0 a large mean would cost digits.
+            origin, width = rows[0].copy(), rows.shape[1]
+            total, products = np.zeros(width), np.zeros((width, width))
+        shifted = rows - origin
+        count += len(rows)
+        total += shifted.sum(axis=0)
+        products += shifted.T @ shifted
+    if origin is None or total is None or products is None:
+        raise ValueError("no vectors")
+    centre = total / count
+    values, vectors = np.linalg.eigh(products / count - np.outer(centre, centre))
+    # eigh has rising values.
+    values, vectors = values[::-1].clip(0), vectors[:, ::-1]
+    num_axes = min(dim, int((values > values[0] * SMALLEST_SHARE).sum()))
+    axes = vectors[:, :num_axes]
+    largest = np.abs(axes).argmax(axis=0)
+    axes = axes * np.sign(axes[largest, np.arange(num_axes)])
+    whole = values.sum()
+    kept = values[:num_axes]
+    return origin + centre, axes, kept, float(kept.sum() / whole) if whole else 0.0
+
+
+def _random_matrix(config: Config, width: int) -> Floats | None:
+    """Return a Gaussian projection (W, D) that keeps lengths on average; None where none is needed."""
+    dim = config.model.dimension
+    if width == dim:
+        return None
+    scale = 1 / math.sqrt(dim)
+    return normal_rows(np.arange(width), dim, config.seed, RANDOM_TABLE, scale).astype(np.float64)
+
+
+def _checked_rows(file: VectorFile, used: Ids, has_bar: bool) -> Iterator[Floats]:
+    """Yield the used vectors in blocks.
+
+    Raises
+    ------
+    InputError
+        If a number is not finite.
+    """
+    with tqdm(total=len(used), desc=f"vectors of {file.path.name}", unit="row", disable=not has_bar) as bar:
+        for numbers, rows in file.rows(used):
+            wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+            if len(wrong):
+                number = rows[wrong[0]][~np.isfinite(rows[wrong[0]])][0]
+                raise InputError(
+                    f"{file.place(int(numbers[wrong[0]]))}: the vector has {number}; allowed: finite"
+                )
+            yield rows
+            bar.update(len(rows))
