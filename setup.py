@@ -82,6 +82,10 @@ setup(
             "pyyaml",
         ],
         "tune": [OPTUNA],
+        # Formats of dglkge export; the writer of huggingface's folder needs no package, its readers do.
+        "faiss": ["faiss-cpu"],
+        "lancedb": ["lancedb"],
+        "huggingface": ["huggingface_hub", "safetensors"],
         "test": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "setuptools>=70.1", OPTUNA],
         "dev": ["ruff", "mypy"],
     },

@@ -18,7 +18,7 @@ ONLY_FOR_PEOPLE = {
     "rich": ("dglkge.cli", "dglkge.partition", "partition_tools"),
     "psutil": ("dglkge.launch",),
 }
-DISTRIBUTION = {"yaml": "pyyaml"}
+DISTRIBUTION = {"yaml": "pyyaml", "faiss": "faiss-cpu"}
 
 
 def imports_of(source: SourceFile) -> list[tuple[int, str]]:
