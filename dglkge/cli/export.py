@@ -21,7 +21,8 @@ DESCRIPTION = """Write the rows of every table, in the order of the data set's i
   npy         {table}.npy (n, D) float32, and the names in {table}.names.txt
   parquet     {table}.parquet with columns name, type and embedding, for DuckDB, Polars and others
   safetensors {table}.safetensors with one tensor, embeddings, and the names in {table}.names.txt
-  dglke       {dataset}_{model}_{table}.npy, id maps and config.json, as DGL-KE writes them
+  dglke       {dataset}_{model}_{table}.npy, id maps and config.json, as DGL-KE writes them; only of
+              models that were trained with model.reciprocal_relations=false
   tsv         {table}.tsv: a name and its numbers on each line, separated by tabs
   word2vec    {table}.vec: a line with n and D, then a name (white space replaced by _) and its numbers
   faiss       {table}.faiss, an exact index (pip install 'dglkge[faiss]'), and {table}.names.txt
@@ -29,6 +30,7 @@ DESCRIPTION = """Write the rows of every table, in the order of the data set's i
   projector   tensors, metadata and projector_config.pbtxt, for tensorboard --logdir DIR
   huggingface a folder for the Hugging Face hub: tensors, names, config.json and a model card with the
               metrics of the run; dglkge reads it like a run
+A name that a format cannot hold, e.g. one with a tab in tsv, is refused before anything is written.
 With reciprocal relations, the first half of a relation's row is the one for queries of tails."""
 EXAMPLES = """examples:
   dglkge export runs/demo --format npy --output embeddings/

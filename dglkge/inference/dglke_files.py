@@ -434,6 +434,7 @@ def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
         raise InputError(
             f"DGL-KE has {', '.join(names)} of one entity type, no reciprocal relations; "
             f"got {meta.score_function}, {', '.join(meta.entity_types)}, reciprocal {meta.reciprocal}"
+            + ("; train with model.reciprocal_relations=false for it" if meta.reciprocal else "")
         )
     loss = meta.config.get("loss", {})
     has_gamma = loss.get("name") in LOSSES and "margin" in LOSSES.get(loss["name"]).options()

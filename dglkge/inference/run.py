@@ -34,7 +34,7 @@ from dglkge.inference.export import export_tables
 from dglkge.inference.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.metrics_files import all_results, read_metrics
 from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
-from dglkge.inference.search import Answer, Known, LinkPredictor, most_similar
+from dglkge.inference.search import Answer, Known, LinkPredictor, LinkQuery, most_similar
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.registry import recorded_imports
 from dglkge.typing import RELATION, RowShard
@@ -342,8 +342,20 @@ class Run:
             no probabilities of this version.
         """
         tables = self.tables
-        curve = self.calibration.curve if probability else None
         resolved = [resolve(query, tables.relations, tables.vocabulary) for query in queries]
+        return self.answer_resolved(queries, resolved, topk, known, probability)
+
+    def answer_resolved(
+        self,
+        queries: Sequence[NamedQuery],
+        resolved: Sequence[LinkQuery],
+        topk: int = 10,
+        known: Union[Known, str, None] = None,
+        probability: bool = False,
+    ) -> list[Prediction]:
+        """Return :meth:`answer` of queries whose ids are known already."""
+        tables = self.tables
+        curve = self.calibration.curve if probability else None
         known, known_triples = self.known_treatment(known)
         relations = [tables.relations[query.relation_id] for query in resolved]
         types = [relation.candidate_type(query.side) for relation, query in zip(relations, resolved)]

@@ -86,3 +86,10 @@ def test_wrong_options(name, weight, p, message):
 )
 def test_a_weak_regularizer_by_default(given, chosen):
     assert chosen_regularizer(*given) == chosen
+
+
+def test_message_about_an_unknown_name_lists_auto():
+    with pytest.raises(
+        InputError, match="unknown regularizer 'dur'; did you mean 'dura'.* known: 'auto', 'dura'"
+    ):
+        build_regularizer("dur", 0.1)
