@@ -91,9 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "needed if the names are equal or each side has one type; may be repeated",
     )
     add_import_argument(convert)
-    convert.add_argument(
-        "--overwrite", action="store_true", help="replace files that exist; a run is never replaced"
-    )
+    convert.add_argument("--overwrite", action="store_true", help="replace files that exist, not a run")
 
 
 def run(args: argparse.Namespace) -> int:
