@@ -292,7 +292,8 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
 
 def _replace(source: Path, target: Path) -> None:
     """Rename a file or a folder to a name that may be taken."""
-    if not target.is_dir():
+    # A folder in the place of a file is not ours: the rename fails.
+    if not (source.is_dir() and target.is_dir()):
         os.replace(source, target)
         return
     # A folder cannot be renamed to one that has files: the old one is put aside first, and comes back if the

@@ -31,6 +31,7 @@ from dglkge.inference.hub_tables import (
     TENSORS,
     names_file,
 )
+from dglkge.inference.metrics_files import BOTH, PROTOCOL
 from dglkge.typing import RELATION
 
 LOCAL_FIELDS = ("dataset", "output", "imports")
@@ -38,6 +39,15 @@ LOCAL_FIELDS = ("dataset", "output", "imports")
 folder would import."""
 
 SHOWN_METRICS = ("mr", "mrr", "hits@1", "hits@3", "hits@10", "num_queries")
+
+PROTOCOL_WORDS = {
+    "split": "{}",
+    "filtering": "{}",
+    "candidates": "{} candidates",
+    "ties": "{} ties",
+    "num_triples": "{} triples",
+}
+"""Fields of a result's protocol and their words in the card; files of older versions lack some."""
 
 EXAMPLE_ANSWERS = 5
 
@@ -136,14 +146,14 @@ def _results(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
     """Yield the protocol in words and the metrics of both sides of each result; equal protocols once."""
     seen = set()
     for result in metrics.values():
-        protocol = result["protocol"]
-        words = f"{protocol['split']}, {protocol['filtering']}, {protocol['candidates']} candidates"
-        words += f", {protocol['ties']} ties"
-        if "num_triples" in result:
-            words += f", {result['num_triples']} triples"
+        # Not the whole result: its field "ties" has results under all rules.
+        known = {**result[PROTOCOL], "num_triples": result.get("num_triples")}
+        words = ", ".join(
+            text.format(known[name]) for name, text in PROTOCOL_WORDS.items() if known.get(name)
+        )
         if words not in seen:
             seen.add(words)
-            yield words, result["both"]
+            yield words, result[BOTH]
 
 
 def _index_entry(dataset: Mapping[str, str], words: str, found: Mapping[str, Any]) -> dict[str, Any]:

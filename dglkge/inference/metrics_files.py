@@ -10,7 +10,8 @@ from dglkge.checkpoint.layout import METRICS_PATTERN
 from dglkge.errors import InputError
 
 PROTOCOL = "protocol"
-"""Field of every result."""
+BOTH = "both"
+"""Fields of every result: its protocol, and the metrics of both sides."""
 
 
 def read_metrics(path: Path) -> dict[str, Any]:
@@ -30,11 +31,15 @@ def read_metrics(path: Path) -> dict[str, Any]:
     return found
 
 
+def _is_result(found: Any) -> bool:
+    return isinstance(found, dict) and PROTOCOL in found and BOTH in found
+
+
 def all_results(folder: Path) -> dict[str, dict[str, Any]]:
     """Return every ranking result of a run by name.
 
     A file holds one result, as ``dglkge evaluate`` writes it, or several by split, as a training job does.
-    The name is that of the file, and for one of several ``FILE: SPLIT``.
+    The name is that of the file, and for one of several ``FILE: SPLIT``. Other JSON files are left out.
 
     Raises
     ------
@@ -44,8 +49,9 @@ def all_results(folder: Path) -> dict[str, dict[str, Any]]:
     results: dict[str, dict[str, Any]] = {}
     for path in sorted(folder.glob(METRICS_PATTERN)):
         found = read_metrics(path)
-        if PROTOCOL in found:
+        if _is_result(found):
             results[path.name] = found
             continue
-        results.update({f"{path.name}: {split}": result for split, result in found.items()})
+        several = {f"{path.name}: {split}": result for split, result in found.items()}
+        results.update({name: one for name, one in several.items() if _is_result(one)})
     return results
