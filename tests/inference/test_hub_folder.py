@@ -15,6 +15,7 @@ from dglkge.inference.run import open_run
 
 RESULT = {
     "protocol": {"split": "test", "filtering": "filtered", "candidates": "all", "ties": "realistic"},
+    "ties": {"realistic": {"both": {}}, "pessimistic": {"both": {}}},
     "both": {
         "mr": 3.5,
         "mrr": 0.61,
