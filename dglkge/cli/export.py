@@ -82,4 +82,4 @@ def run(args: argparse.Namespace) -> int:
 
 def _size_bytes(path: Path) -> int:
     """Return the size of a file, or of all files of a folder."""
-    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]))
+    return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
