@@ -45,6 +45,9 @@ class Registry(Generic[T]):
     also : sequence of str
         Modules with further members, imported when the registry is first read: they import the registry's
         own module, which therefore cannot import them.
+    values : sequence of str
+        Further names that a configuration may have, which stand for a choice among the members; messages
+        about unknown names list them.
 
     Examples
     --------
@@ -56,12 +59,17 @@ class Registry(Generic[T]):
     """
 
     def __init__(
-        self, noun: str, family: Callable[[str], T | None] = lambda name: None, also: Sequence[str] = ()
+        self,
+        noun: str,
+        family: Callable[[str], T | None] = lambda name: None,
+        also: Sequence[str] = (),
+        values: Sequence[str] = (),
     ) -> None:
         self.noun = noun
         self._members: dict[str, T] = {}
         self._family = family
         self._also = list(also)
+        self._values = tuple(values)
 
     def _complete(self) -> None:
         """Import the modules that are still missing."""
@@ -99,7 +107,7 @@ class Registry(Generic[T]):
             return self._members[name]
         member = self._family(name)
         if member is None:
-            raise unknown_name(self.noun, name, self._members)
+            raise unknown_name(self.noun, name, [*self._members, *self._values])
         return member
 
     def items(self) -> list[tuple[str, T]]:

@@ -7,7 +7,8 @@ A run's folder::
 
     config.json        the run's configuration
     stats.jsonl        JSON lines: loss and speed, some times per epoch; metrics of the valid split
-    metrics.json       ranking results by split
+    metrics.json       ranking results of the training job, by split
+    metrics-*.json     one ranking result of dglkge evaluate each, named by its protocol
     validation.json    number of the epoch after which the valid split was last ranked
     init_from.json     coverage and projection of the given vectors that entities started with
     calibration.json   probabilities of scores, see dglkge.inference.calibration
@@ -31,6 +32,8 @@ MANIFEST_VERSION = 2
 RUN_CONFIG_FILE = "config.json"
 RUN_STATS_FILE = "stats.jsonl"
 RUN_METRICS_FILE = "metrics.json"
+METRICS_PATTERN = "metrics*.json"
+"""Shell pattern of all files of ranking results."""
 RUN_VALIDATION_FILE = "validation.json"
 RUN_VECTORS_FILE = "init_from.json"
 RUN_CALIBRATION_FILE = "calibration.json"
@@ -110,14 +113,21 @@ class VersionedFile:
     staged: bool = False
 
 
-def split_metrics_file(split: str) -> str:
-    """Return the name of the file of ``dglkge evaluate``'s result, in the run's folder."""
-    return f"metrics-{split}.json"
+def split_metrics_file(split: str, protocol: str) -> str:
+    """Return the name of the file of ``dglkge evaluate``'s result, in the run's folder.
+
+    Parameters
+    ----------
+    split : str
+    protocol : str
+        What differs from the default protocol, each after a hyphen: ``-raw-first500``.
+    """
+    return f"metrics-{split}{protocol}.json"
 
 
-def triples_metrics_file(stem: str) -> str:
+def triples_metrics_file(stem: str, protocol: str) -> str:
     """Return the name of the file of ``dglkge evaluate --triples``'s result, in the run's folder."""
-    return f"metrics-triples-{stem}.json"
+    return f"metrics-triples-{stem}{protocol}.json"
 
 
 def outbox_folder(rank: int) -> str:

@@ -91,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "needed if the names are equal or each side has one type; may be repeated",
     )
     add_import_argument(convert)
-    convert.add_argument("--overwrite", action="store_true", help="replace files that exist")
+    convert.add_argument("--overwrite", action="store_true", help="replace files that exist, not a run")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -122,6 +122,10 @@ def _convert(args: argparse.Namespace) -> int:
         written = open_run(args.run).export(args.to, output, overwrite=args.overwrite)
         print_columns(["file"], [[path] for path in written])
         return 0
+    if args.overwrite:
+        raise InputError(
+            f"--overwrite goes with the formats of --to; --to {TO_RUN} replaces no run: take another --output"
+        )
     if not args.dataset:
         raise InputError(f"--to {TO_RUN} needs --dataset: the folder of the run's data set")
     if args.type and args.source_format:

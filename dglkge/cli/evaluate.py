@@ -133,7 +133,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="FILE",
         help="JSON file with the metrics of every relation (default: RUN/metrics-SPLIT.json, or "
-        "RUN/metrics-triples-NAME.json with --triples)",
+        "RUN/metrics-triples-NAME.json with --triples; the name of another protocol has its options, e.g. "
+        "RUN/metrics-test-raw-first500.json)",
     )
     parser.add_argument("--json", action="store_true", help="print that JSON instead of a table")
 
@@ -168,11 +169,10 @@ def run(args: argparse.Namespace) -> int:
         "run": str(checkpoint.run_folder),
         "version": checkpoint.version,
         "dataset": dataset.name,
-        "num_triples": len(triples),
         **result.to_dict(),
     }
     report.update(_judge(args, model, triples, also_known, negatives))
-    target = Path(args.output) if args.output else checkpoint.run_folder / _metrics_file(args)
+    target = Path(args.output) if args.output else checkpoint.run_folder / _metrics_file(args, protocol)
     write_json(target, report)  # before printing: a closed pipe must not lose the result
     if args.json:
         print_json(report)
@@ -290,11 +290,12 @@ def _read_triples(args: argparse.Namespace) -> Callable[[Run, str], np.ndarray]:
     )
 
 
-def _metrics_file(args: argparse.Namespace) -> str:
-    """Return the name of the JSON file in the run's folder."""
+def _metrics_file(args: argparse.Namespace, protocol: Protocol) -> str:
+    """Return the name of the JSON file in the run's folder; results of other protocols have other names."""
+    suffix = protocol.suffix(args.limit)
     if args.triples is None:
-        return split_metrics_file(args.split or TEST)
-    return triples_metrics_file(Path(args.triples).name.partition(".")[0])
+        return split_metrics_file(args.split or TEST, suffix)
+    return triples_metrics_file(Path(args.triples).name.partition(".")[0], suffix)
 
 
 def _num_candidates(text: str) -> int | None:

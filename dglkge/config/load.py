@@ -33,7 +33,6 @@ class _Given:
         As YAML 1.1 reads it, which takes 0123 for 83, 12:30 for 750, and an empty text for null.
     text : str or None
         As it was written, without quotes; None for what is no single value.
-    is_quoted : bool
     where : str
         Where it was written.
     is_yaml : bool
@@ -42,7 +41,6 @@ class _Given:
 
     value: Any
     text: str | None
-    is_quoted: bool
     where: str
     is_yaml: bool = True
 
@@ -51,10 +49,9 @@ class _Given:
         """Take a value from a file."""
         value = _constructed(node)
         if not isinstance(node, yaml.ScalarNode):
-            return cls(value, None, False, where)
-        is_quoted = node.style is not None
+            return cls(value, None, where)
         # null and an empty value become an empty text, which only text fields accept.
-        return cls(value, node.value if value is not None else "", is_quoted, where)
+        return cls(value, node.value if value is not None else "", where)
 
     @classmethod
     def of_override(cls, text: str, where: str) -> _Given:
@@ -65,11 +62,11 @@ class _Given:
             value = None if node is None else _constructed(node)
         except yaml.YAMLError:
             # Kept as text: the value of a text field need not be YAML, e.g. `[x`.
-            return cls(text, text, False, where, is_yaml=False)
+            return cls(text, text, where, is_yaml=False)
         if isinstance(node, yaml.ScalarNode) and text[:1] in _QUOTES:
-            return cls(value, node.value, True, where)
+            return cls(value, node.value, where)
         is_null = isinstance(node, yaml.ScalarNode) and value is None
-        return cls(value, "" if is_null else text, False, where)
+        return cls(value, "" if is_null else text, where)
 
 
 def load_config(
@@ -225,7 +222,7 @@ def _convert(given: _Given, kind: type, key: str) -> Any:
     if not given.is_yaml:
         raise InputError(f"{given.where}: the value is not valid YAML")
     if text is not None and not isinstance(value, bool):
-        if kind is int and not given.is_quoted:
+        if kind is int:
             if _WHOLE_NUMBER.fullmatch(text):
                 return int(text.replace("_", ""))
             if _HEXADECIMAL.fullmatch(text):

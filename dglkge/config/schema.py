@@ -124,7 +124,9 @@ class ModelConfig:
     score_function: str = setting("complex", "how a triple is scored", component="score function")
     dimension: int = setting(400, "numbers in an entity's row (complex numbers count as two)", at_least(1))
     reciprocal_relations: bool = setting(
-        True, "a relation row of its own for each side that is predicted (Lacroix et al. 2018)"
+        True,
+        "a relation row of its own for each side that is predicted (Lacroix et al. 2018); DGL-KE has none: "
+        "take false if dglkge export --format dglke is to write the model",
     )
     init_scale: float = setting(1e-3, "standard deviation of the initial rows", above(0))
     p: int = setting(0, "keci: basis vectors of the Clifford algebra with square 1", at_least(0))

@@ -208,6 +208,7 @@ class RankingResult:
         """Return protocol and metrics, ready for JSON."""
         found: dict[str, Any] = {
             "protocol": self.protocol.to_dict(),
+            "num_triples": len(self.relation_ids),
             **self._sides(),
             "per_relation": _as_dicts(self.per_relation()),
         }

@@ -106,6 +106,27 @@ class Protocol:
         """Name of the candidates: ``"all"`` or ``"sampled N"``."""
         return "all" if self.num_candidates is None else f"sampled {self.num_candidates}"
 
+    def suffix(self, limit: Optional[int] = None) -> str:
+        """Return what differs from the default protocol, for the name of a file of results.
+
+        Parameters
+        ----------
+        limit : int, optional
+            Number of the first triples that are ranked; None for all.
+
+        Examples
+        --------
+        >>> Protocol(filtered=False, num_candidates=100, seed=3).suffix(limit=500)
+        '-raw-sampled100-seed3-first500'
+        >>> Protocol().suffix()
+        ''
+        """
+        parts = [] if self.filtered else ["raw"]
+        parts += [] if self.num_candidates is None else [f"sampled{self.num_candidates}", f"seed{self.seed}"]
+        parts += [] if self.ties == Protocol.ties else [self.ties]
+        parts += [] if limit is None else [f"first{limit}"]
+        return "".join(f"-{part}" for part in parts)
+
     def describe(self) -> str:
         """Return the protocol in one line."""
         filtering = "filtered" if self.filtered else "raw"

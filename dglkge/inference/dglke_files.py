@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from dglkge.checkpoint.reader import Checkpoint, CheckpointTable, FileShard
 from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError, unknown_name
+from dglkge.inference.hub_tables import HubTables
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import LOSSES
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
@@ -317,7 +318,7 @@ class DglkeTables:
         return self[table].shards
 
 
-Tables = Union[Checkpoint, DglkeTables]
+Tables = Union[Checkpoint, DglkeTables, HubTables]
 """Tables of a trained model on files: rows and names by table."""
 
 
@@ -433,6 +434,7 @@ def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
         raise InputError(
             f"DGL-KE has {', '.join(names)} of one entity type, no reciprocal relations; "
             f"got {meta.score_function}, {', '.join(meta.entity_types)}, reciprocal {meta.reciprocal}"
+            + ("; train with model.reciprocal_relations=false for it" if meta.reciprocal else "")
         )
     loss = meta.config.get("loss", {})
     has_gamma = loss.get("name") in LOSSES and "margin" in LOSSES.get(loss["name"]).options()
@@ -452,9 +454,9 @@ def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
     }
 
 
-def id_map_lines(names: Sequence[str]) -> list[bytes]:
+def id_map_lines(names: Sequence[str]) -> Iterator[bytes]:
     """Return the lines of an id map, as DGL-KE writes them."""
-    return [f"{id_}\t{name}\n".encode() for id_, name in enumerate(names)]
+    return (f"{id_}\t{name}\n".encode() for id_, name in enumerate(names))
 
 
 def config_bytes(config: dict[str, Any]) -> bytes:

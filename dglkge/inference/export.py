@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Callable
+from typing import Any, BinaryIO, Callable, Optional
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from tqdm import tqdm
 
-from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.vector_files import word2vec_name
-from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import InputError, StorageError, unknown_name, write_error
+from dglkge.errors import InputError, unknown_name
 from dglkge.inference import dglke_files
+from dglkge.inference.export_files import (
+    LINE_ENDS,
+    Export,
+    ExportedTable,
+    Output,
+    bytes_output,
+    check_names,
+    file_output,
+    names_output,
+    number_texts,
+    record_batches,
+    row_type,
+    write_outputs,
+    write_rows,
+    write_safetensors,
+)
+from dglkge.inference.export_vectors import plan_faiss, plan_lancedb, plan_projector
+from dglkge.inference.hub_folder import plan_huggingface
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION
 
-ROWS_AT_A_TIME = 8192
-"""Rows read and written at a time: the memory of an export does not grow with the table."""
-
-PROGRESS_FROM_ROWS = 200_000
-
 SAFETENSORS_NAME = "embeddings"
 
-Shape = tuple[int, int]
-Blocks = Iterable[tuple[Sequence[str], np.ndarray]]
-Writer = Callable[[BinaryIO, Shape, Blocks], None]
+Planner = Callable[[Export], list[Output]]
 
 
 def export_tables(
-    source: dglke_files.Tables, tables: Sequence[str], file_format: str, folder: Path, overwrite: bool
+    source: dglke_files.Tables,
+    tables: Sequence[str],
+    file_format: str,
+    folder: Path,
+    overwrite: bool,
+    max_rows: Optional[int] = None,
+    metric: Optional[str] = None,
+    metrics: Optional[Mapping[str, Any]] = None,
 ) -> list[Path]:
     """Write tables to a folder, rows in the order of original ids.
 
@@ -51,205 +62,188 @@ def export_tables(
         ``"tsv"``: ``{table}.tsv``, a name and its D numbers on each line, separated by tabs.
         ``"word2vec"``: ``{table}.vec``, a line with n and D, then lines as in tsv separated by spaces;
         white space in names becomes ``_``.
-        ``"parquet"``: columns ``name`` and ``embedding`` (a list of D float32).
+        ``"parquet"``: columns ``name``, ``type`` (the table) and ``embedding`` (a list of D float32).
         ``"safetensors"``: one tensor ``embeddings`` (n, D), and names as for npy.
         ``"dglke"``: ``{dataset}_{model}_entity.npy`` and ``..._relation.npy``, the id maps ``entities.tsv``
         and ``relations.tsv``, and ``config.json``; RotatE's phases are scaled as in DGL-KE, and TransR's
         matrices are in ``..._projection.npy``.
+        ``"faiss"``: ``{table}.faiss``, an exact index, and names as for npy; needs the package faiss.
+        ``"lancedb"``: ``{table}.lance``, so that the folder is a LanceDB database with a table ``{table}``
+        of columns ``name``, ``type`` and ``vector``; needs the package lancedb.
+        ``"projector"``: ``{table}.tensors.tsv``, ``{table}.metadata.tsv`` and ``projector_config.pbtxt``:
+        a log folder of TensorBoard.
+        ``"huggingface"``: a folder for the Hugging Face hub, which
+        :func:`dglkge.inference.run.open_run` opens too, see :mod:`dglkge.inference.hub_folder`.
         Numbers in text have nine digits, which restore the same float32.
     folder : Path
         Created if absent.
     overwrite : bool
         Whether existing files may be replaced.
+    max_rows : int, optional
+        For ``"projector"``: most rows of a table; see
+        :data:`dglkge.inference.export_vectors.PROJECTOR_ROWS`.
+    metric : str, optional
+        For ``"faiss"``: one of :data:`dglkge.model.comparators.METRICS` instead of the score function's.
+    metrics : mapping, optional
+        For ``"huggingface"``: ranking results by name, for the model card.
 
     Returns
     -------
     list of Path
-        The files. Each appears under its name only when it is complete.
+        The files. They appear under their names only when all are complete.
 
     Raises
     ------
     InputError
-        If the format or a table is unknown, a file exists, the folder cannot be written to, or DGL-KE has
-        no such model.
+        If the format or a table is unknown, an option does not go with the format, a name has a character
+        that separates fields, a file exists, the folder cannot be written to, DGL-KE has no such model, or
+        a package is not installed.
     StorageError
         If the disk is full or fails.
     """
     if file_format not in FORMATS:
         raise unknown_name("format", file_format, FORMATS)
-    suffix, write = FORMATS[file_format]
-    dglke = dglke_files.dglke_config(source.meta) if file_format == "dglke" else None
-    targets = {table: folder / f"{_stem(table, dglke)}{suffix}" for table in tables}
-    matrices = _matrix_file(folder, source.meta, dglke) if RELATION in tables else None
-    beside = {table: folder / _names_file(table, dglke) for table in tables if file_format in WITHOUT_NAMES}
-    # All names are known and checked before the first file is written.
-    config_file = folder / dglke_files.CONFIG
-    # Refused before writing, so that a mistake never leaves a half-replaced export.
-    more = [matrices] if matrices else []
-    existing = [path for path in (*targets.values(), *beside.values(), *more) if path.exists()]
-    existing += [config_file] if dglke and config_file.exists() else []
-    if existing and not overwrite:
-        raise InputError(f"{existing[0]} exists; allow it to be replaced, or take another folder")
-    for table in tables:
-        source[table]  # a damaged or unknown table is an error before anything is written
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for table, target in targets.items():
-            names = source.relations.labels if table == RELATION else source.vocabulary(table)
-            scale = _phase_scale(dglke) if table == RELATION else 1.0
-            width = source[table].shape[1]
-            # DGL-KE has the numbers of a relation's row after the first D in a file of their own.
-            cut = source.meta.dim if matrices and table == RELATION else width
-            pieces = [(target, slice(0, cut)), *((path, slice(cut, width)) for path in more if cut < width)]
-            for path, columns in pieces:
-                with _whole_file(path) as file:
-                    shape = (len(source[table]), columns.stop - columns.start)
-                    write(file, shape, _blocks(source, table, names, scale, columns))
-                written.append(path)
-            if table in beside:
-                lines = dglke_files.id_map_lines(names.names) if dglke else _name_lines(names)
-                written.append(_write_lines_file(lines, beside[table]))
-        if dglke:
-            written.append(_write_lines_file([dglke_files.config_bytes(dglke)], config_file))
-    except OSError as error:
-        problem = write_error(f"cannot write to {folder}", error)
-        raise (problem if isinstance(problem, StorageError) else InputError(str(problem))) from error
-    return written
+    for option, value, wanted in (("max-rows", max_rows, "projector"), ("metric", metric, "faiss")):
+        if value is not None and file_format != wanted:
+            raise InputError(f"--{option} goes with --format {wanted}, got --format {file_format}")
+    if file_format == "dglke":
+        dglke_files.dglke_config(source.meta)  # refuses a model that DGL-KE lacks, before rows are read
+    # A damaged or unknown table, or a name that the format cannot hold, is an error before anything is
+    # written.
+    opened = [ExportedTable.of(source, table) for table in dict.fromkeys(tables)]
+    check_names(opened, FORBIDDEN.get(file_format, ""), file_format)
+    export = Export(source, opened, folder, max_rows, metric, metrics or {})
+    return write_outputs(FORMATS[file_format](export), folder, overwrite)
 
 
-def _stem(table: str, dglke: dict[str, Any] | None) -> str:
-    """Return the name of a table's file, without its suffix."""
-    if dglke is None:
-        return table
-    return f"{dglke['dataset']}_{dglke['model_name']}_{_dglke_table(table)}"
+def _each_table(
+    suffix: str, write: Callable[[ExportedTable, BinaryIO], None], with_names: bool = False
+) -> Planner:
+    """Return the planner of a format with one file for each table, and maybe one of names."""
+
+    def plan(export: Export) -> list[Output]:
+        outputs = []
+        for table in export.tables:
+            outputs.append(file_output(export.folder / f"{table.name}{suffix}", partial(write, table)))
+            if with_names:
+                outputs.append(names_output(export.folder / f"{table.name}.names.txt", table))
+        return outputs
+
+    return plan
 
 
-def _names_file(table: str, dglke: dict[str, Any] | None) -> str:
-    """Return the name of the file that holds the names of a table's rows."""
-    if dglke is None:
-        return f"{table}.names.txt"
-    return str(dglke[dglke_files.MAP_KEYS[_dglke_table(table)]])
+def _plan_dglke(export: Export) -> list[Output]:
+    """Plan DGL-KE's files."""
+    meta = export.source.meta
+    config = dglke_files.dglke_config(meta)
+    stem = f"{config['dataset']}_{config['model_name']}_"
+    matrices = SCORE_FUNCTIONS.get(meta.score_function).dglke_matrices
+    outputs = []
+    for table in export.tables:
+        # All its entities have one type.
+        name = RELATION if table.name == RELATION else dglke_files.ENTITY
+        scale = _phase_scale(config) if name == RELATION else 1.0
+        width = table.shape[1]
+        # DGL-KE has the numbers of a relation's row after the first D in a file of their own.
+        cut = meta.dim if matrices and name == RELATION else width
+        pieces = [(name, slice(0, cut)), *([(matrices, slice(cut, width))] if cut < width else [])]
+        for piece, columns in pieces:
+            write = partial(_write_npy, table, columns=columns, scale=scale)
+            outputs.append(file_output(export.folder / f"{stem}{piece}.npy", write))
+        path = export.folder / str(config[dglke_files.MAP_KEYS[name]])
+        outputs.append(file_output(path, partial(_write_id_map, table)))
+    content = dglke_files.config_bytes(config)
+    return [*outputs, bytes_output(export.folder / dglke_files.CONFIG, content)]
 
 
-def _dglke_table(table: str) -> str:
-    """Return DGL-KE's name of a table; all its entities have one type."""
-    return RELATION if table == RELATION else dglke_files.ENTITY
+def _write_id_map(table: ExportedTable, file: BinaryIO) -> None:
+    file.writelines(dglke_files.id_map_lines(table.names))
 
 
-def _phase_scale(dglke: dict[str, Any] | None) -> float:
+def _phase_scale(config: Mapping[str, Any]) -> float:
     """Return the factor of relation rows: DGL-KE scales RotatE's phases."""
-    if dglke is None or dglke["model_name"] != "RotatE":
+    if config["model_name"] != "RotatE":
         return 1.0
-    return dglke_files.phase_scale(dglke["gamma"], dglke["hidden_dim"])
+    return dglke_files.phase_scale(config["gamma"], config["hidden_dim"])
 
 
-def _matrix_file(folder: Path, meta: CheckpointMeta, dglke: dict[str, Any] | None) -> Path | None:
-    """Return DGL-KE's file of the relations' matrices; None where there is none."""
-    name = SCORE_FUNCTIONS.get(meta.score_function).dglke_matrices if dglke else ""
-    return folder / f"{dglke['dataset']}_{dglke['model_name']}_{name}.npy" if dglke and name else None
-
-
-def _blocks(
-    source: dglke_files.Tables, table: str, names: Vocabulary, scale: float, columns: slice
-) -> Iterator[tuple[Sequence[str], np.ndarray]]:
-    """Yield (names, rows) in the order of ids, with a progress bar for large tables."""
-    count = len(source[table])
-    with tqdm(total=count, desc=table, unit="row", disable=count < PROGRESS_FROM_ROWS or None) as bar:
-        for start in range(0, count, ROWS_AT_A_TIME):
-            ids = torch.arange(start, min(count, start + ROWS_AT_A_TIME))
-            # Shards hold rows in their own order; gather gives the order of ids, a block at a time.
-            rows = source.gather(table, ids).numpy()[:, columns]
-            if scale != 1.0:
-                # In float64, as the import divides: there and back costs one rounding.
-                rows = (rows.astype(np.float64) * scale).astype(np.float32)
-            yield names.names[start : start + len(ids)], rows
-            bar.update(len(ids))
-
-
-@contextlib.contextmanager
-def _whole_file(target: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that is renamed to the target once it is complete."""
-    temporary = target.with_name(target.name + ".tmp")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-        os.replace(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def _name_lines(names: Vocabulary) -> Iterator[bytes]:
-    return (f"{name}\n".encode() for name in names.names)
-
-
-def _write_lines_file(lines: Iterable[bytes], target: Path) -> Path:
-    with _whole_file(target) as file:
-        file.writelines(lines)
-    return target
-
-
-def _write_npy(file: BinaryIO, shape: Shape, blocks: Blocks) -> None:
+def _write_npy(
+    table: ExportedTable, file: BinaryIO, columns: Optional[slice] = None, scale: float = 1.0
+) -> None:
+    columns = columns or slice(0, table.shape[1])
     # The header alone, as np.save would need the whole array in memory.
-    header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, header)
-    _write_raw(file, blocks)
+    shape = (table.shape[0], columns.stop - columns.start)
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    write_rows(file, table.blocks(columns, scale))
 
 
-def _write_safetensors(file: BinaryIO, shape: Shape, blocks: Blocks) -> None:
-    """Write one tensor; the format: https://huggingface.co/docs/safetensors."""
-    tensor = {"dtype": "F32", "shape": list(shape), "data_offsets": [0, 4 * shape[0] * shape[1]]}
-    header = json.dumps({SAFETENSORS_NAME: tensor}).encode()
-    header += b" " * (-len(header) % 8)  # the tensor begins at a multiple of 8 bytes
-    file.write(struct.pack("<Q", len(header)) + header)
-    _write_raw(file, blocks)
+def _write_safetensors(table: ExportedTable, file: BinaryIO) -> None:
+    write_safetensors(file, {SAFETENSORS_NAME: table})
 
 
-def _write_raw(file: BinaryIO, blocks: Blocks) -> None:
-    for _, rows in blocks:
-        file.write(np.ascontiguousarray(rows, dtype="<f4").tobytes())
+def _write_parquet(table: ExportedTable, file: BinaryIO) -> None:
+    """Write a row group for each block: readers and this writer hold one group at a time."""
+    texts = ["name", "type"]
+    schema = pa.schema([*((text, pa.string()) for text in texts), ("embedding", row_type(table))])
+    # Dictionaries and statistics of the numbers would cost time and space, and no reader uses them.
+    with pq.ParquetWriter(file, schema, use_dictionary=["type"], write_statistics=texts) as writer:
+        for batch in record_batches(table, schema):
+            writer.write_batch(batch)
 
 
-def _write_parquet(file: BinaryIO, shape: Shape, blocks: Blocks) -> None:
-    # Lists of fixed length: readers get a matrix without offsets.
-    rows_type = pa.list_(pa.float32(), shape[1])
-    schema = pa.schema([("name", pa.string()), ("embedding", rows_type)])
-    with pq.ParquetWriter(file, schema) as writer:
-        for names, rows in blocks:
-            flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
-            lists = pa.FixedSizeListArray.from_arrays(flat, shape[1])
-            writer.write_table(pa.table([pa.array(names, pa.string()), lists.cast(rows_type)], schema=schema))
-
-
-def _write_tsv(file: BinaryIO, shape: Shape, blocks: Blocks) -> None:
-    for names, rows in blocks:
+def _write_tsv(table: ExportedTable, file: BinaryIO) -> None:
+    for names, rows in table.blocks():
         _write_lines(file, rows, names, "\t")
 
 
-def _write_word2vec(file: BinaryIO, shape: Shape, blocks: Blocks) -> None:
-    file.write(f"{shape[0]} {shape[1]}\n".encode())
-    for names, rows in blocks:
+def _plan_word2vec(export: Export) -> list[Output]:
+    """Plan word2vec text files; refuse names that are equal once their white space is replaced."""
+    for table in export.tables:
+        changed = [name for name in table.names if word2vec_name(name) != name]
+        seen = set(table.names) if changed else set()
+        for name in changed:
+            if word2vec_name(name) in seen:
+                raise InputError(
+                    f"the name {name!r} of table {table.name!r} becomes {word2vec_name(name)!r} in "
+                    "the format word2vec, as another one does; parquet and lancedb hold any name"
+                )
+            seen.add(word2vec_name(name))
+    return _each_table(".vec", _write_word2vec)(export)
+
+
+def _write_word2vec(table: ExportedTable, file: BinaryIO) -> None:
+    file.write(f"{table.shape[0]} {table.shape[1]}\n".encode())
+    for names, rows in table.blocks():
         _write_lines(file, rows, [word2vec_name(name) for name in names], " ")
 
 
 def _write_lines(file: BinaryIO, rows: np.ndarray, names: Sequence[str], separator: str) -> None:
     """Write a name and its numbers on each line."""
-    # Nine significant digits identify a float32. One format for a whole row is faster than one for a number.
-    numbers = separator.join(["%.9g"] * rows.shape[1])
-    for name, row in zip(names, rows.tolist()):
-        file.write(f"{name}{separator}{numbers % tuple(row)}\n".encode())
+    lines = zip(names, number_texts(rows, separator))
+    file.writelines(f"{name}{separator}{numbers}\n".encode() for name, numbers in lines)
 
 
-FORMATS: dict[str, tuple[str, Writer]] = {
-    "dglke": (".npy", _write_npy),
-    "npy": (".npy", _write_npy),
-    "parquet": (".parquet", _write_parquet),
-    "safetensors": (".safetensors", _write_safetensors),
-    "tsv": (".tsv", _write_tsv),
-    "word2vec": (".vec", _write_word2vec),
+FORMATS: dict[str, Planner] = {
+    "dglke": _plan_dglke,
+    "faiss": plan_faiss,
+    "huggingface": plan_huggingface,
+    "lancedb": plan_lancedb,
+    "npy": _each_table(".npy", _write_npy, with_names=True),
+    "parquet": _each_table(".parquet", _write_parquet),
+    "projector": plan_projector,
+    "safetensors": _each_table(".safetensors", _write_safetensors, with_names=True),
+    "tsv": _each_table(".tsv", _write_tsv),
+    "word2vec": _plan_word2vec,
 }
-"""Format to the suffix of its files and the function that writes one."""
+"""Format to the function that plans its files."""
 
-WITHOUT_NAMES = ("npy", "safetensors", "dglke")
-"""Formats whose files of rows have no names; they go to a file of their own."""
+FORBIDDEN = {
+    "dglke": LINE_ENDS + "\t",
+    "faiss": LINE_ENDS,
+    "huggingface": LINE_ENDS,
+    "npy": LINE_ENDS,
+    "projector": LINE_ENDS + "\t",
+    "safetensors": LINE_ENDS,
+    "tsv": LINE_ENDS + "\t",
+}
+"""Characters that names must not have in a format: they separate its fields or lines."""

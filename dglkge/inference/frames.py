@@ -20,7 +20,7 @@ from dglkge.evaluation.triple_scores import score_triples
 from dglkge.inference.calibration import Calibration
 from dglkge.inference.dglke_files import Tables
 from dglkge.inference.named_queries import MISSING, NamedAnswer, NamedQuery, Prediction, resolve
-from dglkge.inference.search import Known
+from dglkge.inference.search import Known, LinkQuery
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import Side
 
@@ -49,10 +49,14 @@ class QueriedModel(Protocol):
         """The fitted probabilities; an InputError if there are none."""
         ...
 
-    def answer(
-        self, queries: Sequence[NamedQuery], topk: int = 10, known: Union[Known, str, None] = None
+    def answer_resolved(
+        self,
+        queries: Sequence[NamedQuery],
+        resolved: Sequence[LinkQuery],
+        topk: int = 10,
+        known: Union[Known, str, None] = None,
     ) -> list[Prediction]:
-        """Return the best answers to queries with one entity missing."""
+        """Return the best answers to queries with one entity missing, whose ids are known already."""
         ...
 
     def nearest(self, entity: str, entity_type: str, topk: int = 10) -> list[NamedAnswer]:
@@ -107,6 +111,7 @@ def predict(
     triples = _parts(queries)
     found = _Answers(run)
     entity_queries: dict[int, NamedQuery] = {}
+    resolved: list[LinkQuery] = []
     pairs: dict[int, list[tuple[int, int, int]]] = {}
     for place, parts in enumerate(triples):
         missing = [role for role, part in zip(ROLES, parts) if part is None]
@@ -121,7 +126,7 @@ def predict(
             else:
                 side = Side.TAIL if tail is None else Side.HEAD
                 query = NamedQuery(side, head or tail or "", relation)
-                resolve(query, run.tables.relations, run.tables.vocabulary)
+                resolved.append(resolve(query, run.tables.relations, run.tables.vocabulary))
                 entity_queries[place] = query
         except InputError as error:
             if strict:
@@ -129,7 +134,8 @@ def predict(
                 raise InputError(f"{where}{error}") from None
             found.add_problem(place, parts, str(error))
     places = list(entity_queries)
-    for place, prediction in zip(places, run.answer(list(entity_queries.values()), k, known)):
+    predictions = run.answer_resolved(list(entity_queries.values()), resolved, k, known)
+    for place, prediction in zip(places, predictions):
         query = prediction.query
         answers = [
             (*_completed(query, prediction.relation, answer.name), answer.score, answer.known)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
@@ -23,6 +21,7 @@ from dglkge.data.vocabulary import Vocabulary, read_lines
 from dglkge.errors import InputError, unknown_name
 from dglkge.inference.dglke_files import ENTITY, DglkeFolder, check_relation_width, load_npy, models
 from dglkge.inference.export import SAFETENSORS_NAME
+from dglkge.inference.hub_tables import map_tensor
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -178,21 +177,7 @@ def _dglke_reader(
 
 
 def _read_safetensors(folder: Path, table: str) -> Named:
-    path = _file(folder, f"{table}.safetensors")
-    try:
-        with open(path, "rb") as file:
-            (header_bytes,) = struct.unpack("<Q", file.read(8))
-            # A damaged length must not make read() allocate terabytes.
-            if header_bytes > path.stat().st_size:
-                raise ValueError("the header is longer than the file")
-            tensor = json.loads(file.read(header_bytes))[SAFETENSORS_NAME]
-        if tensor["dtype"] != "F32":
-            raise ValueError(f"dtype is {tensor['dtype']}, expected F32")
-        offset = 8 + header_bytes + tensor["data_offsets"][0]
-        rows = np.memmap(path, dtype="<f4", mode="c", offset=offset, shape=tuple(tensor["shape"]))
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise InputError(f"{path} is damaged or has no tensor {SAFETENSORS_NAME!r}: {error}") from None
-    return _names(folder, table), rows
+    return _names(folder, table), map_tensor(_file(folder, f"{table}.safetensors"), SAFETENSORS_NAME)
 
 
 def _read_parquet(folder: Path, table: str) -> Named:
@@ -205,6 +190,23 @@ def _read_parquet(folder: Path, table: str) -> Named:
         return content.column("name").to_pylist(), rows
     except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are among them
         raise InputError(f"{path} is damaged or lacks name and embedding: {error}") from None
+
+
+def _read_tsv(folder: Path, table: str) -> Named:
+    path = _file(folder, f"{table}.tsv")
+    names, rows = [], []
+    for number, line in enumerate(read_lines(path), start=1):
+        name, *numbers = line.split("\t")
+        try:
+            rows.append(np.array(numbers, dtype=np.float32))
+        except ValueError as error:
+            raise InputError(f"{path}:{number}: {error}; expected a name and numbers, by tabs") from None
+        if len(numbers) != len(rows[0]):
+            raise InputError(
+                f"{path}:{number}: got {len(numbers)} numbers, the first line has {len(rows[0])}"
+            )
+        names.append(name)
+    return names, np.stack(rows) if rows else np.zeros((0, 0), np.float32)
 
 
 def _read_word2vec(folder: Path, table: str) -> Named:
@@ -227,6 +229,7 @@ READERS: dict[str, Reader] = {
     "npy": _read_npy,
     "parquet": _read_parquet,
     "safetensors": _read_safetensors,
+    "tsv": _read_tsv,
     "word2vec": _read_word2vec,
 }
 """Format to the function that reads one table of it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -32,8 +31,10 @@ from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.calibration import Calibration
 from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, Tables, is_dglke
 from dglkge.inference.export import export_tables
+from dglkge.inference.hub_tables import HubTables, is_hub_folder
+from dglkge.inference.metrics_files import all_results, read_metrics
 from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
-from dglkge.inference.search import Answer, Known, LinkPredictor, most_similar
+from dglkge.inference.search import Answer, Known, LinkPredictor, LinkQuery, most_similar
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.registry import recorded_imports
 from dglkge.typing import RELATION, RowShard
@@ -58,7 +59,7 @@ def open_run(path: str | os.PathLike[str], dataset: str | None = None, verify: b
     ----------
     path : path
         A run's folder, a checkpoint in it (``checkpoint/``, ``checkpoint/epoch_10``, ``checkpoint/best``), a
-        folder that PyTorch-BigGraph wrote, or one that DGL-KE wrote.
+        folder that PyTorch-BigGraph or DGL-KE wrote, or one for the Hugging Face hub.
     dataset : str, optional
         Folder of the run's data set, if it has moved since training.
     verify : bool
@@ -87,6 +88,8 @@ def open_run(path: str | os.PathLike[str], dataset: str | None = None, verify: b
     is_checkpoint = (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir()
     if not is_checkpoint and is_dglke(folder):
         return Run(DglkeTables(DglkeFolder.open(folder)), dataset)
+    if not is_checkpoint and is_hub_folder(folder):
+        return Run(HubTables(folder), dataset)
     return Run(open_checkpoint(path, verify=verify), dataset)
 
 
@@ -118,10 +121,15 @@ class Run:
         Raises
         ------
         InputError
-            If the model is a DGL-KE folder, which is none.
+            If the model is a folder of DGL-KE or for the Hugging Face hub, which are none.
         """
         if isinstance(self.tables, Checkpoint):
             return self.tables
+        if isinstance(self.tables, HubTables):
+            raise InputError(
+                f"{self.tables.path} was written by dglkge export --format huggingface and is no checkpoint: "
+                "it can be queried and exported"
+            )
         raise InputError(
             f"{self.tables.path} was written by DGL-KE and is no checkpoint; {self._conversion()}"
         )
@@ -150,12 +158,19 @@ class Run:
         tables = self.tables
         # Ids of these formats count rows in their own files, and no fingerprint shows which data set they
         # belong to.
-        if not isinstance(tables, Checkpoint) or is_bigraph(tables.path, tables.version):
+        if isinstance(tables, DglkeTables) or (
+            isinstance(tables, Checkpoint) and is_bigraph(tables.path, tables.version)
+        ):
             writer = "PyTorch-BigGraph" if isinstance(tables, Checkpoint) else "DGL-KE"
             raise InputError(
                 f"{tables.path} was written by {writer}, with ids of its own; {self._conversion()}"
             )
         folder = Path(self._dataset_path or tables.meta.dataset_path)
+        if self._dataset_path is None and isinstance(tables, HubTables):
+            raise InputError(
+                f"{tables.path} does not say where its dataset {tables.meta.dataset_name} is; say it with "
+                "--dataset"
+            )
         if self._dataset_path is None and not folder.is_dir():
             raise InputError(
                 f"the run's dataset {folder} is not there any more; say with --dataset where it is"
@@ -192,13 +207,21 @@ class Run:
             If the file is damaged.
         """
         path = self.checkpoint.run_folder / RUN_METRICS_FILE
-        if not path.is_file():
-            return {}
-        try:
-            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"{path} is damaged: {error}") from None
-        return found
+        return read_metrics(path) if path.is_file() else {}
+
+    @property
+    def results(self) -> dict[str, dict[str, Any]]:
+        """All ranking results in the run's folder by name: the training job's and ``dglkge evaluate``'s.
+
+        Each has the fields protocol, num_triples (absent in files of older versions), both, head, tail and
+        per_relation; see :func:`dglkge.inference.metrics_files.all_results`.
+
+        Raises
+        ------
+        InputError
+            If a file is damaged.
+        """
+        return all_results(self.checkpoint.run_folder)
 
     def known_triples(self, also_known: Sequence[np.ndarray] = ()) -> KnownTriples:
         """Return an index of the triples of all splits, and of others; built once without others."""
@@ -319,8 +342,20 @@ class Run:
             no probabilities of this version.
         """
         tables = self.tables
-        curve = self.calibration.curve if probability else None
         resolved = [resolve(query, tables.relations, tables.vocabulary) for query in queries]
+        return self.answer_resolved(queries, resolved, topk, known, probability)
+
+    def answer_resolved(
+        self,
+        queries: Sequence[NamedQuery],
+        resolved: Sequence[LinkQuery],
+        topk: int = 10,
+        known: Union[Known, str, None] = None,
+        probability: bool = False,
+    ) -> list[Prediction]:
+        """Return :meth:`answer` of queries whose ids are known already."""
+        tables = self.tables
+        curve = self.calibration.curve if probability else None
         known, known_triples = self.known_treatment(known)
         relations = [tables.relations[query.relation_id] for query in resolved]
         types = [relation.candidate_type(query.side) for relation, query in zip(relations, resolved)]
@@ -501,9 +536,22 @@ class Run:
         folder: Path,
         tables: Optional[Sequence[str]] = None,
         overwrite: bool = False,
+        max_rows: Optional[int] = None,
+        metric: Optional[str] = None,
     ) -> list[Path]:
         """Write tables, by default all of them; see :func:`dglkge.inference.export.export_tables`."""
-        return export_tables(self.tables, tables or self.tables_in_order, file_format, folder, overwrite)
+        tables = tables or self.tables_in_order
+        results = self._results_of_version() if file_format == "huggingface" else {}
+        return export_tables(
+            self.tables, tables, file_format, Path(folder), overwrite, max_rows, metric, results
+        )
+
+    def _results_of_version(self) -> dict[str, dict[str, Any]]:
+        """Return the ranking results but for those of other versions of the checkpoint."""
+        if not isinstance(self.tables, Checkpoint):
+            return {}
+        here = self.tables.version
+        return {name: one for name, one in self.results.items() if one.get("version", here) == here}
 
     def inspect(self, verify: bool = False) -> dict[str, Any]:
         """Describe the checkpoint: version, progress, model, tables and files, ready for JSON.

@@ -10,6 +10,7 @@ import shutil
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO, cast
 
@@ -31,7 +32,19 @@ _NOISE = re.compile(
     r"|Server ?\(\d+\) shutdown\.$"
     r"|Server is exiting\.\.\.$"
     r"|Initialize the distributed services with graphbolt: (True|False)$"
+    r"|Start to load partition from .* which is \d+ bytes\. It may take non-trivial time for large "
+    r"partition\.$"
+    r"|Finished loading (partition|node data|edge data)\.$"
+    # A server that the launcher stops with SIGTERM: DGL aborts it, and libxsmm in torch adds its report.
+    r"|\[[\d:]+\] .*/rpc/rpc\.cc:\d+: $"
+    r"|User pressed Ctrl\+C, Exiting$"
+    r"|LIBXSMM_(VERSION|TARGET): "
+    r"|Registry and code: \d+ MB\b"
+    r"|Command: .*/dglkge/launch/script_runner\.py "
+    r"|Uptime: \d+\.\d{6} s$"
 )
+_STOPPED_SERVER = "User pressed Ctrl+C, Exiting"
+_ABORT = "terminate called without an active exception"
 
 
 def is_noise(line: str) -> bool:
@@ -43,6 +56,29 @@ def is_noise(line: str) -> bool:
     (True, False)
     """
     return _NOISE.match(line) is not None
+
+
+def without_noise(lines: Iterable[str], before: str = "") -> list[str]:
+    """Return lines without the routine messages of DGL and torch.
+
+    An abort is routine after DGL's message about its signal only, and an empty line before libxsmm's report
+    belongs to it. ``before`` is the line before the first one.
+
+    Examples
+    --------
+    >>> abort = "terminate called without an active exception"
+    >>> without_noise(["", "User pressed Ctrl+C, Exiting", abort, "a"]), without_noise([abort, "", "a"])
+    (['a'], ['terminate called without an active exception', '', 'a'])
+    """
+    kept: list[str] = []
+    for line in lines:
+        if is_noise(line):
+            while kept and not kept[-1].strip():
+                kept.pop()
+        elif not (line == _ABORT and before == _STOPPED_SERVER):
+            kept.append(line)
+        before = line
+    return kept
 
 
 MOST_WAITING_BYTES = 4 << 20

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import FAILURE_STATUS
-from dglkge.launch.console import Console, ProcessOutput, is_noise
+from dglkge.launch.console import Console, ProcessOutput, without_noise
 from dglkge.launch.job_result import JobResult, ProcessResult, describe_process, describe_status, exit_status
 from dglkge.launch.process_plan import TRAINER, Limits, PlannedProcess
 from dglkge.launch.stop_signals import signals_recorded, status_of_stop
@@ -197,10 +197,12 @@ class Supervisor:
         # Its last output may still be in the pipe.
         self._process_events(0.0)
         output = self._outputs[planned.name]
+        # What buries the line that matters is left out, unless there is nothing else.
+        tail = without_noise(output.tail) or output.tail
         lines = [
             self._reason,
             f"the end of its log, {output.log_path}:",
-            *(f"    {line}" for line in output.tail),
+            *(f"    {line}" for line in tail),
         ]
         if output.progress:
             lines.append(f"    {output.progress}")
@@ -360,7 +362,7 @@ class Supervisor:
         planned = process.planned
         if planned.role == TRAINER and planned.number == 0:
             self._console.progress(planned.name, self._outputs[planned.name].progress)
-        for line in lines:
-            if is_noise(line):
-                continue
+        tail = self._outputs[planned.name].tail  # it has the new lines already
+        before = tail[-len(lines) - 1] if len(tail) > len(lines) else ""
+        for line in without_noise(lines, before):
             self._console.line(planned.name, self._processes.index(process), line)

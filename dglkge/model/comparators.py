@@ -32,6 +32,9 @@ TINY_PER_DIM = 1e-37
 TINY_MODULUS_PER_DIM = 1e-18
 """The same under a square root."""
 
+METRICS = INNER_PRODUCT, L2, COSINE = ("inner-product", "l2", "cosine")
+"""Metrics by which an index finds the rows nearest to a query."""
+
 
 class Comparator(ABC):
     """Compares queries with candidates; stateless.
@@ -44,10 +47,13 @@ class Comparator(ABC):
     memory_passes : int
         How often the numbers that are compared go through memory in a training step, as float32, both
         sides, forward and backward: 0 where a matmul gives the score.
+    metric : str
+        One of :data:`METRICS`: that which orders candidates as the score does, or the nearest to it.
     """
 
     matmul_operations: ClassVar[int] = 0
     memory_passes: ClassVar[int] = 12
+    metric: ClassVar[str] = L2
 
     def query_dim(self, dim: int) -> int:
         """Return the width of queries for candidates of width dim."""
@@ -114,6 +120,7 @@ class Dot(Comparator):
 
     matmul_operations = 2
     memory_passes = 0
+    metric = INNER_PRODUCT
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair by one matrix product."""
@@ -195,6 +202,7 @@ class Cosine(Comparator):
 
     matmul_operations = 2
     memory_passes = 0
+    metric = COSINE
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair by one matrix product of unit rows."""

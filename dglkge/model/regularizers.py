@@ -198,10 +198,10 @@ class Regularizer(ABC):
         return total + self.of_relations(relations)
 
 
-REGULARIZERS: Registry[type[Regularizer]] = Registry("regularizer")
-
 AUTO, DEFAULT_WEIGHT = "auto", 0.01
 """A weak penalty that gained on every graph where the score is an inner product (docs/quality.md)."""
+
+REGULARIZERS: Registry[type[Regularizer]] = Registry("regularizer", values=(AUTO,))
 
 
 def chosen_regularizer(name: str, weight: float, score_function: str) -> tuple[str, float]:

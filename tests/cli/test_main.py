@@ -394,7 +394,7 @@ def test_a_metrics_file_on_a_full_disk_is_one_line_and_status_1(call, run, monke
     monkeypatch.setattr(Path, "write_text", full)
     status, out, err = call("evaluate", run, "--json", "--limit", "1")
     assert (status, out) == (1, "")
-    assert err == f"dglkge: error: cannot write {run}/metrics-test.json: No space left on device\n"
+    assert err == f"dglkge: error: cannot write {run}/metrics-test-first1.json: No space left on device\n"
     assert not list(run.glob("metrics*"))
 
 

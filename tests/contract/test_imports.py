@@ -19,7 +19,7 @@ ONLY_FOR_PEOPLE = {
     "psutil": ("dglkge.launch",),
     "fastapi": ("dglkge.serving", "dglkge.cli.serve"),
     "uvicorn": ("dglkge.serving", "dglkge.cli.serve"),
-    "faiss": ("dglkge.serving",),
+    "faiss": ("dglkge.serving", "dglkge.inference"),
 }
 DISTRIBUTION = {"faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 

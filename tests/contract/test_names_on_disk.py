@@ -22,6 +22,7 @@ SUFFIXES = {layout.TEMPORARY_SUFFIX, layout.REPLACED_SUFFIX}
 
 OF_OTHERS = {
     "dglkge/inference/dglke_files.py": {"config.json", "relations.tsv"},
+    "dglkge/inference/hub_tables.py": {"config.json"},
     "examples/benchmarks/measuring/pbg_peer.py": {
         "dynamic_rel_count.txt",
         "entity_count_\0_\0.txt",

@@ -43,7 +43,8 @@ def test_per_relation(result):
 
 def test_dictionary_is_json_and_names_the_protocol(result):
     found = json.loads(json.dumps(result.to_dict(), allow_nan=False))
-    assert list(found) == ["protocol", "both", "head", "tail", "per_relation"]
+    assert list(found) == ["protocol", "num_triples", "both", "head", "tail", "per_relation"]
+    assert found["num_triples"] == 4
     assert found["protocol"]["filtering"] == "filtered" and found["protocol"]["candidates"] == "all"
     assert found["both"]["mr"] == 2.5 and found["tail"]["hits@1"] == 0.75
     assert found["per_relation"]["knows"]["head"]["num_queries"] == 1

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from dglkge.checkpoint import open_checkpoint
+from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, StorageError
-from dglkge.inference import export
+from dglkge.inference import export, export_files, import_tables
 from dglkge.inference.export import export_tables
 from dglkge.typing import RELATION
-from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, save_toy_named, toy_meta, toy_tables
 
 TABLES = ["person", "film", RELATION]
 
@@ -18,7 +19,7 @@ TABLES = ["person", "film", RELATION]
 @pytest.fixture(params=[3, 1000])
 def run(tmp_path, monkeypatch, request):
     """A checkpoint of three parts, exported a few rows at a time or all at once."""
-    monkeypatch.setattr(export, "ROWS_AT_A_TIME", request.param)
+    monkeypatch.setattr(export_files, "ROWS_AT_A_TIME", request.param)
     meta = toy_meta(relations=TWO_PAIRS)
     tables = toy_tables(meta)
     save_toy(tmp_path / "run", meta, tables, 3)
@@ -80,7 +81,7 @@ def test_what_exists_is_not_replaced_unasked(run, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "film.npy").write_text("mine")
-    with pytest.raises(InputError, match="film.npy exists; allow it to be replaced, or take another folder"):
+    with pytest.raises(InputError, match="film.npy exists; give --overwrite to replace it, or take"):
         export_tables(checkpoint, TABLES, "npy", out, overwrite=False)
     assert [path.name for path in out.iterdir()] == ["film.npy"]
     export_tables(checkpoint, ["film"], "npy", out, overwrite=True)
@@ -93,10 +94,18 @@ def test_a_failure_leaves_no_file(run, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export, "_write_lines", full)
+    export_tables(checkpoint, ["person"], "tsv", tmp_path / "out", overwrite=False)
+    before = (tmp_path / "out/person.tsv").read_bytes()
+    written = export._write_tsv
+
+    def full_at_the_film(table, file):
+        written(table, file) if table.name == "person" else full()
+
+    monkeypatch.setitem(export.FORMATS, "tsv", export._each_table(".tsv", full_at_the_film))
     with pytest.raises(StorageError, match="cannot write to .*out: No space left on device"):
-        export_tables(checkpoint, ["film"], "tsv", tmp_path / "out", overwrite=False)
-    assert list((tmp_path / "out").iterdir()) == []
+        export_tables(checkpoint, ["person", "film"], "tsv", tmp_path / "out", overwrite=True)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["person.tsv"]
+    assert (tmp_path / "out/person.tsv").read_bytes() == before
 
 
 def test_unknown_words(run, tmp_path):
@@ -105,3 +114,71 @@ def test_unknown_words(run, tmp_path):
         export_tables(checkpoint, ["film"], "np", tmp_path, overwrite=False)
     with pytest.raises(InputError, match="unknown table 'films'; did you mean 'film'"):
         export_tables(checkpoint, ["films"], "npy", tmp_path, overwrite=False)
+
+
+def named(tmp_path, names):
+    """Save a checkpoint whose people have some names."""
+    meta = toy_meta(num_people=len(names))
+    vocabularies = {"person": Vocabulary(names, "entity")}
+    save_toy_named(tmp_path / "run", meta, toy_tables(meta), vocabularies, 1)
+    return open_checkpoint(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("file_format", "name", "words"),
+    [
+        (
+            "tsv",
+            "a\tb",
+            r"name 'a\\tb' of table 'person' has a tab, .* in the format tsv; parquet",
+        ),
+        ("projector", "a\tb", "has a tab, which separates fields or lines in the format projector"),
+        ("tsv", "a\rb", "has a carriage return"),
+        ("npy", "a\rb", "has a carriage return, which separates fields or lines in the format npy"),
+        ("faiss", "a\rb", "has a carriage return"),
+        ("huggingface", "a\rb", "has a carriage return"),
+        ("word2vec", "x y", "'x y' of table 'person' becomes 'x_y' in the format word2vec, as another"),
+    ],
+)
+def test_names_that_could_not_be_read_back_are_refused(tmp_path, file_format, name, words):
+    checkpoint = named(tmp_path, ["x_y", name, "c"])
+    with pytest.raises(InputError, match=words):
+        export_tables(checkpoint, ["person", RELATION], file_format, tmp_path / "out", overwrite=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tab_in_a_name_of_dglke_is_refused(tmp_path):
+    meta = toy_meta("distmult", reciprocal=False, num_people=3)
+    vocabularies = {"person": Vocabulary(["a", "b\tc", "d"], "entity")}
+    save_toy_named(tmp_path / "run", meta, toy_tables(meta), vocabularies, 1)
+    with pytest.raises(InputError, match="has a tab, .* in the format dglke"):
+        export_tables(open_checkpoint(tmp_path / "run"), ["person"], "dglke", tmp_path / "out", False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_any_name_comes_back_from_parquet(tmp_path):
+    names = ["a\tb", "x y", 'say "no"']
+    export_tables(named(tmp_path, names), ["person"], "parquet", tmp_path / "out", overwrite=False)
+    assert import_tables.READERS["parquet"](tmp_path / "out", "person")[0] == names
+
+
+@pytest.mark.parametrize("file_format", ["npy", "parquet", "safetensors", "tsv", "word2vec"])
+def test_every_format_of_rows_is_read_back(run, tmp_path, file_format):
+    checkpoint, tables = run
+    export_tables(checkpoint, TABLES, file_format, tmp_path / "out", overwrite=False)
+    for table in TABLES:
+        names, rows = import_tables.READERS[file_format](tmp_path / "out", table)
+        assert len(names) == len(rows)
+        # NaN and minus zero keep their meaning in text, not their bits.
+        assert np.array_equal(rows, tables[table].rows.numpy(), equal_nan=True)
+
+
+def test_damaged_tsv(tmp_path):
+    path = tmp_path / "film.tsv"
+    for content, words in [
+        ("a\t1\t2\nb\t1\tx\n", "film.tsv:2: could not"),
+        ("a\t1\t2\nb\t1\n", "tsv:2: got 1 n"),
+    ]:
+        path.write_text(content)
+        with pytest.raises(InputError, match=words):
+            import_tables.READERS["tsv"](tmp_path, "film")

@@ -61,7 +61,7 @@ def test_gradcheck(name, complex_valued):
 @pytest.mark.parametrize(
     "name, weight, p, message",
     [
-        ("n2", 1.0, 3.0, "unknown regularizer 'n2'; known: 'dura', 'f2', 'ivr', 'lp', 'n3'"),
+        ("n2", 1.0, 3.0, "unknown regularizer 'n2'; known: 'auto', 'dura', 'f2', 'ivr', 'lp', 'n3'"),
         ("n3", -0.1, 3.0, "the regularizer's weight must be a number at least 0, got -0.1"),
         ("lp", 0.1, 0.5, "the regularizer's p must be a number at least 1, got 0.5"),
     ],
@@ -86,3 +86,8 @@ def test_wrong_options(name, weight, p, message):
 )
 def test_a_weak_regularizer_by_default(given, chosen):
     assert chosen_regularizer(*given) == chosen
+
+
+def test_message_about_an_unknown_name_lists_auto():
+    with pytest.raises(InputError, match="'dur'; did you mean 'dura'.* known: 'auto', 'dura', 'f2'"):
+        build_regularizer("dur", 0.1)

@@ -1,0 +1,171 @@
+"""A folder for the Hugging Face hub as tables of a model: file names, fields, reading. No package needed."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.checkpoint.reader import CheckpointTable, FileShard
+from dglkge.data.dataset_files import load_json
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.errors import InputError, unknown_name
+from dglkge.typing import RELATION, Relation, RowShard
+
+LIBRARY = "dglkge"
+LIBRARY_FIELD = "library_name"
+CONFIG = "config.json"
+CARD = "README.md"
+TENSORS = "model.safetensors"
+"""The name that the hub expects of a model's tensors."""
+
+HUB_FIELDS = {
+    "config": "training",
+    "dataset_name": "dataset_name",
+    "dataset_fingerprint": "dataset_fingerprint",
+    "entity_types": "entity_types",
+    "progress": "progress",
+    "seed": "seed",
+    "score_function": "score_function",
+    "dim": "dimension",
+    "reciprocal": "reciprocal_relations",
+    "optimizer": "optimizer",
+    "versions": "versions",
+    "score_options": "score_options",
+}
+"""Attribute of a checkpoint's description to its field in config.json."""
+
+RELATIONS_FIELD = "relations"
+
+
+def names_file(table: str) -> str:
+    """Return the file of a table's names."""
+    return f"{table}.names.txt"
+
+
+def is_hub_folder(folder: Path) -> bool:
+    """Return whether a folder holds a model that ``dglkge export --format huggingface`` wrote."""
+    if not (folder / TENSORS).is_file() or not (folder / CONFIG).is_file():
+        return False
+    return load_json(folder / CONFIG).get(LIBRARY_FIELD) == LIBRARY
+
+
+def map_tensor(path: Path, name: str) -> np.ndarray:
+    """Map one tensor of a safetensors file, copy-on-write.
+
+    Raises
+    ------
+    InputError
+        If the file is damaged or has no such tensor of float32.
+    """
+    try:
+        with open(path, "rb") as file:
+            (header_bytes,) = struct.unpack("<Q", file.read(8))
+            # A damaged length must not make read() allocate terabytes.
+            if header_bytes > path.stat().st_size:
+                raise ValueError("the header is longer than the file")
+            tensor = json.loads(file.read(header_bytes))[name]
+        if tensor["dtype"] != "F32":
+            raise ValueError(f"dtype is {tensor['dtype']}, expected F32")
+        offset = 8 + header_bytes + tensor["data_offsets"][0]
+        return np.memmap(path, dtype="<f4", mode="c", offset=offset, shape=tuple(tensor["shape"]))
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise InputError(f"{path} is damaged or has no tensor {name!r}: {error}") from None
+
+
+class HubTables:
+    """Tables of a folder for the hub, with the interface of :class:`dglkge.checkpoint.reader.Checkpoint`.
+
+    Parameters
+    ----------
+    folder : Path
+
+    Attributes
+    ----------
+    path : Path
+    meta : CheckpointMeta
+        Without the path of the data set, which is not published.
+
+    Raises
+    ------
+    InputError
+        If a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        config = load_json(folder / CONFIG)
+        try:
+            facts: dict[str, Any] = {name: config[field] for name, field in HUB_FIELDS.items()}
+            relations = [Relation(*relation) for relation in config[RELATIONS_FIELD]]
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{folder / CONFIG} is damaged: {error!r}") from None
+        # Modules to import would be code of a stranger: the folder may come from the hub.
+        facts["config"].pop("imports", None)
+        self.meta = CheckpointMeta(**facts, relations=relations, dataset_path="")
+        self.relations = RelationVocabulary(relations)
+        self._vocabularies: dict[str, Vocabulary] = {}
+        self._tables: dict[str, CheckpointTable] = {}
+        for table, count in {**self.meta.entity_types, RELATION: len(relations)}.items():
+            rows = torch.from_numpy(map_tensor(folder / TENSORS, table))
+            if rows.ndim != 2 or len(rows) != count:
+                raise InputError(
+                    f"{folder / TENSORS}: tensor {table!r} has shape {tuple(rows.shape)}, {CONFIG} says "
+                    f"{count} rows"
+                )
+            shard = FileShard(torch.arange(count), rows)
+            self._tables[table] = CheckpointTable(table, [shard], partial(self._id, table))
+
+    @property
+    def entity_types(self) -> list[str]:
+        """The entity types, in their order."""
+        return list(self.meta.entity_types)
+
+    def vocabulary(self, entity_type: str) -> Vocabulary:
+        """Return the names of an entity type, which are read at the first call.
+
+        Raises
+        ------
+        InputError
+            If the type is unknown, or the file of names is missing or damaged.
+        """
+        if entity_type not in self._vocabularies:
+            count = len(self[entity_type])
+            names = Vocabulary.load(self.path / names_file(entity_type), "entity")
+            if len(names) != count:
+                raise InputError(
+                    f"{self.path / names_file(entity_type)} has {len(names)} names, expected {count}"
+                )
+            self._vocabularies[entity_type] = names
+        return self._vocabularies[entity_type]
+
+    def __getitem__(self, table: str) -> CheckpointTable:
+        """Return a table: an entity type, or ``"relation"``.
+
+        Raises
+        ------
+        InputError
+            If there is no such table.
+        """
+        if table not in self._tables:
+            raise unknown_name("table", table, self._tables)
+        return self._tables[table]
+
+    def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows (n, D) of ids (n,) of a table."""
+        return self[table].gather(ids)
+
+    def shards(self, table: str) -> Sequence[RowShard]:
+        """Return all rows of a table, as one shard."""
+        return self[table].shards
+
+    def _id(self, table: str, name: str) -> int:
+        lookup: Callable[[str], int] = self.relations.id if table == RELATION else self.vocabulary(table).id
+        return lookup(name)

@@ -1,0 +1,150 @@
+"""The folder for the Hugging Face hub: tensors, a card with examples that work, dglkge as its reader."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+
+from dglkge.errors import InputError
+from dglkge.inference.run import open_run
+
+RESULT = {
+    "protocol": {"split": "test", "filtering": "filtered", "candidates": "all", "ties": "realistic"},
+    "ties": {"realistic": {"both": {}}, "pessimistic": {"both": {}}},
+    "both": {
+        "mr": 3.5,
+        "mrr": 0.61,
+        "hits@1": 0.5,
+        "hits@3": 0.7,
+        "hits@10": 0.9,
+        "auc": 0.9,
+        "num_queries": 28,
+    },
+}
+
+
+@pytest.fixture
+def hub(folder, tmp_path):
+    """The folder of a run with three results, one of them of another version."""
+    raw = {**RESULT, "protocol": {**RESULT["protocol"], "filtering": "raw"}, "num_triples": 14, "version": 1}
+    (folder / "metrics.json").write_text(json.dumps({"test": RESULT}))
+    (folder / "metrics-test-raw.json").write_text(json.dumps(raw))
+    old = {**raw, "protocol": {**raw["protocol"], "ties": "optimistic"}, "version": 0}
+    (folder / "metrics-test-raw-optimistic.json").write_text(json.dumps(old))
+    open_run(folder).export("huggingface", tmp_path / "hub")
+    return tmp_path / "hub"
+
+
+def test_tensors_and_names(hub, folder):
+    safetensors = pytest.importorskip("safetensors", reason="needs safetensors")
+    run = open_run(folder)
+    with safetensors.safe_open(hub / "model.safetensors", framework="numpy") as file:
+        assert sorted(file.keys()) == sorted(run.tables_in_order)
+        assert file.metadata() == {"format": "pt"}
+        for table in run.tables_in_order:
+            assert np.array_equal(file.get_tensor(table), run.tables[table][:].numpy())
+    assert (hub / "town.names.txt").read_text().splitlines() == list(run.tables.vocabulary("town").names)
+    labels = (hub / "relation.names.txt").read_text(encoding="utf-8").splitlines()
+    assert labels == list(run.tables.relations.labels.names)
+
+
+def test_card_is_one_of_the_hub(hub):
+    huggingface_hub = pytest.importorskip("huggingface_hub", reason="needs huggingface_hub")
+    card = huggingface_hub.ModelCard.load(hub / "README.md")
+    assert card.data.library_name == "dglkge" and "link-prediction" in card.data.tags
+    results = card.data.eval_results
+    found = {(one.metric_name, one.metric_value) for one in results if one.metric_type == "mrr"}
+    assert found == {
+        ("mrr (test, filtered, all candidates, realistic ties)", 0.61),
+        ("mrr (test, raw, all candidates, realistic ties, 14 triples)", 0.61),
+    }
+    assert {(one.task_type, one.dataset_split) for one in results} == {("link-prediction", "test")}
+    assert "| test, filtered, all candidates, realistic ties | 3.5000 | 0.6100 | 0.5000 |" in card.text
+    assert "optimistic" not in card.text
+
+
+def test_examples_of_the_card_work(hub, folder, monkeypatch):
+    pytest.importorskip("safetensors", reason="needs safetensors")
+    run = open_run(folder)
+    card = (hub / "README.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    assert len(examples) == 2
+    monkeypatch.chdir(hub)
+    printed = []
+    for example in examples:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(example, {})
+        printed.append(out.getvalue())
+    head, relation = re.search(r"predict_tails\('(.+?)', '(.+?)'", examples[0]).groups()
+    assert printed[0].strip() == str(run.predict_tails(head, relation, k=5, known="keep")).strip()
+    near = run.similar(head, 4)
+    lines = [line.split(" ") for line in printed[1].splitlines()]
+    assert [line[0] for line in lines] == [head, *near["entity"]]
+    assert np.allclose([float(line[1]) for line in lines[1:]], near["cosine"], atol=1e-6)
+
+
+def test_dglkge_reads_the_folder_like_the_run(hub, folder, dataset):
+    run, copy = open_run(folder), open_run(hub, str(dataset.path))
+    columns = ["entity", "known_from"]
+    one, other = (model.predict_tails("person3", "near (person → town)", k=10) for model in (run, copy))
+    assert one[columns].equals(other[columns]) and one["known_from"].notna().any()
+    assert np.allclose(one["score"], other["score"], rtol=1e-5)
+    assert run.similar("town1").equals(copy.similar("town1"))
+    assert run.evaluate("test").to_dict() == copy.evaluate("test").to_dict()
+    with pytest.raises(InputError, match="hub does not say where its dataset .* is; say it with --dataset"):
+        open_run(hub).evaluate("test")
+    with pytest.raises(
+        InputError, match="written by dglkge export --format huggingface and is no checkpoint"
+    ):
+        copy.inspect()
+
+
+def test_export_of_the_folder_is_the_same_folder(hub, tmp_path):
+    open_run(hub).export("huggingface", tmp_path / "again")
+    assert {path.name for path in hub.iterdir()} == {path.name for path in (tmp_path / "again").iterdir()}
+    for path in hub.iterdir():
+        if path.name != "README.md":  # only a run has metrics
+            assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes()
+    assert "Not measured." in (tmp_path / "again/README.md").read_text()
+
+
+def test_paths_and_modules_stay_here(folder, tmp_path, hub):
+    config = json.loads((hub / "config.json").read_text())
+    assert str(folder) not in json.dumps(config) and "dataset_path" not in config
+    config["training"]["imports"] = ["os.path", str(tmp_path / "evil.py")]
+    (hub / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    open_run(hub).predict_tails("person3", "knows")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_part_of_a_model_is_refused(folder, tmp_path):
+    with pytest.raises(InputError, match="huggingface holds whole models: the table 'relation' is left out"):
+        open_run(folder).export("huggingface", tmp_path / "out", ["person", "town", "country"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("config.json", lambda text: text.replace(b'"score_function"', b'"score"'), "damaged: KeyError"),
+        ("town.names.txt", lambda text: text[:-1], "names.txt is cut off"),
+        ("town.names.txt", lambda text: text + b"x\n", "town.names.txt has 11 names, expected 10"),
+        ("model.safetensors", lambda text: text[:200], "model.safetensors is damaged or has no tensor"),
+        (
+            "model.safetensors",
+            lambda text: text.replace(b"[40,", b"[20,", 1),
+            "has shape .*, config.json says",
+        ),
+    ],
+)
+def test_damage(hub, name, change, words):
+    path = hub / name
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(InputError, match=words):
+        open_run(hub).similar("town1", entity_type="town")
