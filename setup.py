@@ -82,7 +82,16 @@ setup(
             "pyyaml",
         ],
         "tune": [OPTUNA],
-        "test": ["pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "setuptools>=70.1", OPTUNA],
+        "completion": ["shtab>=1.6"],
+        "test": [
+            "pytest",
+            "pytest-timeout",
+            "pytest-xdist",
+            "hypothesis",
+            "setuptools>=70.1",
+            "shtab",
+            OPTUNA,
+        ],
         "dev": ["ruff", "mypy"],
     },
     entry_points={
