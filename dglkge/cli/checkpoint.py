@@ -5,18 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dglkge.checkpoint.conversion import convert_to_run
-from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.cli import inspect_run
 from dglkge.cli.common import add_import_argument, add_run_argument, print_columns, print_text
-from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
-from dglkge.inference.export import FORMATS
-from dglkge.inference.import_tables import FORMATS as SOURCE_FORMATS
-from dglkge.inference.import_tables import import_tables
-from dglkge.inference.run import open_run
+from dglkge.inference.choices import EXPORT_FORMATS, IMPORT_FORMATS
 
-HELP = "inspect, verify or convert a checkpoint"
 DESCRIPTION = """Show a checkpoint (inspect), compare every file with its checksum (verify), or convert it.
 
 convert --to FORMAT writes the rows for other programs, like dglkge export. convert --to run creates a run on
@@ -61,9 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         formatter_class=raw,
     )
     convert.add_argument("run", metavar="SOURCE", help="a run, a checkpoint, or a folder of files for --from")
-    convert.add_argument("--to", required=True, choices=[TO_RUN, *sorted(FORMATS)], help="what to write")
+    convert.add_argument("--to", required=True, choices=[TO_RUN, *EXPORT_FORMATS], help="what to write")
     convert.add_argument(
-        "--from", dest="source_format", choices=sorted(SOURCE_FORMATS), help="format of files of rows to read"
+        "--from", dest="source_format", choices=IMPORT_FORMATS, help="format of files of rows to read"
     )
     convert.add_argument("--output", required=True, metavar="DIR", help="folder for what is written")
     convert.add_argument("--dataset", metavar="DIR", help="for --to run: the run's data set")
@@ -105,6 +98,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _convert(args: argparse.Namespace) -> int:
     """Write the files, or the run."""
+    # Here: --help does without torch and pandas.
+    from dglkge.checkpoint.conversion import convert_to_run
+    from dglkge.checkpoint.reader import open_checkpoint
+    from dglkge.data.dataset import Dataset
+    from dglkge.inference.import_tables import import_tables
+    from dglkge.inference.run import open_run
+
     output = Path(args.output)
     # Options that would be ignored are errors, before anything is read.
     for option, value in (

@@ -24,6 +24,10 @@ BROKEN_PIPE_STATUS = 141
 """128 + SIGPIPE, the status of a program that the signal ends."""
 
 
+COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
+"""Shells for which --print-completion writes a script."""
+
+
 def add_run_argument(parser: argparse.ArgumentParser) -> None:
     """Declare the positional argument of every command that reads a model."""
     parser.add_argument(

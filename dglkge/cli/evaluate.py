@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable
-
-import numpy as np
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Any, Callable
 
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, split_metrics_file, triples_metrics_file
 from dglkge.cli.common import (
@@ -23,13 +20,15 @@ from dglkge.cli.common import (
 from dglkge.data.dataset_files import SPLITS, TEST, VALID
 from dglkge.data.text_format import parse_columns, parse_delimiter
 from dglkge.errors import InputError
-from dglkge.evaluation.calibration import METHODS
+from dglkge.evaluation.calibration import CORRUPTIONS_EACH, METHODS
 from dglkge.evaluation.metrics import GROUPS, format_table
 from dglkge.evaluation.protocol import Protocol
-from dglkge.inference.run import Run, open_run
-from dglkge.inference.truth import CORRUPTIONS_EACH, calibrate, calibration_quality, classify
 
-HELP = "rank the true answers of a split, or of a file, among all entities of the right type"
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dglkge.inference.run import Run
+
 DESCRIPTION = """Rank the head and the tail of every triple of a split, or of a file, among all entities of
 the right type, and show MR, MRR, Hits@1/3/10/50 and AUC. Reads the files of the checkpoint and
 of the data set, and uses every core; no server is needed."""
@@ -141,6 +140,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, then print and write the metrics."""
+    from tqdm import tqdm
+
+    from dglkge.inference.run import open_run  # here: --help does without torch
+
     protocol = Protocol(
         split=args.triples or args.split or TEST,
         filtered=not args.raw,
@@ -227,6 +230,8 @@ def _judge(
     found: dict[str, Any] = {}
     if not args.classify and not args.calibrate:
         return found
+    from dglkge.inference.truth import calibrate, calibration_quality, classify
+
     known = model.known_triples(also_known)
     if args.classify:
         found["classification"] = classify(model, triples, known, args.seed, negatives).to_dict()

@@ -12,11 +12,9 @@ from dglkge.cli.common import (
     print_columns,
     print_json,
 )
-from dglkge.inference.export import FORMATS
-from dglkge.inference.run import open_run
+from dglkge.inference.choices import EXPORT_FORMATS
 from dglkge.model.comparators import METRICS
 
-HELP = "write the embeddings for other programs: npy, Parquet, faiss, LanceDB, the Hugging Face hub and more"
 DESCRIPTION = """Write the rows of every table, in the order of the data set's ids.
   npy         {table}.npy (n, D) float32, and the names in {table}.names.txt
   parquet     {table}.parquet with columns name, type and embedding, for DuckDB, Polars and others
@@ -43,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     add_run_argument(parser)
     add_verify_argument(parser)
-    parser.add_argument("--format", required=True, choices=sorted(FORMATS), help="format of the files")
+    parser.add_argument("--format", required=True, choices=EXPORT_FORMATS, help="format of the files")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the files")
     parser.add_argument(
         "--table",
@@ -69,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the files and print a list of them."""
+    from dglkge.inference.run import open_run  # here: --help does without torch
+
     model = open_run(args.run, verify=not args.no_verify)
     output = Path(args.output)
     written = model.export(args.format, output, args.table, args.overwrite, args.max_rows, args.metric)

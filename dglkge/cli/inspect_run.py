@@ -6,9 +6,7 @@ import argparse
 from typing import Any
 
 from dglkge.cli.common import add_run_argument, human_bytes, print_columns, print_json, print_text
-from dglkge.inference.run import open_run
 
-HELP = "show a checkpoint's version, progress, model, tables and files"
 DESCRIPTION = """Show a checkpoint's version, progress, model, tables and files.
 With --verify, read every file and compare it with its checksum."""
 EXAMPLES = """examples:
@@ -27,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Describe the checkpoint and print."""
+    from dglkge.inference.run import open_run  # here: --help does without torch
+
     # verify=False: inspect compares all files itself, once, if that is wanted.
     report = open_run(args.run, verify=False).inspect(args.verify)
     if args.json:

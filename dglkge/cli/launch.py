@@ -18,7 +18,7 @@ from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError, exit_status_of
-from dglkge.launch.arguments import parse_arguments
+from dglkge.launch.arguments import build_parser, parse_arguments
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
 from dglkge.launch.local_site import find_unreadable_arguments, write_job_files
@@ -72,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _launch(argv: Sequence[str], console: Console) -> int:
     """Check that the job can run, run it, and restart it as often as allowed."""
     options, command = parse_arguments(argv)
+    if options.print_completion:
+        console.summary(_completion_script(options.print_completion).rstrip("\n"))
+        return 0
     workspace = Path(options.workspace).resolve()
     # With --sync relative paths are on this machine, from which files are copied; else in the workspace,
     # which all machines see.
@@ -107,6 +110,16 @@ def _launch(argv: Sequence[str], console: Console) -> int:
         result = run_with_restarts(run, options.max_restarts, console.message)
     _conclude(result, console, options.json)
     return result.status
+
+
+def _completion_script(shell: str) -> str:
+    """Return the script that makes a shell complete the options, the script and its files."""
+    from dglkge.cli.completion import completion_script
+
+    parser = build_parser()
+    parser.add_argument("script", metavar="FILE", help="the script")
+    parser.add_argument("args", metavar="FILE", nargs=argparse.REMAINDER, help="its arguments")
+    return completion_script(parser, shell)
 
 
 @dataclass(frozen=True)

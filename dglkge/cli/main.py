@@ -3,50 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from dglkge import __version__
-from dglkge.cli import (
-    checkpoint,
-    evaluate,
-    export,
-    inspect_run,
-    partition,
-    plan,
-    predict,
-    quality,
-    recipes,
-    report,
-    score,
-    serve,
-    show_config,
-    similar,
-    train,
-    tune,
-)
-from dglkge.cli.common import add_import_argument, flush_output, run_command
-from dglkge.registry import import_modules
+from dglkge.cli.common import COMPLETED_SHELLS, add_import_argument, flush_output, print_text, run_command
 
 COMMANDS = {
-    "partition": partition,
-    "config": show_config,
-    "recipes": recipes,
-    "train": train,
-    "evaluate": evaluate,
-    "predict": predict,
-    "score": score,
-    "similar": similar,
-    "serve": serve,
-    "export": export,
-    "quality": quality,
-    "report": report,
-    "inspect": inspect_run,
-    "checkpoint": checkpoint,
-    "plan": plan,
-    "tune": tune,
+    "partition": ("partition", "turn triples into a data set folder with DGL partitions"),
+    "config": ("show_config", "every field of a configuration with its default and help"),
+    "recipes": ("recipes", "the configurations that ship, by name"),
+    "train": ("train", "train a configuration: dglkge-launch with a script that is in the package"),
+    "evaluate": (
+        "evaluate",
+        "rank the true answers of a split, or of a file, among all entities of the right type",
+    ),
+    "predict": ("predict", "complete a triple: the best tails, heads or relations of the two parts given"),
+    "score": ("score", "score given triples"),
+    "similar": ("similar", "the entities most similar to an entity, by cosine"),
+    "serve": ("serve", "explore a trained model in the browser"),
+    "export": (
+        "export",
+        "write the embeddings for others: npy, Parquet, faiss, LanceDB, the Hugging Face hub and more",
+    ),
+    "quality": (
+        "quality",
+        "show a data set's repeated triples, leaks into valid and test, unseen names, degrees",
+    ),
+    "report": ("report", "one HTML page about a run, or about several side by side"),
+    "inspect": ("inspect_run", "show a checkpoint's version, progress, model, tables and files"),
+    "checkpoint": ("checkpoint", "inspect, verify or convert a checkpoint"),
+    "plan": ("plan", "estimate memory, /dev/shm, disk and time of a configuration"),
+    "tune": ("tune", "search for good settings: many trials on small subgraphs, few on large ones"),
 }
+"""Command: its module in :mod:`dglkge.cli`, and its line of help: ``dglkge --help`` imports no command."""
 
 DESCRIPTION = """Make data sets, train embeddings, and evaluate, query, export and inspect trained models.
 All but train and tune only read and write files; no server runs."""
@@ -56,26 +49,49 @@ Scripts of your own train under dglkge-launch; examples/train.py is the one to c
   dglkge-launch --num_trainers 2 examples/train.py --config examples/fb15k237/complex.yaml"""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser of all commands."""
+def build_parser(with_arguments: Collection[str]) -> argparse.ArgumentParser:
+    """Build the parser of all commands.
+
+    Parameters
+    ----------
+    with_arguments : collection of str
+        Commands that are imported and declare their arguments. The others are only known by name.
+    """
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="dglkge", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw
     )
     parser.add_argument("--version", action="version", version=f"dglkge {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        choices=COMPLETED_SHELLS,
+        action=_PrintCompletion,
+        help="print a script that makes a shell complete dglkge, and exit",
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
-        command = commands.add_parser(
-            name,
-            help=module.HELP,
-            description=module.DESCRIPTION,
-            epilog=module.EXAMPLES,
-            formatter_class=raw,
-        )
-        module.add_arguments(command)
-        add_import_argument(command)
-        command.set_defaults(run_module=module)
+    for name, (module_name, help_line) in COMMANDS.items():
+        command = commands.add_parser(name, help=help_line, formatter_class=raw)
+        if name in with_arguments:
+            module = _module(module_name)
+            command.description, command.epilog = module.DESCRIPTION, module.EXAMPLES
+            module.add_arguments(command)
+            add_import_argument(command)
     return parser
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the completion script of all commands and exits."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+        from dglkge.cli.completion import completion_script
+
+        print_text(completion_script(build_parser(COMMANDS), given[1]))
+        parser.exit()
+
+
+def _module(name: str) -> Any:
+    """Import the module of a command."""
+    return importlib.import_module(f"dglkge.cli.{name}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -93,20 +109,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # The library logs to stderr; stdout is left to the result, which may be JSON.
     logging.basicConfig(level=logging.WARNING, format="dglkge: %(message)s")
-    return run_command("dglkge", lambda: _run(argv))
+    return run_command("dglkge", lambda: _run(sys.argv[1:] if argv is None else argv))
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str]) -> int:
     """Parse the arguments and run the command that they name."""
+    # No option before a command takes a value, so its name is the first word that is not an option.
+    name = next((word for word in argv if not word.startswith("-")), "")
     try:
-        args = build_parser().parse_args(argv)
+        args = build_parser([name]).parse_args(argv)
     except SystemExit:
         flush_output()  # the text of --help, whose reader may have exited
         raise
     # Suppressed defaults: the attribute is missing where the option was not given.
     args.imports = getattr(args, "imports", [])
-    import_modules(args.imports)
-    return args.run_module.run(args)
+    if args.imports:
+        from dglkge.registry import import_modules
+
+        import_modules(args.imports)
+    return _module(COMMANDS[name][0]).run(args)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-HELP = "turn triples into a data set folder with DGL partitions"
 DESCRIPTION = "Turn triples (head, relation, tail) into a data set folder that dglkge trains from."
 EXAMPLES = """\
 examples:

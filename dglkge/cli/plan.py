@@ -17,9 +17,7 @@ from dglkge.launch.process_plan import MOST_DEFAULT_TRAINERS
 from dglkge.planning.epoch_time import Rates, epoch_seconds
 from dglkge.planning.host import HostMemory, host_memory, installed_base, misfits
 from dglkge.planning.memory import PlannedHost, plan_memory
-from dglkge.training.components import check_config, check_machines
 
-HELP = "estimate memory, /dev/shm, disk and time of a configuration"
 DESCRIPTION = """Estimate what training a configuration needs on each machine: tables, optimizer state, edges,
 buffers, libraries, /dev/shm, disk for the checkpoint, and the time of an epoch. Nothing is started.
 Exit status 2 if it does not fit into this machine or cannot be trained."""
@@ -45,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, measure this machine, and print."""
+    from dglkge.training.components import check_config, check_machines  # here: --help does without torch
+
     config = load_config(args.config, args.set, args.imports)
     # Mistakes in the configuration first: the measurement below takes a second.
     check_config(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dglkge.cli.common import (
     add_dataset_argument,
@@ -16,11 +16,11 @@ from dglkge.cli.common import (
 )
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
-from dglkge.inference.named_queries import MISSING, read_queries
-from dglkge.inference.run import Run, open_run
-from dglkge.inference.search import Known
+from dglkge.inference.choices import MISSING, Known
 
-HELP = "complete a triple: the best tails, heads or relations of the two parts given"
+if TYPE_CHECKING:
+    from dglkge.inference.run import Run
+
 DESCRIPTION = """Complete a triple: the best tails of (head, relation, ?), heads of (?, relation, tail) or
 relations of (head, ?, tail). An answer that the data set contains is marked with its split."""
 EXAMPLES = """examples:
@@ -68,6 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict and print."""
+    from dglkge.inference.run import open_run  # here: --help does without torch
+
     queries, places = _queries(args)
     # The queries are read first: a mistake in them is found before the files are opened.
     model = open_run(args.run, args.dataset, verify=not args.no_verify)
@@ -96,6 +98,8 @@ def _queries(args: argparse.Namespace) -> tuple[list[Query], list[str]]:
     if args.input is not None:
         if given != (None, None, None):
             raise InputError("give either --input or one query, not both")
+        from dglkge.inference.named_queries import read_queries
+
         return read_queries(Path(args.input))
     if given.count(None) != 1:
         raise InputError(

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
-
 from dglkge.cli.common import print_json, print_text
-from dglkge.data.dataset import Dataset
-from dglkge.partition.report import print_quality
 
-HELP = "show a data set's repeated triples, leaks into valid and test, unseen names, degrees"
 DESCRIPTION = """Show the quality of a data set: repeated triples, triples of valid and test that train gives
 away, names that train lacks, inverse and duplicate relations, degrees, connected components.
 dglkge partition prints the same; docs/data-quality.md explains each figure."""
@@ -27,6 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or read what was measured, and print."""
+    from rich.console import Console  # here: --help does without pandas
+
+    from dglkge.data.dataset import Dataset
+    from dglkge.partition.report import print_quality
+
     quality = Dataset.open(args.dataset).quality()
     if args.json:
         print_json(quality)

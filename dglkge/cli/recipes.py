@@ -8,7 +8,6 @@ from dglkge.cli.common import print_columns, print_json, print_text
 from dglkge.config import load_config
 from dglkge.config.recipes import recipe_file, recipe_files
 
-HELP = "the configurations that ship, by name"
 DESCRIPTION = (
     """List the configurations that ship, or print one of them. docs/quality.md has their MRR and time."""
 )

@@ -19,7 +19,6 @@ from dglkge.cli.common import (
 from dglkge.data.dataset_files import SPLITS, TEST
 from dglkge.errors import InputError
 
-HELP = "one HTML page about a run, or about several side by side"
 DESCRIPTION = """Write one HTML page about a run, or about several side by side: data set, learning curves,
 ranking by relation, side and category, best and worst relations with predictions, a map of the entities, time
 and memory, partitions, configuration. The page needs no network; a phone and a printer show it too.

@@ -17,9 +17,7 @@ from dglkge.cli.common import (
 )
 from dglkge.data.text_format import ROLES, parse_columns, parse_delimiter
 from dglkge.errors import InputError
-from dglkge.inference.run import open_run
 
-HELP = "score given triples"
 DESCRIPTION = """Score the triples of a file. Higher is more plausible; only probabilities, which dglkge
 evaluate --calibrate fits, can be compared between relations. Where a name is unknown, the line says so."""
 EXAMPLES = """examples:
@@ -49,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     import pandas as pd  # here: it takes half a second, which --help need not
 
     from dglkge.data.triples import places_of_rows, read_chunks
+    from dglkge.inference.run import open_run
 
     path, columns = Path(args.input), parse_columns(args.columns)
     delimiter = parse_delimiter(args.delimiter) if args.delimiter is not None else None

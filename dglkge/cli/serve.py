@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 from typing import Optional
 
-import torch
-
 from dglkge.cli.common import (
     add_dataset_argument,
     add_run_argument,
@@ -20,10 +18,8 @@ from dglkge.cli.common import (
     print_text,
 )
 from dglkge.errors import InputError
-from dglkge.inference.run import open_run
 from dglkge.launch.stop_signals import StoppedBySignal, stop_signals_raised
 
-HELP = "explore a trained model in the browser"
 DESCRIPTION = """Serve a page to search entities, their known and predicted triples and similar entities, and
 REST under the same address: /predict, /score, /similar, /entities, /relations, /triples, described by
 /openapi.json. It runs until Ctrl-C or SIGTERM."""
@@ -93,6 +89,9 @@ def _serve(args: argparse.Namespace) -> int:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise InputError(f"dglkge serve needs {error.name}: pip install 'dglkge[serve]'") from None
+    import torch
+
+    from dglkge.inference.run import open_run
     from dglkge.serving.app import ModelCalls, create_app
     from dglkge.serving.explorer import Explorer
     from dglkge.serving.guard import HostNames

@@ -16,7 +16,6 @@ from dglkge.config import load_config
 from dglkge.config.schema import Config, field_table
 from dglkge.errors import InputError
 
-HELP = "every field of a configuration with its default and help"
 DESCRIPTION = """Print every field of a configuration with its default and help, as YAML that can be edited,
 or the fields of a run or of a file that differ from the defaults."""
 EXAMPLES = """examples:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 
 from dglkge.cli.common import add_run_argument, add_verify_argument, print_columns, print_json, print_text
-from dglkge.inference.run import open_run
 
-HELP = "the entities most similar to an entity, by cosine"
 DESCRIPTION = "Show the entities of the same type whose rows have the greatest cosine with an entity's row."
 EXAMPLES = """examples:
   dglkge similar runs/demo --entity Alice
@@ -30,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search and print."""
+    from dglkge.inference.run import open_run  # here: --help does without torch
+
     model = open_run(args.run, verify=not args.no_verify)
     # Similar entities are searched within one type, so an ambiguous name is an error.
     entity_type = model.type_of(args.entity, args.type)

@@ -19,7 +19,6 @@ SCRIPT = "dglkge.cli.training_script"
 THIS_MACHINE = "127.0.0.1"
 """Its address in an ip_config.txt of one machine, without SSH."""
 
-HELP = "train a configuration: dglkge-launch with a script that is in the package"
 DESCRIPTION = """Train a configuration with servers and trainers on this machine, or on those of an
 ip_config.txt. The same command again goes on from the last commit. dglkge-launch has more options, and runs
 scripts of your own."""

@@ -6,18 +6,10 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from tqdm import tqdm
-
 from dglkge.cli.common import print_columns, print_json, print_text
 from dglkge.errors import InputError
-from dglkge.launch.stop_signals import stop_signals_raised
 from dglkge.registry import import_modules
-from dglkge.training.components import check_config
-from dglkge.tuning.space import load_space
-from dglkge.tuning.trial_process import Trainer
-from dglkge.tuning.tune import Tuning, plan_row
 
-HELP = "search for good settings: many trials on small subgraphs, few on large ones"
 DESCRIPTION = """Search for good settings in a space (a YAML file). Many trials train few epochs on a small
 k-core of the graph, the best of them longer on a larger one, and the winner trains on the whole graph (GraSH:
 Kochsiek et al. 2022). The plan, with its cost in full trainings, is printed first. Each trial is a
@@ -60,6 +52,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, search and print."""
+    # Here: --help does without torch and pandas.
+    from tqdm import tqdm
+
+    from dglkge.launch.stop_signals import stop_signals_raised
+    from dglkge.training.components import check_config
+    from dglkge.tuning.space import load_space
+    from dglkge.tuning.trial_process import Trainer
+    from dglkge.tuning.tune import Tuning, plan_row
+
     if args.num_trainers < 0:
         raise InputError(f"--num_trainers must be at least 0, got {args.num_trainers}")
     import_modules(args.imports)

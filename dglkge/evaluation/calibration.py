@@ -16,6 +16,9 @@ RIDGE = 1e-12
 """Of Lin, Lin and Weng 2007, algorithm 1: limit of iterations, shortest step, and addition to the Hessian's
 diagonal."""
 
+CORRUPTIONS_EACH = 10
+"""Default number of false triples drawn for each side of a true one to fit probabilities."""
+
 NUM_BINS = 10
 """Bins of the expected calibration error."""
 

@@ -18,9 +18,10 @@ from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.triple_scores import score_triples
 from dglkge.inference.calibration import Calibration
+from dglkge.inference.choices import MISSING, Known
 from dglkge.inference.dglke_files import Tables
-from dglkge.inference.named_queries import MISSING, NamedAnswer, NamedQuery, Prediction, resolve
-from dglkge.inference.search import Known, LinkQuery
+from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
+from dglkge.inference.search import LinkQuery
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import Side
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
+from dglkge.inference.choices import MISSING
 from dglkge.inference.search import LinkQuery
 from dglkge.typing import Side
-
-MISSING = "?"
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,13 @@ from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.calibration import Calibration
+from dglkge.inference.choices import Known
 from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, Tables, is_dglke
 from dglkge.inference.export import export_tables
 from dglkge.inference.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.metrics_files import all_results, read_metrics
 from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
-from dglkge.inference.search import Answer, Known, LinkPredictor, LinkQuery, most_similar
+from dglkge.inference.search import Answer, LinkPredictor, LinkQuery, most_similar
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.registry import recorded_imports
 from dglkge.typing import RELATION, RowShard

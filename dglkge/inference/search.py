@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from torch.nn.functional import normalize
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
+from dglkge.inference.choices import Known
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RELATION, Relation, RowShard, RowSource, Side
 
@@ -67,14 +67,6 @@ class TopAnswers:
         exactly the score of place k, which of them is returned is undefined.
         """
         return self._scores, self._ids
-
-
-class Known(enum.Enum):
-    """Treatment of answers that the data set already contains."""
-
-    MARK = "mark"
-    DROP = "drop"
-    KEEP = "keep"
 
 
 @dataclass(frozen=True)

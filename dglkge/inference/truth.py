@@ -11,6 +11,7 @@ from dglkge.data.dataset_files import TRAIN, VALID
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import (
+    CORRUPTIONS_EACH,
     METHODS,
     balanced_weights,
     calibration_metrics,
@@ -22,9 +23,6 @@ from dglkge.evaluation.triple_scores import score_triples
 from dglkge.inference.calibration import Calibration
 from dglkge.inference.run import Run
 from dglkge.typing import Side
-
-CORRUPTIONS_EACH = 10
-"""Default number of false triples drawn for each side of a true one to fit probabilities."""
 
 
 def classify(

@@ -105,6 +105,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="time for servers to leave after the trainers, or the reverse (default: 30)")  # fmt: skip
     add("--json", action="store_true", help="print a summary as the last line of stdout")
     add("--dry_run", action="store_true", help="print every command with its environment; start nothing")
+    add("--print_completion", choices=("bash", "zsh", "tcsh"),
+        help="print a script that makes a shell complete dglkge-launch, and exit")  # fmt: skip
     return parser
 
 
@@ -121,7 +123,8 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple
     options : argparse.Namespace
         ``extra_envs`` is a dict.
     command : tuple of str
-        The script and its arguments, or ``-m``, a module and its arguments.
+        The script and its arguments, or ``-m``, a module and its arguments. May be empty with
+        ``--print_completion``.
 
     Raises
     ------
@@ -132,9 +135,9 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple
     own, command = _split(parser, arguments)
     options = parser.parse_args(own)
     options.extra_envs = dict(options.extra_envs)
-    if not command:
+    if not command and not options.print_completion:
         raise InputError("no script was given; expected: dglkge-launch [options] script.py args...")
-    if command[0] == "-m" and len(command) == 1:
+    if command == ("-m",):
         raise InputError("-m needs a module: dglkge-launch [options] -m package.module args...")
     return options, command
 

@@ -14,9 +14,9 @@ import pandas as pd
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
+from dglkge.inference.choices import Known
 from dglkge.inference.frames import calibrated_curve
 from dglkge.inference.run import Run
-from dglkge.inference.search import Known
 from dglkge.serving.names import NameIndex
 from dglkge.serving.neighbours import Neighbours
 from dglkge.typing import Side

@@ -13,8 +13,8 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
+from dglkge.inference.choices import Known
 from dglkge.inference.named_queries import NamedQuery
-from dglkge.inference.search import Known
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
 

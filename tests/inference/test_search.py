@@ -10,7 +10,8 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.inference import search
-from dglkge.inference.search import Known, LinkPredictor, LinkQuery, TopAnswers
+from dglkge.inference.choices import Known
+from dglkge.inference.search import LinkPredictor, LinkQuery, TopAnswers
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
 from tests.checkpoint.toy_checkpoint import RELATION_WIDTH, TWO_PAIRS, save_toy, toy_meta, toy_tables

@@ -40,6 +40,9 @@ PRELOADED = (
     "dglkge.cli.launch",
     "dglkge.cli.main",
     "dglkge.cli.common",
+    "dglkge.inference.import_tables",
+    "dglkge.inference.truth",
+    "dglkge.tuning.tune",
 )
 RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT, signal.SIGCHLD)
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15

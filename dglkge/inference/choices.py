@@ -1,0 +1,25 @@
+"""Names that commands offer as choices. Light: ``dglkge predict --help`` needs neither torch nor pandas."""
+
+from __future__ import annotations
+
+import enum
+
+MISSING = "?"
+"""Stands for the missing part of a query in files and messages."""
+
+EXPORT_FORMATS = (
+    *("dglke", "faiss", "huggingface", "lancedb", "npy", "parquet", "projector", "safetensors", "tsv"),
+    "word2vec",
+)
+"""Formats that :mod:`dglkge.inference.export` writes, sorted."""
+
+IMPORT_FORMATS = ("dglke", "npy", "parquet", "safetensors", "word2vec")
+"""Formats that :mod:`dglkge.inference.import_tables` reads, sorted."""
+
+
+class Known(enum.Enum):
+    """Treatment of answers that the data set already contains."""
+
+    MARK = "mark"
+    DROP = "drop"
+    KEEP = "keep"

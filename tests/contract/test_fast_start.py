@@ -1,0 +1,50 @@
+"""A command imports what it needs when it needs it: help, version and lists of settings are immediate."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dglkge.cli.main import COMMANDS
+from dglkge.inference import choices
+from tests.contract.source_tree import ROOT
+
+HEAVY = ("torch", "pandas", "dgl", "pyarrow", "numba", "scipy", "h5py")
+PROGRAM = f"""
+import contextlib, io, json, sys
+from dglkge.cli.main import main
+found = {{}}
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main(words)
+    found[" ".join(words)] = [name for name in {HEAVY!r} if name in sys.modules]
+print(json.dumps(found))
+"""
+
+
+def heavy_after(calls: list[list[str]]) -> dict[str, list[str]]:
+    """Run commands in one new process; returns the heavy packages that are loaded after each."""
+    command = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
+    return json.loads(done.stdout)
+
+
+def test_help_and_lists_import_no_heavy_package():
+    calls = [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)]
+    calls += [["checkpoint", "convert", "--help"], ["config"], ["recipes"], ["--print-completion", "bash"]]
+    found = heavy_after(calls)
+    assert len(found) == len(calls) and not {call: names for call, names in found.items() if names}
+
+
+def test_what_is_measured_can_be_found(tmp_path):
+    """A command that reads a run does load torch, so the test above is not blind."""
+    assert "torch" in heavy_after([["inspect", str(tmp_path)]])[f"inspect {tmp_path}"]
+
+
+@pytest.mark.parametrize("module, names", [("export", "EXPORT_FORMATS"), ("import_tables", "IMPORT_FORMATS")])
+def test_formats_of_the_choices_are_those_of_the_code(module, names):
+    found = __import__(f"dglkge.inference.{module}", fromlist=["FORMATS"]).FORMATS
+    assert list(getattr(choices, names)) == sorted(found)
