@@ -13,7 +13,7 @@ EXPORT_FORMATS = (
 )
 """Formats that :mod:`dglkge.inference.export` writes, sorted."""
 
-IMPORT_FORMATS = ("dglke", "npy", "parquet", "safetensors", "word2vec")
+IMPORT_FORMATS = ("dglke", "npy", "parquet", "safetensors", "tsv", "word2vec")
 """Formats that :mod:`dglkge.inference.import_tables` reads, sorted."""
 
 
