@@ -169,6 +169,7 @@ def make(arguments: argparse.Namespace) -> None:
     # Imported late, so that --help is quick.
     from rich.console import Console
 
+    from dglkge.data.dataset_files import Field
     from dglkge.data.text_format import parse_columns, parse_delimiter
     from dglkge.errors import DglkgeError, InputError
     from dglkge.partition.make_dataset import Options, partition_files
@@ -213,7 +214,7 @@ def make(arguments: argparse.Namespace) -> None:
         if arguments.json:
             sys.stdout.write(json.dumps(figures, indent=1) + "\n")
         else:
-            sys.stdout.writelines(f"{note}\n" for note in figures["input"]["notes"])
+            sys.stdout.writelines(f"{note}\n" for note in figures[Field.INPUT]["notes"])
             print_figures(figures, Console())
             print_quality(figures["quality"], Console())
             dropped = [f"{count:,} of {split}" for split, count in figures["dropped_leaks"].items()]

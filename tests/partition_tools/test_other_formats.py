@@ -142,10 +142,12 @@ def test_pykeen_quotes(tmp_path):
 
 
 def test_a_folder_with_tables_is_read_as_before(tmp_path):
-    """An entity2id.txt beside triples of names is not read."""
-    folder = openke(tmp_path / "d", suffix=".ids")
+    """OpenKE's files beside triples of names are read if the user says so."""
+    folder = openke(tmp_path / "d")
     (folder / "train.txt").write_text("a\tb\tc\n")
     assert find_input([folder], Options()).title == "tab-separated text"
+    source, reading = read(folder, format="openke")
+    assert source.line.endswith("OpenKE's files (as --format says)") and names(reading) == TRAIN
 
 
 def edit(path, old, new):
@@ -262,7 +264,7 @@ def test_graphml_without_relations_and_with_ids(tmp_path):
 
 
 GRAPHML_ERRORS = [
-    ("</edge>", "</node>", {}, "g.graphml:12: column 17: mismatched tag .read as GraphML"),
+    ("</edge>", "</node>", {}, "g.graphml:12: column 24: mismatched tag .read as GraphML"),
     ('<data key="d2">home of</data>', "", {}, "g.graphml:13: the edge from 'n1' to 'n0' has no 'label'"),
     ('target="n1"', "", {}, "g.graphml:11: the <edge> has no 'target'"),
     ("graphml", "gexf", {}, "g.graphml:.*"),

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
+from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.errors import InputError
 from dglkge.partition.inputs import Options
 from dglkge.partition.make_dataset import partition_files
 from dglkge.partition.readers.find import find_input, read_input, take_types
 from dglkge.partition.readers.options import ReadingOptions
-from dglkge.partition.readers.rdf import NUMBERS_FILE
 from tests.partition_tools.reading_back import named_triples
 
 pytest.importorskip("pyoxigraph", reason="RDF is read by pyoxigraph, the extra rdf")
@@ -173,7 +173,7 @@ def test_literal_with_line_ends_quotes_and_an_unknown_datatype(tmp_path):
 def test_numbers_go_to_a_file_in_the_dataset(tmp_path, build_here):
     path = write(tmp_path / "t.ttl", TURTLE + "ex:nobody ex:age 3 .\n")
     figures = partition_files([path], tmp_path / "out", Options(reading=ReadingOptions(literals="numeric")))
-    rows = (tmp_path / "out" / NUMBERS_FILE).read_text().splitlines()
+    rows = (tmp_path / "out" / NUMERIC_LITERALS).read_text().splitlines()
     assert rows == ["ex:rome\tex:population\t2873000", "ex:italy\tex:area\t301230.5"]
     # NaN is no number, and ex:nobody is in no triple with another entity.
     expected = {"policy": "numeric", "seen": 7, "numeric": 3, "written": 2}

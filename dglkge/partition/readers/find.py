@@ -173,6 +173,9 @@ def _id_folder(folders: Sequence[Path], wanted: Format | None) -> Source | None:
     for name in names:
         found = None
         if len(folders) == 1 and name in _FOLDERS:
+            # A table called train is read, as it always was; DGL-KE's own is one.
+            if wanted is None and name != "dglke" and _has_train_table(folders[0]):
+                continue
             found = _FOLDERS[name](folders[0])
         elif name == "pykeen" and all((folder / PYKEEN_TRIPLES).is_file() for folder in folders):
             found = pykeen_folder(_splits_of_folders(folders))
@@ -180,6 +183,11 @@ def _id_folder(folders: Sequence[Path], wanted: Format | None) -> Source | None:
             files = {split: [(path, FORMATS[name])] for split, path in found.files.items()}
             return Source(files, "files" if wanted is None else "format", found)
     return None
+
+
+def _has_train_table(folder: Path) -> bool:
+    kinds = [format_by_name(path) for path in folder.iterdir() if split_of(path) == TRAIN and path.is_file()]
+    return any(kind is not None and kind.family == TABLE for kind in kinds)
 
 
 def _splits_of_folders(folders: Sequence[Path]) -> dict[str, Path]:

@@ -181,7 +181,7 @@ _XML_ROOT = re.compile(r"<(?:\w+:)?graphml[\s>]")
 
 
 def _text_format_of(text: str) -> str | None:
-    if _XML_ROOT.search(text):
+    if text.lstrip().startswith("<") and _XML_ROOT.search(text):
         return "graphml"
     # Comments and empty lines stand before the first statement of many files.
     lines = [line for line in map(str.strip, text.split("\n")) if line and not line.startswith("#")]

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import pandas as pd
 
+from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError, StorageError
 from dglkge.partition.ingest import IdTriples, ingest_names
@@ -19,9 +20,6 @@ from dglkge.partition.readers.formats import READ_ERRORS, Format, bare_name, for
 from dglkge.partition.readers.options import DEFAULT_GRAPH, ReadingOptions
 from dglkge.partition.readers.prefixes import WELL_KNOWN, PrefixTable
 from dglkge.partition.readers.reading import CHUNK_ROWS, Reading, Watch, name_chunk, renamed
-
-NUMBERS_FILE = "numeric_literals.tsv"
-"""In the data set's folder: entity, attribute and value of each numeric literal."""
 
 MAX_GRAPHS = 100_000
 """Named graphs are counted up to here: some collections have one for each triple."""
@@ -153,7 +151,7 @@ class _RdfReader:
             figures["literals"]["numeric"] = self._counts["numbers"]
 
             def write(folder: Path, names: Sequence[str]) -> None:
-                num_written = _write_numbers(numbers, folder / NUMBERS_FILE, table, set(names))
+                num_written = _write_numbers(numbers, folder / NUMERIC_LITERALS, table, set(names))
                 figures["literals"]["written"] = num_written
 
             reading.write_side_files = write
@@ -281,7 +279,7 @@ class _RdfReader:
         elif literals and self._options.literals == "numeric":
             notes.append(
                 f"{literals:,} triples with literals dropped, {counts['numbers']:,} of them numbers for "
-                f"{NUMBERS_FILE}"
+                f"{NUMERIC_LITERALS}"
             )
         elif literals:
             notes.append(f"{literals:,} triples with literals dropped (see --literals)")
