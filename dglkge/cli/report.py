@@ -74,7 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_dataset_argument(parser)
     add_verify_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON; no page is written")
+    parser.add_argument(
+        "--json", action="store_true", help="print the figures as JSON; the page only with --output"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         points=args.points,
         projection=args.projection,
     )
-    target = None if args.json else _target(args)
+    target = None if args.json and args.output is None else _target(args)
     if target is not None:
         check_installed()
     bars: dict[str, tqdm] = {}
@@ -105,22 +107,27 @@ def run(args: argparse.Namespace) -> int:
             bars[what].update(done - bars[what].n)
 
         figures = collect(args.runs, choices, args.dataset, not args.no_verify, show)
-    if target is None:
+    if target is not None:
+        page = render(figures)
+        write_text(target, page)
+    if args.json:
         print_json(figures)
-        return 0
-    page = render(figures)
-    write_text(target, page)
-    print_text(f"written to {target}, {human_bytes(len(page.encode('utf-8')))}")
+    elif target is not None:
+        print_text(f"written to {target}, {human_bytes(target.stat().st_size)}")
     return 0
 
 
 def _target(args: argparse.Namespace) -> Path:
     """Return the path of the page, which may be written."""
+    from dglkge.report.learning_curves import records_folder  # here: it imports numpy
+
     if args.output is None and len(args.runs) > 1:
         raise InputError(f"a page of {len(args.runs)} runs belongs to none of them: say with --output where")
-    target = Path(args.runs[0]) / PAGE if args.output is None else Path(args.output)
-    if args.output is None and not target.parent.is_dir():
-        raise InputError(f"{target.parent} does not exist; expected the folder of a run")
+    run = Path(args.runs[0])
+    if args.output is None and not run.is_dir():
+        raise InputError(f"{run} does not exist; expected the folder of a run")
+    # Beside a checkpoint, not in it: its files are listed in a manifest.
+    target = records_folder(run) / PAGE if args.output is None else Path(args.output)
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}")
     if target.is_dir():

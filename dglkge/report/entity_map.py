@@ -18,6 +18,23 @@ PERPLEXITY = 30
 """Of t-SNE, its usual value; smaller where there are fewer than 91 entities, of which it takes a third."""
 
 
+def check_installed() -> None:
+    """Refuse to begin without scikit-learn.
+
+    Raises
+    ------
+    InputError
+        With the command that installs it.
+    """
+    try:
+        import sklearn  # noqa: F401
+    except ImportError:
+        raise InputError(
+            "the map of entities needs scikit-learn, which is not installed: pip install 'dglkge[report]', "
+            "or leave the map out with --points 0"
+        ) from None
+
+
 def degrees(dataset: Dataset) -> dict[str, np.ndarray]:
     """Return the number of training triples of each entity, by type and original id."""
     found = {name: np.zeros(dataset.num_entities(name), np.int64) for name in dataset.entity_types}
@@ -77,13 +94,10 @@ def project(rows: np.ndarray, method: str, seed: int = 0) -> tuple[np.ndarray, l
     InputError
         If scikit-learn is not installed, or rows are not finite.
     """
-    try:
-        from sklearn.decomposition import PCA
-        from sklearn.manifold import TSNE
-    except ImportError:
-        raise InputError(
-            "the map of entities needs scikit-learn: pip install 'dglkge[report]', or --points 0"
-        ) from None
+    check_installed()
+    from sklearn.decomposition import PCA
+    from sklearn.manifold import TSNE
+
     if not np.isfinite(rows).all():
         raise InputError(
             "rows of entities are not finite: the run has diverged; --points 0 leaves the map out"

@@ -22,7 +22,7 @@ from dglkge.evaluation.metrics import SIDES, RankingResult
 from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.named_queries import NamedQuery
 from dglkge.inference.run import Run, open_run
-from dglkge.report.entity_map import METHODS, degrees, entity_map
+from dglkge.report.entity_map import METHODS, check_installed, degrees, entity_map
 from dglkge.report.learning_curves import learning_curves, read_lines, records_folder
 from dglkge.typing import Side
 
@@ -124,6 +124,8 @@ def collect(
         If a run or its data set cannot be opened, or two of the paths are the same.
     """
     labels = run_labels(paths)
+    if choices.points:
+        check_installed()
     # All are opened before the first is ranked, which may take minutes: a wrong path is found at once.
     runs = [open_run(path, dataset, verify) for path in paths]
     datasets: dict[str, dict[str, Any]] = {}

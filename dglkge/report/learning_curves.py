@@ -17,13 +17,15 @@ MOST_POINTS = 400
 
 
 def records_folder(run_folder: Path) -> Path:
-    """Return the folder with a run's records: for a snapshot, the run's that it was taken from.
+    """Return the folder with a run's records, for the folder of its checkpoint or of a snapshot too.
 
     Examples
     --------
-    >>> records_folder(Path("runs/demo/checkpoint/best"))
-    PosixPath('runs/demo')
+    >>> records_folder(Path("runs/demo/checkpoint/best")), records_folder(Path("runs/demo/checkpoint"))
+    (PosixPath('runs/demo'), PosixPath('runs/demo'))
     """
+    if run_folder.name == layout.CHECKPOINT_FOLDER:
+        return run_folder.parent
     inside = run_folder.parent.name == layout.CHECKPOINT_FOLDER and layout.is_snapshot(run_folder.name)
     return run_folder.parent.parent if inside else run_folder
 

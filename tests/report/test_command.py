@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from dglkge.cli.main import main
-from tests.report.conftest import HOSTILE
+from tests.report.toy_report import HOSTILE
 
 
 @pytest.fixture
@@ -100,12 +100,14 @@ def test_bad_input_is_one_line(call, runs, tmp_path, arguments, message):
     assert not (tmp_path / "page.html").exists()
 
 
-@pytest.mark.parametrize("package", ["plotly", "jinja2"])
+@pytest.mark.parametrize("package", ["plotly", "jinja2", "sklearn"])
 def test_a_missing_package_is_named_before_the_work(call, runs, tmp_path, monkeypatch, package):
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)
     status, out, err = call(runs.first, "--output", tmp_path / "page.html")
     assert (status, out) == (2, "")
-    expected = f"a report needs {package}, which is not installed: pip install 'dglkge[report]'"
-    assert err == f"dglkge: error: {expected}\n"
+    whats = {"sklearn": "the map of entities needs scikit-learn"}
+    expected = whats.get(package, f"a report needs {package}")
+    assert err.startswith(f"dglkge: error: {expected}, which is not installed: pip install 'dglkge[report]'")
+    assert err.count("\n") == 1

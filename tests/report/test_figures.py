@@ -12,7 +12,7 @@ import dglkge
 from dglkge.errors import InputError
 from dglkge.report.entity_map import chosen_entities, degrees, project
 from dglkge.report.figures import Choices, collect, configuration, run_labels
-from tests.report.conftest import HOSTILE
+from tests.report.toy_report import HOSTILE
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dglkge.report.learning_curves import MOST_POINTS, learning_curves, read_lines, thinned
-from tests.report.conftest import stats_lines
+from tests.report.toy_report import stats_lines
 
 
 def test_batches_that_were_trained_again_replace_the_earlier_ones():

@@ -70,12 +70,11 @@ def brightness(tab, selector: str, field: str) -> float:
 def test_everything_is_there_and_names_run_nothing(opened, screenshots):
     tab = opened(viewport={"width": 1280, "height": 900}, color_scheme="light")
     assert [tab.locator(f"section#{name} h2").count() for name in SECTIONS] == [1] * len(SECTIONS)
-    plots = tab.locator(".plot").count()
-    assert plots == tab.locator(".plot .main-svg").count() / 3 or plots <= tab.locator(".plot svg").count()
+    assert tab.locator(".plot").count() >= 10 and tab.locator(".plot:not(:has(.main-svg))").count() == 0
     assert tab.locator("#plot-loss .scatterlayer .trace").count() == 1  # the second run has no records
     assert tab.locator("#plot-map-0 .scatterlayer .trace").count() == 3
     assert tab.evaluate("window.broken") is None
-    assert tab.locator("#table-relations-0 tbody th", has_text="<i onclick=alert(1)>near</i>").count() == 2
+    assert tab.locator("#table-relations-0 tbody th", has_text="<i onclick=alert(1)>near</i>").count() >= 1
     # Hover shows a name literally.
     tab.evaluate("document.getElementById('plot-map-0').scrollIntoView()")
     tab.evaluate(
@@ -103,7 +102,7 @@ def test_a_click_sorts_a_table(opened):
     name = tab.locator("#table-relations-0 thead th").first
     name.get_by_role("button").click()
     assert heading.get_attribute("aria-sort") is None and name.get_attribute("aria-sort") == "ascending"
-    assert column(1)[-1].startswith("lives_in") or column(1) == sorted(column(1), key=str.casefold)
+    assert column(1)[0].startswith("<i onclick") and column(1).index("knows") < column(1).index("lives_in")
 
 
 def test_dark_and_paper(opened, screenshots):
