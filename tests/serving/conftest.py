@@ -57,6 +57,8 @@ def served(run_folder, token=None) -> Iterator[str]:
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
+        while not server.started and thread.is_alive():
+            thread.join(0.01)
         try:
             yield url_of(bound, "127.0.0.1")
         finally:
