@@ -86,5 +86,6 @@ $(VENV_PBG)/installed: setup.py
 # mkdocstrings reads the sources without importing them: neither DGL nor torch is needed.
 $(VENV_DOCS)/installed: setup.py
 	$(PYTHON) -m venv $(VENV_DOCS)
-	$(VENV_DOCS)/bin/python -m pip install -q $(PIP_FLAGS) 'mkdocs<2' mkdocs-material 'mkdocstrings[python]' pyyaml
+	$(VENV_DOCS)/bin/python -m pip install -q $(PIP_FLAGS) 'mkdocs<2' mkdocs-material 'mkdocstrings[python]' \
+	    nbconvert pyyaml
 	touch $@

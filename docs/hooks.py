@@ -1,4 +1,4 @@
-"""Pages of the documentation that are made from the code: the configuration reference and the API.
+"""Pages that are made from the code and from notebooks: the configuration reference, the API, the tutorials.
 
 MkDocs calls :func:`on_files` while it builds the site; neither DGL nor torch is imported.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -36,6 +37,10 @@ def on_files(files: Files, config: Any) -> Files:
     for name, (title, modules) in API.items():
         content = f"# {title}\n\n" + "\n\n".join(f"::: {module}" for module in modules) + "\n"
         files.append(File.generated(config, f"reference/{name}.md", content=content))
+    for path in sorted((Path(config["docs_dir"]) / "tutorials").glob("*.ipynb")):
+        # As Markdown, a notebook with its saved outputs looks like the other pages and loads nothing from elsewhere.
+        content, _ = MarkdownExporter().from_filename(str(path))
+        files.append(File.generated(config, f"tutorials/{path.stem}.md", content=content))
     return files
 
 

@@ -27,8 +27,8 @@ RECIPES = [
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel, built from a copy of the sources, so that the repository keeps no build folder."""
+def wheel_file(tmp_path_factory) -> Path:
+    """The wheel's file, built from a copy of the sources, so that the repository keeps no build folder."""
     copy = tmp_path_factory.mktemp("sources")
     for name in ("setup.py", "pyproject.toml", "LICENSE", "README.md"):
         if (ROOT / name).exists():
@@ -40,7 +40,13 @@ def wheel(tmp_path_factory):
     if done.returncode:
         pytest.fail(f"no wheel: {done.stderr}")
     (path,) = (copy / "dist").glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
+    return path
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file):
+    """The wheel, opened."""
+    with zipfile.ZipFile(wheel_file) as archive:
         yield archive
 
 

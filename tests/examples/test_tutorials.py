@@ -1,0 +1,52 @@
+"""The notebooks of docs/tutorials run from the first cell to the last, and their saved outputs are whole."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.toy_kg import REPOSITORY
+
+FOLDER = REPOSITORY / "docs" / "tutorials"
+NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
+NEEDS = {"turtle.ipynb": ("pyoxigraph", "dglkge.partition.readers")}
+"""Modules that not every installation has."""
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_notebook_runs(name, tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    for package in ("ipykernel", *NEEDS.get(name, ())):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # The kernel of this interpreter, whatever kernels the user has registered.
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
+    shutil.copy(FOLDER / name, tmp_path)
+    notebook = nbformat.read(tmp_path / name, as_version=4)
+    client = nbclient.NotebookClient(
+        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()  # raises at the first cell that fails
+    assert (tmp_path / "runs").is_dir()
+    codes = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    errors = [out for cell in codes for out in cell.outputs if out.get("name") == "stderr"]
+    assert not errors, errors
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_saved_outputs_are_shown_on_the_site(name):
+    notebook = json.loads((FOLDER / name).read_text(encoding="utf-8"))
+    codes = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in codes] == list(range(1, len(codes) + 1))
+    shown = json.dumps([cell["outputs"] for cell in codes])
+    assert "Traceback" not in shown and "/tmp/" not in shown and str(Path.home()) not in shown
+
+
+def test_there_are_tutorials():
+    assert "dataframe.ipynb" in NOTEBOOKS and importlib.util.find_spec("dglkge") is not None
