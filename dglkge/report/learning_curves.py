@@ -107,7 +107,7 @@ def thinned(points: Sequence[float], values: Sequence[float]) -> list[list[float
     >>> thinned([1, 2], [0.5, 0.25])
     [[1.0, 0.5], [2.0, 0.25]]
     """
-    if not points:
+    if not len(points):
         return []
     groups = min(MOST_POINTS, len(points))
     x, y = (np.array_split(np.asarray(given, dtype=float), groups) for given in (points, values))
@@ -133,12 +133,13 @@ def _epochs_done(line: Mapping[str, Any]) -> float:
 
 def _seconds(lines: Sequence[Mapping[str, Any]]) -> float:
     """Return the sum over all epochs, and parts of epochs between two stops, of their seconds."""
-    total, last, epoch = 0.0, 0.0, -1
+    total, before = 0.0, (-1, 0, 0.0)
     for line in lines:
         if "epoch_seconds" not in line:
             continue
+        epoch, done, seconds = line["epoch"], line["batches_done"], line["epoch_seconds"]
         # The clock starts again with each epoch and after each stop.
-        if line["epoch"] != epoch or line["epoch_seconds"] < last:
-            total += last
-        last, epoch = line["epoch_seconds"], line["epoch"]
-    return total + last
+        if epoch != before[0] or done <= before[1] or seconds < before[2]:
+            total += before[2]
+        before = (epoch, done, seconds)
+    return total + before[2]
