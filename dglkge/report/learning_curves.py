@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dglkge.checkpoint import layout
+from dglkge.checkpoint.layout import Progress
 from dglkge.data.dataset_files import VALID
 
 MOST_POINTS = 400
@@ -69,7 +70,7 @@ def learning_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for line in lines:
         for name, value in line.get(VALID, {}).items():
             valid.setdefault(name, {})[line["epoch"] + 1] = value
-    ends = [line for line in batches if line["batches_done"] == line["num_batches"]]
+    ends = [line for line in batches if line[Progress.BATCHES_DONE] == line["num_batches"]]
     phases: dict[str, float] = {}
     for line in ends:
         for phase, seconds in line.get("phase_seconds", {}).items():
@@ -85,7 +86,7 @@ def learning_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "epochs": [
             {
                 "epoch": line["epoch"] + 1,
-                "loss": line[layout.Progress.EPOCH_LOSS],
+                "loss": line[Progress.EPOCH_LOSS],
                 "seconds": line["epoch_seconds"],
                 "bytes_sent": line.get("bytes_sent"),
                 "num_trainers": line.get("num_trainers"),
@@ -107,7 +108,7 @@ def thinned(points: Sequence[float], values: Sequence[float]) -> list[list[float
     >>> thinned([1, 2], [0.5, 0.25])
     [[1.0, 0.5], [2.0, 0.25]]
     """
-    if not points:
+    if not len(points):
         return []
     groups = min(MOST_POINTS, len(points))
     x, y = (np.array_split(np.asarray(given, dtype=float), groups) for given in (points, values))
@@ -119,7 +120,7 @@ def _lasting(lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield the lines of batches that no later line replaces, in their order."""
     kept: list[Mapping[str, Any]] = []
     for line in lines:
-        if "batches_done" not in line:
+        if Progress.BATCHES_DONE not in line:
             continue
         while kept and _epochs_done(kept[-1]) >= _epochs_done(line):
             kept.pop()
@@ -128,17 +129,18 @@ def _lasting(lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def _epochs_done(line: Mapping[str, Any]) -> float:
-    return float(line["epoch"] + line["batches_done"] / line["num_batches"])
+    return float(line["epoch"] + line[Progress.BATCHES_DONE] / line["num_batches"])
 
 
 def _seconds(lines: Sequence[Mapping[str, Any]]) -> float:
     """Return the sum over all epochs, and parts of epochs between two stops, of their seconds."""
-    total, last, epoch = 0.0, 0.0, -1
+    total, before = 0.0, (-1, 0, 0.0)
     for line in lines:
         if "epoch_seconds" not in line:
             continue
+        epoch, done, seconds = line["epoch"], line[Progress.BATCHES_DONE], line["epoch_seconds"]
         # The clock starts again with each epoch and after each stop.
-        if line["epoch"] != epoch or line["epoch_seconds"] < last:
-            total += last
-        last, epoch = line["epoch_seconds"], line["epoch"]
-    return total + last
+        if epoch != before[0] or done <= before[1] or seconds < before[2]:
+            total += before[2]
+        before = (epoch, done, seconds)
+    return total + before[2]

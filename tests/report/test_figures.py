@@ -101,11 +101,11 @@ def test_pca_is_that_of_the_singular_values():
 
 
 def test_tsne_keeps_groups_together_and_equal_rows_have_a_map():
-    groups = np.repeat([[0.0] * 5, [50.0] * 5], 20, axis=0) + np.random.default_rng(0).normal(size=(40, 5))
+    groups = np.repeat([[0.0] * 5, [50.0] * 5], 10, axis=0) + np.random.default_rng(0).normal(size=(20, 5))
     points, explained = project(groups, "tsne")
-    centres = points.reshape(2, 20, 2).mean(1)
+    centres = points.reshape(2, 10, 2).mean(1)
     nearest = np.linalg.norm(points[:, None] - centres, axis=2).argmin(1)
-    assert nearest.tolist() == [0] * 20 + [1] * 20 and explained == []
+    assert nearest.tolist() == [0] * 10 + [1] * 10 and explained == []
     assert not project(np.ones((5, 3)), "pca")[0].any()
     with pytest.raises(InputError, match="not finite: the run has diverged"):
         project(np.full((5, 3), np.nan), "pca")

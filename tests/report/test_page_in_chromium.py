@@ -111,9 +111,7 @@ def test_dark_and_paper(opened, screenshots):
     assert brightness(tab, "#plot-loss .xtick text", "fill") > 180
     tab.screenshot(path=screenshots / "dark.png", full_page=True)
     tab.emulate_media(media="print")
-    tab.wait_for_function(
-        "getComputedStyle(document.querySelector('#plot-loss .xtick text')).fill === 'rgb(27, 31, 36)'"
-    )
+    sync_api.expect(tab.locator("#plot-loss .xtick text").first).to_have_css("fill", "rgb(27, 31, 36)")
     assert brightness(tab, "body", "backgroundColor") == 255
     assert tab.locator("nav").is_hidden()
     tab.screenshot(path=screenshots / "print.png", full_page=True)
