@@ -160,7 +160,7 @@ def _token(given: Optional[str]) -> Optional[str]:
 
 
 def _print_facts(facts: dict, url: str, has_token: bool) -> None:
-    entities = sum(facts["entity_types"].values())
+    entities = sum(facts["entities"].values())
     print_text(
         f"{facts['path']}: {facts['score_function']}, dimension {facts['dimension']}, {entities} entities, "
         f"{facts['relations']} relations"

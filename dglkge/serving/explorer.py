@@ -90,7 +90,7 @@ class Explorer:
             "score_function": meta.score_function,
             "dimension": meta.dim,
             "reciprocal_relations": meta.reciprocal,
-            "entity_types": {type_: len(tables.vocabulary(type_)) for type_ in tables.entity_types},
+            "entities": {type_: len(tables.vocabulary(type_)) for type_ in tables.entity_types},
             "relations": len(tables.relations),
             "probabilities": self.has_probabilities,
             "no_triples": self.no_triples,

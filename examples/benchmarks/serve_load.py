@@ -207,7 +207,7 @@ def main() -> None:
             ]
             at_end = memory_mb(facts["pid"])
     cores = len(os.sched_getaffinity(0))
-    sizes = ", ".join(f"{count} {name}" for name, count in facts["entity_types"].items())
+    sizes = ", ".join(f"{count} {name}" for name, count in facts["entities"].items())
     print(f"{facts['score_function']}, dimension {facts['dimension']}, {sizes}, {cores} cores")
     print(f"similarity: {json.dumps(facts['similarity'])}; start: {facts['start_seconds']:.1f} s")
     for name, kind in (("RssAnon", "server's own memory"), ("RssFile", "mapped pages")):

@@ -62,7 +62,7 @@ def end_of(process, number):
 def test_ctrl_c_ends_it(start, run, dataset):
     process, facts = start()
     assert facts["url"] == f"http://127.0.0.1:{facts['port']}/" and facts["port"] > 0
-    assert facts["entity_types"] == {name: dataset.num_entities(name) for name in dataset.entity_types}
+    assert facts["entities"] == {name: dataset.num_entities(name) for name in dataset.entity_types}
     assert ask(f"{facts['url']}health")["status"] == "ok"
     assert len(ask(f"{facts['url']}similar?entity=person1&k=3")["similar"]) == 3
     assert end_of(process, signal.SIGINT) == (130, "", "")

@@ -185,7 +185,7 @@ async function complete() {
     if (error.name !== "AbortError") byId("status").textContent = error.message;
     return;
   }
-  const severalTypes = Object.keys(model.entity_types).length > 1;
+  const severalTypes = Object.keys(model.entities).length > 1;
   byId("matches").replaceChildren(...matches.map((match, place) => make("li", {
     id: "match-" + place,
     role: "option",
@@ -444,7 +444,7 @@ async function showEntity(state, signal) {
 }
 
 async function showHome(signal) {
-  const types = Object.entries(model.entity_types);
+  const types = Object.entries(model.entities);
   const rows = relations.slice().sort((left, right) => (right.triples || 0) - (left.triples || 0));
   const body = make("tbody");
   const more = make("button", { type: "button" }, "Show more");
