@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 FINISH_SECONDS = 60.0
 """Time that trackers get at the end of a run for what they have not written or sent yet."""
+STOP_SECONDS = 10.0
+"""The same after a signal or a failure: whoever stops a job kills it soon after."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,7 @@ class Trackers:
         threads, self._threads = self._threads, []
         for thread in threads:
             thread.end(is_complete)
-        deadline = time.monotonic() + FINISH_SECONDS
+        deadline = time.monotonic() + (FINISH_SECONDS if is_complete else STOP_SECONDS)
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
@@ -331,7 +333,7 @@ class _Thread:
         """Wait for the end."""
         self._thread.join(seconds)
         if self._thread.is_alive():
-            logger.warning("%s has not finished after %.0f s and is left", self._name, FINISH_SECONDS)
+            logger.warning("%s has not finished in time: its last numbers may be lost", self._name)
 
     def _work(self) -> None:
         """Make the tracker, and give it what comes."""
