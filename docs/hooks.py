@@ -38,7 +38,7 @@ def on_files(files: Files, config: Any) -> Files:
         content = f"# {title}\n\n" + "\n\n".join(f"::: {module}" for module in modules) + "\n"
         files.append(File.generated(config, f"reference/{name}.md", content=content))
     for path in sorted((Path(config["docs_dir"]) / "tutorials").glob("*.ipynb")):
-        # As Markdown, a notebook with its saved outputs looks like the other pages and loads nothing from elsewhere.
+        # As Markdown, a notebook looks like the other pages, with its saved outputs, and loads nothing.
         content, _ = MarkdownExporter().from_filename(str(path))
         files.append(File.generated(config, f"tutorials/{path.stem}.md", content=content))
     return files
