@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,8 @@ def test_the_notebook_runs(name, tmp_path, monkeypatch):
         pytest.importorskip(package, reason=f"{package} is not installed")
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # Where the command dglkge is installed; the tests may run without an activated environment.
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     # The kernel of this interpreter, whatever kernels the user has registered.
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
     shutil.copy(FOLDER / name, tmp_path)
