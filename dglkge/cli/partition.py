@@ -32,7 +32,7 @@ examples:
     python partition_tools/partition.py --input data/ --entity-types types.tsv --output datasets/typed
 
   RDF (N-Triples, N-Quads, Turtle, TriG; also .gz and .bz2), with entity types; needs dglkge[rdf]:
-    python partition_tools/partition.py --input books.ttl --split 0.9 --types-from rdf:type \
+    python partition_tools/partition.py --input books.ttl --split 0.9 --types-from rdf:type \\
         --literals numeric --output datasets/books
 
   a folder of DGL-KE (entities.dict), OpenKE (train2id.txt) or PyKEEN (numeric_triples.tsv.gz), as it is:

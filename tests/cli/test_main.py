@@ -33,7 +33,7 @@ def test_help_teaches_with_examples(command, capsys):
     assert exit_.value.code == 0
     assert (
         re.search(
-            rf"(dglkge {command}|partition_tools/{command}\.py) (inspect )?(runs/|\S+\.yaml|--\w|fb15k237/)",
+            rf"(dglkge {command}|partition_tools/{command}\.py) (inspect )?(runs/|datasets/|\S+\.yaml|--\w|fb15k237/)",
             text,
         )
         if command
@@ -317,7 +317,7 @@ def test_every_command_says_that_there_is_no_run(call, tmp_path):
     (tmp_path / "triples.tsv").write_text("a\tb\tc\n")
     for command in COMMANDS:
         # Of these, a run is no argument.
-        if command in ("partition", "config", "recipes", "train", "plan", "tune"):
+        if command in ("partition", "config", "quality", "recipes", "train", "plan", "tune"):
             continue
         action = ["inspect"] if command == "checkpoint" else []
         status, out, err = call(command, *action, tmp_path / "nowhere", *more.get(command, []))

@@ -44,7 +44,8 @@ def commands_of_shell(text: str) -> list[list[str]]:
         line = line.strip()
         line = line[2:] if line.startswith("$ ") else line
         if line.partition(" ")[0] in PROGRAMS and " " in line and "…" not in line:
-            found.append(shlex.split(line, comments=True))
+            words = shlex.split(line, comments=True)
+            found.append(words[: words.index(">")] if ">" in words else words)
     return found
 
 
@@ -125,12 +126,13 @@ def test_command_exists(words):
     elif words[0] == "python":
         check_script(words[1:])
     elif words[0] == "dglkge-launch":
-        script = next(place for place, word in enumerate(words) if word.endswith(".py"))
+        script = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))
         check_options(help_of(words[0]), words[1:script])
         check_paths(words[1:script])
-        check_script(words[script:])
+        if script < len(words):
+            check_script(words[script:])
     else:
-        depth = 3 if words[1] == "checkpoint" and len(words) > 2 else 2
+        depth = 3 if words[1] == "checkpoint" and len(words) > 2 else 1 if words[1].startswith("-") else 2
         check_options(help_of(*words[:depth]), words[depth:])
 
 
