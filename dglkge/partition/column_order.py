@@ -78,7 +78,9 @@ def misplaced_relations(
         else:
             is_like_other = _shared(relations, other) >= 0.5 * len(relations)
             is_unlike = _shared(column, np.union1d(relations, other)) <= 0.05 * len(column)
-        if len(column) <= FAR_FEWER * len(relations) and (is_like_other or len(relations) >= len(other)):
+        # As many values as entities: a fourth of those in the other column, or more.
+        is_as_large = 4 * len(relations) >= len(other)
+        if len(column) <= FAR_FEWER * len(relations) and (is_like_other or is_as_large):
             return role
         # Of RDF, relations may be described as heads: then heads are far more than relations.
         if is_like_other and is_unlike and len(column) <= 5 * len(relations):

@@ -33,7 +33,8 @@ def test_help_teaches_with_examples(command, capsys):
     assert exit_.value.code == 0
     assert (
         re.search(
-            rf"(dglkge {command}|partition_tools/{command}\.py) (inspect )?(runs/|datasets/|\S+\.yaml|--\w|fb15k237/)",
+            rf"(dglkge {command}|partition_tools/{command}\.py) (inspect )?"
+            r"(runs/|datasets/|\S+\.yaml|--\w|fb15k237/)",
             text,
         )
         if command

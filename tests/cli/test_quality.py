@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from dglkge.cli.main import main
-
 
 def test_table_and_json(call, dataset):
     status, out, err = call("quality", dataset.path, "--json")
@@ -27,9 +23,3 @@ def test_no_data_set(call, tmp_path):
     status, out, err = call("quality", tmp_path)
     assert (status, out) == (2, "")
     assert err.startswith(f"dglkge: error: {tmp_path} is no dataset folder: it has no dataset.json")
-
-
-def test_help_has_an_example(capsys):
-    with pytest.raises(SystemExit):
-        main(["quality", "--help"])
-    assert "dglkge quality datasets/wn18 --json" in capsys.readouterr().out
