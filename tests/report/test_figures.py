@@ -14,6 +14,8 @@ from dglkge.report.entity_map import chosen_entities, degrees, project
 from dglkge.report.figures import Choices, collect, configuration, run_labels
 from tests.report.toy_report import HOSTILE
 
+pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+
 
 @pytest.fixture(scope="module")
 def figures(runs):
