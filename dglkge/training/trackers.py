@@ -24,6 +24,8 @@ from dglkge.registry import Registry
 
 logger = logging.getLogger(__name__)
 
+START_SECONDS = 30.0
+"""Time that training waits for trackers to start."""
 FINISH_SECONDS = 60.0
 """Time that trackers get at the end of a run for what they have not written or sent yet."""
 STOP_SECONDS = 10.0
@@ -277,6 +279,11 @@ class Trackers:
         for name in self._names:
             run = TrackedRun(self._folder, self._settings, self._ids.get(name, ""), first_step)
             self._threads.append(_Thread(name, LOGGERS.get(name), run, self._started))
+        # A tracker may start a process of its own. Until it runs its program, a copy of this process keeps
+        # all files open, and HDF5 refuses a file that another process holds: no checkpoint is written now.
+        deadline = time.monotonic() + START_SECONDS
+        for thread in self._threads:
+            thread.has_started.wait(max(0.0, deadline - time.monotonic()))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Give numbers to all trackers; returns at once."""
@@ -316,6 +323,7 @@ class _Thread:
         self._make, self._run, self._started = make, run, started
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._has_failed = False
+        self.has_started = threading.Event()
         # A daemon: one that hangs does not keep the process.
         self._thread = threading.Thread(target=self._work, name=f"dglkge-{name}", daemon=True)
         self._thread.start()
@@ -340,11 +348,13 @@ class _Thread:
         try:
             tracker = self._make(self._run)
             self._started(self._name, tracker.id)
+            self.has_started.set()
             while not isinstance(item := self._queue.get(), bool):
                 tracker.log(*item)
             tracker.finish(item)
         except (Exception, SystemExit) as error:  # packages of others, and the user's code: anything
             self._has_failed = True
+            self.has_started.set()
             logger.warning(
                 "%s: %s: %s; training goes on without it", self._name, type(error).__name__, _one_line(error)
             )

@@ -146,6 +146,7 @@ def test_one_that_hangs_is_left_after_a_while(
             release.wait(60)
 
     monkeypatch.setitem(LOGGERS._members, "hanging", Hanging)
+    monkeypatch.setattr(trackers, "START_SECONDS", 0.1)
     monkeypatch.setattr(trackers, "FINISH_SECONDS", 0.1)
     made = Trackers(["hanging"])
     made.start(0, False)
