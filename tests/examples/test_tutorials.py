@@ -15,7 +15,7 @@ from tests.toy_kg import REPOSITORY
 
 FOLDER = REPOSITORY / "docs" / "tutorials"
 NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.ipynb"))
-NEEDS = {"turtle.ipynb": ("pyoxigraph", "dglkge.partition.readers")}
+NEEDS = {"turtle.ipynb": ("pyoxigraph",)}
 """Modules that not every installation has."""
 
 
