@@ -64,7 +64,8 @@ class ToyEvaluator:
             between()
         self.ranked.append(split)
         mrr = next(self.mrr) if split == "valid" else 0.0
-        return SimpleNamespace(to_dict=lambda: {"queries": NUM_QUERY_BATCHES}, both=SimpleNamespace(mrr=mrr))
+        both = SimpleNamespace(mrr=mrr, to_dict=lambda: {"mrr": mrr})
+        return SimpleNamespace(to_dict=lambda: {"queries": NUM_QUERY_BATCHES}, both=both)
 
 
 class ToyRun:
