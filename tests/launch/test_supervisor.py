@@ -29,7 +29,7 @@ DONE = "print('done')"
 
 def processes_left() -> list[psutil.Process]:
     """Return the children of this process, without the helpers that multiprocessing keeps once used."""
-    helpers = ("resource_tracker", "forkserver")
+    helpers = ("resource_tracker", "forkserver", "tests.warm.server")
     return [
         child
         for child in psutil.Process().children(recursive=True)

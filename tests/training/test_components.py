@@ -27,7 +27,10 @@ REFUSED = [
     (["model.score_function=complx"], "unknown score function 'complx'; did you mean 'complex'? known: "),
     (["loss.name=softmx"], "unknown loss 'softmx'; did you mean 'softmax'? known: "),
     (["optimizer.name=adam"], "unknown optimizer 'adam'; "),
-    (["regularizer.name=n2"], "unknown regularizer 'n2'; known: 'dura', 'f2', 'ivr', 'lp', 'n3', 'none'"),
+    (
+        ["regularizer.name=n2"],
+        "unknown regularizer 'n2'; known: 'auto', 'dura', 'f2', 'ivr', 'lp', 'n3', 'none'",
+    ),
     (["regularizer.name=n2", "regularizer.weight=0.1"], "unknown regularizer 'n2'; known"),
     (
         ["regularizer.name=lp", "regularizer.weight=0.1", "regularizer.p=0.5"],
