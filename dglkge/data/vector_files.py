@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -192,11 +192,22 @@ class _Parquet:
             if len(inside):
                 yield from self._rows_of(group, start, inside)
 
+    def _lists_of(self, group: int) -> Iterator[Any]:
+        """Yield the lists of a row group, block by block."""
+        from pyarrow import ArrowInvalid
+
+        column = self._columns[1]
+        try:
+            for batch in self._file.iter_batches(ROWS_AT_A_TIME, row_groups=[group], columns=[column]):
+                yield batch.column(0)
+        except ArrowInvalid as error:
+            # Before release 23 pyarrow cannot read a list of fixed length that is null.
+            raise InputError(f"{self.place(int(self._starts[group]))}: column {column!r}: {error}") from None
+
     def _rows_of(self, group: int, start: int, wanted: Ids) -> Iterator[Block]:
         """Yield the wanted vectors of a row group that begins at a number."""
         column = self._columns[1]
-        for batch in self._file.iter_batches(ROWS_AT_A_TIME, row_groups=[group], columns=[column]):
-            lists = batch.column(0)
+        for lists in self._lists_of(group):
             some = wanted[(wanted >= start) & (wanted < start + len(lists))]
             if len(some):
                 chosen = lists.take(some - start)
