@@ -138,10 +138,8 @@ def test_bad_parquet(tmp_path: Path, content: pa.Table, message: str) -> None:
         file = open_vectors(path)
         read(file, np.arange(len(list(file.names()))))
     if str(content.schema.field(-1).type).startswith("fixed_size_list") and pa.__version__ < "23":
-        message = (
-            "FILE: row 0 (from 0): column 'embedding': Expected all lists to be of size=2 but index 2 had "
-        )
-        message += "size=0"
+        of_arrow = "Expected all lists to be of size=2 but index 2 had size=0"
+        message = f"FILE: row 0 (from 0): column 'embedding': {of_arrow}"
     assert str(caught.value) == message.replace("FILE", str(path))
 
 
