@@ -96,6 +96,33 @@ def exit_status_of(error: BaseException) -> int:
     return FAILURE_STATUS
 
 
+def missing_package(user: str, package: str, extra: str, error: ImportError) -> InputError:
+    """Build the error for a package of an extra that cannot be imported.
+
+    Parameters
+    ----------
+    user : str
+        What needs it, e.g. ``"dglkge serve"``.
+    package : str
+        Name of the package on the package index.
+    extra : str
+        The extra of dglkge that installs it.
+    error : ImportError
+        Shown as well: the package may be there, and one that it needs may not.
+
+    Returns
+    -------
+    InputError
+        Not raised, as of :func:`unknown_name`.
+
+    Examples
+    --------
+    >>> print(missing_package("dglkge tune", "optuna", "tune", ImportError("No module named 'optuna'")))
+    dglkge tune needs optuna: pip install 'dglkge[tune]' (No module named 'optuna')
+    """
+    return InputError(f"{user} needs {package}: pip install 'dglkge[{extra}]' ({error})")
+
+
 def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> InputError:
     """Build the error for an unknown name.
 

@@ -253,7 +253,33 @@ def checkpoint_folder(path: str | os.PathLike[str]) -> Path:
     return inner if inner.is_dir() and not (given / layout.VERSION_FILE).exists() else given
 
 
-class Checkpoint:
+class TablesByName:
+    """Tables of a model on files: entity types and ``"relation"``. Subclasses open them."""
+
+    _tables: dict[str, CheckpointTable]
+
+    def __getitem__(self, table: str) -> CheckpointTable:
+        """Return a table: an entity type, or ``"relation"``.
+
+        Raises
+        ------
+        InputError
+            If there is no such table.
+        """
+        if table not in self._tables:
+            raise unknown_name("table", table, self._tables)
+        return self._tables[table]
+
+    def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows (n, D) of the original ids (n,) of a table."""
+        return self[table].gather(ids)
+
+    def shards(self, table: str) -> Sequence[RowShard]:
+        """Return all rows of a table, as one shard for each file."""
+        return self[table].shards
+
+
+class Checkpoint(TablesByName):
     """One version of a checkpoint, for reading. Get one from :func:`open_checkpoint`.
 
     It is a :class:`dglkge.typing.RowSource`: it can be evaluated and queried like live tables.
@@ -376,14 +402,6 @@ class Checkpoint:
             path = global_vector_path(entity_type)
             found = file[path][...] if path in file else np.zeros(0)
         return found if found.any() else None
-
-    def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows (n, D) of the original ids (n,) of a table."""
-        return self[table].gather(ids)
-
-    def shards(self, table: str) -> Sequence[RowShard]:
-        """Return all rows of a table, as one shard for each file."""
-        return self[table].shards
 
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of optimizer state in a table's first file, by name."""

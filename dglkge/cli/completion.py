@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from dglkge.config.recipes import recipe_files
-from dglkge.errors import InputError
+from dglkge.errors import missing_package
 
 FILES = ("FILE", "VALID_FILE", "PATH", "CONFIG", "SPACE", "MODULE")
 FOLDERS = ("RUN", "DIR", "FOLDER", "SOURCE")
@@ -33,8 +33,8 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     """
     try:
         import shtab
-    except ImportError:
-        raise InputError("shell completion needs shtab: pip install 'dglkge[completion]'") from None
+    except ImportError as error:
+        raise missing_package("shell completion", "shtab", "completion", error) from None
     names = " ".join(recipe_files())
     # Written into the script: a list by `dglkge recipes` would take a second for each press of Tab.
     recipes = {"bash": RECIPE_FUNCTION, "zsh": f"({names})", "tcsh": f"({names})"}

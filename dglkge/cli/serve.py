@@ -17,7 +17,7 @@ from dglkge.cli.common import (
     print_json,
     print_text,
 )
-from dglkge.errors import InputError
+from dglkge.errors import InputError, missing_package
 from dglkge.launch.stop_signals import StoppedBySignal, stop_signals_raised
 
 DESCRIPTION = """Serve a page to search entities, their known and predicted triples and similar entities, and
@@ -88,14 +88,14 @@ def _serve(args: argparse.Namespace) -> int:
         import fastapi  # noqa: F401  checked before the run is read
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise InputError(f"dglkge serve needs {error.name}: pip install 'dglkge[serve]'") from None
+        raise missing_package("dglkge serve", error.name or "fastapi", "serve", error) from None
     import torch
 
+    from dglkge.inference.export_vectors import import_faiss
     from dglkge.inference.run import open_run
     from dglkge.serving.app import ModelCalls, create_app
     from dglkge.serving.explorer import Explorer
     from dglkge.serving.guard import HostNames
-    from dglkge.serving.neighbours import import_faiss
     from dglkge.serving.server import is_loopback, listening_socket, serve_until_signal, url_of
 
     threads = _threads(args.threads)
@@ -104,7 +104,7 @@ def _serve(args: argparse.Namespace) -> int:
     if args.faiss_from < 1:
         raise InputError(f"--faiss-from must be at least 1, got {args.faiss_from}")
     if args.faiss:
-        import_faiss()
+        import_faiss("--faiss")
     token = _token(args.token)
     with listening_socket(args.host, args.port) as bound:
         is_local = is_loopback(bound)

@@ -120,6 +120,7 @@ class _Npy:
         _check_size(path, *matrix.shape)
 
     def names(self) -> Iterator[str]:
+        """Yield the names, in the order of the file."""
         number = 0
         for line in iter_lines(self._names):
             yield line
@@ -131,14 +132,17 @@ class _Npy:
             )
 
     def rows(self, wanted: Ids) -> Iterator[Block]:
+        """Yield the vectors of ascending numbers, block by block."""
         for start in range(0, len(wanted), ROWS_AT_A_TIME):
             some = wanted[start : start + ROWS_AT_A_TIME]
             yield some, np.asarray(self._matrix[some], dtype=np.float64)
 
     def place(self, number: int) -> str:
+        """Return where a vector is, for messages."""
         return f"{self._names}:{number + 1}"
 
     def key(self, name: str) -> str:
+        """Return the text by which a name of the data set is looked up."""
         return name
 
 
@@ -178,6 +182,7 @@ class _Parquet:
         _check_size(path, int(self._starts[-1]), self.width)
 
     def names(self) -> Iterator[str]:
+        """Yield the names, in the order of the file."""
         number = 0
         for batch in self._file.iter_batches(ROWS_AT_A_TIME, columns=[self._columns[0]]):
             for name in batch.column(0).to_pylist():
@@ -187,6 +192,7 @@ class _Parquet:
                 number += 1
 
     def rows(self, wanted: Ids) -> Iterator[Block]:
+        """Yield the vectors of ascending numbers, block by block."""
         for group, start in enumerate(self._starts[:-1].tolist()):
             inside = wanted[(wanted >= start) & (wanted < self._starts[group + 1])]
             if len(inside):
@@ -227,9 +233,11 @@ class _Parquet:
             start += len(lists)
 
     def place(self, number: int) -> str:
+        """Return where a vector is, for messages."""
         return f"{self.path}: row {number} (from 0)"
 
     def key(self, name: str) -> str:
+        """Return the text by which a name of the data set is looked up."""
         return name
 
 
@@ -253,6 +261,7 @@ class _Text:
             _check_size(path, len(fields), self.width)
 
     def names(self) -> Iterator[str]:
+        """Yield the names, in the order of the file."""
         count = 0
         for fields in self._fields():
             yield fields[0]
@@ -264,6 +273,7 @@ class _Text:
             )
 
     def rows(self, wanted: Ids) -> Iterator[Block]:
+        """Yield the vectors of ascending numbers, block by block."""
         numbers: list[int] = []
         rows = np.empty((ROWS_AT_A_TIME, self.width))
         following = iter(wanted.tolist())
@@ -302,9 +312,11 @@ class _Text:
             yield fields
 
     def place(self, number: int) -> str:
+        """Return where a vector is, for messages."""
         return f"{self.path}:{number + 1 + (self._count is not None)}"
 
     def key(self, name: str) -> str:
+        """Return the text by which a name of the data set is looked up."""
         return word2vec_name(name) if self._separator == " " else name
 
 

@@ -232,6 +232,7 @@ class _LogWriter:
     """A text stream that writes whole lines to the log."""
 
     def write(self, text: str) -> int:
+        """Log a line."""
         if text.strip():
             logger.debug(text.rstrip())
         return len(text)

@@ -19,15 +19,15 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.checkpoint.reader import Checkpoint, CheckpointTable, FileShard
+from dglkge.checkpoint.reader import Checkpoint, CheckpointTable, FileShard, TablesByName
 from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError
 from dglkge.inference.hub_tables import HubTables
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import LOSSES
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
-from dglkge.typing import RELATION, Relation, RowShard
+from dglkge.typing import RELATION, Relation
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +214,7 @@ def phase_scale(gamma: float, hidden_dim: int) -> float:
     return (gamma + INIT_EPSILON) / hidden_dim / math.pi
 
 
-class DglkeTables:
+class DglkeTables(TablesByName):
     """Tables of DGL-KE's folder, with the interface of :class:`dglkge.checkpoint.reader.Checkpoint`.
 
     Ids are DGL-KE's row numbers. Without an id map they are also the names.
@@ -296,26 +296,6 @@ class DglkeTables:
         # Only for its check of the name.
         self[entity_type]
         return self._names
-
-    def __getitem__(self, table: str) -> CheckpointTable:
-        """Return a table: ``"entity"`` or ``"relation"``.
-
-        Raises
-        ------
-        InputError
-            If there is no such table.
-        """
-        if table not in self._tables:
-            raise unknown_name("table", table, self._tables)
-        return self._tables[table]
-
-    def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows (n, D) of ids (n,) of a table."""
-        return self[table].gather(ids)
-
-    def shards(self, table: str) -> Sequence[RowShard]:
-        """Return all rows of a table, as one shard."""
-        return self[table].shards
 
 
 Tables = Union[Checkpoint, DglkeTables, HubTables]

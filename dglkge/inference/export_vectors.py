@@ -14,7 +14,7 @@ from typing import BinaryIO, Optional
 import numpy as np
 import pyarrow as pa
 
-from dglkge.errors import InputError, JobError, unknown_name
+from dglkge.errors import InputError, JobError, missing_package, unknown_name
 from dglkge.inference.export_files import (
     Export,
     ExportedTable,
@@ -50,7 +50,7 @@ def plan_faiss(export: Export) -> list[Output]:
     metric = export.metric or SCORE_FUNCTIONS.get(export.source.meta.score_function).metric
     if metric not in METRICS:
         raise unknown_name("metric", metric, METRICS)
-    faiss = _import_faiss()
+    faiss = import_faiss("the format faiss")
     outputs = []
     for table in export.tables:
         write = partial(_write_faiss, table, metric, faiss)
@@ -59,20 +59,24 @@ def plan_faiss(export: Export) -> list[Output]:
     return outputs
 
 
-def _import_faiss() -> ModuleType:
+def import_faiss(user: str) -> ModuleType:
+    """Import faiss.
+
+    Parameters
+    ----------
+    user : str
+        What needs it, for the message.
+
+    Raises
+    ------
+    InputError
+        If it is not installed.
+    """
     try:
         import faiss
     except ImportError as error:
-        raise _missing("faiss", error) from None
+        raise missing_package(user, "faiss-cpu", "faiss", error) from None
     return faiss
-
-
-def _missing(extra: str, error: ImportError) -> InputError:
-    """Return the error for a format whose package is not installed; the extra has the format's name."""
-    return InputError(
-        f"the format {extra} needs the package {extra} ({error}); install it with pip install "
-        f"'dglkge[{extra}]'"
-    )
 
 
 def _write_faiss(table: ExportedTable, metric: str, faiss: ModuleType, file: BinaryIO) -> None:
@@ -111,7 +115,7 @@ def plan_lancedb(export: Export) -> list[Output]:
     try:
         import lancedb
     except ImportError as error:
-        raise _missing("lancedb", error) from None
+        raise missing_package("the format lancedb", "lancedb", "lancedb", error) from None
     return [
         Output(export.folder / f"{table.name}.lance", partial(_write_lance, table, lancedb))
         for table in export.tables

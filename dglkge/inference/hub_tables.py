@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.checkpoint.reader import CheckpointTable, FileShard
+from dglkge.checkpoint.reader import CheckpointTable, FileShard, TablesByName
 from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
-from dglkge.errors import InputError, unknown_name
-from dglkge.typing import RELATION, Relation, RowShard
+from dglkge.errors import InputError
+from dglkge.typing import RELATION, Relation
 
 LIBRARY = "dglkge"
 LIBRARY_FIELD = "library_name"
@@ -80,7 +80,7 @@ def map_tensor(path: Path, name: str) -> np.ndarray:
         raise InputError(f"{path} is damaged or has no tensor {name!r}: {error}") from None
 
 
-class HubTables:
+class HubTables(TablesByName):
     """Tables of a folder for the hub, with the interface of :class:`dglkge.checkpoint.reader.Checkpoint`.
 
     Parameters
@@ -145,26 +145,6 @@ class HubTables:
                 )
             self._vocabularies[entity_type] = names
         return self._vocabularies[entity_type]
-
-    def __getitem__(self, table: str) -> CheckpointTable:
-        """Return a table: an entity type, or ``"relation"``.
-
-        Raises
-        ------
-        InputError
-            If there is no such table.
-        """
-        if table not in self._tables:
-            raise unknown_name("table", table, self._tables)
-        return self._tables[table]
-
-    def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows (n, D) of ids (n,) of a table."""
-        return self[table].gather(ids)
-
-    def shards(self, table: str) -> Sequence[RowShard]:
-        """Return all rows of a table, as one shard."""
-        return self[table].shards
 
     def _id(self, table: str, name: str) -> int:
         lookup: Callable[[str], int] = self.relations.id if table == RELATION else self.vocabulary(table).id

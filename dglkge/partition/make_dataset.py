@@ -173,6 +173,7 @@ class _IdMaps:
 
     @classmethod
     def read(cls, options: Options) -> _IdMaps:
+        """Read the maps that the options name."""
         entities = read_id_map(options.entity_map, "entity") if options.entity_map else None
         relations = read_id_map(options.relation_map, "relation") if options.relation_map else None
         check_names(relations or [], "relation", "\t")
@@ -180,6 +181,7 @@ class _IdMaps:
 
     @property
     def rules(self) -> RowRules:
+        """What the rows of a file must hold."""
         if not self.integer_ids:
             return RowRules()
         num_entities = len(self.entities) if self.entities else MAX_NAMES
@@ -187,6 +189,7 @@ class _IdMaps:
         return RowRules({"head": num_entities, "relation": num_relations, "tail": num_entities})
 
     def ingest(self, chunks: Mapping[str, Iterable[pd.DataFrame]], columns: Columns) -> IdTriples:
+        """Number the triples of all splits."""
         if self.integer_ids:
             return ingest_ids(chunks, self.entities, self.relations, columns)
         return ingest_names(chunks)

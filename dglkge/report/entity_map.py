@@ -10,7 +10,7 @@ import torch
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN
-from dglkge.errors import InputError
+from dglkge.errors import InputError, missing_package
 from dglkge.inference.dglke_files import Tables
 
 METHODS = ("pca", "tsne")
@@ -28,10 +28,9 @@ def check_installed() -> None:
     """
     try:
         import sklearn  # noqa: F401
-    except ImportError:
-        raise InputError(
-            "the map of entities needs scikit-learn, which is not installed: pip install 'dglkge[report]', "
-            "or leave the map out with --points 0"
+    except ImportError as error:
+        raise missing_package(
+            "the map of entities (--points 0 leaves it out)", "scikit-learn", "report", error
         ) from None
 
 

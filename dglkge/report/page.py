@@ -14,7 +14,7 @@ import numpy as np
 
 from dglkge import __version__
 from dglkge.data.dataset_files import SPLITS, Field
-from dglkge.errors import InputError
+from dglkge.errors import missing_package
 from dglkge.evaluation.categories import CATEGORIES, UNSEEN
 from dglkge.evaluation.metrics import SIDES
 from dglkge.report.figures import OUTPUT_FIELDS
@@ -86,8 +86,8 @@ def render(figures: Mapping[str, Any]) -> str:
         from plotly.offline import get_plotlyjs
 
         from dglkge.report import plots
-    except ImportError:
-        raise _missing("plotly") from None
+    except ImportError as error:
+        raise missing_package("a report", "plotly", "report", error) from None
     runs, datasets = figures["runs"], figures["datasets"]
     drawn: dict[str, Any] = {}
     view = {
@@ -139,20 +139,16 @@ def check_installed() -> None:
     _jinja2()
     try:
         import plotly.graph_objects  # noqa: F401
-    except ImportError:
-        raise _missing("plotly") from None
+    except ImportError as error:
+        raise missing_package("a report", "plotly", "report", error) from None
 
 
 def _jinja2() -> ModuleType:
     try:
         import jinja2
-    except ImportError:
-        raise _missing("jinja2") from None
+    except ImportError as error:
+        raise missing_package("a report", "jinja2", "report", error) from None
     return jinja2
-
-
-def _missing(package: str) -> InputError:
-    return InputError(f"a report needs {package}, which is not installed: pip install 'dglkge[report]'")
 
 
 def _plain(value: Any) -> Any:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.functional import normalize
 from tqdm import tqdm
 
-from dglkge.errors import InputError
 from dglkge.inference.dglke_files import Tables
+from dglkge.inference.export_vectors import import_faiss
 from dglkge.inference.search import candidate_blocks, most_similar
 
 RECALL_WANTED = 0.95
@@ -28,21 +27,6 @@ ROWS_PER_LIST = 50
 
 SPARE = 4
 """Candidates that are scored exactly, for each answer: 8-bit rows confuse the order of close neighbours."""
-
-
-def import_faiss() -> Any:
-    """Import faiss.
-
-    Raises
-    ------
-    InputError
-        If it is not installed; the message says how to install it.
-    """
-    try:
-        import faiss
-    except ImportError:
-        raise InputError("--faiss needs faiss: pip install 'dglkge[faiss]'") from None
-    return faiss
 
 
 class Neighbours:
@@ -78,7 +62,7 @@ class Neighbours:
         show_progress: bool = False,
         seed: int = 0,
     ) -> None:
-        self._faiss = faiss = import_faiss()
+        self._faiss = faiss = import_faiss("--faiss")
         self._tables, self._type, self._threads = tables, entity_type, threads
         faiss.omp_set_num_threads(threads)
         num_rows, width = tables[entity_type].shape

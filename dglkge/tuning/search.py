@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from dglkge.errors import DglkgeError, InputError, JobError
+from dglkge.errors import DglkgeError, InputError, JobError, missing_package
 from dglkge.tuning.rungs import Rung
 from dglkge.tuning.space import Parameter, Space, Value
 
@@ -114,9 +114,7 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise InputError(
-            f"dglkge tune needs Optuna ({error}); install it with pip install 'dglkge[tune]'"
-        ) from None
+        raise missing_package("dglkge tune", "optuna", "tune", error) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

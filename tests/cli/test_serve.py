@@ -147,4 +147,4 @@ def test_without_the_extra(call, run, monkeypatch, package):
 def test_without_faiss(call, run, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     text = refusal(call, run, "--port", "0", "--faiss", "--faiss-from", "1")
-    assert "--faiss needs faiss: pip install 'dglkge[faiss]'" in text
+    assert "--faiss needs faiss-cpu: pip install 'dglkge[faiss]'" in text

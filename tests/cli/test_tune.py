@@ -92,5 +92,5 @@ def test_without_optuna(space, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     status, out, err = call(capsys, space(), "--output", tmp_path / "out")
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("dglkge: error: dglkge tune needs Optuna (") and "pip install 'dglkge[tune]'" in err
+    assert err.startswith("dglkge: error: dglkge tune needs optuna: pip install 'dglkge[tune]' (")
     assert not (tmp_path / "out").exists()

@@ -215,7 +215,9 @@ def test_projector_shows_a_sample_of_a_large_table(run, tmp_path):
 @pytest.mark.parametrize("package", ["faiss", "lancedb"])
 def test_a_missing_package_is_named_with_its_extra(folder, tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InputError, match=rf"the format {package} needs .* pip install 'dglkge\[{package}\]'"):
+    with pytest.raises(
+        InputError, match=rf"^the format {package} needs {package}\S*: pip install 'dglkge\[{package}\]' \("
+    ):
         open_run(folder).export(package, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

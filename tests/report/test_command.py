@@ -107,7 +107,7 @@ def test_a_missing_package_is_named_before_the_work(call, runs, tmp_path, monkey
     monkeypatch.setitem(sys.modules, package, None)
     status, out, err = call(runs.first, "--output", tmp_path / "page.html")
     assert (status, out) == (2, "")
-    whats = {"sklearn": "the map of entities needs scikit-learn"}
+    whats = {"sklearn": "the map of entities (--points 0 leaves it out) needs scikit-learn"}
     expected = whats.get(package, f"a report needs {package}")
-    assert err.startswith(f"dglkge: error: {expected}, which is not installed: pip install 'dglkge[report]'")
+    assert err.startswith(f"dglkge: error: {expected}: pip install 'dglkge[report]' (")
     assert err.count("\n") == 1

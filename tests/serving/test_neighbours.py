@@ -58,5 +58,5 @@ def test_only_large_types_are_searched_so(run):
 
 def test_without_faiss(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(InputError, match=r"^--faiss needs faiss: pip install 'dglkge\[faiss\]'$"):
+    with pytest.raises(InputError, match=r"^--faiss needs faiss-cpu: pip install 'dglkge\[faiss\]' \("):
         Neighbours(run.tables, "person")

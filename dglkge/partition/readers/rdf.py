@@ -14,7 +14,7 @@ import pandas as pd
 
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.data.text_format import ROLES
-from dglkge.errors import InputError, StorageError
+from dglkge.errors import InputError, StorageError, missing_package
 from dglkge.partition.ingest import IdTriples, ingest_names
 from dglkge.partition.readers.formats import READ_ERRORS, Format, bare_name, format_by_content, open_stream
 from dglkge.partition.readers.options import DEFAULT_GRAPH, ReadingOptions
@@ -77,9 +77,7 @@ def import_pyoxigraph() -> ModuleType:
     try:
         import pyoxigraph
     except ImportError as error:
-        raise InputError(
-            f"reading RDF needs pyoxigraph ({error}); install it with pip install 'dglkge[rdf]'"
-        ) from error
+        raise missing_package("reading RDF", "pyoxigraph", "rdf", error) from None
     return pyoxigraph
 
 
