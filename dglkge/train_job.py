@@ -25,7 +25,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import DESCRIPTION
 from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
 from dglkge.inference.run import Run, open_run
-from dglkge.training.components import check_config
+from dglkge.training.building.components import check_config
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,9 +13,9 @@ from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry,
 from dglkge.checkpoint.relation_layout import score_function_of
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
-from dglkge.model.bigraph_operators import OPERATORS
-from dglkge.model.bigraph_scores import COMPARATORS
 from dglkge.model.choices import BIGRAPH_OPTIMIZER
+from dglkge.model.functions.bigraph_operators import OPERATORS
+from dglkge.model.functions.bigraph_scores import COMPARATORS
 from dglkge.typing import RELATION, Relation
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.errors import CheckpointError, InputError, unknown_name
-from dglkge.model.bigraph_scores import bigraph_name
+from dglkge.model.functions.bigraph_scores import bigraph_name
 from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator
 from dglkge.registry import import_modules, recorded_imports
 

@@ -102,7 +102,7 @@ def _convert(args: argparse.Namespace) -> int:
     from dglkge.checkpoint.conversion import convert_to_run
     from dglkge.checkpoint.reader import open_checkpoint
     from dglkge.data.dataset import Dataset
-    from dglkge.inference.import_tables import import_tables
+    from dglkge.inference.imports.import_tables import import_tables
     from dglkge.inference.run import open_run
 
     output = Path(args.output)

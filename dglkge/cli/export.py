@@ -13,7 +13,7 @@ from dglkge.cli.common import (
     print_json,
 )
 from dglkge.inference.choices import EXPORT_FORMATS
-from dglkge.model.comparators import METRICS
+from dglkge.model.functions.comparators import METRICS
 
 DESCRIPTION = """Write the rows of every table, in the order of the data set's ids.
   npy         {table}.npy (n, D) float32, and the names in {table}.names.txt

@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, measure this machine, and print."""
-    from dglkge.training.components import check_config, check_machines  # here: --help does without torch
+    from dglkge.training.building.components import (  # here: --help does without torch
+        check_config,
+        check_machines,
+    )
 
     config = load_config(args.config, args.set, args.imports)
     # Mistakes in the configuration first: the measurement below takes a second.

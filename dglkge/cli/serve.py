@@ -91,7 +91,7 @@ def _serve(args: argparse.Namespace) -> int:
         raise missing_package("dglkge serve", error.name or "fastapi", "serve", error) from None
     import torch
 
-    from dglkge.inference.export_vectors import import_faiss
+    from dglkge.inference.exports.vectors import import_faiss
     from dglkge.inference.run import open_run
     from dglkge.serving.app import ModelCalls, create_app
     from dglkge.serving.explorer import Explorer

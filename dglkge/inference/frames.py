@@ -19,7 +19,7 @@ from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.triple_scores import score_triples
 from dglkge.inference.calibration import Calibration
 from dglkge.inference.choices import MISSING, Known
-from dglkge.inference.dglke_files import Tables
+from dglkge.inference.imports.dglke_files import Tables
 from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
 from dglkge.inference.search import LinkQuery
 from dglkge.model.kge_model import KgeModel

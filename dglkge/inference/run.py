@@ -30,9 +30,9 @@ from dglkge.evaluation.metrics import RankingResult
 from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.calibration import Calibration
 from dglkge.inference.choices import Known
-from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, Tables, is_dglke
-from dglkge.inference.export import export_tables
-from dglkge.inference.hub_tables import HubTables, is_hub_folder
+from dglkge.inference.exports.export import export_tables
+from dglkge.inference.imports.dglke_files import DglkeFolder, DglkeTables, Tables, is_dglke
+from dglkge.inference.imports.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.metrics_files import all_results, read_metrics
 from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
 from dglkge.inference.search import Answer, LinkPredictor, LinkQuery, most_similar
@@ -540,7 +540,7 @@ class Run:
         max_rows: Optional[int] = None,
         metric: Optional[str] = None,
     ) -> list[Path]:
-        """Write tables, by default all of them; see :func:`dglkge.inference.export.export_tables`."""
+        """Write tables, by default all of them; see :func:`dglkge.inference.exports.export.export_tables`."""
         tables = tables or self.tables_in_order
         results = self._results_of_version() if file_format == "huggingface" else {}
         return export_tables(

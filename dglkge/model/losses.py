@@ -59,11 +59,11 @@ class Loss(ABC):
     bigraph_name : str
         PyTorch-BigGraph's name of the loss; empty where it has no equal.
     compiled : bool
-        Whether the compiled training step (``training/dot_softmax.py``) computes exactly this loss and its
-        gradient. A subclass may compute another one, so it does not inherit the fact.
+        Whether the compiled training step (``training/objectives/dot_softmax.py``) computes exactly this loss
+        and its gradient. A subclass may compute another one, so it does not inherit the fact.
     candidate_kind : str
-        Its form over all candidates (``training/shard_objective.py``): "softmax", "bce", or empty: it has
-        none. Not inherited either.
+        Its form over all candidates (``training/objectives/shard_objective.py``): "softmax", "bce", or empty:
+        it has none. Not inherited either.
     settings : tuple of str
         Those of :data:`SETTINGS` that it obeys. Not inherited either. With ``"reduction"`` or
         ``"adversarial_weights"`` it reduces its negatives by ``reduction``. With ``"confidences"`` its call

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from dglkge.errors import InputError
-from dglkge.model.comparators import Dot
+from dglkge.model.functions.comparators import Dot
 from dglkge.model.options import checked_number
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
 from dglkge.registry import Registry, deferred
@@ -18,10 +18,10 @@ from dglkge.typing import Side
 if TYPE_CHECKING:
     import torch
 
-    from dglkge.model import autograd_functions
+    from dglkge.model.functions import autograd as autograd_functions
 else:
     torch = deferred("torch")
-    autograd_functions = deferred("dglkge.model.autograd_functions")
+    autograd_functions = deferred("dglkge.model.functions.autograd")
 
 
 class QueryModel(Protocol):
@@ -83,8 +83,8 @@ class Regularizer(ABC):
     help : str
         One line for the configuration's help.
     compiled : bool
-        Whether the compiled training step (``training/dot_softmax.py``) computes exactly this penalty and
-        its gradient. A subclass may compute another one, so it does not inherit the fact.
+        Whether the compiled training step (``training/objectives/dot_softmax.py``) computes exactly this
+        penalty and its gradient. A subclass may compute another one, so it does not inherit the fact.
     takes_weight : bool
         Whether a weight makes a difference.
     ratios : tuple of str

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, ClassVar
 
 from dglkge.errors import InputError
-from dglkge.model.comparators import Comparator, Dot, NegativeL1, NegativeL2, NegativeModulus
+from dglkge.model.functions.comparators import Comparator, Dot, NegativeL1, NegativeL2, NegativeModulus
 from dglkge.model.options import option_names
 from dglkge.registry import Registry, deferred
 from dglkge.typing import Side
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 else:
     torch = deferred("torch")
 # Not imported while this file is: it declares score functions of its own.
-bigraph_scores = deferred("dglkge.model.bigraph_scores")
+bigraph_scores = deferred("dglkge.model.functions.bigraph_scores")
 
 PHASE = "phase"
 """``relation_init`` of relations whose numbers are phases in radians, uniform in [-pi, pi] at the start."""
@@ -71,7 +71,7 @@ class ScoreFunction(Comparator):
     """Scores triples of rows; stateless. Parameters of a constructor are options: fields of ``model``.
 
     Only :meth:`operate`, :meth:`adjoint` and a comparator are needed; every fact below has a default. The
-    comparator adds the costs of a score, see :class:`dglkge.model.comparators.Comparator`.
+    comparator adds the costs of a score, see :class:`dglkge.model.functions.comparators.Comparator`.
 
     Attributes
     ----------
@@ -93,8 +93,8 @@ class ScoreFunction(Comparator):
         Whether queries are so wide, as wide as a matrix, that the trainers do not exchange them: objectives
         over all candidates then refuse the score function.
     compiled : bool
-        Whether the compiled training step (``training/dot_softmax.py``) computes exactly this score
-        function and its gradient: an element-wise product with the relation, complex if
+        Whether the compiled training step (``training/objectives/dot_softmax.py``) computes exactly this
+        score function and its gradient: an element-wise product with the relation, complex if
         ``complex_valued``, compared by the inner product. A subclass may compute something else, so it
         does not inherit the fact.
     has_offset : bool
@@ -244,7 +244,7 @@ class ScoreFunction(Comparator):
 SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry(
     "score function",
     lambda name: bigraph_scores.bigraph_score(name),
-    also=("dglkge.model.bilinear_functions", "dglkge.model.projected_functions"),
+    also=("dglkge.model.functions.bilinear", "dglkge.model.functions.projected"),
 )
 
 

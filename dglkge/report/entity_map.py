@@ -11,7 +11,7 @@ import torch
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN
 from dglkge.errors import InputError, missing_package
-from dglkge.inference.dglke_files import Tables
+from dglkge.inference.imports.dglke_files import Tables
 
 METHODS = ("pca", "tsne")
 PERPLEXITY = 30

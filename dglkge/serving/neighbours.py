@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import normalize
 from tqdm import tqdm
 
-from dglkge.inference.dglke_files import Tables
-from dglkge.inference.export_vectors import import_faiss
+from dglkge.inference.exports.vectors import import_faiss
+from dglkge.inference.imports.dglke_files import Tables
 from dglkge.inference.search import candidate_blocks, most_similar
 
 RECALL_WANTED = 0.95

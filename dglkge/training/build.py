@@ -41,15 +41,12 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.query_batches import TrainingBatches
-from dglkge.training import dot_softmax
-from dglkge.training.autograd_loss import AutogradLoss
-from dglkge.training.build_candidates import (
+from dglkge.training.building.candidates import (
     build_candidate_loss,
     build_query_batches,
     build_relation_loss,
 )
-from dglkge.training.build_negatives import build_known, build_negatives
-from dglkge.training.components import (
+from dglkge.training.building.components import (
     K_VS_ALL,
     NEGATIVE_SAMPLING,
     REFERENCE,
@@ -61,23 +58,31 @@ from dglkge.training.components import (
     configured_regularizer,
     with_recorded_imports,
 )
-from dglkge.training.dot_softmax import DotSoftmax
+from dglkge.training.building.given_vectors import fill_from_vectors
+from dglkge.training.building.loss_settings import check_data_of_loss, relation_weights
+from dglkge.training.building.matmul_dtype import with_matmul_dtype
+from dglkge.training.building.negatives import build_known, build_negatives
+from dglkge.training.building.optimizer_options import (
+    clipping_of,
+    describe_optimizer,
+    given_options,
+    relation_group,
+)
+from dglkge.training.building.warm_start import refuse_bigraph_output
 from dglkge.training.early_stopping import check_common_disk
 from dglkge.training.epochs import JOB
-from dglkge.training.given_vectors import fill_from_vectors
-from dglkge.training.global_vectors import GlobalVectors
 from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.loss_settings import check_data_of_loss, relation_weights
-from dglkge.training.matmul_dtype import with_matmul_dtype
-from dglkge.training.optimizer_options import clipping_of, describe_optimizer, given_options, relation_group
-from dglkge.training.relation_prediction import SampledWithRelations
-from dglkge.training.row_dropout import RowDropout
+from dglkge.training.objectives import dot_softmax
+from dglkge.training.objectives.autograd_loss import AutogradLoss
+from dglkge.training.objectives.dot_softmax import DotSoftmax
+from dglkge.training.objectives.global_vectors import GlobalVectors
+from dglkge.training.objectives.relation_prediction import SampledWithRelations
+from dglkge.training.objectives.row_dropout import RowDropout
 from dglkge.training.stats import PhaseClock
 from dglkge.training.trackers import Trackers
 from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
-from dglkge.training.warm_start import refuse_bigraph_output
 from dglkge.typing import RELATION
 
 ATTEMPT_SECONDS = 5.0

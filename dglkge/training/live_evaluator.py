@@ -17,7 +17,7 @@ from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.kge_model import KgeModel
-from dglkge.training.global_vectors import GlobalVectors
+from dglkge.training.objectives.global_vectors import GlobalVectors
 
 
 class LiveEvaluator:

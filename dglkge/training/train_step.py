@@ -17,14 +17,14 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.sampling.known_answers import KnownAnswers
 from dglkge.sampling.negatives import NegativeSampler
 from dglkge.sampling.query_batches import QueryBatch, TrainingBatch
-from dglkge.training.all_candidates import CandidateLoss
-from dglkge.training.autograd_loss import AutogradLoss
-from dglkge.training.dot_softmax import DotSoftmax
-from dglkge.training.global_vectors import GlobalVectors, row_gradients
-from dglkge.training.k_vs_all import request_queries
-from dglkge.training.relation_prediction import SampledWithRelations
-from dglkge.training.row_dropout import RowDropout
-from dglkge.training.rows import RowRequest, Scratch, request_rows
+from dglkge.training.objectives.all_candidates import CandidateLoss
+from dglkge.training.objectives.autograd_loss import AutogradLoss
+from dglkge.training.objectives.dot_softmax import DotSoftmax
+from dglkge.training.objectives.global_vectors import GlobalVectors, row_gradients
+from dglkge.training.objectives.k_vs_all import request_queries
+from dglkge.training.objectives.relation_prediction import SampledWithRelations
+from dglkge.training.objectives.row_dropout import RowDropout
+from dglkge.training.objectives.rows import RowRequest, Scratch, request_rows
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
 

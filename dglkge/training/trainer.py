@@ -29,10 +29,11 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.sampling.query_batches import TrainingBatch, TrainingBatches
+from dglkge.training.building.warm_start import warm_start
 from dglkge.training.control import TrainingControl
 from dglkge.training.epochs import CommitPolicy, ElasticEpochs
-from dglkge.training.global_vectors import GlobalVectors
 from dglkge.training.live_evaluator import LiveEvaluator
+from dglkge.training.objectives.global_vectors import GlobalVectors
 from dglkge.training.stats import (
     EpochReport,
     LossSoFar,
@@ -43,7 +44,6 @@ from dglkge.training.stats import (
 )
 from dglkge.training.trackers import Trackers
 from dglkge.training.train_step import TrainStep
-from dglkge.training.warm_start import warm_start
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from dglkge.embeddings.row_lookup import Wanted
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.kge_model import build_model
 from dglkge.model.losses import build_loss
-from dglkge.training.autograd_loss import AutogradLoss
+from dglkge.training.objectives.autograd_loss import AutogradLoss
 from dglkge.training.stats import PhaseClock
 from dglkge.training.trainer import Trainer
 

@@ -13,7 +13,7 @@ from dglkge.checkpoint import hdf5_format, open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.checkpoint.relation_layout import bigraph_row_sums, from_parameters, to_parameters
 from dglkge.data.dataset import Dataset
-from dglkge.model.bigraph_scores import NAMES
+from dglkge.model.functions.bigraph_scores import NAMES
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Relation

@@ -18,7 +18,7 @@ from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError, InputError
-from dglkge.training.warm_start import refuse_bigraph_output
+from dglkge.training.building.warm_start import refuse_bigraph_output
 from dglkge.typing import RELATION, Relation
 from tests.checkpoint.toy_checkpoint import (
     TWO_PAIRS,

@@ -8,7 +8,7 @@ import pytest
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.training.components import configured_loss, configured_model, configured_regularizer
+from dglkge.training.building.components import configured_loss, configured_model, configured_regularizer
 
 SIDES = {"mrr": 0.35678, "hits@1": 0.25, "hits@3": 0.4, "hits@10": 0.5}
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from dglkge.model.comparators import Dot
+from dglkge.model.functions.comparators import Dot
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction
 
 

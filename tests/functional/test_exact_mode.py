@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dglkge.training import matmul_dtype
+from dglkge.training.building import matmul_dtype
 from tests.functional import job as commands
 from tests.functional.test_same_result_everywhere import stats, tables
 from tests.toy_kg import toy_dataset

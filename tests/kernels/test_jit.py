@@ -64,7 +64,7 @@ print(digest.hexdigest(), len(update_adam.stats.cache_hits))
 
 EVERY_LOOP_OF_MODEL_AND_EVALUATION = """
 import torch
-import dglkge.model.autograd_functions as distances
+import dglkge.model.functions.autograd as distances
 from dglkge.evaluation.ranking import count_greater
 print(distances.ModulusDistance.apply(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]])).tolist())
 limits = torch.tensor([1.5])

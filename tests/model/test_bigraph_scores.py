@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dglkge.errors import InputError
-from dglkge.model.bigraph_operators import OPERATORS
-from dglkge.model.bigraph_scores import COMPARATORS, NAMES, StaticPairs, bigraph_name
+from dglkge.model.functions.bigraph_operators import OPERATORS
+from dglkge.model.functions.bigraph_scores import COMPARATORS, NAMES, StaticPairs, bigraph_name
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Side

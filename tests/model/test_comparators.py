@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dglkge.model.comparators import (
+from dglkge.model.functions.comparators import (
     Cosine,
     Dot,
     NegativeL1,

@@ -7,8 +7,8 @@ from unittest import mock
 import pytest
 import torch
 
-from dglkge.model import autograd_functions as distances
-from dglkge.model.autograd_functions import EuclideanDistance, ModulusDistance, manhattan_distances
+from dglkge.model.functions import autograd as distances
+from dglkge.model.functions.autograd import EuclideanDistance, ModulusDistance, manhattan_distances
 
 
 def plain_euclidean(query, candidates):

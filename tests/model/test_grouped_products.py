@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dglkge.model.autograd_functions import GroupedProducts
-from dglkge.model.bilinear_functions import RESCAL
+from dglkge.model.functions.autograd import GroupedProducts
+from dglkge.model.functions.bilinear import RESCAL
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.typing import Side
 

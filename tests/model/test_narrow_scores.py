@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dglkge.errors import InputError
-from dglkge.model.bigraph_scores import NAMES
+from dglkge.model.functions.bigraph_scores import NAMES
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import Side

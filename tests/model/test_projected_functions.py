@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.model import blockwise
-from dglkge.model.comparators import unit_rows
+from dglkge.model.functions import blockwise
+from dglkge.model.functions.comparators import unit_rows
+from dglkge.model.functions.projected_comparators import ProjectedDistance, ScaledL1
 from dglkge.model.kge_model import build_model
-from dglkge.model.projected_comparators import ProjectedDistance, ScaledL1
 from dglkge.model.regularizers import build_regularizer
 from dglkge.model.score_functions import SCORE_FUNCTIONS
-from dglkge.training.components import check_config
+from dglkge.training.building.components import check_config
 from dglkge.typing import RELATION, Side
 
 COMPARATORS = [ScaledL1(), ProjectedDistance(), SCORE_FUNCTIONS.get("transr_l1")()]

@@ -13,7 +13,7 @@ import dglkge
 from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
-from dglkge.inference.import_tables import import_tables
+from dglkge.inference.imports.import_tables import import_tables
 from dglkge.inference.named_queries import NamedQuery
 from dglkge.training import build
 from dglkge.training.epochs import JOB

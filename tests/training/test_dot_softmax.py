@@ -14,9 +14,9 @@ from dglkge.model.losses import IGNORED_SCORE, Logistic, Softmax
 from dglkge.model.regularizers import N3, Regularizer, build_regularizer
 from dglkge.model.score_functions import ComplEx
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
-from dglkge.training.autograd_loss import AutogradLoss
-from dglkge.training.dot_softmax import DotSoftmax, is_compiled
-from dglkge.training.rows import Group, RowRequest, Scratch, request_rows
+from dglkge.training.objectives.autograd_loss import AutogradLoss
+from dglkge.training.objectives.dot_softmax import DotSoftmax, is_compiled
+from dglkge.training.objectives.rows import Group, RowRequest, Scratch, request_rows
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import RELATION, Side
 

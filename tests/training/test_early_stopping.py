@@ -16,7 +16,7 @@ from dglkge.config import load_config
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.training.components import check_config
+from dglkge.training.building.components import check_config
 from dglkge.training.early_stopping import EarlyStopping, check_common_disk
 from tests.training.toy_trainer import NUM_BATCHES, NUM_TRIPLES, ToyRun
 

@@ -22,7 +22,7 @@ from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.training import build
 from dglkge.training.epochs import JOB
-from dglkge.training.global_vectors import GlobalVectors
+from dglkge.training.objectives.global_vectors import GlobalVectors
 from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION

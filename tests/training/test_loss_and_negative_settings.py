@@ -19,9 +19,9 @@ from dglkge.errors import InputError
 from dglkge.kernels.hashing import combine
 from dglkge.sampling.degree_draws import degree_weights
 from dglkge.sampling.negatives import UniformNegatives
-from dglkge.training.autograd_loss import AutogradLoss
-from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
+from dglkge.training.objectives.autograd_loss import AutogradLoss
+from dglkge.training.objectives.dot_softmax import DotSoftmax
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset, weighted_dataset
 from tests.training.test_train_step import complex_score, cube_of_moduli

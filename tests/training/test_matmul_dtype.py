@@ -11,8 +11,8 @@ import torch
 from dglkge.config import Config, load_config, save_config
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.training import matmul_dtype
-from dglkge.training.matmul_dtype import faster_type, with_matmul_dtype
+from dglkge.training.building import matmul_dtype
+from dglkge.training.building.matmul_dtype import faster_type, with_matmul_dtype
 
 
 def rates(monkeypatch: pytest.MonkeyPatch, speedup: float) -> list[torch.dtype]:

@@ -14,7 +14,7 @@ from dglkge.model.choices import OPTIMIZERS, OptimizerChoice
 from dglkge.optim.optimizers import AdamRule
 from dglkge.planning.shared_memory import state_widths
 from dglkge.training import build
-from dglkge.training.components import check_config
+from dglkge.training.building.components import check_config
 from dglkge.typing import RELATION
 
 

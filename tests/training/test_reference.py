@@ -23,9 +23,9 @@ from dglkge.model.regularizers import REGULARIZERS
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.optim.sparse_optimizer import SparseOptimizer
 from dglkge.training import build
-from dglkge.training.autograd_loss import AutogradLoss
-from dglkge.training.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
+from dglkge.training.objectives.autograd_loss import AutogradLoss
+from dglkge.training.objectives.dot_softmax import DotSoftmax
 from tests.optim.test_new_rule import MomentumRule
 from tests.toy_kg import toy_dataset
 

@@ -16,7 +16,7 @@ import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.training.epochs import JOB
-from dglkge.training.row_dropout import RowDropout
+from dglkge.training.objectives.row_dropout import RowDropout
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 from tests.training import test_k_vs_all, test_one_vs_all, test_train_step

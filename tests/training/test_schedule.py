@@ -11,7 +11,7 @@ import torch
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.training.components import check_config
+from dglkge.training.building.components import check_config
 from dglkge.training.control import TrainingControl
 from dglkge.training.schedule import Schedule, known_schedules, parse_options, warm_up_factor
 

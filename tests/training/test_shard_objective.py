@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional
 
 from dglkge.model.kge_model import build_model
-from dglkge.training import shard_objective
-from dglkge.training.shard_objective import (
+from dglkge.training.objectives import shard_objective
+from dglkge.training.objectives.shard_objective import (
     BCE,
     SOFTMAX,
     Answers,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dglkge.kernels.softmax import greatest_of, ignore_truths, power, softmax
-from dglkge.model.autograd_functions import words
+from dglkge.model.functions.autograd import words
 from dglkge.model.losses import IGNORED_SCORE, Softmax
 
 NUM, NUM_NEGATIVES = 11, 37

@@ -18,7 +18,7 @@ from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.training import trackers
 from dglkge.training.build import _build_trackers
-from dglkge.training.components import check_config
+from dglkge.training.building.components import check_config
 from dglkge.training.trackers import LOGGERS, TrackedRun, Tracker, Trackers, check_loggers
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
 

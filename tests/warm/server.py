@@ -40,7 +40,7 @@ PRELOADED = (
     "dglkge.cli.launch",
     "dglkge.cli.main",
     "dglkge.cli.common",
-    "dglkge.inference.import_tables",
+    "dglkge.inference.imports.import_tables",
     "dglkge.inference.truth",
     "dglkge.tuning.tune",
 )

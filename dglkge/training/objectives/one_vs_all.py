@@ -14,10 +14,10 @@ import torch
 from dglkge.kernels import dot as dot_kernels
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
-from dglkge.training.all_candidates import Piece
-from dglkge.training.penalties import GroupPenalty, loop_weights
-from dglkge.training.relation_prediction import RelationQueries, relation_pieces
-from dglkge.training.rows import Group, Scratch
+from dglkge.training.objectives.all_candidates import Piece
+from dglkge.training.objectives.penalties import GroupPenalty, loop_weights
+from dglkge.training.objectives.relation_prediction import RelationQueries, relation_pieces
+from dglkge.training.objectives.rows import Group, Scratch
 from dglkge.typing import Side
 
 Ids = npt.NDArray[np.int64]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from dglkge.errors import InputError, JobError, missing_package, unknown_name
-from dglkge.inference.export_files import (
+from dglkge.inference.exports.files import (
     Export,
     ExportedTable,
     Output,
@@ -26,7 +26,7 @@ from dglkge.inference.export_files import (
     record_batches,
     row_type,
 )
-from dglkge.model.comparators import COSINE, INNER_PRODUCT, METRICS
+from dglkge.model.functions.comparators import COSINE, INNER_PRODUCT, METRICS
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 
 PROJECTOR_ROWS = 10_000

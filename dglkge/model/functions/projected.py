@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dglkge.model.comparators import unit_rows
-from dglkge.model.projected_comparators import ProjectedDistance, ScaledL1
+from dglkge.model.functions.comparators import unit_rows
+from dglkge.model.functions.projected_comparators import ProjectedDistance, ScaledL1
 from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator, ScoreFunction
 from dglkge.registry import deferred
 

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from dglkge.kernels import dot, softmax
-from dglkge.model.autograd_functions import words
+from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import IGNORED_SCORE, Loss
 from dglkge.model.negative_terms import Mean
 from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.known_answers import KnownNegatives
-from dglkge.training.penalties import GroupPenalty
-from dglkge.training.rows import Group, Negatives, Scratch
+from dglkge.training.objectives.penalties import GroupPenalty
+from dglkge.training.objectives.rows import Group, Negatives, Scratch
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
 

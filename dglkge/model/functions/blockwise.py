@@ -10,7 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from dglkge.kernels.scaled_l1 import add_scaled_gradients, fill_scaled_distances
-from dglkge.model.autograd_functions import NEGLIGIBLE_GRADIENT
+from dglkge.model.functions.autograd import NEGLIGIBLE_GRADIENT
 
 BLOCK_NUMBERS = 1 << 21
 """Numbers that a block holds for each operation: 8 MiB."""

@@ -23,7 +23,7 @@ from dglkge.checkpoint.reader import Checkpoint, CheckpointTable, FileShard, Tab
 from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
-from dglkge.inference.hub_tables import HubTables
+from dglkge.inference.imports.hub_tables import HubTables
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import LOSSES
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS

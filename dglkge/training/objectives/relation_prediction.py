@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 
 from dglkge.model.kge_model import KgeModel
-from dglkge.training.all_candidates import CandidateLoss, Piece
-from dglkge.training.autograd_loss import AutogradLoss
-from dglkge.training.dot_softmax import DotSoftmax
-from dglkge.training.rows import Group
+from dglkge.training.objectives.all_candidates import CandidateLoss, Piece
+from dglkge.training.objectives.autograd_loss import AutogradLoss
+from dglkge.training.objectives.dot_softmax import DotSoftmax
+from dglkge.training.objectives.rows import Group
 from dglkge.typing import Side
 
 RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}

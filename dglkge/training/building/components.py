@@ -28,9 +28,9 @@ from dglkge.model.regularizers import (
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
+from dglkge.training.building.loss_settings import check_loss_settings, check_negatives, configured_reduction
+from dglkge.training.building.optimizer_options import check_optimizer
 from dglkge.training.early_stopping import check_early_stopping
-from dglkge.training.loss_settings import check_loss_settings, check_negatives, configured_reduction
-from dglkge.training.optimizer_options import check_optimizer
 from dglkge.training.schedule import check_schedule
 from dglkge.training.trackers import check_loggers
 

@@ -19,10 +19,10 @@ import torch
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.query_batches import AnswerIndex, QueryBatch, ShardAnswers
-from dglkge.training.all_candidates import Piece
-from dglkge.training.relation_prediction import relation_pieces
-from dglkge.training.rows import RowPlaces, RowRequest
-from dglkge.training.shard_objective import SOFTMAX, Answers
+from dglkge.training.objectives.all_candidates import Piece
+from dglkge.training.objectives.relation_prediction import relation_pieces
+from dglkge.training.objectives.rows import RowPlaces, RowRequest
+from dglkge.training.objectives.shard_objective import SOFTMAX, Answers
 from dglkge.typing import RELATION, Side
 
 Ids = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ from dglkge.config import Config, current_names
 from dglkge.config.schema import NEGATIVE_SAMPLING
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError
-from dglkge.training.components import REFERENCE
+from dglkge.training.building.components import REFERENCE
 
 logger = logging.getLogger(__name__)
 

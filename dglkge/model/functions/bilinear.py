@@ -10,8 +10,8 @@ import math
 from typing import TYPE_CHECKING
 
 from dglkge.errors import InputError
-from dglkge.model.bigraph_operators import LinearOperator
-from dglkge.model.comparators import Dot
+from dglkge.model.functions.bigraph_operators import LinearOperator
+from dglkge.model.functions.comparators import Dot
 from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator, ScoreFunction
 from dglkge.registry import deferred
 from dglkge.typing import Side
@@ -19,10 +19,10 @@ from dglkge.typing import Side
 if TYPE_CHECKING:
     import torch
 
-    from dglkge.model import autograd_functions
+    from dglkge.model.functions import autograd as autograd_functions
 else:
     torch = deferred("torch")
-    autograd_functions = deferred("dglkge.model.autograd_functions")
+    autograd_functions = deferred("dglkge.model.functions.autograd")
 
 LINEAR = LinearOperator()
 """PyTorch-BigGraph's, which multiplies by a matrix from the left."""

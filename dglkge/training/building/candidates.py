@@ -17,28 +17,28 @@ from dglkge.distributed.world import World
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
-from dglkge.model.comparators import Dot
+from dglkge.model.functions.comparators import Dot
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import LOSSES
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.pair_queries import PairIndex
 from dglkge.sampling.query_batches import QueryBatches, QueryIndex, ShardAnswers, TrainingBatches
-from dglkge.training.all_candidates import (
+from dglkge.training.building.components import REFERENCE
+from dglkge.training.objectives.all_candidates import (
     AllCandidates,
     CandidateLoss,
     Candidates,
     QueryMaker,
     only_answers,
 )
-from dglkge.training.components import REFERENCE
-from dglkge.training.global_vectors import GlobalVectors
-from dglkge.training.k_vs_all import AnsweredQueries, all_answers
-from dglkge.training.one_vs_all import AutogradQueries, LoopQueries, has_loops
-from dglkge.training.query_exchange import QueryExchange
-from dglkge.training.relation_prediction import RELATION_BLOCKS, RelationQueries
-from dglkge.training.row_dropout import RowDropout
-from dglkge.training.shard_objective import (
+from dglkge.training.objectives.global_vectors import GlobalVectors
+from dglkge.training.objectives.k_vs_all import AnsweredQueries, all_answers
+from dglkge.training.objectives.one_vs_all import AutogradQueries, LoopQueries, has_loops
+from dglkge.training.objectives.query_exchange import QueryExchange
+from dglkge.training.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries
+from dglkge.training.objectives.row_dropout import RowDropout
+from dglkge.training.objectives.shard_objective import (
     SOFTMAX,
     AutogradShard,
     FullObjective,

@@ -20,8 +20,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dglkge.errors import InputError
-from dglkge.model.bigraph_operators import OPERATORS, BigraphOperator
-from dglkge.model.comparators import (
+from dglkge.model.functions.bigraph_operators import OPERATORS, BigraphOperator
+from dglkge.model.functions.comparators import (
     FLOAT32_UNIT,
     SAFETY,
     Comparator,
@@ -37,10 +37,10 @@ from dglkge.typing import Side
 if TYPE_CHECKING:
     import torch
 
-    from dglkge.model import autograd_functions
+    from dglkge.model.functions import autograd as autograd_functions
 else:
     torch = deferred("torch")
-    autograd_functions = deferred("dglkge.model.autograd_functions")
+    autograd_functions = deferred("dglkge.model.functions.autograd")
 
 COMPARATORS: dict[str, type[Comparator]] = {
     "dot": Dot,

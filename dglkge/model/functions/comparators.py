@@ -17,10 +17,10 @@ from dglkge.registry import deferred
 if TYPE_CHECKING:
     import torch
 
-    from dglkge.model import autograd_functions
+    from dglkge.model.functions import autograd as autograd_functions
 else:
     torch = deferred("torch")
-    autograd_functions = deferred("dglkge.model.autograd_functions")
+    autograd_functions = deferred("dglkge.model.functions.autograd")
 
 FLOAT32_UNIT = 2.0**-24
 FLOAT32_SAFE_MAX = 1e37

@@ -12,7 +12,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
 from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.negatives import find_equal
-from dglkge.training.rows import Group
+from dglkge.training.objectives.rows import Group
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
 

@@ -17,10 +17,10 @@ import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.model.regularizers import Regularizer
-from dglkge.training.query_exchange import QueryBlock, QueryExchange
-from dglkge.training.row_dropout import RowDropout
-from dglkge.training.rows import Scratch
-from dglkge.training.shard_objective import Answers, ShardObjective, losses, normalizers
+from dglkge.training.objectives.query_exchange import QueryBlock, QueryExchange
+from dglkge.training.objectives.row_dropout import RowDropout
+from dglkge.training.objectives.rows import Scratch
+from dglkge.training.objectives.shard_objective import Answers, ShardObjective, losses, normalizers
 from dglkge.training.stats import PhaseClock
 
 Ids = npt.NDArray[np.int64]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from dglkge.model.comparators import (
+from dglkge.model.functions.comparators import (
     FLOAT32_UNIT,
     SAFETY,
     TINY_MODULUS_PER_DIM,
@@ -23,10 +23,10 @@ from dglkge.registry import deferred
 if TYPE_CHECKING:
     import torch
 
-    from dglkge.model import blockwise
+    from dglkge.model.functions import blockwise
 else:
     torch = deferred("torch")
-    blockwise = deferred("dglkge.model.blockwise")
+    blockwise = deferred("dglkge.model.functions.blockwise")
 
 
 class ScaledL1(Comparator):

@@ -26,11 +26,11 @@ import numpy.typing as npt
 import torch
 
 from dglkge.kernels import full_scores as kernels
-from dglkge.model.autograd_functions import words
+from dglkge.model.functions.autograd import words
 from dglkge.model.losses import IGNORED_SCORE
 from dglkge.planning.memory import KEPT_SCORE_BYTES, ROWS_A_PANEL
-from dglkge.training.dot_softmax import QUERY_MULTIPLE
-from dglkge.training.rows import Scratch
+from dglkge.training.objectives.dot_softmax import QUERY_MULTIPLE
+from dglkge.training.objectives.rows import Scratch
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

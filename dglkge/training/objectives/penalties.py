@@ -11,7 +11,7 @@ import torch
 from dglkge.kernels import penalties as kernels
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import LoopWeights, Regularizer
-from dglkge.training.rows import Group
+from dglkge.training.objectives.rows import Group
 from dglkge.typing import Side
 
 

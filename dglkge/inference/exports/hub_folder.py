@@ -12,7 +12,7 @@ import yaml
 from dglkge import __version__
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.errors import InputError
-from dglkge.inference.export_files import (
+from dglkge.inference.exports.files import (
     Export,
     ExportedTable,
     Output,
@@ -21,7 +21,7 @@ from dglkge.inference.export_files import (
     names_output,
     write_safetensors,
 )
-from dglkge.inference.hub_tables import (
+from dglkge.inference.imports.hub_tables import (
     CARD,
     CONFIG,
     HUB_FIELDS,

@@ -1,0 +1,3 @@
+"""Tables of a trained model written in the formats of others."""
+
+from __future__ import annotations

@@ -1,0 +1,3 @@
+"""Tables that others have trained, or that were exported, read like a checkpoint."""
+
+from __future__ import annotations

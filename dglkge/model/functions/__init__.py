@@ -1,0 +1,3 @@
+"""Score functions by family, with comparators and operators; ``model.score_functions`` registers them."""
+
+from __future__ import annotations
