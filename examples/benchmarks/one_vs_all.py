@@ -4,10 +4,10 @@
 
 ComplEx, softmax, Adagrad, both sides of every triple. Ours runs under dglkge-launch with one server, once for
 each objective and type of matmuls. The limit is what plain torch.mm reaches with the same shapes and type, in
-as many processes as there are trainers. The peers run in one process with all cores: LibKGE's formulation of
-1vsAll, written out in plain torch, and with --pykeen PyKEEN's LCWA loop, which trains (entity, relation)
-pairs with all their answers, as our k_vs_all does. Everything runs in turn, --pairs times; figures are
-medians. Markdown goes to stdout, everything to --json.
+as many processes as there are trainers, measured before each of our runs. The peers run in one process with
+all cores: LibKGE's formulation of 1vsAll, written out in plain torch, and with --pykeen PyKEEN's LCWA loop,
+which trains (entity, relation) pairs with all their answers, as our k_vs_all does. Everything runs in turn,
+--pairs times; figures are medians. Markdown goes to stdout, everything to --json.
 """
 
 from __future__ import annotations
@@ -131,25 +131,29 @@ def run_pykeen(args: argparse.Namespace, python: Path, folder: Path) -> dict[str
     return {"queries_per_second": speed, "peak_bytes": found["peak_bytes"]}
 
 
-def measure_limits(args: argparse.Namespace) -> dict[str, float]:
-    """Measure the matmuls' limit of each type, in operations per second."""
+def measure_limit(args: argparse.Namespace, dtype: str) -> float:
+    """Measure the matmuls' limit of a type, in operations per second."""
     num_entities = int(np.load(args.dataset / "train.npy", mmap_mode="r")[:, [0, 2]].max()) + 1
     threads = max(1, len(os.sched_getaffinity(0)) // args.trainers)
     # The queries of a whole batch against a trainer's share of the entities.
     rows, columns = 2 * args.batch_size, num_entities // args.trainers
-    types = sorted({kind.partition(":")[2] for kind in args.kinds.split(",")})
-    shape = (args.trainers, threads, rows, columns, args.dimension)
-    return {dtype: measure_product_limit(*shape, dtype=dtype, seconds=3.0) for dtype in types}
+    return measure_product_limit(args.trainers, threads, rows, columns, args.dimension, dtype, seconds=3.0)
 
 
-def measure(args: argparse.Namespace, work: Path) -> dict[str, list[dict[str, Any]]]:
-    """Run everything in turn."""
-    runs: dict[str, list[dict[str, Any]]] = {}
+Runs = dict[str, list[dict[str, Any]]]
+
+
+def measure(args: argparse.Namespace, work: Path) -> tuple[Runs, dict[str, float]]:
+    """Run everything in turn; return the runs by name, and the medians of the limits by type."""
+    runs: Runs = {}
+    limits: dict[str, list[float]] = {}
     python = None
     if args.pykeen:
         python = peer_python("pykeen", args.peer_python, Path(".venv-pykeen"), []).absolute()
     for turn in range(args.pairs):
         for kind in filter(None, args.kinds.split(",")):
+            dtype = kind.partition(":")[2]
+            limits.setdefault(dtype, []).append(measure_limit(args, dtype))
             folder = work / f"{kind.replace(':', '-')}-{turn}"
             runs.setdefault(f"ours, {kind}", []).append(run_ours(args, kind, folder))
         if args.libkge_batches:
@@ -158,10 +162,10 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, list[dict[str, An
         if python is not None:
             found = run_pykeen(args, python, work / f"pykeen-{turn}")
             runs.setdefault("PyKEEN's LCWA", []).append(found)
-    return runs
+    return runs, {dtype: statistics.median(found) for dtype, found in limits.items()}
 
 
-def report(args: argparse.Namespace, runs: dict[str, list[dict[str, Any]]], limits: dict[str, float]) -> str:
+def report(args: argparse.Namespace, runs: Runs, limits: dict[str, float]) -> str:
     """Return the tables."""
     num_entities = int(np.load(args.dataset / "train.npy", mmap_mode="r")[:, [0, 2]].max()) + 1
     # Half of a positive's operations, which has two queries.
@@ -197,8 +201,7 @@ def main(words: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(words)
     work = Path(tempfile.mkdtemp(prefix="one_vs_all_benchmark_"))
     try:
-        limits = measure_limits(args)
-        runs = measure(args, work)
+        runs, limits = measure(args, work)
     except (DglkgeError, RuntimeError, OSError) as error:
         print(f"one_vs_all.py: {error}", file=sys.stderr)
         return 2 if isinstance(error, DglkgeError) else 1
