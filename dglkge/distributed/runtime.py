@@ -160,6 +160,11 @@ def is_server() -> bool:
     return os.environ.get("DGL_ROLE", "client") == "server"
 
 
+def log_folder() -> str:
+    """Return the folder of the job's logs on this machine; empty without a launcher."""
+    return os.environ.get("DGLKGE_LOG_DIR", "")
+
+
 def num_servers() -> int:
     """Return the number of servers on each machine of a launched job."""
     return int(os.environ.get("DGL_NUM_SERVER", "1"))
