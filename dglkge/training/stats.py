@@ -170,7 +170,6 @@ class EpochReport:
         self._epoch = epoch
         self._every = reports_apart(num_batches)
         self._num_batches = num_batches
-        self._num_epochs = num_epochs
         # This trainer's summed loss, triples and bytes since the last report, and all trainers' before that.
         self._recent = np.zeros(3) if before is None else before.recent.copy()
         self._epoch_total = np.zeros(3) if before is None else before.total.copy()
@@ -225,7 +224,6 @@ class EpochReport:
             record: dict[str, Any] = {
                 "time": timestamp(),
                 "epoch": self._epoch,
-                "num_epochs": self._num_epochs,
                 "batches_done": batches_done,
                 "num_batches": self._num_batches,
                 "loss": total[0] / max(total[1], 1),

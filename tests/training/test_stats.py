@@ -90,7 +90,8 @@ def test_a_ranking_of_the_valid_split_is_a_line_of_its_own(tmp_path: Path) -> No
     path = tmp_path / "stats.jsonl"
     append_validation(path, 1, {"mrr": 0.5})
     append_validation(path, 3, {"mrr": 0.75})
-    times = [line.pop("time") for line in (found := lines(path))]
+    found = lines(path)
+    times = [line.pop("time") for line in found]
     assert found == [{"epoch": 0, "valid": {"mrr": 0.5}}, {"epoch": 2, "valid": {"mrr": 0.75}}]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time) for time in times)
 
