@@ -23,6 +23,7 @@ from dglkge.launch.arguments import build_parser, parse_arguments
 from dglkge.launch.console import LAUNCHER_LOG, Console
 from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
 from dglkge.launch.local_site import find_unreadable_arguments, write_job_files
+from dglkge.launch.open_files import allow_open_files
 from dglkge.launch.ports import with_ports_chosen_again
 from dglkge.launch.process_plan import (
     Host,
@@ -151,6 +152,7 @@ class _Job:
         site.send_files(self.command, config, self.options.part_config, self.places)
         site.check(hosts, settings, self._needs(settings, config))
         plan = site.plan(hosts, settings)
+        allow_open_files(len(plan))
         unreadable = find_unreadable_arguments(here / self.options.ip_config, self.command, here)
         for warning in [*site.warnings(), *unreadable]:
             console.message(f"warning: {warning}")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
+from dglkge.checkpoint.layout import Progress
 from dglkge.cli.common import human_bytes, print_json, print_text, write_text
 from dglkge.errors import InputError
 
@@ -149,7 +150,7 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
     head.add_row("state", f"{state['state']}{quiet}")
     of = NONE if progress["num_epochs"] is None else progress["num_epochs"]
     batches = (
-        f"batch {progress['batches_done']:,} of {progress['num_batches']:,}"
+        f"batch {progress[Progress.BATCHES_DONE]:,} of {progress['num_batches']:,}"
         if progress["num_batches"]
         else ""
     )
@@ -158,7 +159,7 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
     head.add_row("", ProgressBar(total=1.0, completed=progress["fraction"] or 0.0, width=50))
     head.add_row("speed", f"{_number(state['edges_per_second'], ',.0f')} edges/s")
     head.add_row(
-        "loss", f"{_number(state['loss'], '.4f')}, {_number(state['epoch_loss'], '.4f')} in this epoch"
+        "loss", f"{_number(state['loss'], '.4f')}, {_number(state[Progress.EPOCH_LOSS], '.4f')} in this epoch"
     )
     head.add_row("valid MRR", _ranking(valid))
     if state["test"]:
