@@ -66,6 +66,8 @@ def run_state(
         If the folder is no run.
     """
     folder = records_folder(folder)
+    if not folder.is_dir():
+        raise InputError(f"{folder} does not exist; expected the folder of a run")
     names = (layout.RUN_CONFIG_FILE, layout.RUN_STATS_FILE, layout.CHECKPOINT_FOLDER, layout.LEASE_FILE)
     if not any((folder / name).exists() for name in names):
         raise InputError(f"{folder} is no folder of a run: it has none of {', '.join(names)}")
