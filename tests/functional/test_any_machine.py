@@ -33,7 +33,7 @@ def starter() -> list[str]:
 
 
 def test_a_job_trains_where_little_is_there(tmp_path: Path, capsys) -> None:
-    """Spaces and letters of other scripts in all paths, home read-only, no program on the path, so no compiler,
+    """Spaces and letters of other scripts in all paths, home read-only, no program on the path (no compiler),
     256 open files, the C locale, no standard input; the launcher is process 1 where that can be made."""
     folder = tmp_path / "Größe 1 данные"
     folder.mkdir()
