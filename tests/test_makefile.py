@@ -175,9 +175,13 @@ def test_as_user_runs_a_command_as_nobody():
     """Also where the interpreter lies in a folder that nobody may not enter."""
     if os.geteuid() != 0:
         pytest.skip("root alone can become another user")
-    code = "import os, pathlib as p; print(os.getuid(), os.getcwd(), os.access('.', os.W_OK), p.Path.home().owner())"
+    code = (
+        "import os, pathlib\n"
+        "print(os.getuid(), os.getcwd(), os.access('.', os.W_OK), pathlib.Path.home().owner())\n"
+        "raise SystemExit(3)"
+    )
     before = set(Path("/tmp").glob("dglkge-user.*"))
-    command = [str(ROOT / ".ci" / "as_user"), sys.executable, "-c", f"{code}; raise SystemExit(3)"]
+    command = [str(ROOT / ".ci" / "as_user"), sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     if "unshare failed" in done.stderr:
         pytest.skip(done.stderr.strip())
