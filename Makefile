@@ -14,6 +14,10 @@ PARALLEL := -n 3
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
     functional/test_training_job.py functional/test_two_partitions.py functional/test_repeated_training.py \
     launch/test_launch_dgl_job.py partition_tools/test_partition_command.py partition_tools/test_build_graph.py)
+# The launcher's tests that run once more as an ordinary user and in the background: each lane a minute or two.
+LAUNCHER_TESTS := $(addprefix tests/launch/test_,any_machine.py background_stream.py console.py control_groups.py \
+    host_memory.py job_lock.py launch_command.py local_hosts.py log_format.py ports.py restarts.py shared_memory.py \
+    supervisor.py watchdog.py launch_dgl_job.py::test_runs_to_its_end)
 VENV := .venv
 VENV2 := .venv-dgl2
 VENV_DEMO := $(if $(filter dgl2,$(LANE)),$(VENV2),$(VENV))
@@ -21,7 +25,7 @@ VENV_PBG := .venv-pbg
 VENV_DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-dgl2 test-dgl2-part test-cluster test-pbg lint docs clean
+.PHONY: help demo test test-user test-nohup test-dgl2 test-dgl2-part test-cluster test-pbg lint docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1 \t/' | expand -t 20
@@ -31,6 +35,12 @@ demo: $(VENV_DEMO)/installed  ## a small knowledge graph: build, train, evaluate
 
 test: lint  ## lint, then every test with dgl 1.1.3 and torch 2.13.0: 30 minutes
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+
+test-user: $(VENV)/installed  ## the launcher's tests as an ordinary user: nobody, if you are root
+	.ci/as_user $(CURDIR)/$(VENV)/bin/python -m pytest -p no:cacheprovider $(PARALLEL) $(LAUNCHER_TESTS)
+
+test-nohup: $(VENV)/installed  ## the launcher's tests as a shell's background starts them: SIGINT and SIGHUP ignored
+	trap '' INT HUP; $(VENV)/bin/python -m pytest $(PARALLEL) $(LAUNCHER_TESTS) < /dev/null
 
 test-dgl2: $(VENV2)/installed  ## every test with dgl 2.1.0 and torch 2.2.1
 	$(VENV2)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)

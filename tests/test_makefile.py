@@ -115,7 +115,7 @@ def test_help_names_every_target(copy):
     assert re.findall(r"^  make (\S+)", done.stdout, re.MULTILINE) == targets
 
 
-@pytest.mark.parametrize("script", [".ci/run", "examples/stdlib/run.sh"])
+@pytest.mark.parametrize("script", [".ci/run", ".ci/as_user", "examples/stdlib/run.sh"])
 def test_scripts_parse_and_stop_at_the_first_error(script):
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True, timeout=60)
     assert "set -euo pipefail" in (ROOT / script).read_text()
@@ -124,8 +124,69 @@ def test_scripts_parse_and_stop_at_the_first_error(script):
 def test_ci_runs_the_documentation_and_ends_with_pytest():
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    assert [line for line in lines if re.match(r"(exec )?make \S", line)] == ["make docs", "exec make test"]
-    assert lines[-1] == "exec make test"
+    assert lines.index("make docs") < lines.index("for target in test-user test-nohup; do")
+    assert [line.strip() for line in lines if "exec " in line] == ["exec make test"]
+
+
+MAKE = """#!/bin/sh
+echo "$@" >> calls
+case " $FAIL " in *" $1 "*) exit 1;; esac
+echo "12 passed"
+"""
+
+
+@pytest.mark.parametrize(
+    "fail, status, last",
+    [
+        ("", 0, "12 passed"),
+        ("test", 1, ""),
+        ("test-user", 1, "FAILED: make test-user"),
+        ("test-nohup test", 1, "FAILED: make test-nohup test"),
+    ],
+)
+def test_ci_runs_every_lane_and_fails_if_one_does(tmp_path, fail, status, last):
+    """With a make that writes down what it was asked for."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "make").write_text(MAKE)
+    (tmp_path / "bin" / "make").chmod(0o755)
+    for name in ("ip", "unshare", "chromium", "apt-get"):  # what is missing would be installed
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    variables = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "FAIL": fail}
+    done = subprocess.run(
+        ["bash", ".ci/run"], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == status, done.stderr
+    assert (tmp_path / "calls").read_text().split() == ["docs", "test-user", "test-nohup", "test"]
+    if last:
+        assert done.stdout.splitlines()[-1] == last
+
+
+def test_the_launchers_tests_exist(copy):
+    for target in ("test-user", "test-nohup"):
+        (line,) = [line for line in steps(copy, target) if "pytest" in line]
+        named = [word.partition("::")[0] for word in line.split() if word.startswith("tests/")]
+        assert len(named) > 10 and not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_as_user_runs_a_command_as_nobody():
+    """Also where the interpreter lies in a folder that nobody may not enter."""
+    if os.geteuid() != 0:
+        pytest.skip("root alone can become another user")
+    code = (
+        "import os, pathlib\n"
+        "print(os.getuid(), os.getcwd(), os.access('.', os.W_OK), pathlib.Path.home().owner())\n"
+        "raise SystemExit(3)"
+    )
+    before = set(Path("/tmp").glob("dglkge-user.*"))
+    command = [str(ROOT / ".ci" / "as_user"), sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if "unshare failed" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.stdout == f"65534 {ROOT} False nobody\n" and done.returncode == 3, done.stderr
+    assert set(Path("/tmp").glob("dglkge-user.*")) == before
 
 
 def test_the_second_lane_of_ci_names_tests_that_exist(copy):

@@ -6,6 +6,7 @@ agents on other machines import it.
 A run's folder::
 
     config.json        the run's configuration
+    job.json           folder of the logs of the newest job and its numbers of processes
     stats.jsonl        JSON lines: loss and speed, some times per epoch; metrics of the valid split
     metrics.json       ranking results of the training job, by split
     metrics-*.json     one ranking result of dglkge evaluate each, named by its protocol
@@ -30,6 +31,7 @@ MANIFEST_VERSION = 2
 """Version of our own manifest; version 1 listed the HDF5 files only."""
 
 RUN_CONFIG_FILE = "config.json"
+RUN_JOB_FILE = "job.json"
 RUN_STATS_FILE = "stats.jsonl"
 RUN_METRICS_FILE = "metrics.json"
 METRICS_PATTERN = "metrics*.json"

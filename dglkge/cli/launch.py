@@ -16,12 +16,14 @@ from pathlib import Path
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.distributed.lease import new_nonce
+from dglkge.distributed.log_format import TEXT
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError, exit_status_of
 from dglkge.launch.arguments import build_parser, parse_arguments
-from dglkge.launch.console import Console
+from dglkge.launch.console import LAUNCHER_LOG, Console
 from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
 from dglkge.launch.local_site import find_unreadable_arguments, write_job_files
+from dglkge.launch.open_files import allow_open_files
 from dglkge.launch.ports import with_ports_chosen_again
 from dglkge.launch.process_plan import (
     Host,
@@ -72,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _launch(argv: Sequence[str], console: Console) -> int:
     """Check that the job can run, run it, and restart it as often as allowed."""
     options, command = parse_arguments(argv)
+    console.log_format = options.log_format
     if options.print_completion:
         console.summary(_completion_script(options.print_completion).rstrip("\n"))
         return 0
@@ -149,11 +152,13 @@ class _Job:
         site.send_files(self.command, config, self.options.part_config, self.places)
         site.check(hosts, settings, self._needs(settings, config))
         plan = site.plan(hosts, settings)
+        allow_open_files(len(plan))
         unreadable = find_unreadable_arguments(here / self.options.ip_config, self.command, here)
         for warning in [*site.warnings(), *unreadable]:
             console.message(f"warning: {warning}")
         # After all checks: a refused job leaves no folder.
         write_job_files(log_dir, hosts)
+        console.log_to(log_dir / LAUNCHER_LOG)
         site.write_job_files(Path(settings.log_dir), hosts)
         console.message(_announce(settings, hosts, log_dir))
         limits = Limits(stop_seconds=self.options.stop_seconds, exit_seconds=self.options.exit_seconds)
@@ -243,7 +248,8 @@ def _settings(
         part_config=None if part_config is None else str(part_config),
         log_dir=str(log_dir),
         extra_envs=options.extra_envs,
-        shows_progress=sys.stdout.isatty(),
+        shows_progress=sys.stdout.isatty() and options.log_format == TEXT,
+        log_format=options.log_format,
         has_own_disks=options.sync,
     )
 
@@ -261,7 +267,8 @@ def _conclude(result: JobResult, console: Console, as_json: bool) -> None:
         console.message(f"all processes ended well after {result.seconds:.1f} s")
     else:
         how = "stopped" if result.status == RESTART_STATUS or result.is_interrupted else "failed"
-        console.message(f"{how} after {result.seconds:.1f} s: {result.reason}; logs in {result.log_dir}")
+        text = f"{how} after {result.seconds:.1f} s: {result.reason}; logs in {result.log_dir}"
+        console.message(text, "error" if how == "failed" else "info")
     if as_json:
         console.summary(json.dumps(result.to_dict()))
 

@@ -33,6 +33,7 @@ COMMANDS = {
         "quality",
         "show a data set's repeated triples, leaks into valid and test, unseen names, degrees",
     ),
+    "watch": ("watch", "follow a run: progress, speed, loss, metrics, memory, events; from its files"),
     "report": ("report", "one HTML page about a run, or about several side by side"),
     "inspect": ("inspect_run", "show a checkpoint's version, progress, model, tables and files"),
     "checkpoint": ("checkpoint", "inspect, verify or convert a checkpoint"),

@@ -18,6 +18,7 @@ from dglkge.cli.common import (
     print_text,
 )
 from dglkge.errors import InputError, missing_package
+from dglkge.launch.local_site import usable_cores
 from dglkge.launch.stop_signals import StoppedBySignal, stop_signals_raised
 
 DESCRIPTION = """Serve a page to search entities, their known and predicted triples and similar entities, and
@@ -139,7 +140,7 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _threads(asked: Optional[int]) -> int:
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     if asked is not None and not 1 <= asked <= cores:
         raise InputError(f"--threads must be 1 to {cores}, the cores of this process; got {asked}")
     return asked or cores

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dglkge.distributed import dgl_compat
+from dglkge.distributed import dgl_compat, log_format
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.process_group import end_process_group, start_process_group
@@ -158,6 +158,30 @@ class Cluster:
 def is_server() -> bool:
     """Whether the launcher started this process as a server."""
     return os.environ.get("DGL_ROLE", "client") == "server"
+
+
+def use_log_format() -> None:
+    """Let this process log as ``DGLKGE_LOG_FORMAT`` says: JSON lines, or unchanged.
+
+    Raises
+    ------
+    InputError
+        If the variable has another value.
+    """
+    found = os.environ.get(log_format.VARIABLE) or log_format.TEXT
+    if found not in log_format.LOG_FORMATS:
+        raise InputError(
+            f"{log_format.VARIABLE} is {found!r}; allowed are {', '.join(log_format.LOG_FORMATS)}"
+        )
+    if found == log_format.JSON:
+        role, number = ("server", "DGL_SERVER_ID") if is_server() else ("trainer", "RANK")
+        name = f"{role} {os.environ.get(number, '0')}"
+        log_format.use_json(name)
+
+
+def log_folder() -> str:
+    """Return the folder of the job's logs on this machine; empty without a launcher."""
+    return os.environ.get("DGLKGE_LOG_DIR", "")
 
 
 def num_servers() -> int:

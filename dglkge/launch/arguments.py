@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import Callable, NoReturn
 
+from dglkge.distributed.log_format import LOG_FORMATS, TEXT
+from dglkge.distributed.log_format import VARIABLE as VARIABLE_OF_FORMAT
 from dglkge.errors import InputError, unknown_name
 
 VARIABLE = re.compile(r"([A-Za-z_]\w*)=")
@@ -95,6 +98,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--python", default=sys.executable, metavar="FILE",
         help="the interpreter on machines of several (default: this one's path)")  # fmt: skip
     add("--log_dir", metavar="FOLDER", help="folder for the logs (default: logs/<time>-<pid>)")
+    add("--log_format", choices=LOG_FORMATS, default=None,
+        help="json: each line of logs and output is an object with time, level, process and message "
+             "(default: the variable DGLKGE_LOG_FORMAT, else text)")  # fmt: skip
     add("--max_restarts", type=_count(0), default=0, metavar="K",
         help="start the job again up to K times after a failure other than bad input, or when a signal to a "
              "trainer has stopped it (status 143); ip_config is read again (default: 0)")  # fmt: skip
@@ -135,11 +141,20 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple
     own, command = _split(parser, arguments)
     options = parser.parse_args(own)
     options.extra_envs = dict(options.extra_envs)
+    options.log_format = options.log_format or _inherited_log_format()
     if not command and not options.print_completion:
         raise InputError("no script was given; expected: dglkge-launch [options] script.py args...")
     if command == ("-m",):
         raise InputError("-m needs a module: dglkge-launch [options] -m package.module args...")
     return options, command
+
+
+def _inherited_log_format() -> str:
+    """Return the form of the logs that the environment asks for."""
+    found = os.environ.get(VARIABLE_OF_FORMAT) or TEXT
+    if found not in LOG_FORMATS:
+        raise InputError(f"{VARIABLE_OF_FORMAT} is {found!r}; allowed are {', '.join(LOG_FORMATS)}")
+    return found
 
 
 def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

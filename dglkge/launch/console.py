@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO, cast
 
+from dglkge.distributed.log_format import JSON, TEXT, json_line, parse_line, timestamp
+
 # Whole lines, apart from a warning of torch to which details are appended: a user's line that begins alike is
 # kept.
 _NOISE = re.compile(
@@ -250,6 +252,10 @@ class ProcessOutput:
         Path of the log, which is overwritten. If it cannot be written (full disk, removed folder), the job
         goes on: lost lines are counted, each further line is a new attempt, and the count precedes the first
         line that succeeds.
+    name : str
+        Of the process, in lines of JSON.
+    log_format : str
+        ``text``, or ``json``: the log gets an object for each line.
 
     Attributes
     ----------
@@ -261,8 +267,10 @@ class ProcessOutput:
         Present state of a progress bar; empty if there is none.
     """
 
-    def __init__(self, log_path: Path) -> None:
+    def __init__(self, log_path: Path, name: str = "", log_format: str = TEXT) -> None:
         self.log_path = log_path
+        self._name = name
+        self._is_json = log_format == JSON
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.progress = ""
         self.problem: str | None = None
@@ -312,7 +320,7 @@ class ProcessOutput:
         """Write one line to the log."""
         text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
         self.tail.append(text)
-        self._write(text + "\n")
+        self._write((as_json(self._name, text) if self._is_json else text) + "\n")
         return text
 
     def _write(self, text: str) -> None:
@@ -335,6 +343,29 @@ class ProcessOutput:
         except OSError as error:
             self._num_lost += num_lines
             self.problem = self.problem or (error.strerror or str(error))
+
+
+LAUNCHER = "launcher"
+LAUNCHER_LOG = "launcher.log"
+"""File of the launcher's own messages, each with its time, in the folder of the logs."""
+
+
+def as_json(name: str, text: str) -> str:
+    """Return a line of a process as JSON; one that is such an object already stays as it is.
+
+    Examples
+    --------
+    >>> as_json("trainer 0", "Server (0) shutdown.")[38:]
+    '"level": "debug", "process": "trainer 0", "message": "Server (0) shutdown."}'
+    """
+    # Routine messages are in the logs, with a level that readers usually leave out.
+    return text if parse_line(text) else json_line(name, "debug" if is_noise(text) else "info", text)
+
+
+def plain_text(text: str) -> str:
+    """Return the message of a line of JSON; any other line as it is."""
+    record = parse_line(text)
+    return text if record is None else str(record["message"])
 
 
 COLOURS = (36, 33, 32, 35, 34, 31)
@@ -360,7 +391,11 @@ class Console:
         Whether prefixes are coloured.
     """
 
+    log_format = TEXT
+    """``json``: every line is an object, and there is no bar."""
+
     def __init__(self, out: TextIO, err: TextIO, is_terminal: bool, is_coloured: bool) -> None:
+        self._log_path: Path | None = None
         self._out = out
         self._err = err
         self._is_terminal = is_terminal
@@ -379,8 +414,15 @@ class Console:
         streams = BackgroundStream(out)
         return cls.of(cast(TextIO, streams), cast(TextIO, BackgroundStream(err, streams)))
 
+    def log_to(self, path: Path | None) -> None:
+        """Append the launcher's messages to a file as well, from now on."""
+        self._log_path = path
+
     def line(self, name: str, colour: int, text: str) -> None:
         """Write one whole line of a process above the bar."""
+        if self.log_format == JSON:
+            self._write(self._out, as_json(name, text) + "\n")
+            return
         prefix = f"[{name}]"
         if self._is_coloured:
             prefix = f"\x1b[{COLOURS[colour % len(COLOURS)]}m{prefix}\x1b[0m"
@@ -388,7 +430,7 @@ class Console:
 
     def progress(self, name: str, text: str) -> None:
         """Show the bar of a process as the last line; an empty text removes it."""
-        if not self._is_terminal:
+        if not self._is_terminal or self.log_format == JSON:
             return
         columns = shutil.get_terminal_size().columns
         bar = f"[{name}] {text}"[: columns - 1] if text else ""
@@ -397,8 +439,15 @@ class Console:
             self._bar = bar
             self._write(self._out, clear + bar)
 
-    def message(self, text: str) -> None:
-        """Write a message of the launcher."""
+    def message(self, text: str, level: str = "info") -> None:
+        """Write a message of the launcher; in JSON the words ``warning:`` and ``error:`` set its level."""
+        is_json = self.log_format == JSON
+        level = next((word for word in ("warning", "error") if text.startswith(f"{word}: ")), level)
+        record = json_line(LAUNCHER, level, text)
+        self._log(record if is_json else "\n".join(f"{timestamp()} {line}" for line in text.splitlines()))
+        if is_json:
+            self._write(self._err, record + "\n")
+            return
         # The bar is on stdout and messages are on stderr, which may be the same terminal: it is removed and
         # written again.
         if self._bar:
@@ -414,13 +463,21 @@ class Console:
 
     def error(self, text: str) -> None:
         """Write an error message without a prefix."""
-        self._write(self._err, text + "\n")
+        self._write(
+            self._err, (json_line(LAUNCHER, "error", text) if self.log_format == JSON else text) + "\n"
+        )
 
     def finish(self) -> None:
         """Wait until all text is written, with a timeout for blocked streams."""
         for stream in (self._out, self._err):
             if isinstance(stream, BackgroundStream):
                 stream.finish()
+
+    def _log(self, text: str) -> None:
+        """Append to the launcher's log; a full disk does not disturb the job."""
+        if self._log_path is not None:
+            with contextlib.suppress(OSError), self._log_path.open("a", encoding="utf-8") as log:
+                log.write(text + "\n")
 
     def _clear(self) -> str:
         """Return the control sequence that removes the bar."""

@@ -33,6 +33,7 @@ from dglkge.launch.shared_memory import (
     wait_for_watchdogs,
 )
 from dglkge.launch.watched_process import LocalExecutor
+from dglkge.planning.control_groups import cores_to_use, quota_of_cores
 
 
 def local_interfaces() -> dict[str, str]:
@@ -46,9 +47,9 @@ def local_interfaces() -> dict[str, str]:
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may run on."""
+    """Return the number of cores that this process may use: affinity and quota of its control groups."""
     # Not os.cpu_count(): a container or scheduler may allow fewer cores than the machine has.
-    return len(os.sched_getaffinity(0))
+    return cores_to_use(os.sched_getaffinity(0), quota_of_cores())
 
 
 def locate_hosts(machines: Sequence[Machine], interfaces: Mapping[str, str], num_cores: int) -> list[Host]:

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dglkge.distributed.log_format import TEXT
+from dglkge.distributed.log_format import VARIABLE as LOG_FORMAT_VARIABLE
+
 
 @dataclass(frozen=True)
 class Places:
@@ -118,6 +121,8 @@ class JobSettings:
         pipe.
     has_own_disks : bool
         Whether the machines share no disk, so that each sends its parts of a checkpoint to the first.
+    log_format : str
+        ``text`` or ``json``: how trainers and servers log.
     job : str
         Id of the job, equal for all its attempts, in the lease on the run's folder.
     """
@@ -135,6 +140,7 @@ class JobSettings:
     extra_envs: Mapping[str, str] = field(default_factory=dict)
     shows_progress: bool = False
     has_own_disks: bool = False
+    log_format: str = TEXT
     job: str = ""
 
 
@@ -275,6 +281,8 @@ def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]
     }
     if settings.has_own_disks:
         environment["DGLKGE_OWN_DISKS"] = "1"
+    if settings.log_format != TEXT:
+        environment[LOG_FORMAT_VARIABLE] = settings.log_format
     if settings.job:
         environment["DGLKGE_JOB"] = settings.job
     if settings.part_config is not None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import FAILURE_STATUS
-from dglkge.launch.console import Console, ProcessOutput, without_noise
+from dglkge.launch.console import Console, ProcessOutput, plain_text, without_noise
 from dglkge.launch.job_result import JobResult, ProcessResult, describe_process, describe_status, exit_status
 from dglkge.launch.process_plan import TRAINER, Limits, PlannedProcess
 from dglkge.launch.stop_signals import signals_recorded, status_of_stop
@@ -97,7 +97,9 @@ class Supervisor:
             self._await_connections(planned.address)
             if self._signals or any(process.status for process in self._processes):
                 return
-            self._outputs[planned.name] = ProcessOutput(self._log_dir / planned.log_name)
+            self._outputs[planned.name] = ProcessOutput(
+                self._log_dir / planned.log_name, planned.name, self._console.log_format
+            )
             # Servers come first in the plan: trainers then find them listening and need no second attempt.
             process = self._executor.start(planned)
             # Two pipes for each process, output and reports, in one selector: no threads, so no locks.
@@ -202,11 +204,11 @@ class Supervisor:
         lines = [
             self._reason,
             f"the end of its log, {output.log_path}:",
-            *(f"    {line}" for line in tail),
+            *(f"    {line}" for text in tail for line in plain_text(text).splitlines()),
         ]
         if output.progress:
             lines.append(f"    {output.progress}")
-        self._console.message("\n".join(lines))
+        self._console.message("\n".join(lines), "error")
 
     def _stop(self) -> None:
         """Stop the remaining processes: SIGTERM, then, in :meth:`_end`, SIGKILL."""

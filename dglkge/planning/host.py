@@ -7,11 +7,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from dglkge.planning.control_groups import PROCESS, free_memory
 from dglkge.planning.memory import BASE_OF_DGL, PlannedHost, ProcessBase, readable
 
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_INFO = Path("/proc/meminfo")
-CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -60,29 +60,22 @@ def installed_base() -> ProcessBase:
     return BASE_OF_DGL.get(int(first) if first.isdigit() else 0, ProcessBase())
 
 
-def available_memory(info: Path = MEMORY_INFO, group: Path = CONTROL_GROUP) -> int:
+def available_memory(info: Path = MEMORY_INFO, process: Path = PROCESS) -> int:
     """Return the bytes that processes can still take: the kernel's estimate, or less in a limited container.
 
     Parameters
     ----------
     info : Path
         ``/proc/meminfo``.
-    group : Path
-        The root of the second version of control groups.
+    process : Path
+        The folder of the process in ``/proc``, which names its control groups.
     """
     lines = dict(line.split(":", 1) for line in info.read_text(encoding="ascii").splitlines())
     # MemAvailable counts page cache that the kernel can drop, which MemFree does not. Unit: KiB.
     available = int(lines["MemAvailable"].split()[0]) * 1024
-    try:
-        # In a container MemAvailable is that of the whole machine; the limit is the control group's (v2).
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        statistics = (group / "memory.stat").read_text(encoding="ascii").splitlines()
-        cache = next(int(line.split()[1]) for line in statistics if line.startswith("inactive_file "))
-    except (OSError, StopIteration):  # no control group, or one without memory accounting
-        return available
-    # memory.current includes page cache. inactive_file is reclaimed first, so it counts as free.
-    return available if limit == "max" else min(available, max(0, int(limit) - used + cache))
+    # In a container MemAvailable is that of the whole machine; the limit is the control group's.
+    allowed = free_memory(process)
+    return available if allowed is None else min(available, allowed)
 
 
 def misfits(planned: PlannedHost, there: HostMemory, has_started: bool = False) -> list[str]:

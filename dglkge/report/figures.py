@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.named_queries import NamedQuery
 from dglkge.inference.run import Run, open_run
 from dglkge.report.entity_map import METHODS, check_installed, degrees, entity_map
-from dglkge.report.learning_curves import learning_curves, read_lines, records_folder
+from dglkge.report.learning_curves import finite, learning_curves, read_lines, records_folder
 from dglkge.typing import Side
 
 MOST_TRIPLES, FEWEST_TRIPLES = 2000, 100
@@ -152,21 +151,6 @@ def collect(
             "configuration": configuration([run.checkpoint.config for run in runs]),
         }
     )
-
-
-def finite(value: Any) -> Any:
-    """Return a value with None for NaN and infinity, which JSON does not have.
-
-    Examples
-    --------
-    >>> finite({"loss": [1.0, float("nan")]})
-    {'loss': [1.0, None]}
-    """
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def run_labels(paths: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,21 @@ def learning_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "seconds": _seconds(lines),
         "phase_seconds": phases,
     }
+
+
+def finite(value: Any) -> Any:
+    """Return a value with None for NaN and infinity, which JSON does not have.
+
+    Examples
+    --------
+    >>> finite({"loss": [1.0, float("nan")]})
+    {'loss': [1.0, None]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def thinned(points: Sequence[float], values: Sequence[float]) -> list[list[float]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
-from dglkge.distributed.runtime import Cluster, is_server, num_servers
+from dglkge.distributed.runtime import Cluster, is_server, num_servers, use_log_format
 from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
@@ -46,6 +46,7 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
         If the configuration cannot be trained, the data set cannot be read, has not as many partitions as
         there are machines, its tables do not fit into the machine, or this process is in a job already.
     """
+    use_log_format()
     if not is_server():
         world = World.detect()
         # Imported here, not above: servers skip it, and trainers import while the servers load the graph.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,8 +18,10 @@ from tqdm import tqdm
 
 from dglkge.checkpoint.shared_texts import epoch_record
 from dglkge.data.dataset_files import VALID
-from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.log_format import timestamp
+from dglkge.distributed.runtime import Cluster, log_folder
 from dglkge.distributed.world import World
+from dglkge.training.process_usage import ProcessUsage
 
 PHASES = (
     "order",
@@ -135,6 +138,8 @@ class EpochReport:
     follow : callable, optional
         Called on rank 0 at each report, with the numbers of trackers by name and the step: global batches of
         all epochs.
+    usage : ProcessUsage, optional
+        By default one without servers.
     """
 
     def __init__(
@@ -150,6 +155,7 @@ class EpochReport:
         before: LossSoFar | None = None,
         check: Callable[[], object] = lambda: None,
         follow: Callable[[dict[str, float], int], object] = lambda values, step: None,
+        usage: ProcessUsage | None = None,
     ) -> None:
         self._check = check
         self._follow = follow
@@ -157,6 +163,9 @@ class EpochReport:
         # The clock is shared by all reports of a trainer: drop the time of an earlier epoch.
         self._clock.take()
         self._cluster = cluster
+        self._usage = ProcessUsage(cluster.world, 0) if usage is None else usage
+        # Of this trainer in this epoch, since this job began with it.
+        self._own_bytes = 0
         self._path = path
         self._epoch = epoch
         self._every = reports_apart(num_batches)
@@ -179,6 +188,7 @@ class EpochReport:
         """Count a trained batch and the bytes that it sent to other machines (step 7 of a batch)."""
         self._open = (batches_done, np.array([loss, num_triples, num_bytes], dtype=float))
         self._recent += self._open[1]
+        self._own_bytes += num_bytes
         if batches_done % self._every == 0 or batches_done == self._num_batches:
             self._report(batches_done)
 
@@ -201,7 +211,10 @@ class EpochReport:
     def _report(self, batches_done: int) -> None:
         """Sum over the trainers, show and write."""
         # Reached by all trainers at the same batch number: the cadence depends on shared values only.
-        total = self._cluster.sum(self._recent)
+        usage = self._usage.measure(self._own_bytes)
+        # One message for both.
+        both = self._cluster.sum(np.concatenate([self._recent, usage.ravel()]))
+        total, usage = both[:3], both[3:].reshape(usage.shape)
         self._recent[:] = 0
         self._epoch_total += total
         phases = self._phases(batches_done)
@@ -209,6 +222,7 @@ class EpochReport:
         now = time.monotonic()
         if self._cluster.world.rank == 0:
             record: dict[str, Any] = {
+                "time": timestamp(),
                 "epoch": self._epoch,
                 "batches_done": batches_done,
                 "num_batches": self._num_batches,
@@ -217,6 +231,7 @@ class EpochReport:
                 "edges_per_second": total[1] / max(now - self._last, 1e-9),
                 "epoch_seconds": now - self._started,
                 "bytes_sent": int(self._epoch_total[2]),
+                "processes": self._usage.describe(usage),
                 **phases,
                 **memory,
             }
@@ -271,8 +286,22 @@ def memory_bytes() -> int:
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
+def describe_job(output: Path) -> dict[str, Any]:
+    """Return what finds the logs of the present job, for ``job.json`` in the run's folder.
+
+    Parameters
+    ----------
+    output : Path
+        The run's folder.
+    """
+    folder = log_folder()
+    # Relative as well: with --sync, or after a move, the logs lie in the same place beside the run.
+    relative = os.path.relpath(folder, output) if folder else ""
+    return {"started": timestamp(), "log_dir": folder, "log_dir_from_here": relative}
+
+
 def append_validation(path: Path, epochs_done: int, metrics: Mapping[str, float]) -> None:
-    """Append the metrics of the valid split to the file of JSON lines: ``{"epoch": 4, "valid": {...}}``.
+    """Append the metrics of the valid split to the file of JSON lines: time, epoch and ``valid``.
 
     Parameters
     ----------
@@ -282,9 +311,10 @@ def append_validation(path: Path, epochs_done: int, metrics: Mapping[str, float]
     metrics : mapping of str to float
         Over the queries of both sides.
     """
+    record = {"time": timestamp(), "epoch": epochs_done - 1, VALID: dict(metrics)}
     try:
         with path.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({"epoch": epochs_done - 1, VALID: dict(metrics)}) + "\n")
+            lines.write(json.dumps(record) + "\n")
     except OSError as error:
         # As for the other lines: a later commit may find space.
         logger.warning("cannot write %s: %s; training goes on", path, error.strerror or error)

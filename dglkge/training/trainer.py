@@ -14,6 +14,7 @@ import numpy as np
 
 from dglkge.checkpoint.layout import (
     BEST_SNAPSHOT,
+    RUN_JOB_FILE,
     RUN_METRICS_FILE,
     RUN_STATS_FILE,
     RUN_VALIDATION_FILE,
@@ -24,7 +25,7 @@ from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.config import Config, refused_changes
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.preemption import Preempted
-from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.runtime import Cluster, num_servers
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import RankingResult
@@ -34,11 +35,13 @@ from dglkge.training.control import TrainingControl
 from dglkge.training.epochs import CommitPolicy, ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.objectives.global_vectors import GlobalVectors
+from dglkge.training.process_usage import ProcessUsage
 from dglkge.training.stats import (
     EpochReport,
     LossSoFar,
     PhaseClock,
     append_validation,
+    describe_job,
     reports_apart,
     wants_bar,
 )
@@ -122,10 +125,13 @@ class Trainer:
         # Epochs after which training ended with its best version; None while it goes on.
         self._ended_after: int | None = None
         self._policy = CommitPolicy(config, cluster)
+        self._usage = ProcessUsage(cluster.world, num_servers() if cluster.world.launched else 0)
         self._control = TrainingControl(config, getattr(optimizer, "param_groups", []), len(edge_batches))
         cluster.on_leave(self._leave)
         cluster.on_exit(self._checkpoints.finish)
         self._resume(fill_new_run)
+        if cluster.world.rank == 0:
+            checkpoints.records.write_json(RUN_JOB_FILE, describe_job(self.output))
         if config.checkpoint.background:
             checkpoints.reserve(self._parts())
         epochs.when_finished(self._end_epoch)
@@ -160,7 +166,7 @@ class Trainer:
         before = self._so_far if done and self._so_far is not None and self._so_far.epoch == epoch else None
         self._report = EpochReport(
             self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock, before,
-            self._checkpoints.records.check_lease, self._track,
+            self._checkpoints.records.check_lease, self._track, self._usage,
         )  # fmt: skip
         try:
             self.stop_if_asked()

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dglkge.planning import host
 from dglkge.planning.host import HostMemory, available_memory, host_memory, installed_base, misfits
 from dglkge.planning.memory import BASE_OF_DGL, PlannedHost, ProcessBase
 
@@ -21,24 +22,12 @@ def info(folder: Path, available_kib: int) -> Path:
     return path
 
 
-def group(folder: Path, limit: str, current: int, inactive_file: int) -> Path:
-    (folder / "memory.max").write_text(limit + "\n")
-    (folder / "memory.current").write_text(f"{current}\n")
-    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_file}\nactive_file 7\n")
-    return folder
-
-
-def test_without_a_limit_the_kernels_estimate_counts(tmp_path: Path) -> None:
-    assert available_memory(info(tmp_path, 2048), tmp_path / "none") == 2 * MIB
-    assert available_memory(info(tmp_path, 2048), group(tmp_path, "max", 5, 0)) == 2 * MIB
-
-
-def test_a_containers_limit_counts(tmp_path: Path) -> None:
-    found = available_memory(info(tmp_path, 1 << 20), group(tmp_path, str(50 * MIB), 40 * MIB, 10 * MIB))
-    assert found == 20 * MIB  # 50 - 40, and 10 of the 40 are files that can go
-    found = available_memory(info(tmp_path, 2048), group(tmp_path, str(50 * MIB), 40 * MIB, 10 * MIB))
-    assert found == 2 * MIB
-    assert available_memory(info(tmp_path, 2048), group(tmp_path, "5", 10 * MIB, 0)) == 0
+def test_the_lower_of_the_kernels_estimate_and_the_groups_limit_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for allowed, expected in ((None, 2 * MIB), (MIB, MIB), (3 * MIB, 2 * MIB), (0, 0)):
+        monkeypatch.setattr(host, "free_memory", lambda process, found=allowed: found)
+        assert available_memory(info(tmp_path, 2048)) == expected
 
 
 def test_this_machine(tmp_path: Path) -> None:

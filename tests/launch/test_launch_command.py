@@ -19,6 +19,7 @@ import pytest
 
 from dglkge.cli import launch as command
 from dglkge.errors import DglkgeError, InputError, StorageError
+from dglkge.launch.local_site import usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path("/dev/shm")
@@ -85,7 +86,7 @@ def test_summary_logs_and_defaults(launch, tmp_path: Path, free_port: int, ip_co
     )
     job = launch(["--json"], script)
     summary = json.loads(job.finish().splitlines()[-1])
-    num_trainers = min(8, len(os.sched_getaffinity(0)))
+    num_trainers = min(8, usable_cores())
     names = ["server 0", "server 1", *(f"trainer {i}" for i in range(num_trainers))]
     assert [process["name"] for process in summary["processes"]] == names
     assert {process["status"] for process in summary["processes"]} == {0}

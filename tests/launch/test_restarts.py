@@ -18,6 +18,7 @@ from dglkge.launch.job_result import (
     pause_seconds,
     run_with_restarts,
 )
+from dglkge.launch.local_site import usable_cores
 
 
 def result(status: int, is_interrupted: bool = False) -> JobResult:
@@ -95,7 +96,7 @@ def test_the_launcher_restarts_with_what_is_there_then(launch, tmp_path: Path, i
     with socket.socket() as probe:
         probe.bind(("127.0.0.2", 0))
         port = probe.getsockname()[1]
-    cores = min(2, len(os.sched_getaffinity(0)))
+    cores = min(2, usable_cores())
     options = ["--num_trainers", "1:2", "--max_restarts", "2", "--log_dir", "logs", "--json"]
     job = launch(options, script, "1")
     job.wait_for("attempt 1 of")

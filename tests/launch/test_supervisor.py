@@ -445,7 +445,7 @@ def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path) -> None:
     code = segment_script(name, FOREVER)
 
     class Broken(Console):
-        def message(self, text: str) -> None:
+        def message(self, text: str, level: str = "info") -> None:
             raise MemoryError
 
     console = Broken(io.StringIO(), io.StringIO(), is_terminal=False, is_coloured=False)

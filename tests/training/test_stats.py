@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from dglkge.distributed.runtime import Cluster
@@ -19,7 +21,10 @@ class TwoTrainers(Cluster):
     """A cluster whose other trainer has lost 10 on 5 triples and sent 100 bytes in every interval."""
 
     def sum(self, values: np.ndarray) -> np.ndarray:
-        return values + np.array([10.0, 5.0, 100.0])
+        if values.shape == (1,):
+            return values + 10
+        # behind the sums: memory, shared memory and bytes of each trainer
+        return values + np.array([10.0, 5.0, 100.0, *(0, 0, 0), *(5e9, 4e9, 77)])
 
 
 def report(path: Path, rank: int, first_batch: int = 0) -> EpochReport:
@@ -61,6 +66,20 @@ def test_the_last_line_of_an_epoch_has_the_trainers_and_their_memory(tmp_path: P
     assert 50 * 2**20 < last["trainer_memory_bytes"] < 100 * 2**30
 
 
+def test_every_line_has_memory_and_bytes_of_each_process(tmp_path: Path) -> None:
+    epoch = report(tmp_path / "stats.jsonl", rank=0)
+    for batch in range(4):
+        epoch.count(batch + 1, 1.0, 10, num_bytes=7)
+    first, second = (line["processes"] for line in lines(tmp_path / "stats.jsonl"))
+    assert list(first) == ["trainer 0", "trainer 1"]
+    other = {"machine": 0, "memory_bytes": 5 * 10**9, "shared_bytes": 4 * 10**9, "bytes_sent": 77}
+    assert first["trainer 1"] == second["trainer 1"] == other
+    assert [one["trainer 0"]["bytes_sent"] for one in (first, second)] == [14, 28]
+    memory = psutil.Process().memory_info()
+    assert first["trainer 0"]["memory_bytes"] == pytest.approx(memory.rss, rel=0.3)
+    assert 0 < first["trainer 0"]["shared_bytes"] < first["trainer 0"]["memory_bytes"]
+
+
 def test_memory_grows_with_what_is_allocated() -> None:
     before = memory_bytes()
     block = np.ones(64 * 2**20, dtype=np.uint8)
@@ -71,7 +90,10 @@ def test_a_ranking_of_the_valid_split_is_a_line_of_its_own(tmp_path: Path) -> No
     path = tmp_path / "stats.jsonl"
     append_validation(path, 1, {"mrr": 0.5})
     append_validation(path, 3, {"mrr": 0.75})
-    assert lines(path) == [{"epoch": 0, "valid": {"mrr": 0.5}}, {"epoch": 2, "valid": {"mrr": 0.75}}]
+    found = lines(path)
+    times = [line.pop("time") for line in found]
+    assert found == [{"epoch": 0, "valid": {"mrr": 0.5}}, {"epoch": 2, "valid": {"mrr": 0.75}}]
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time) for time in times)
 
 
 def test_a_full_disk_does_not_end_training_after_a_ranking(caplog: pytest.LogCaptureFixture) -> None:

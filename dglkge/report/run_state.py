@@ -1,0 +1,325 @@
+"""State of a run from its files: progress, speed, loss, metrics, processes, events.
+
+No process is asked, so this works for a run of another machine whose files are copied here, and for a run
+that has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Optional
+
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.layout import Progress
+from dglkge.data.dataset_files import TEST, VALID
+from dglkge.distributed.log_format import parse_line
+from dglkge.errors import InputError
+from dglkge.launch.console import LAUNCHER_LOG, without_noise
+from dglkge.report.learning_curves import read_lines, records_folder
+
+TRAINING, STOPPED, FINISHED, NEW = "training", "no news", "finished", "not begun"
+"""States: lines come; none came for a while; all epochs are done; there is no line yet."""
+
+QUIET_SECONDS = 60.0
+"""Time without a new line until a run has no news, or QUIET_FACTOR times the last pause if that is longer."""
+QUIET_FACTOR = 5
+
+TAIL_BYTES = 65536
+MOST_EVENTS = 200
+
+_LAUNCHER_LINE = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) (.*)")
+_TRAINER_LOG = "trainer-*.log"
+_FIRST_TRAINER_LOG = "trainer-0.log"
+
+
+def run_state(
+    folder: Path, logs: Optional[Path] = None, num_lines: int = 10, now: Optional[float] = None
+) -> dict[str, Any]:
+    """Return the state of a run.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's folder, or a checkpoint in it.
+    logs : Path, optional
+        Folder of its logs; by default the one that the run names, and ``logs/`` in the run.
+    num_lines : int
+        Events, and lines of the first trainer's log.
+    now : float, optional
+        Seconds since the epoch.
+
+    Returns
+    -------
+    dict
+        ``run``, ``state``, ``progress``, ``loss``, ``epoch_loss``, ``edges_per_second``, ``seconds_left``,
+        ``quiet_seconds``, ``valid``, ``test``, ``version``, ``processes``, ``bytes_sent``, ``events`` and
+        ``log``. What is not known is None or empty.
+
+    Raises
+    ------
+    InputError
+        If the folder is no run.
+    """
+    folder = records_folder(folder)
+    if not folder.is_dir():
+        raise InputError(f"{folder} does not exist; expected the folder of a run")
+    names = (layout.RUN_CONFIG_FILE, layout.RUN_STATS_FILE, layout.CHECKPOINT_FOLDER, layout.LEASE_FILE)
+    if not any((folder / name).exists() for name in names):
+        raise InputError(f"{folder} is no folder of a run: it has none of {', '.join(names)}")
+    now = time.time() if now is None else now
+    lines = read_lines(folder / layout.RUN_STATS_FILE)
+    batches = [line for line in lines if Progress.BATCHES_DONE in line]
+    last: Mapping[str, Any] = batches[-1] if batches else {}
+    config, manifest = _read_json(folder / layout.RUN_CONFIG_FILE), _newest_manifest(folder)
+    num_epochs = config.get("training", {}).get("num_epochs")
+    progress = _progress(last, num_epochs)
+    version, saved = manifest.get("version"), manifest.get("progress", {})
+    quiet = _quiet_seconds(folder, lines, now)
+    is_finished = saved.get(Progress.ENDED_AFTER) is not None or (
+        bool(last) and progress["epochs_done"] == num_epochs
+    )
+    pause = QUIET_FACTOR * _pause(batches)
+    is_quiet = quiet is None or quiet > max(QUIET_SECONDS, pause)
+    found_logs = _find_logs(folder, logs)
+    return {
+        "run": str(folder),
+        "state": FINISHED if is_finished else NEW if not last else STOPPED if is_quiet else TRAINING,
+        "progress": progress,
+        "loss": last.get("loss"),
+        Progress.EPOCH_LOSS: last.get(Progress.EPOCH_LOSS),
+        "edges_per_second": last.get("edges_per_second"),
+        "seconds_left": None if is_finished else _seconds_left(batches, progress),
+        "quiet_seconds": quiet,
+        VALID: _validations(lines),
+        TEST: _read_json(folder / layout.RUN_METRICS_FILE).get(TEST, {}).get("both"),
+        "version": version,
+        "bytes_sent": last.get("bytes_sent"),
+        "processes": last.get("processes", {}),
+        "logs": None if found_logs is None else str(found_logs),
+        "events": _events(lines, found_logs)[-num_lines:] if num_lines else [],
+        "log": [] if found_logs is None or not num_lines else _log_tail(found_logs, num_lines),
+    }
+
+
+def _progress(last: Mapping[str, Any], num_epochs: Optional[int]) -> dict[str, Any]:
+    """Return the place in the training of the last line; the epoch counts from 1."""
+    done, of = last.get(Progress.BATCHES_DONE, 0), last.get("num_batches")
+    epochs_done = last["epoch"] + done / of if last and of else 0.0
+    return {
+        "epoch": last["epoch"] + 1 if last else 0,
+        "num_epochs": num_epochs,
+        Progress.BATCHES_DONE: done,
+        "num_batches": of,
+        "epochs_done": epochs_done,
+        "fraction": min(1.0, epochs_done / num_epochs) if num_epochs else None,
+    }
+
+
+def _validations(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the last and the best ranking of the valid split."""
+    found = [
+        {"epoch": line["epoch"] + 1, **line[VALID]} for line in lines if isinstance(line.get(VALID), dict)
+    ]
+    return {
+        "last": found[-1] if found else None,
+        "best": max(found, key=lambda one: one.get("mrr", 0.0)) if found else None,
+    }
+
+
+def _seconds_left(batches: Sequence[Mapping[str, Any]], progress: Mapping[str, Any]) -> Optional[float]:
+    """Return the training time that is left at the speed of the newest part of an epoch; None if unknown."""
+    if not batches or not progress["num_epochs"]:
+        return None
+    last = batches[-1]
+    before = [line for line in batches[-6:-1] if line["epoch"] == last["epoch"]]
+    # A job that has resumed restarts the clock of the epoch: only lines of one start are compared.
+    before = [line for line in before if line["epoch_seconds"] < last["epoch_seconds"]]
+    first = before[0] if before else {"epoch_seconds": 0.0, Progress.BATCHES_DONE: 0}
+    num = last[Progress.BATCHES_DONE] - first[Progress.BATCHES_DONE]
+    if num <= 0:
+        return None
+    left = (progress["num_epochs"] - progress["epochs_done"]) * last["num_batches"]
+    return max(0.0, left) * (last["epoch_seconds"] - first["epoch_seconds"]) / num
+
+
+def _pause(batches: Sequence[Mapping[str, Any]]) -> float:
+    """Return the seconds between the last two lines of one epoch."""
+    if len(batches) < 2:
+        return 0.0
+    return max(0.0, batches[-1]["epoch_seconds"] - batches[-2]["epoch_seconds"])
+
+
+def _quiet_seconds(folder: Path, lines: Sequence[Mapping[str, Any]], now: float) -> Optional[float]:
+    """Return the seconds since the last line; by the time of the file for lines without one."""
+    for line in reversed(lines):
+        try:
+            return max(0.0, now - datetime.fromisoformat(line["time"].replace("Z", "+00:00")).timestamp())
+        except (KeyError, ValueError, AttributeError):
+            break
+    try:
+        return max(0.0, now - (folder / layout.RUN_STATS_FILE).stat().st_mtime)
+    except OSError:
+        return None
+
+
+def _newest_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of the published version; empty if there is none."""
+    checkpoint = folder / layout.CHECKPOINT_FOLDER
+    try:
+        version = layout.parse_version((checkpoint / layout.VERSION_FILE).read_text(encoding="utf-8").strip())
+    except (OSError, ValueError):
+        return {}
+    found = _read_json(checkpoint / layout.manifest_file(version)) if version else {}
+    return {**found, "version": version}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return a JSON object; empty if it is absent, half-written or no object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _find_logs(folder: Path, given: Optional[Path]) -> Optional[Path]:
+    """Return the folder of the newest attempt's logs; None if there is none here.
+
+    Raises
+    ------
+    InputError
+        If the given folder does not exist.
+    """
+    if given is not None and not given.is_dir():
+        raise InputError(f"there is no folder of logs {given}")
+    job = _read_json(folder / layout.RUN_JOB_FILE)
+    places = [folder / str(job[name]) for name in ("log_dir_from_here", "log_dir") if job.get(name)]
+    for place in [given] if given is not None else [*places, folder / "logs"]:
+        if place.is_dir():
+            # --max_restarts makes a folder of each attempt.
+            attempts = sorted(place.glob("attempt-*"), key=lambda path: path.stat().st_mtime)
+            return attempts[-1] if attempts else place
+    return None
+
+
+def _events(lines: Sequence[Mapping[str, Any]], logs: Optional[Path]) -> list[dict[str, Any]]:
+    """Return rankings, messages of the launcher and JSON lines of trainers, in the order of time."""
+    found = []
+    for line in lines:
+        if isinstance(line.get(VALID), dict) and isinstance(line.get("time"), str):
+            message = f"epoch {line['epoch'] + 1}: valid MRR {line[VALID].get('mrr', 0.0):.4f}"
+            found.append({"time": line["time"], "process": "trainer 0", "level": "info", "message": message})
+    for path in [] if logs is None else [logs / LAUNCHER_LOG, *sorted(logs.glob(_TRAINER_LOG))]:
+        for text in _tail(path)[-MOST_EVENTS:]:
+            record = parse_line(text)
+            plain = _LAUNCHER_LINE.fullmatch(text) if record is None and path.name == LAUNCHER_LOG else None
+            if plain:
+                record = {"time": plain[1], "level": "info", "process": "launcher", "message": plain[2]}
+            # Messages of DGL are of level debug.
+            if record is not None and record["level"] != "debug":
+                found.append({name: record[name] for name in ("time", "process", "level", "message")})
+    # Times are of one form, so their order is that of their texts; sorting is stable.
+    return sorted(found, key=lambda event: event["time"])[-MOST_EVENTS:]
+
+
+def _log_tail(logs: Path, num_lines: int) -> list[str]:
+    """Return the last lines of the first trainer's log without those that are events already."""
+    lines = [line for line in _tail(logs / _FIRST_TRAINER_LOG) if parse_line(line) is None]
+    return [line for line in without_noise(lines) if line.strip()][-num_lines:]
+
+
+def _tail(path: Path) -> list[str]:
+    """Return the whole lines in the last TAIL_BYTES of a file; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            data = file.read(TAIL_BYTES)
+    except OSError:
+        return []
+    lines = data.decode(errors="replace").splitlines()
+    # The first one may have begun before.
+    return lines[1:] if size > TAIL_BYTES else lines
+
+
+def prometheus_text(state: Mapping[str, Any], now: Optional[float] = None) -> str:
+    """Return a state in Prometheus' text format, for node_exporter's textfile collector or a web server.
+
+    Parameters
+    ----------
+    state : mapping
+        As of :func:`run_state`.
+    now : float, optional
+        Seconds since the epoch.
+    """
+    run = {"run": state["run"]}
+    progress, valid = state["progress"], state[VALID]["last"] or {}
+    gauges: list[tuple[str, str, list[tuple[dict[str, str], Any]]]] = [
+        ("up", "1 while lines of statistics come, else 0", [(run, int(state["state"] == TRAINING))]),
+        ("finished", "1 if all epochs are done", [(run, int(state["state"] == FINISHED))]),
+        ("epochs_done", "epochs that are trained, with fractions", [(run, progress["epochs_done"])]),
+        ("epochs", "epochs that will be trained", [(run, progress["num_epochs"])]),
+        ("loss", "mean loss of a triple since the line before", [(run, state["loss"])]),
+        (Progress.EPOCH_LOSS, "mean loss of a triple in this epoch", [(run, state[Progress.EPOCH_LOSS])]),
+        ("edges_per_second", "triples trained per second", [(run, state["edges_per_second"])]),
+        ("epoch_sent_bytes", "bytes sent to other machines in this epoch", [(run, state["bytes_sent"])]),
+        ("quiet_seconds", "seconds since the last line of statistics", [(run, state["quiet_seconds"])]),
+        ("left_seconds", "estimate of the training time that is left", [(run, state["seconds_left"])]),
+        ("checkpoint_version", "number of the published version", [(run, state["version"])]),
+        (
+            "valid_metric",
+            "last ranking of the valid split",
+            [({**run, "metric": name}, value) for name, value in valid.items() if name != "epoch"],
+        ),
+        (
+            "test_metric",
+            "ranking of the test split at the end",
+            [({**run, "metric": name}, value) for name, value in (state[TEST] or {}).items()],
+        ),
+    ]
+    helps = {
+        "memory_bytes": (
+            "process_resident_memory_bytes",
+            "resident memory of a process, shared parts included",
+        ),
+        "shared_bytes": ("process_shared_memory_bytes", "part of it that other processes may share"),
+        "bytes_sent": ("process_epoch_sent_bytes", "bytes sent to other machines in this epoch"),
+    }
+    for column, (name, words) in helps.items():
+        values = [
+            ({**run, "process": process, "machine": str(numbers.get("machine", 0))}, numbers[column])
+            for process, numbers in state["processes"].items()
+            if column in numbers
+        ]
+        gauges.append((name, words, values))
+    written = time.time() if now is None else now
+    gauges.append(("written_timestamp_seconds", "time at which this was written", [(run, written)]))
+    texts = []
+    for name, words, values in gauges:
+        samples = [
+            f"dglkge_{name}{{{_labels(labels)}}} {_float(value)}\n"
+            for labels, value in values
+            if isinstance(value, (int, float))
+        ]
+        if samples:
+            texts.append(f"# HELP dglkge_{name} {words}\n# TYPE dglkge_{name} gauge\n{''.join(samples)}")
+    return "".join(texts)
+
+
+def _float(value: float) -> str:
+    """Return a number as the format writes it."""
+    return {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(text := repr(float(value)), text)
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    """Return labels as the format quotes them."""
+    escaped = {
+        name: value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        for name, value in labels.items()
+    }
+    return ",".join(f'{name}="{value}"' for name, value in escaped.items())

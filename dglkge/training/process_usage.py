@@ -1,0 +1,70 @@
+"""Memory and traffic of each process of a job, for the records of training."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.distributed.process_memory import PROC, find_servers, memory_of
+from dglkge.distributed.world import World
+
+COLUMNS = ("memory_bytes", "shared_bytes", "bytes_sent")
+"""Resident memory, the part of it that other processes may share, bytes sent to other machines."""
+
+
+class ProcessUsage:
+    """Measures this process and, on the first trainer of a machine, the machine's servers.
+
+    Each trainer fills its rows of one array for all processes. Reports sum over the trainers anyway, and that
+    sum is the exchange.
+
+    Parameters
+    ----------
+    world : World
+    num_servers : int
+        Servers of each machine.
+    proc : Path
+        Folder of the processes; for tests.
+    """
+
+    def __init__(self, world: World, num_servers: int, proc: Path = PROC) -> None:
+        self._world = world
+        self._num_servers = num_servers
+        self._proc = proc
+        # Looked up once: a server that ends is not replaced within a job.
+        self._servers = find_servers(world.job, proc) if num_servers and world.is_machine_leader else {}
+
+    def measure(self, bytes_sent: int) -> npt.NDArray[np.float64]:
+        """Return an array (processes, 3) with the rows of this trainer filled: trainers first, then servers.
+
+        Parameters
+        ----------
+        bytes_sent : int
+            By this trainer.
+        """
+        world = self._world
+        found = np.zeros((world.world_size + self._num_servers * world.num_machines, len(COLUMNS)))
+        found[world.rank] = (*memory_of(os.getpid(), self._proc), bytes_sent)
+        for number, pid in self._servers.items():
+            row = world.world_size + number
+            if row < len(found):
+                found[row, :2] = memory_of(pid, self._proc)
+        return found
+
+    def describe(self, total: npt.NDArray[np.float64]) -> dict[str, dict[str, Any]]:
+        """Return the sum over all trainers as a mapping of process name to its numbers and its machine."""
+        world = self._world
+        described: dict[str, dict[str, Any]] = {}
+        for row, values in enumerate(total.tolist()):
+            server = row - world.world_size
+            is_trainer = server < 0
+            name = f"trainer {row}" if is_trainer else f"server {server}"
+            machine = row // world.trainers_per_machine if is_trainer else server // self._num_servers
+            # Servers answer inside of DGL, which does not count bytes.
+            numbers = zip(COLUMNS if is_trainer else COLUMNS[:2], map(int, values))
+            described[name] = {"machine": machine, **dict(numbers)}
+        return described

@@ -1,0 +1,296 @@
+"""``dglkge watch``: a run made of files by hand, as text, as JSON and for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dglkge.errors import InputError
+from dglkge.report.run_state import prometheus_text, run_state
+
+NOW = 1_700_000_000.0  # 2023-11-14T22:13:20Z
+PROCESSES = {
+    "trainer 0": {"machine": 0, "memory_bytes": 3 * 2**30, "shared_bytes": 2**30, "bytes_sent": 512},
+    "trainer 1": {"machine": 1, "memory_bytes": 2**30, "shared_bytes": 2**20, "bytes_sent": 1024},
+    "server 0": {"machine": 0, "memory_bytes": 2**20, "shared_bytes": 4096},
+}
+
+
+def line(epoch: int, done: int, seconds: float, clock: str, **more: Any) -> dict[str, Any]:
+    """Return a line of stats.jsonl; an epoch has 10 batches."""
+    numbers = {"loss": 0.5, "epoch_loss": 0.75, "edges_per_second": 1234.5, "bytes_sent": 1536}
+    place = {"epoch": epoch, "batches_done": done, "num_batches": 10, "epoch_seconds": seconds}
+    return {"time": f"2023-11-14T{clock}.000Z", **place, **numbers, **more}
+
+
+def validation(epoch: int, mrr: float, clock: str) -> dict[str, Any]:
+    return {"time": f"2023-11-14T{clock}.000Z", "epoch": epoch, "valid": {"mrr": mrr, "hits@1": 0.25}}
+
+
+LINES = [
+    line(0, 10, 20.0, "22:12:30"),
+    validation(0, 0.5, "22:12:35"),
+    line(1, 10, 20.0, "22:12:50"),
+    validation(1, 0.25, "22:12:55"),
+    line(2, 2, 4.0, "22:13:00"),
+    line(2, 4, 10.0, "22:13:10", processes=PROCESSES),
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run in its third epoch of four."""
+    folder = tmp_path / "my rün"
+    logs = tmp_path / "logs"
+    (folder / "checkpoint").mkdir(parents=True)
+    logs.mkdir()
+    text = "".join(json.dumps(one) + "\n" for one in LINES) + '{"epoch": 2, "batch'
+    (folder / "stats.jsonl").write_text(text, encoding="utf-8")
+    (folder / "config.json").write_text('{"training": {"num_epochs": 4}}')
+    (folder / "job.json").write_text('{"log_dir": "/nowhere/else", "log_dir_from_here": "../logs"}')
+    (folder / "checkpoint" / "checkpoint_version.txt").write_text("7\n")
+    (folder / "checkpoint" / "manifest.v7.json").write_text('{"progress": {"finished_epochs": 2}}')
+    (logs / "launcher.log").write_text("2023-11-14T22:12:00.500Z 1 server(s) and 2 trainer(s) on 10.0.0.1\n")
+    (logs / "trainer-0.log").write_text(
+        "resumed: 2 epochs\nClient [7] waits on 10.0.0.1:1\n[red]not markup[/red]\n"
+    )
+    record = {
+        "time": "2023-11-14T22:12:40.000Z",
+        "level": "warning",
+        "process": "trainer 1",
+        "message": "slow\ndisk",
+    }
+    hidden = {**record, "level": "debug", "message": "Server (0) shutdown."}
+    (logs / "trainer-1.log").write_text(json.dumps(record) + "\n" + json.dumps(hidden) + "\n")
+    return folder
+
+
+def test_state_of_a_run_that_trains(run: Path) -> None:
+    state = run_state(run, now=NOW)
+    assert state["state"] == "training" and state["quiet_seconds"] == 10.0
+    assert state["progress"] == {
+        "epoch": 3,
+        "num_epochs": 4,
+        "batches_done": 4,
+        "num_batches": 10,
+        "epochs_done": 2.4,
+        "fraction": 0.6,
+    }
+    assert (state["loss"], state["epoch_loss"], state["edges_per_second"]) == (0.5, 0.75, 1234.5)
+    assert state["seconds_left"] == pytest.approx(16 * 3.0)  # 2 batches took 6 s
+    assert state["valid"]["last"] == {"epoch": 2, "mrr": 0.25, "hits@1": 0.25}
+    assert state["valid"]["best"]["epoch"] == 1
+    assert state["version"] == 7 and state["test"] is None and state["processes"] == PROCESSES
+    assert [(event["process"], event["message"]) for event in state["events"]] == [
+        ("launcher", "1 server(s) and 2 trainer(s) on 10.0.0.1"),
+        ("trainer 0", "epoch 1: valid MRR 0.5000"),
+        ("trainer 1", "slow\ndisk"),
+        ("trainer 0", "epoch 2: valid MRR 0.2500"),
+    ]
+    assert state["log"] == ["resumed: 2 epochs", "[red]not markup[/red]"]
+
+
+def test_a_run_without_news_a_finished_one_and_a_new_one(run: Path) -> None:
+    assert run_state(run, now=NOW + 51)["state"] == "no news"
+    with (run / "stats.jsonl").open("a") as lines:
+        lines.write("\n" + json.dumps(line(3, 10, 20.0, "22:14:00")) + "\n")
+    (run / "metrics.json").write_text('{"test": {"both": {"mrr": 0.625}}}')
+    state = run_state(run, now=NOW + 1000)
+    assert state["state"] == "finished" and state["seconds_left"] is None and state["test"] == {"mrr": 0.625}
+    (run / "stats.jsonl").unlink()
+    state = run_state(run, now=NOW)
+    assert (
+        state["state"] == "not begun" and state["progress"]["epoch"] == 0 and state["quiet_seconds"] is None
+    )
+
+
+def test_a_run_that_ended_early_is_finished(run: Path) -> None:
+    manifest = run / "checkpoint" / "manifest.v7.json"
+    manifest.write_text('{"progress": {"finished_epochs": 2, "ended_after": 3}}')
+    assert run_state(run, now=NOW)["state"] == "finished"
+
+
+def test_half_written_files_and_lines_of_older_versions(run: Path) -> None:
+    for name in ("config.json", "job.json", "metrics.json", "checkpoint/manifest.v7.json"):
+        (run / name).write_text('{"half')
+    (run / "stats.jsonl").write_text(
+        json.dumps({k: v for k, v in line(0, 5, 1.0, "22:13:00").items() if k != "time"})
+    )
+    os.utime(run / "stats.jsonl", (NOW - 7, NOW - 7))
+    state = run_state(run, now=NOW)
+    assert state["quiet_seconds"] == pytest.approx(7) and state["processes"] == {}
+    assert state["progress"]["num_epochs"] is None and state["seconds_left"] is None
+    assert state["logs"] is None and state["events"] == []
+
+
+def test_logs_of_the_newest_attempt_and_a_given_folder(run: Path, tmp_path: Path) -> None:
+    for number in (1, 2):
+        folder = tmp_path / "logs" / f"attempt-{number}"
+        folder.mkdir()
+        (folder / "trainer-0.log").write_text(f"attempt {number}\n")
+        os.utime(folder, (NOW + number, NOW + number))
+    assert run_state(run, now=NOW)["log"] == ["attempt 2"]
+    assert run_state(run, tmp_path / "logs" / "attempt-1", now=NOW)["log"] == ["attempt 1"]
+    with pytest.raises(InputError, match="there is no folder of logs "):
+        run_state(run, tmp_path / "absent")
+
+
+def test_once_shows_everything(run: Path, call: Any) -> None:
+    status, out, err = call("watch", run, "--once")
+    assert (status, err) == (0, "")
+    for words in (
+        "epoch       3 of 4, batch 4 of 10, 48 s left",
+        "speed       1,234 edges/s",
+        "loss        0.5000, 0.7500 in this epoch",
+        "valid MRR   0.2500 after epoch 2; best 0.5000 after epoch 1",
+        "checkpoint  version 7",
+        "2023-11-14 22:12:40  trainer 1: slow",
+        "[red]not markup[/red]",
+    ):
+        assert words in out, out
+    assert re.search(r"^trainer 0 +0 +3\.0 GiB +1\.0 GiB +512 B$", out, re.MULTILINE), out
+    assert re.search(r"^server 0 +0 +1\.0 MiB +4\.0 KiB +–$", out, re.MULTILINE), out
+
+
+def test_json_has_no_nan(run: Path, call: Any) -> None:
+    with (run / "stats.jsonl").open("a") as lines:
+        lines.write("\n" + json.dumps({**line(2, 6, 12.0, "22:13:20"), "loss": float("nan")}) + "\n")
+    status, out, _ = call("watch", run, "--json")
+    state = json.loads(out, parse_constant=lambda name: pytest.fail(name))
+    assert status == 0 and state["loss"] is None and state["progress"]["batches_done"] == 6
+
+
+SAMPLE = re.compile(
+    r'(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)\{(?P<labels>(?:[a-zA-Z_]\w*="(?:[^"\\\n]|\\["\\n])*",?)*)\} '
+    r"(?P<value>[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|Inf)|NaN)"
+)
+"""A sample of the text exposition format 0.0.4, from its description."""
+
+
+def samples(text: str) -> dict[str, dict[str, float]]:
+    """Read the format strictly: each family once, its help and type before its samples, no other line."""
+    found: dict[str, dict[str, float]] = {}
+    assert text.endswith("\n")
+    lines = iter(text[:-1].split("\n"))
+    family = ""
+    for one in lines:
+        if one.startswith("# HELP "):
+            family = one.split(" ")[2]
+            assert next(lines) == f"# TYPE {family} gauge" and family not in found
+            found[family] = {}
+            continue
+        sample = SAMPLE.fullmatch(one)
+        assert sample and sample["name"] == family and sample["labels"] not in found[family], one
+        found[family][sample["labels"]] = float(sample["value"])
+    return found
+
+
+def test_prometheus_reads_the_same_numbers(run: Path) -> None:
+    state = {
+        **run_state(run, now=NOW),
+        "run": 'a "b"\\c\nd',
+        "loss": float("inf"),
+        "epoch_loss": float("nan"),
+    }
+    found = samples(prometheus_text(state, NOW))
+    label = 'run="a \\"b\\"\\\\c\\nd"'
+    assert found["dglkge_up"] == {label: 1.0} and found["dglkge_finished"] == {label: 0.0}
+    assert found["dglkge_loss"][label] == float("inf") and "dglkge_epoch_loss" in found
+    assert found["dglkge_epochs_done"][label] == 2.4
+    assert found["dglkge_valid_metric"] == {f'{label},metric="mrr"': 0.25, f'{label},metric="hits@1"': 0.25}
+    memory = found["dglkge_process_resident_memory_bytes"]
+    assert memory[f'{label},process="trainer 1",machine="1"'] == 2**30 and len(memory) == 3
+    assert len(found["dglkge_process_epoch_sent_bytes"]) == 2
+    assert found["dglkge_written_timestamp_seconds"][label] == NOW
+    assert "dglkge_test_metric" not in found
+
+
+def test_the_file_of_prometheus_is_replaced(run: Path, call: Any, tmp_path: Path) -> None:
+    target = tmp_path / "run.prom"
+    target.write_text("old")
+    before = target.stat().st_ino
+    status, out, err = call("watch", run, "--prometheus", target, "--once")
+    assert (status, out, err) == (0, "", "")
+    assert target.stat().st_ino != before and samples(target.read_text())["dglkge_up"]
+    assert [path.name for path in tmp_path.iterdir() if ".tmp" in path.name] == []
+
+
+def test_it_follows_until_the_run_is_finished(run: Path, tmp_path: Path) -> None:
+    """A child process that rewrites the file of Prometheus until the last line of the run comes."""
+    target = tmp_path / "run.prom"
+    command = [
+        sys.executable,
+        "-m",
+        "dglkge",
+        "watch",
+        str(run),
+        "--prometheus",
+        str(target),
+        "--interval",
+        "0.1",
+    ]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        with (run / "stats.jsonl").open("a") as lines:
+            lines.write("\n" + json.dumps(line(3, 10, 20.0, "22:14:00")) + "\n")
+        assert child.communicate(timeout=60) == ("", None) and child.returncode == 0
+    finally:
+        child.kill()
+        child.wait()
+    assert list(samples(target.read_text())["dglkge_finished"].values()) == [1.0]
+
+
+def test_ctrl_c_ends_it_well(run: Path, tmp_path: Path, in_foreground: None) -> None:
+    target = tmp_path / "run.prom"
+    command = [
+        sys.executable,
+        "-m",
+        "dglkge",
+        "watch",
+        str(run),
+        "--prometheus",
+        str(target),
+        "--interval",
+        "0.1",
+    ]
+    command[-1:] = ["3600"]
+    wait = f"import os, time\nwhile not os.path.exists({str(target)!r}): time.sleep(0.02)"
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        subprocess.run([sys.executable, "-c", wait], timeout=60, check=True)
+        child.send_signal(signal.SIGINT)
+        assert child.communicate(timeout=60) == ("", None) and child.returncode == 0
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (
+            ["absent"],
+            "absent does not exist; expected the folder of a run",
+        ),
+        (["{run}/checkpoint/..//.."], "is no folder of a run: it has none of config.json, stats.jsonl, "),
+        (["{run}", "--interval", "0"], "--interval must be 0.1 to 86400 seconds, got 0"),
+        (["{run}", "--once", "--lines", "101"], "--lines must be 0 to 100, got 101"),
+        (["{run}", "--once", "--logs", "absent"], "there is no folder of logs absent"),
+        (
+            ["{run}", "--once", "--prometheus", "absent/run.prom"],
+            "cannot write absent/run.prom: No such file",
+        ),
+    ],
+)
+def test_refusals(run: Path, call: Any, arguments: list[str], words: str) -> None:
+    status, out, err = call("watch", *(word.replace("{run}", str(run)) for word in arguments))
+    assert (status, out) == (2, "")
+    assert words in err and err.count("\n") == 1

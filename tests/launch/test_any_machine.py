@@ -1,0 +1,141 @@
+"""The launcher as schedulers, containers and cron start it: signals, limits, paths, environment."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
+
+TRAINS = """
+import os, signal, sys
+if os.environ["DGL_ROLE"] == "server": sys.exit()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+print("trains in", os.getcwd(), sys.argv[1:], flush=True)
+if sys.argv[1] == "end": sys.exit()
+while True: signal.pause()
+"""
+NEW_PIDS = ["--fork", "--pid", "--mount-proc", "--kill-child", "--"]
+
+
+def as_first_process() -> list[str]:
+    """Return the words before a command that make it process 1 of a container, or skip."""
+    found = "unshare is not installed"
+    for more in ([], ["--map-root-user"]) if shutil.which("unshare") else ():
+        command = [shutil.which("unshare"), *more, *NEW_PIDS]
+        done = subprocess.run(
+            [*command, sys.executable, "-c", ""], capture_output=True, text=True, timeout=60
+        )
+        if done.returncode == 0:
+            return command
+        found = done.stderr.strip()
+    pytest.skip(f"no namespace of process numbers can be made: {found}")
+
+
+def launcher_of(starter: subprocess.Popen[str]) -> psutil.Process:
+    """Return the launcher's process, which may be a child of the program that has started it."""
+    for process in [*psutil.Process(starter.pid).children(recursive=True), psutil.Process(starter.pid)]:
+        with contextlib.suppress(psutil.Error):
+            if "dglkge.cli.launch" in process.cmdline() and "unshare" not in process.cmdline()[0]:
+                if Path(process.exe()).name.startswith("python"):
+                    return process
+    raise AssertionError("the launcher does not run")
+
+
+@pytest.mark.parametrize("start", ["nohup", "setsid", "first process"])
+def test_sigterm_reaches_the_trainers_however_the_launcher_was_started(
+    start: str, tmp_path: Path, ip_config: Path
+) -> None:
+    """Trainers commit, which is status 143. The kernel gives process 1 only signals that have a handler."""
+    words = (
+        as_first_process()
+        if start == "first process"
+        else [start, *(["--wait"] if start == "setsid" else [])]
+    )
+    (tmp_path / "job.py").write_text(TRAINS)
+    command = [*words, sys.executable, "-m", "dglkge.cli.launch", "--num_trainers", "2", "job.py", "wait"]
+    job = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    seen: list[str] = []
+    try:
+        while sum("trains in" in line for line in seen) < 2:
+            line = job.stdout.readline()
+            assert line, "".join(seen)
+            seen.append(line)
+        launcher = launcher_of(job)
+        launcher.send_signal(signal.SIGTERM)
+        rest, _ = job.communicate(timeout=TIMEOUT_SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait(TIMEOUT_SECONDS)
+    assert job.returncode == 143, rest
+    assert "stopped by SIGTERM; all trainers have committed and left" in rest
+
+
+def run(folder: Path, shell: str, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a job that ends at once, started by a shell after some commands, in a bare environment."""
+    (folder / "job.py").write_text(TRAINS)
+    command = ["/bin/sh", "-c", f'{shell}; exec "$@"', "sh", sys.executable, "-m", "dglkge.cli.launch"]
+    return subprocess.run(
+        [*command, *options, "job.py", "end", "ä b"],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT_SECONDS,
+    )
+
+
+def test_from_cron_in_a_folder_with_spaces_and_letters_of_other_scripts(
+    tmp_path: Path, ip_config: Path
+) -> None:
+    """No PATH, no writable home, the C locale, no standard input, 256 open files."""
+    folder = tmp_path / "Größe 1 данные"
+    folder.mkdir()
+    shutil.copy(ip_config, folder)
+    done = run(
+        folder,
+        "ulimit -n 256; exec 0<&-",
+        "--num_trainers",
+        "2",
+        "--json",
+        HOME="/proc",
+        PATH="/none",
+        LC_ALL="C",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(f"trains in {folder} ['end', 'ä b']") == 2
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert all(Path(process["log"]).is_file() for process in summary["processes"])
+
+
+def test_a_low_limit_of_open_files_is_raised_or_named(tmp_path: Path, ip_config: Path) -> None:
+    """9 processes need 68: a soft limit of 40 is raised, a hard one is an error before any start."""
+    done = run(tmp_path, "ulimit -S -n 40", "--num_trainers", "8")
+    assert done.returncode == 0 and done.stdout.count("trains in") == 8, done.stdout + done.stderr
+    shutil.rmtree(tmp_path / "logs")
+    done = run(tmp_path, "ulimit -n 40", "--num_trainers", "8")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "dglkge-launch: error: the launcher of 9 processes needs 68 open files, and the limit is 40: raise "
+        "it (ulimit -n, LimitNOFILE of systemd), or start fewer trainers\n"
+    )
+    assert not (tmp_path / "logs").exists()

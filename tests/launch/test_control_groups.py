@@ -1,0 +1,157 @@
+"""Limits of control groups: from trees made by hand, and from a group of this machine if it can be made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dglkge.planning.control_groups import cores_to_use, free_memory, hierarchies, quota_of_cores
+
+MIB = 2**20
+NO_LIMIT = 9223372036854771712  # what version 1 shows
+
+
+def process(folder: Path, groups: str, *mounts: str) -> Path:
+    """Return a folder like /proc/self."""
+    (folder / "cgroup").write_text(groups)
+    (folder / "mountinfo").write_text(
+        "23 1 0:2 / / rw - ext4 /dev/vda rw\n" + "".join(f"{m}\n" for m in mounts)
+    )
+    return folder
+
+
+def first(folder: Path, controllers: str, root: str = "/") -> str:
+    """Return a line of mountinfo for version 1."""
+    return f"31 23 0:28 {root} {folder} rw,relatime shared:9 master:2 - cgroup cgroup rw,{controllers}"
+
+
+def second(folder: Path, root: str = "/") -> str:
+    return f"41 31 0:38 {root} {folder} rw,relatime - cgroup2 cgroup2 rw,nsdelegate"
+
+
+def write(folder: Path, **texts: object) -> None:
+    """Write files of a group; an underscore in a name stands for the dot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name.replace("_", ".", 1)).write_text(f"{text}\n")
+
+
+def test_version_2_nested_groups_the_tightest_counts(tmp_path: Path) -> None:
+    root = tmp_path / "tree"
+    me = process(tmp_path, "0::/pod/box\n", second(root))
+    write(root, memory_stat="inactive_file 1")  # the root has no limit and no counters
+    write(root / "pod/box", memory_max="max", memory_current=MIB, memory_stat="anon 5\ninactive_file 7")
+    assert free_memory(me) is None
+    write(
+        root / "pod",
+        memory_max=50 * MIB,
+        memory_current=40 * MIB,
+        memory_stat=f"anon 1\ninactive_file {10 * MIB}",
+    )
+    assert free_memory(me) == 20 * MIB  # 50 - 40, and 10 of the 40 are files that can go
+    write(root / "pod/box", memory_max=3 * MIB)
+    assert free_memory(me) == 2 * MIB + 7
+    write(root / "pod/box", memory_current=5 * MIB)
+    assert free_memory(me) == 0
+
+
+def test_version_1_has_other_names_and_no_word_for_unlimited(tmp_path: Path) -> None:
+    root = tmp_path / "memory tree"
+    text = str(root).replace(" ", "\\040")
+    me = process(
+        tmp_path, "4:memory,hugetlb:/job\n1:cpu,cpuacct:/\n0::/\n", first(Path(text), "memory,hugetlb")
+    )
+    statistics = f"inactive_file 1\ntotal_inactive_file {MIB}"
+    unlimited = {"memory_limit_in_bytes": NO_LIMIT, "memory_usage_in_bytes": MIB, "memory_stat": statistics}
+    write(root, **unlimited)
+    write(root / "job", **unlimited)
+    assert free_memory(me) is None
+    write(root / "job", memory_limit_in_bytes=4 * MIB)
+    assert free_memory(me) == 4 * MIB
+    write(root, memory_limit_in_bytes=2 * MIB)
+    assert free_memory(me) == 2 * MIB
+
+
+def test_quota_of_both_versions(tmp_path: Path) -> None:
+    root = tmp_path / "cpu"
+    me = process(
+        tmp_path, "1:cpu,cpuacct:/job\n0::/\n", first(root, "cpu,cpuacct"), second(tmp_path / "unified")
+    )
+    write(root, cpu_cfs_quota_us=-1, cpu_cfs_period_us=100000)
+    write(root / "job", cpu_cfs_quota_us=-1, cpu_cfs_period_us=100000)
+    assert quota_of_cores(me) is None
+    write(root / "job", cpu_cfs_quota_us=250000)
+    assert quota_of_cores(me) == 2.5
+    write(tmp_path / "unified", cpu_max="max 100000")
+    assert quota_of_cores(me) == 2.5
+    write(tmp_path / "unified", cpu_max="50000 100000")
+    assert quota_of_cores(me) == 0.5
+
+
+def test_a_container_without_a_namespace_of_its_own(tmp_path: Path) -> None:
+    """Its group is named from the host's root, and its mount begins at that group or anywhere else."""
+    for root in ("/docker/abc", "/elsewhere"):
+        (tree,) = hierarchies("memory", "0::/docker/abc", second(Path("/sys/fs/cgroup"), root))
+        assert tree.folders == (Path("/sys/fs/cgroup"),)
+    (tree,) = hierarchies("memory", "0::/docker/abc/sub", second(Path("/sys/fs/cgroup"), "/docker/abc"))
+    assert tree.folders == (Path("/sys/fs/cgroup/sub"), Path("/sys/fs/cgroup"))
+    # a process that was moved out of its own namespace's root
+    (tree,) = hierarchies("memory", "0::/../other", second(Path("/sys/fs/cgroup")))
+    assert tree.folders[-1] == Path("/sys/fs/cgroup")
+
+
+def test_no_control_groups_at_all(tmp_path: Path) -> None:
+    assert free_memory(tmp_path / "none") is None and quota_of_cores(tmp_path / "none") is None
+    me = process(tmp_path, "", second(tmp_path / "tree"))
+    assert free_memory(me) is None and quota_of_cores(me) is None
+    me = process(tmp_path, "0::/\n", second(tmp_path / "tree"))
+    write(tmp_path / "tree", memory_max="abc", memory_current="", cpu_max="1")
+    assert free_memory(me) is None and quota_of_cores(me) is None
+
+
+@pytest.mark.parametrize(
+    "cores, quota, expected", [(4, None, 4), (4, 8.0, 4), (4, 3.9, 3), (4, 0.1, 1), (1, 2, 1)]
+)
+def test_cores(cores: int, quota: float, expected: int) -> None:
+    assert cores_to_use(range(cores), quota) == expected
+
+
+LIMITED = """
+import os, sys
+for tasks in sys.argv[1:]:
+    open(tasks, "w").write(str(os.getpid()))
+from dglkge.launch.local_site import usable_cores
+from dglkge.planning.host import available_memory
+print(usable_cores(), available_memory())
+"""
+
+
+def test_a_group_of_this_machine() -> None:
+    """A child enters groups of version 1 with a limit and a quota: the kernel's own files are read."""
+    made = []
+    try:
+        for controller, name, value in (
+            ("memory", "memory.limit_in_bytes", 64 * MIB),
+            ("cpu", "cpu.cfs_quota_us", 100_000),
+        ):
+            folder = Path("/sys/fs/cgroup") / controller / f"dglkge-test-{os.getpid()}"
+            try:
+                folder.mkdir()
+                made.append(folder)
+                (folder / name).write_text(str(value))
+            except OSError as error:
+                pytest.skip(f"no group of version 1 can be made in {folder.parent}: {error.strerror}")
+        places = [str(folder / "cgroup.procs") for folder in made]
+        done = subprocess.run(
+            [sys.executable, "-c", LIMITED, *places], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        cores, memory = map(int, done.stdout.split())
+        assert cores == 1 and 0 < memory < 64 * MIB
+    finally:
+        for folder in made:
+            folder.rmdir()

@@ -1,0 +1,120 @@
+"""Logs as JSON: lines of the launcher, of processes that know the form, and of any other program."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dglkge.distributed.log_format import JsonFormatter, parse_line, timestamp
+from dglkge.launch.console import as_json, plain_text
+from tests.launch.conftest import ROOT
+
+TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+SPEAKS = """
+import logging, os, sys
+if os.environ["DGL_ROLE"] == "server": print("Server is exiting..."); sys.exit()
+logging.basicConfig(format="%(message)s")
+from dglkge.distributed.runtime import use_log_format
+use_log_format()
+logging.getLogger("mine").warning("two\\nlines")
+print("said by print", flush=True)
+if len(sys.argv) > 1: raise ValueError("broken")
+"""
+
+
+def records(text: str) -> list[dict[str, str]]:
+    """Read lines that must all be objects with the four fields."""
+    found = [json.loads(line) for line in text.splitlines()]
+    for record in found:
+        assert {"time", "level", "process", "message"} <= set(record), record
+        assert TIME.fullmatch(record["time"])
+    return found
+
+
+def test_every_line_of_output_and_logs_is_an_object(launch, tmp_path: Path) -> None:
+    job = launch(["--num_trainers", "1", "--log_format", "json", "--log_dir", "logs"], SPEAKS)
+    shown = records(job.finish())
+    assert job.launcher.returncode == 0, shown
+    of_trainer = [
+        (record["level"], record["message"]) for record in shown if record["process"] == "trainer 0"
+    ]
+    assert of_trainer == [("warning", "two\nlines"), ("info", "said by print")]
+    own = [record["message"] for record in shown if record["process"] == "launcher"]
+    assert own[0].startswith("1 server(s) and 1 trainer(s)") and own[-1].startswith(
+        "all processes ended well"
+    )
+    log = records((tmp_path / "logs" / "trainer-0.log").read_text())
+    assert [record["message"] for record in log] == ["two\nlines", "said by print"]
+    assert log[0]["logger"] == "mine" and log[0]["process"] == "trainer 0"
+    (hidden,) = records((tmp_path / "logs" / "server-0.log").read_text())
+    assert (hidden["level"], hidden["message"]) == ("debug", "Server is exiting...")
+    assert [record["message"] for record in records((tmp_path / "logs" / "launcher.log").read_text())] == own
+
+
+def test_a_failure_is_one_object_of_level_error(launch, tmp_path: Path) -> None:
+    """The variable selects the form too; the end of the log is shown as text."""
+    job = launch(["--num_trainers", "1", "--log_dir", "logs"], SPEAKS, "fail", DGLKGE_LOG_FORMAT="json")
+    errors = [record for record in records(job.finish()) if record["level"] == "error"]
+    assert job.launcher.returncode == 1 and len(errors) == 2
+    assert "\n    two\n    lines\n    said by print\n" in errors[0]["message"]
+    assert "ValueError: broken" in errors[0]["message"] and errors[1]["message"].startswith("failed after ")
+
+
+def test_text_logs_of_the_launcher_have_times(launch, tmp_path: Path) -> None:
+    job = launch(["--num_trainers", "1", "--log_dir", "logs"], "print('x')")
+    job.finish()
+    lines = (tmp_path / "logs" / "launcher.log").read_text().splitlines()
+    assert len(lines) == 2 and all(TIME.fullmatch(line.split(" ", 1)[0]) for line in lines)
+    assert lines[1].split(" ", 1)[1].startswith("all processes ended well")
+    assert (tmp_path / "logs" / "trainer-0.log").read_text() == "x\n"
+
+
+def test_refusals(launch) -> None:
+    job = launch([], "", DGLKGE_LOG_FORMAT="xml")
+    assert job.finish() == "dglkge-launch: error: DGLKGE_LOG_FORMAT is 'xml'; allowed are text, json"
+    assert job.launcher.returncode == 2
+    job = launch(["--log_format", "json", "--ip_config", "absent"], "")
+    (error,) = records(job.finish())
+    assert job.launcher.returncode == 2 and (error["level"], error["process"]) == ("error", "launcher")
+
+
+def test_a_formatter_keeps_tracebacks_in_one_line() -> None:
+    logger = logging.getLogger("test_log_format")
+    try:
+        raise ValueError('é\n"quoted"')
+    except ValueError:
+        record = logger.makeRecord("a.b", logging.ERROR, "f", 1, "failed: %s", ("x",), sys.exc_info())
+    line = JsonFormatter("trainer 3").format(record)
+    found = parse_line(line)
+    assert "\n" not in line and found["level"] == "error" and found["time"] == timestamp(record.created)
+    assert found["message"].startswith("failed: x\nTraceback") and found["message"].endswith('é\n"quoted"')
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", "{}", '{"time": 1, "level": "a", "process": "b", "message": "c"}']
+)
+def test_what_is_no_such_object_becomes_a_message(text: str) -> None:
+    assert parse_line(text) is None and plain_text(text) == text
+    wrapped = as_json("server 1", text)
+    assert json.loads(wrapped)["message"] == text and plain_text(wrapped) == text
+    assert as_json("server 2", wrapped) == wrapped
+
+
+def test_a_script_alone_obeys_the_variable() -> None:
+    """Without the launcher; other values are refused."""
+    code = SPEAKS.replace('os.environ["DGL_ROLE"]', "None")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(ROOT), "DGLKGE_LOG_FORMAT": "json"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    (record,) = records(done.stderr)
+    assert (record["process"], record["message"]) == ("trainer 0", "two\nlines")
