@@ -149,11 +149,13 @@ class Node:
             If it refuses this node.
         """
         peer = self._connect(seconds)
-        self._report(f"node {self._place.rank} of {self._place.num_nodes}: connected to {self._where}")
         threading.Thread(target=self._read, args=(peer,), daemon=True).start()
         signals: list[int] = []
         try:
             with signals_recorded(signals):
+                self._report(
+                    f"node {self._place.rank} of {self._place.num_nodes}: connected to {self._where}"
+                )
                 return self._serve(peer, signals)
         finally:
             self._leave(peer)
