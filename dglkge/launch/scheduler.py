@@ -43,10 +43,11 @@ class SchedulerPlace:
 
 @dataclass(frozen=True)
 class _Scheduler:
-    """Variables of one scheduler; the first that is set counts."""
+    """Variables of one scheduler; the first that is set counts. `step` is set if all nodes were started."""
 
     name: str
     rank: str
+    step: str | None = None
     local_rank: str | None = None
     num_nodes: tuple[str, ...] = ()
     first_host: tuple[str, ...] = ()
@@ -57,6 +58,7 @@ SCHEDULERS = (
     _Scheduler(
         "Open MPI",
         "OMPI_COMM_WORLD_RANK",
+        None,
         "OMPI_COMM_WORLD_LOCAL_RANK",
         ("OMPI_COMM_WORLD_SIZE",),
         remedy="mpirun --map-by ppr:1:node",
@@ -64,6 +66,7 @@ SCHEDULERS = (
     _Scheduler(
         "torchrun",
         "GROUP_RANK",
+        None,
         "LOCAL_RANK",
         ("GROUP_WORLD_SIZE",),
         ("MASTER_ADDR",),
@@ -73,6 +76,7 @@ SCHEDULERS = (
     _Scheduler(
         "SLURM",
         "SLURM_NODEID",
+        "SLURM_STEP_ID",  # absent in the script of sbatch, which runs on the first node only
         "SLURM_LOCALID",
         ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
         ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
@@ -91,11 +95,13 @@ def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
     Raises
     ------
     InputError
-        If no scheduler has set its variables, one is no number, or several processes run on one node.
+        If no scheduler has set its variables, one is no number, several processes run on one node, or this is
+        the script of a batch job.
 
     Examples
     --------
-    >>> scheduler_place({"SLURM_NODEID": "1", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "cn[07-08]"})
+    >>> step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "cn[07-08]"}
+    >>> scheduler_place({"SLURM_NODEID": "1", **step})
     SchedulerPlace(rank=1, num_nodes=2, first_host='cn07')
     """
     for scheduler in SCHEDULERS:
@@ -114,6 +120,11 @@ def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
         num_nodes = _number(environment, counts[0], 1) if counts else None
         if num_nodes is not None and rank >= num_nodes:
             raise InputError(f"{scheduler.rank} is {rank} and {counts[0]} is {num_nodes}; ranks count from 0")
+        if scheduler.step is not None and not environment.get(scheduler.step) and (num_nodes or 1) > 1:
+            raise InputError(
+                f"{scheduler.name} has started this process on one of {num_nodes} nodes only; start "
+                f"dglkge-launch on each of them with {scheduler.remedy}"
+            )
         return SchedulerPlace(rank, num_nodes, first_host(hosts[0]) if hosts else None)
     names = ", ".join(f"{scheduler.rank} ({scheduler.name})" for scheduler in reversed(SCHEDULERS))
     raise InputError(

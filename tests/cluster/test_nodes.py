@@ -166,3 +166,25 @@ def test_nodes_that_do_not_come(two_hosts: list[ClusterHost], tmp_path: Path):
     assert "error: node 1 of 2 did not connect to 10.77.0.1:29450 within 4 s" in text(tmp_path, 0)
     assert "refused 10.77.0.2: wrong secret" in text(tmp_path, 0)
     assert "error: node 0 at 10.77.0.1:29450 refuses node 1: wrong secret: --secret_file" in text(tmp_path, 1)
+
+
+def test_a_rendezvous_over_ipv6(two_hosts: list[ClusterHost], tmp_path: Path):
+    """Nodes meet over IPv6; each gives its IPv4 address for the traffic of DGL and gloo."""
+    nodes = []
+    try:
+        for rank, host in enumerate(two_hosts):
+            host.run(f"ip -6 address add fd77::{rank + 1}/64 dev eth0 nodad".split(), check=True)
+        for rank, host in enumerate(two_hosts):
+            options = ["--nodes", "2", "--rendezvous", "fd77::1", "--address", host.address, "--dry_run"]
+            command = training_command(toy_dataset(2), tmp_path / "run")
+            nodes += start(two_hosts, tmp_path, command, *options, ranks=(rank,))
+        assert [node.wait(END_SECONDS) for node in nodes] == [0, 0], text(tmp_path, 0) + text(tmp_path, 1)
+    finally:
+        end_all(two_hosts, nodes)
+        for rank, host in enumerate(two_hosts):
+            host.run(f"ip -6 address del fd77::{rank + 1}/64 dev eth0".split(), capture_output=True)
+    assert "connected to fd77::1:29450" in text(tmp_path, 1)
+    plan = text(tmp_path, 0)
+    for rank in (0, 1):
+        assert f"# trainer {rank} on 10.77.0.{rank + 1}\n" in plan
+    assert plan.count("GLOO_SOCKET_IFNAME=eth0") == 4 and plan.count("MASTER_ADDR=10.77.0.1") == 2

@@ -15,7 +15,12 @@ from dglkge.launch.arguments import parse_arguments
 from dglkge.launch.node_place import NodePlace, node_place
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-SLURM = {"SLURM_NODEID": "1", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "cn[07-08]"}
+SLURM = {
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "cn[07-08]",
+}
 
 
 def place(words: list[str], environment: dict[str, str]) -> NodePlace | None:

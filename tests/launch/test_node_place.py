@@ -10,7 +10,12 @@ from dglkge.distributed.ip_config import Machine
 from dglkge.errors import InputError
 from dglkge.launch.node_place import DEFAULT_PORT, NodePlace, host_and_port, node_place
 
-SLURM = {"SLURM_NODEID": "1", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "cn[07-08]"}
+SLURM = {
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "cn[07-08]",
+}
 MACHINES = [Machine("10.0.0.1"), Machine("10.0.0.2"), Machine("10.0.0.3")]
 
 

@@ -11,6 +11,7 @@ SRUN = {
     "SLURM_NODEID": "1",
     "SLURM_PROCID": "1",
     "SLURM_LOCALID": "0",
+    "SLURM_STEP_ID": "0",
     "SLURM_NNODES": "4",
     "SLURM_JOB_NODELIST": "cn[07-10]",
 }
@@ -60,6 +61,10 @@ def test_place(environment: dict[str, str], place: SchedulerPlace) -> None:
         (
             {**SRUN, "SLURM_NNODES": "0"},
             "the variable SLURM_NNODES is '0'; expected a whole number of at least",
+        ),
+        (
+            {**SRUN, "SLURM_STEP_ID": ""},
+            "on one of 4 nodes only; .* with srun --ntasks-per-node=1",
         ),
         ({**SRUN, "SLURM_NODEID": "4"}, "SLURM_NODEID is 4 and SLURM_NNODES is 4; ranks count from 0"),
     ],
