@@ -229,10 +229,11 @@ class _Job:
         """Return the machines of an attempt; waits for the nodes of a job without SSH."""
         is_listed = self.place is None or self.place.has_ip_config
         ip_config = here / self.options.ip_config if is_listed else None
+        address = None if self.place is None else self.place.address
         if self.nodes is not None:
-            return self.nodes.machines(ip_config, self.options.address)
+            return self.nodes.machines(ip_config, address)
         if ip_config is None:  # --nodes 1
-            return [Machine(self.options.address or "127.0.0.1")]
+            return [Machine(address or "127.0.0.1")]
         return read_ip_config(ip_config)
 
     def _needs(self, settings: JobSettings, config: Config | None) -> Needs:

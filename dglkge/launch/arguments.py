@@ -111,9 +111,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--secret_file", metavar="FILE",
         help="with --node_rank: a file with a secret of at least 16 bytes, the same on every node (default: "
              "the variable DGLKGE_SECRET); make one with: openssl rand -hex 32")  # fmt: skip
-    add("--address", metavar="IP",
-        help="with --nodes: this node's IPv4 address for the traffic between the nodes, on one of its "
-             "interfaces (default: the one by which it reaches the rendezvous)")  # fmt: skip
+    add("--address", metavar="IP|IFACE",
+        help="with --nodes: this node's IPv4 address for the traffic between the nodes, or the interface "
+             "that has it (default: the one by which it reaches the rendezvous)")  # fmt: skip
     add("--python", default=sys.executable, metavar="FILE",
         help="the interpreter on machines of several (default: this one's path)")  # fmt: skip
     add("--log_dir", metavar="FOLDER", help="folder for the logs (default: logs/<time>-<pid>)")

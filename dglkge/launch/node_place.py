@@ -49,6 +49,7 @@ def node_place(
     ip_config: Callable[[], Sequence[Machine]],
     has_ip_config: bool,
     environment: Mapping[str, str],
+    interfaces: Mapping[str, str],
 ) -> NodePlace | None:
     """Return this node's place; None for a job on one machine or over SSH.
 
@@ -64,6 +65,8 @@ def node_place(
         Whether ``--ip_config`` is among the options. The file then names the machines; it does also if
         neither ``--nodes`` nor the scheduler gives their number.
     environment : mapping of str to str
+    interfaces : mapping of str to str
+        This machine's IPv4 addresses, each with its interface: ``--address`` may name one.
 
     Raises
     ------
@@ -95,7 +98,7 @@ def node_place(
     if found.rank >= count:
         raise InputError(f"--node_rank {found.rank} of {count} nodes; allowed are 0 to {count - 1}")
     if address is not None:
-        _check_address(address)
+        address = _find_address(address, interfaces)
     return NodePlace(found.rank, count, host, port, address, is_listed)
 
 
@@ -123,14 +126,21 @@ def host_and_port(text: str, default_port: int) -> tuple[str, int]:
     return host, int(port)
 
 
-def _check_address(address: str) -> None:
-    """Check that an address is numeric IPv4 and of one machine."""
+def _find_address(given: str, interfaces: Mapping[str, str]) -> str:
+    """Return the IPv4 address for ``--address``, an address or the name of an interface."""
+    found = [address for address, name in interfaces.items() if name == given]
+    if len(found) > 1:
+        raise InputError(f"--address {given} has {len(found)} IPv4 addresses; give one of {', '.join(found)}")
+    if found:
+        return found[0]
     try:
-        parsed = ipaddress.IPv4Address(address)
+        parsed = ipaddress.IPv4Address(given)
     except ValueError:
+        known = ", ".join(f"{name} {address}" for address, name in interfaces.items())
         raise InputError(
-            f"--address {address!r} is no IPv4 address, and DGL's sockets are IPv4 only; expected four "
-            "numbers of 0 to 255 that one of this machine's interfaces has"
+            f"--address {given!r} is neither an IPv4 address (DGL's sockets are IPv4 only) nor an interface "
+            f"of this machine that has one; it has {known}"
         ) from None
     if parsed.is_unspecified or parsed.is_multicast or parsed.is_loopback:
-        raise InputError(f"--address {address} is no address at which other machines reach this one")
+        raise InputError(f"--address {given} is no address at which other machines reach this one")
+    return given

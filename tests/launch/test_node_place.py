@@ -16,20 +16,19 @@ SLURM = {
     "SLURM_STEP_NUM_NODES": "2",
     "SLURM_STEP_NODELIST": "cn[07-08]",
 }
+INTERFACES = {"127.0.0.1": "lo", "10.0.0.9": "ib0", "10.1.0.9": "eth0", "10.1.0.10": "eth0"}
+GIVEN = {"node_rank": "0", "num_nodes": 2, "rendezvous": "a"}
+LISTED = {"node_rank": "0", "has_ip_config": True}
 MACHINES = [Machine("10.0.0.1"), Machine("10.0.0.2"), Machine("10.0.0.3")]
 
 
 def place(environment: dict[str, str] | None = None, **options: Any) -> NodePlace | None:
     """Return the place for some options."""
-    given = {
-        "node_rank": None,
-        "num_nodes": None,
-        "rendezvous": None,
-        "address": None,
-        "has_ip_config": False,
-    }
-    given.update(options)
-    return node_place(ip_config=lambda: MACHINES, environment=environment or {}, **given)
+    absent = dict.fromkeys(("node_rank", "num_nodes", "rendezvous", "address"))
+    given: dict[str, Any] = {**absent, "has_ip_config": False, **options}
+    return node_place(
+        ip_config=lambda: MACHINES, environment=environment or {}, interfaces=INTERFACES, **given
+    )
 
 
 @pytest.mark.parametrize(
@@ -56,6 +55,11 @@ def place(environment: dict[str, str] | None = None, **options: Any) -> NodePlac
             {"JOB_COMPLETION_INDEX": "1"},
             NodePlace(1, 2, "kge-0.kge", DEFAULT_PORT),
         ),
+        (
+            {"node_rank": "1", "num_nodes": 2, "rendezvous": "a", "address": "ib0"},
+            {},
+            NodePlace(1, 2, "a", DEFAULT_PORT, "10.0.0.9"),
+        ),
         ({"node_rank": "0", "num_nodes": 1}, {}, NodePlace(0, 1, "127.0.0.1", DEFAULT_PORT)),
     ],
 )
@@ -70,17 +74,13 @@ def test_place(options: dict[str, Any], environment: dict[str, str], wanted: Nod
         ({"address": "10.0.0.1"}, "--address needs --node_rank"),
         ({"node_rank": "3"}, "--node_rank 3 of 3 nodes; allowed are 0 to 2"),
         ({"node_rank": "0", "num_nodes": 2}, "--nodes needs --rendezvous host:port"),
-        ({"node_rank": "0", "num_nodes": 2, "has_ip_config": True}, "--nodes and --ip_config exclude"),
+        ({**LISTED, "num_nodes": 2}, "--nodes and --ip_config exclude"),
         ({"node_rank": "0", "address": "10.0.0.1"}, "--address and ip_config.txt exclude"),
-        ({"node_rank": "0", "num_nodes": 2, "rendezvous": "a:b"}, "'a:b' is no host"),
-        (
-            {"node_rank": "0", "num_nodes": 2, "rendezvous": "a", "address": "fd00::1"},
-            "sockets are IPv4 only",
-        ),
-        (
-            {"node_rank": "0", "num_nodes": 2, "rendezvous": "a", "address": "127.0.0.1"},
-            "no address at which",
-        ),
+        ({**GIVEN, "rendezvous": "a:b"}, "'a:b' is no host"),
+        ({**GIVEN, "address": "::1"}, "DGL's sockets are IPv4 only"),
+        ({**GIVEN, "address": "127.0.0.1"}, "no address at which"),
+        ({**GIVEN, "address": "ib1"}, "it has lo 127.0.0.1, ib0 10.0.0.9, eth0 10.1.0.9"),
+        ({**GIVEN, "address": "eth0"}, "eth0 has 2 IPv4 addresses; give one of 10.1.0.9, 10.1.0.10"),
         ({"node_rank": "auto"}, "no scheduler has set"),
     ],
 )

@@ -43,6 +43,7 @@ class _Hub:
         """Start ``dglkge-launch`` for another node."""
         place = ["--node_rank", str(rank), "--nodes", "2", "--rendezvous", f"127.0.0.1:{self.port}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "DGLKGE_SECRET": secret.decode(), "ODD": "it's"}
+        environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
         node = subprocess.Popen(
             [sys.executable, "-m", "dglkge.cli.launch", *place, *options, "train.py"],
             env=environment,
@@ -113,7 +114,13 @@ def test_commands(hub: _Hub) -> None:
     """Status, pipes and environment are those of the command; the secret is not in it."""
     hub.start_node()
     hub.nodes.await_nodes()
-    done = _run(hub, "sh", "-c", "cat; echo bad >&2; echo $ODD$DGLKGE_SECRET; exit 5", stdin=b"x" * 200_000)
+    done = _run(
+        hub,
+        "sh",
+        "-c",
+        "cat; echo bad >&2; echo $ODD$DGLKGE_SECRET$TORCHELASTIC_USE_AGENT_STORE; exit 5",
+        stdin=b"x" * 200_000,
+    )
     assert done.returncode == 5
     assert (done.stdout, done.stderr) == (b"x" * 200_000 + b"it's\n", b"bad\n")
     assert _run(hub, "sh", "-c", "kill -9 $$").returncode == 128 + 9

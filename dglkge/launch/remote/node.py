@@ -24,10 +24,11 @@ from typing import IO, Any, cast
 
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import NotReadyError
+from dglkge.launch.local_site import local_interfaces
 from dglkge.launch.node_place import NodePlace, node_place
 from dglkge.launch.remote.channel import COMMAND, EXIT, STDERR, STDIN, STDOUT, Frames, write_all
 from dglkge.launch.remote.handshake import HANDSHAKE_SECONDS, Peer, RefusedError, introduce_node, read_secret
-from dglkge.launch.remote.session import SECRET_VARIABLE
+from dglkge.launch.remote.session import NOT_INHERITED, forwarded_environment
 from dglkge.launch.stop_signals import signals_recorded, status_of_stop
 from dglkge.launch.watchdog import (
     GRACE_SECONDS,
@@ -63,6 +64,7 @@ def place_of_this_node(options: argparse.Namespace, ip_config: Path) -> NodePlac
         lambda: read_ip_config(ip_config),
         options.has_ip_config,
         os.environ,
+        local_interfaces(),
     )
 
 
@@ -94,7 +96,9 @@ def run_node(
         See :meth:`Node.run`.
     """
     secret = read_secret(secret_file, os.environ)
-    environment = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
+    own = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    # Agents run in another folder: relative search paths become absolute.
+    environment = {**own, **forwarded_environment(own)}
     return Node(place, secret, python, environment, report).run(seconds)
 
 

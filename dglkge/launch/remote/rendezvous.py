@@ -39,7 +39,7 @@ from dglkge.launch.remote.handshake import (
     authenticate_node,
     read_secret,
 )
-from dglkge.launch.remote.session import SECRET_VARIABLE
+from dglkge.launch.remote.session import NOT_INHERITED
 from dglkge.launch.stop_signals import describe_stop
 from dglkge.launch.watchdog import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
 
@@ -121,7 +121,8 @@ def nodes_of_job(
         return
     secret = read_secret(secret_file, os.environ)
     # No process of the job may inherit it.
-    os.environ.pop(SECRET_VARIABLE, None)
+    for name in NOT_INHERITED:
+        os.environ.pop(name, None)
     nodes = Rendezvous(place.host, place.port, place.num_nodes, secret, seconds, report)
     try:
         yield nodes

@@ -36,6 +36,10 @@ FORWARDED_VARIABLES = (
 SECRET_VARIABLE = "DGLKGE_SECRET"
 """Secret of jobs without SSH; never given to another process."""
 
+NOT_INHERITED = (SECRET_VARIABLE, "TORCHELASTIC_USE_AGENT_STORE")
+"""Removed from the environment of jobs without SSH. torchrun sets the second: torch would then connect to the
+store of torchrun instead of the job's."""
+
 SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
 
