@@ -20,6 +20,7 @@ import pytest
 from dglkge import __version__
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.node_place import NodePlace
+from dglkge.launch.remote.channel import request_connection
 from dglkge.launch.remote.file_transfer import Tree, fetch, send
 from dglkge.launch.remote.handshake import Peer, RefusedError, introduce_node, read_secret
 from dglkge.launch.remote.node import Node
@@ -127,6 +128,24 @@ def test_commands(hub: _Hub) -> None:
     missing = _run(hub, "/no/such/program")
     assert missing.returncode == 127
     assert missing.stderr == b"cannot start /no/such/program: No such file or directory\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_another_user_gets_no_channel(hub: _Hub) -> None:
+    """The launcher's socket has no permissions; it serves its own user only."""
+    hub.start_node()
+    hub.nodes.await_nodes()
+    name = hub.nodes.transport(1).name
+    request_connection(name, 1).close()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        try:
+            request_connection(name, 1)
+        except OSError as error:
+            os._exit(3 if str(error) == "the launcher has ended" else 4)
+        os._exit(5)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
 
 def test_a_client_that_is_killed(hub: _Hub) -> None:

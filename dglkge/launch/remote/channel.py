@@ -1,7 +1,7 @@
 """Client of one channel to a node: runs a command there with three pipes, as an ssh client does.
 
-This file is a program of its own: standard library only, run by its path as ``channel.py FOLDER RANK WORDS``.
-It asks the launcher, by the Unix socket in FOLDER, for a connection to the node. The launcher passes an
+This file is a program of its own: standard library only, run by its path as ``channel.py NAME RANK WORDS``.
+It asks the launcher, by the abstract Unix socket NAME, for a connection to the node. The launcher passes an
 authenticated TCP connection, and this process then relays stdin, stdout and stderr, until the command ends
 there (exit status: that of the command) or the connection is lost (255, with a line on stderr).
 
@@ -21,7 +21,6 @@ import threading
 COMMAND, STDIN, STDOUT, STDERR, EXIT = range(5)
 """Kinds of frames: the words of the command in JSON, the three pipes (no data: end of file), the status."""
 
-SOCKET_NAME = "channels"
 OPEN_SECONDS = 30.0
 """Timeout of the launcher's reply."""
 
@@ -86,12 +85,7 @@ class Frames:
         return data
 
 
-def socket_path(folder_descriptor: int) -> str:
-    """Return the path of the launcher's Unix socket; short, as the kernel takes at most 107 bytes."""
-    return f"/proc/self/fd/{folder_descriptor}/{SOCKET_NAME}"
-
-
-def request_connection(folder: str, rank: int) -> socket.socket:
+def request_connection(name: str, rank: int) -> socket.socket:
     """Get an authenticated connection to a node from the launcher.
 
     Raises
@@ -99,15 +93,11 @@ def request_connection(folder: str, rank: int) -> socket.socket:
     OSError
         If the launcher has ended, or the node is not connected; the text gives the reason.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as launcher:
-            launcher.settimeout(OPEN_SECONDS)
-            launcher.connect(socket_path(descriptor))
-            launcher.sendall(b"%d\n" % rank)
-            text, descriptors, _, _ = socket.recv_fds(launcher, BLOCK_BYTES, 1)
-    finally:
-        os.close(descriptor)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as launcher:
+        launcher.settimeout(OPEN_SECONDS)
+        launcher.connect(f"\0{name}")
+        launcher.sendall(b"%d\n" % rank)
+        text, descriptors, _, _ = socket.recv_fds(launcher, BLOCK_BYTES, 1)
     if not descriptors:
         raise OSError(text.decode(errors="replace") or "the launcher has ended")
     return socket.socket(fileno=descriptors[0])
@@ -147,10 +137,10 @@ def _send_stdin(frames: Frames) -> None:
 
 def main() -> None:
     """Relay one command. Ends without clean-up, since a thread may be blocked in a read of stdin."""
-    folder, rank, *words = sys.argv[1:]
+    name, rank, *words = sys.argv[1:]
     status = LOST_STATUS
     try:
-        status = relay(request_connection(folder, int(rank)), words)
+        status = relay(request_connection(name, int(rank)), words)
     except BrokenPipeError:  # the launcher has closed the pipes, or has been killed
         pass
     except OSError as error:

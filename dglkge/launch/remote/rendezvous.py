@@ -15,11 +15,10 @@ import ipaddress
 import os
 import queue
 import secrets
-import shutil
 import signal
 import socket
+import struct
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +51,9 @@ SIGNAL_SECONDS = 2.0
 END_SECONDS = 5.0
 POLL_SECONDS = 0.2
 
+_CREDENTIALS = struct.Struct("3i")
+"""``struct ucred`` of man 7 unix: process, user, group."""
+
 
 @dataclass(frozen=True)
 class NodeTransport:
@@ -59,7 +61,7 @@ class NodeTransport:
 
     Attributes
     ----------
-    folder : str
+    name : str
         Of the launcher's Unix socket.
     rank : int
     python : str
@@ -68,19 +70,19 @@ class NodeTransport:
         Names of variables that the node's own environment has; they are not replaced by the launcher's.
     """
 
-    folder: str
+    name: str
     rank: int
     python: str
     variables: frozenset[str] = frozenset()
 
     client_name = "channel client"
     how = "by its node's dglkge-launch"
-    remedy = "is Python's own program missing?"
+    remedy = "the interpreter of this dglkge-launch is gone"
 
     def command(self, address: str, words: Sequence[str]) -> list[str]:
         """Return the command that runs some words on the node; `address` is not needed."""
         program = str(Path(channel.__file__).resolve())
-        return [sys.executable, "-I", "-S", program, self.folder, str(self.rank), *words]
+        return [sys.executable, "-I", "-S", program, self.name, str(self.rank), *words]
 
 
 @dataclass
@@ -183,13 +185,10 @@ class Rendezvous:
         self._is_closing = threading.Event()
         self._has_signal = threading.Event()
         self._listener = listen(host, port)
-        self._folder = tempfile.mkdtemp(prefix="dglkge-")  # of mode 0700: other users cannot ask for channels
+        # An abstract socket: a launcher that is killed leaves no file.
+        self._name = f"dglkge-{secrets.token_hex(16)}"
         self._channels = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            self._channels.bind(channel.socket_path(descriptor))
-        finally:
-            os.close(descriptor)
+        self._channels.bind(f"\0{self._name}")
         self._channels.listen(64)
         for body in (self._accept_nodes, self._accept_clients, self._send_heartbeats):
             threading.Thread(target=body, daemon=True, name="dglkge-rendezvous").start()
@@ -270,8 +269,8 @@ class Rendezvous:
         with self._changed:
             node = self._nodes.get(rank)
         if node is None:
-            return NodeTransport(self._folder, rank, sys.executable)
-        return NodeTransport(self._folder, rank, node.python, node.variables)
+            return NodeTransport(self._name, rank, sys.executable)
+        return NodeTransport(self._name, rank, node.python, node.variables)
 
     def end(self, status: int, reason: str) -> None:
         """Tell all nodes that the job has ended with a status; they exit with it.
@@ -298,7 +297,6 @@ class Rendezvous:
             nodes = list(self._nodes.values())
         for node in nodes:
             node.peer.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _describe_missing(self, missing: Sequence[int]) -> str:
         """Describe which nodes have not come; called under the lock."""
@@ -437,6 +435,10 @@ class Rendezvous:
         """Get a channel from a node and pass it to a client; the body of a thread."""
         with client, contextlib.suppress(OSError, ValueError):
             client.settimeout(HANDSHAKE_SECONDS)
+            # The socket has no permissions: other users of this machine may connect to it.
+            credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
+                return
             rank = int(client.recv(64))
             try:
                 peer = self._open_channel(rank)
