@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,10 +14,9 @@ import pytest
 
 from cluster_faults import ALLOWED_SECONDS, seconds_until, training_command, wait_until_trained
 from cluster_hosts import ClusterHost
-from cluster_jobs import environment, job_process, launch
+from cluster_jobs import job_process, launch, launch_node, node_log
 from tests.toy_kg import toy_dataset
 
-SECRET = "a secret of more than sixteen bytes"
 END_SECONDS = 60
 
 
@@ -31,21 +29,16 @@ def start(
     ranks: Sequence[int] = (0, 1),
 ) -> list[subprocess.Popen[bytes]]:
     """Start the same command on every host; outputs go to ``node<k>.log``."""
-    nodes = []
-    for rank in ranks:
-        line: list[str | Path] = [sys.executable, "-m", "dglkge.cli.launch", "--node_rank", str(rank)]
-        line += ["--num_trainers", "1", "--num_omp_threads", "1", "--log_dir", folder / "logs", *options]
-        given = {**environment(), "DGLKGE_SECRET": SECRET, "DGLKGE_TIMEOUT_SECONDS": "60", **variables[rank]}
-        with open(folder / f"node{rank}.log", "ab") as log:
-            nodes.append(
-                hosts[rank].popen([*line, *command], env=given, stdout=log, stderr=subprocess.STDOUT)
-            )
-    return nodes
+    limit = {"DGLKGE_TIMEOUT_SECONDS": "60"}
+    return [
+        launch_node(hosts[rank], rank, folder, options, command, {**limit, **variables[rank]})
+        for rank in ranks
+    ]
 
 
 def text(folder: Path, rank: int) -> str:
     """Return what a node has printed."""
-    return (folder / f"node{rank}.log").read_text(encoding="utf-8", errors="replace")
+    return node_log(folder, rank).read_text(encoding="utf-8", errors="replace")
 
 
 def end_all(hosts: Sequence[ClusterHost], nodes: Sequence[subprocess.Popen[bytes]]) -> None:
