@@ -23,6 +23,7 @@ from dglkge.launch.arguments import build_parser, parse_arguments
 from dglkge.launch.console import LAUNCHER_LOG, Console
 from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
 from dglkge.launch.local_site import find_unreadable_arguments, write_job_files
+from dglkge.launch.node_place import NodePlace
 from dglkge.launch.open_files import allow_open_files
 from dglkge.launch.ports import with_ports_chosen_again
 from dglkge.launch.process_plan import (
@@ -35,6 +36,8 @@ from dglkge.launch.process_plan import (
     describe_plan,
     plan_to_dict,
 )
+from dglkge.launch.remote.node import place_of_this_node, run_node
+from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
 from dglkge.launch.remote.session import SshSettings
 from dglkge.launch.script_config import Needs, dataset_needs, script_config
 from dglkge.launch.site import Site, SiteChooser
@@ -78,6 +81,26 @@ def _launch(argv: Sequence[str], console: Console) -> int:
     if options.print_completion:
         console.summary(_completion_script(options.print_completion).rstrip("\n"))
         return 0
+    here = Path.cwd() if options.sync else Path(options.workspace).resolve()
+    place = place_of_this_node(options, here / options.ip_config)
+    if place is not None and place.rank > 0:
+        seconds = options.rendezvous_seconds
+        return run_node(place, options.secret_file, options.python, seconds, console.message)
+    with nodes_of_job(place, options.secret_file, options.rendezvous_seconds, console.message) as nodes:
+        status, reason = _launch_job(options, command, console, place, nodes)
+        if nodes is not None:
+            nodes.end(status, reason)
+        return status
+
+
+def _launch_job(
+    options: argparse.Namespace,
+    command: tuple[str, ...],
+    console: Console,
+    place: NodePlace | None,
+    nodes: Rendezvous | None,
+) -> tuple[int, str]:
+    """Run the job from this machine; return its status and a reason for the other nodes."""
     workspace = Path(options.workspace).resolve()
     # With --sync relative paths are on this machine, from which files are copied; else in the workspace,
     # which all machines see.
@@ -89,15 +112,15 @@ def _launch(argv: Sequence[str], console: Console) -> int:
     )
     # One id for all attempts: a restart may take over the lease of the attempt before.
     name = new_nonce()
-    chooser = SiteChooser(ssh, options.python, str(workspace), options.sync, name)
+    chooser = SiteChooser(ssh, options.python, str(workspace), options.sync, name, nodes)
     with contextlib.closing(chooser):
-        job = _Job(options, command, places, chooser, console, name)
+        job = _Job(options, command, places, chooser, console, name, place, nodes)
         if options.dry_run:
             plan = job.plan(attempt_log_dir(log_dir, 0, options.max_restarts))
             console.summary(
                 json.dumps(plan_to_dict(plan)) if options.json else describe_plan(plan).rstrip("\n")
             )
-            return 0
+            return 0, ""
 
         def run(attempt: int) -> JobResult:
             logs = attempt_log_dir(log_dir, attempt, options.max_restarts)
@@ -112,7 +135,7 @@ def _launch(argv: Sequence[str], console: Console) -> int:
 
         result = run_with_restarts(run, options.max_restarts, console.message)
     _conclude(result, console, options.json)
-    return result.status
+    return result.status, result.reason or ""
 
 
 def _completion_script(shell: str) -> str:
@@ -135,6 +158,8 @@ class _Job:
     sites: SiteChooser
     console: Console
     name: str
+    place: NodePlace | None = None
+    nodes: Rendezvous | None = None
 
     def plan(self, log_dir: Path) -> list[PlannedProcess]:
         """Plan an attempt for ``--dry_run``: no file is sent, no machine is locked."""
@@ -153,7 +178,9 @@ class _Job:
         site.check(hosts, settings, self._needs(settings, config))
         plan = site.plan(hosts, settings)
         allow_open_files(len(plan))
-        unreadable = find_unreadable_arguments(here / self.options.ip_config, self.command, here)
+        unreadable = []
+        if self.place is None or self.place.has_ip_config:
+            unreadable = find_unreadable_arguments(here / self.options.ip_config, self.command, here)
         for warning in [*site.warnings(), *unreadable]:
             console.message(f"warning: {warning}")
         # After all checks: a refused job leaves no folder.
@@ -196,12 +223,23 @@ class _Job:
     def _prepare(self, log_dir: Path, is_locked: bool) -> tuple[Site, list[Host], JobSettings, Config | None]:
         """Read the inputs of an attempt anew: the machines, their cores, the configuration."""
         here = self.places.here
-        machines = read_ip_config(here / self.options.ip_config)
+        machines = self._machines(here)
         site = self.sites.choose(machines)
         hosts = site.connect(machines, is_locked)
         settings = _settings(self.options, self.command, hosts, machines, log_dir, self.places)
         settings = dataclasses.replace(settings, job=self.name)
         return site, hosts, settings, script_config(self.command, here)
+
+    def _machines(self, here: Path) -> list[Machine]:
+        """Return the machines of an attempt; waits for the nodes of a job without SSH."""
+        is_listed = self.place is None or self.place.has_ip_config
+        ip_config = here / self.options.ip_config if is_listed else None
+        address = None if self.place is None else self.place.address
+        if self.nodes is not None:
+            return self.nodes.machines(ip_config, address)
+        if ip_config is None:  # --nodes 1
+            return [Machine(address or "127.0.0.1")]
+        return read_ip_config(ip_config)
 
     def _needs(self, settings: JobSettings, config: Config | None) -> Needs:
         """Return the job's needs on its machines."""

@@ -127,8 +127,8 @@ def _check_address(address: str, where: str) -> None:
     """Raise InputError unless the text is an IPv4 address of one machine or a host name."""
     if ":" in address:
         raise InputError(
-            f"{where}: {address!r} is neither an IPv4 address nor a host name "
-            "(DGL speaks no IPv6; a port stands apart)"
+            f"{where}: {address!r} is neither an IPv4 address nor a host name: DGL's sockets are IPv4 only, "
+            "so give the machine's IPv4 address or a name that has one; a port stands apart, after a space"
         )
     # "10.0.0.300" would pass as a host name and fail only at the resolver.
     looks_numeric = re.fullmatch(r"[0-9.]+", address) is not None

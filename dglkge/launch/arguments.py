@@ -12,6 +12,7 @@ from typing import Callable, NoReturn
 from dglkge.distributed.log_format import LOG_FORMATS, TEXT
 from dglkge.distributed.log_format import VARIABLE as VARIABLE_OF_FORMAT
 from dglkge.errors import InputError, unknown_name
+from dglkge.launch.node_place import AUTO
 
 VARIABLE = re.compile(r"([A-Za-z_]\w*)=")
 
@@ -29,6 +30,8 @@ examples:
   dglkge-launch --ip_config ip_config.txt train.py --config my.yaml
   dglkge-launch --ip_config ip_config.txt --num_trainers 4 --num_servers 2 -m my_package.train
   dglkge-launch --ip_config ip_config.txt --part_config data/ring.json --dry_run train.py
+  srun --ntasks-per-node=1 dglkge-launch --node_rank auto --secret_file secret train.py --config my.yaml
+  dglkge-launch --node_rank 1 --nodes 2 --rendezvous 10.0.0.1 --secret_file secret train.py --config my.yaml
 
 exit status: 0 if all trainers ended well; 143 if the trainers were asked to stop, have committed their state
 and can be started again; without that commit 130 after Ctrl-C, 129 after SIGHUP, 1 after SIGTERM; 75 if other
@@ -95,6 +98,25 @@ def build_parser() -> argparse.ArgumentParser:
     add("--identity_file", metavar="FILE", help="private key for ssh")
     add("--ssh_option", action="append", default=[], metavar="KEY=VALUE",
         help="a further option for ssh, see ssh_config(5); may be repeated")  # fmt: skip
+    add("--node_rank", type=_rank, metavar="K",
+        help="without SSH: start the part of node K only (from 0; node 0 is the launcher), with the same "
+             "command on every node; auto: from the variables of SLURM's srun, Kubernetes' indexed jobs, "
+             "torchrun or Open MPI. Node K is line K of ip_config.txt")  # fmt: skip
+    add("--nodes", type=_count(1), metavar="N",
+        help="with --node_rank and without ip_config.txt: the number of nodes; they find out their addresses "
+             "(default: the scheduler's)")  # fmt: skip
+    add("--rendezvous", metavar="HOST[:PORT]",
+        help="with --node_rank: where the nodes reach node 0 by TCP (default: the first machine of "
+             "ip_config.txt or of the scheduler, port 29450)")  # fmt: skip
+    add("--rendezvous_seconds", type=_seconds, default=300.0, metavar="S",
+        help="with --node_rank: how long nodes wait for each other at the start and before a restart "
+             "(default: 300)")  # fmt: skip
+    add("--secret_file", metavar="FILE",
+        help="with --node_rank: a file with a secret of at least 16 bytes, the same on every node (default: "
+             "the variable DGLKGE_SECRET); make one with: openssl rand -hex 32")  # fmt: skip
+    add("--address", metavar="IP|IFACE",
+        help="with --nodes: this node's IPv4 address for the traffic between the nodes, or the interface "
+             "that has it (default: the one by which it reaches the rendezvous)")  # fmt: skip
     add("--python", default=sys.executable, metavar="FILE",
         help="the interpreter on machines of several (default: this one's path)")  # fmt: skip
     add("--log_dir", metavar="FOLDER", help="folder for the logs (default: logs/<time>-<pid>)")
@@ -127,7 +149,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple
     Returns
     -------
     options : argparse.Namespace
-        ``extra_envs`` is a dict.
+        ``extra_envs`` is a dict; ``has_ip_config`` whether ``--ip_config`` is among the arguments.
     command : tuple of str
         The script and its arguments, or ``-m``, a module and its arguments. May be empty with
         ``--print_completion``.
@@ -142,6 +164,7 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple
     options = parser.parse_args(own)
     options.extra_envs = dict(options.extra_envs)
     options.log_format = options.log_format or _inherited_log_format()
+    options.has_ip_config = any(word.partition("=")[0] == "--ip_config" for word in own)
     if not command and not options.print_completion:
         raise InputError("no script was given; expected: dglkge-launch [options] script.py args...")
     if command == ("-m",):
@@ -200,6 +223,13 @@ def _count(lowest: int, highest: int = 4096) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def _rank(text: str) -> str:
+    """Read a node's rank or ``auto``."""
+    if text != AUTO:
+        _count(0)(text)
+    return text
 
 
 def _range(text: str) -> tuple[int, int]:

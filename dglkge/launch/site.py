@@ -12,6 +12,7 @@ from dglkge.distributed.ip_config import Machine
 from dglkge.launch.local_site import LocalSite, are_all_local, local_interfaces
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess
 from dglkge.launch.remote.remote_site import RemoteSite
+from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.session import SshSettings
 from dglkge.launch.remote.synced_site import SyncedSite
 from dglkge.launch.script_config import Needs
@@ -96,16 +97,25 @@ class SiteChooser:
         Whether the machines share no disk; then this machine gets a copy too.
     job : str
         Id of the job in the leases of run folders.
+    nodes : Rendezvous, optional
+        Connections of the nodes of a job without SSH.
     """
 
     def __init__(
-        self, ssh: SshSettings, python: str, folder: str, has_own_disks: bool = False, job: str = ""
+        self,
+        ssh: SshSettings,
+        python: str,
+        folder: str,
+        has_own_disks: bool = False,
+        job: str = "",
+        nodes: Rendezvous | None = None,
     ) -> None:
         self._ssh = ssh
         self._python = python
         self._folder = folder
         self._has_own_disks = has_own_disks
         self._name = job
+        self._nodes = nodes
         self._site: Site | None = None
         self._is_local = False
 
@@ -117,7 +127,8 @@ class SiteChooser:
         InputError
             If a name of ip_config has no IPv4 address.
         """
-        is_local = not self._has_own_disks and are_all_local(machines, local_interfaces())
+        can_be_local = not self._has_own_disks and self._nodes is None
+        is_local = can_be_local and are_all_local(machines, local_interfaces())
         # A restart reads ip_config again, which may name other machines by then.
         if self._site is None or is_local != self._is_local:
             self.close()
@@ -129,8 +140,8 @@ class SiteChooser:
         if is_local:
             return LocalSite(self._folder)
         if self._has_own_disks:
-            return SyncedSite(self._ssh, self._python, self._folder, self._name)
-        return RemoteSite(self._ssh, self._python, self._folder)
+            return SyncedSite(self._ssh, self._python, self._folder, self._name, self._nodes)
+        return RemoteSite(self._ssh, self._python, self._folder, self._nodes)
 
     def close(self) -> None:
         """Release the machines of the present site."""

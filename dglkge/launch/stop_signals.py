@@ -18,6 +18,14 @@ from dglkge.errors import FAILURE_STATUS, INTERRUPTED_STATUS
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+_received: list[int] = []
+
+
+def num_received() -> int:
+    """Return how many stop signals this process has received while one of the handlers was installed."""
+    return len(_received)
+
+
 class StoppedBySignal(KeyboardInterrupt):
     """SIGTERM or SIGHUP to the launcher while no process of a job runs.
 
@@ -81,10 +89,15 @@ def signals_recorded(recorded: list[int]) -> Iterator[None]:
 def _handled(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
     """Install handlers for signals that are not ignored; restore the earlier ones at the end."""
     before = {number: signal.getsignal(number) for number in handlers}
-    for number, handler in handlers.items():
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        _received.append(number)
+        handlers[number](number, frame)
+
+    for number in handlers:
         # nohup and shells in the background ignore signals on purpose; the job must survive the logout.
         if before[number] != signal.SIG_IGN:
-            signal.signal(number, handler)
+            signal.signal(number, handle)
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
     python examples/benchmarks/cluster_faults.py                    # every fault, about five minutes
     python examples/benchmarks/cluster_faults.py trainer packets    # some of them
+    python examples/benchmarks/cluster_faults.py --without-ssh      # dglkge-launch --node_rank on each host
 
 For each fault a job of one server and one trainer a host is started on two hosts (``cluster_hosts.py``; needs
 root), the launcher on the first. Once it trains the fault comes, and the seconds count until no process of it
@@ -24,7 +25,16 @@ from pathlib import Path
 import psutil
 
 from cluster_hosts import ClusterHost, cluster_hosts, what_is_missing
-from cluster_jobs import LAUNCHER_LOG, TRAIN, job_process, launch, launcher_process, make_dataset
+from cluster_jobs import (
+    LAUNCHER_LOG,
+    TRAIN,
+    job_process,
+    launch,
+    launch_node,
+    launcher_process,
+    make_dataset,
+    node_log,
+)
 from dglkge.checkpoint.layout import RUN_STATS_FILE
 
 ALLOWED_SECONDS = 20.0
@@ -61,6 +71,11 @@ def _kill_ssh_client(hosts: Sequence[ClusterHost]) -> None:
     [process for process in hosts[0].processes() if process.name() == "ssh"][-1].kill()
 
 
+def _kill_channel(hosts: Sequence[ClusterHost]) -> None:
+    """Kill the youngest channel client of the launcher: that of the last trainer."""
+    [process for process in hosts[0].processes() if "channel.py" in " ".join(process.cmdline())][-1].kill()
+
+
 FAULTS = {
     "trainer": Fault("kill -9 of a trainer", lambda hosts: job_process(hosts[1], "client").kill()),
     "server": Fault("kill -9 of a server", lambda hosts: job_process(hosts[1], "server").kill()),
@@ -79,6 +94,13 @@ FAULTS = {
 }
 
 
+FAULTS_WITHOUT_SSH = {
+    **{name: fault for name, fault in FAULTS.items() if name not in ("ssh", "sshd")},
+    "channel": Fault("kill -9 of a channel client", _kill_channel),
+    "node": Fault("kill -9 of a node's dglkge-launch", lambda hosts: launcher_process(hosts[1]).kill()),
+}
+
+
 @dataclass(frozen=True)
 class Outcome:
     """End of a job after a fault.
@@ -93,12 +115,15 @@ class Outcome:
         Message of the launcher; empty if it was killed itself.
     output : str
         Output of the launcher.
+    other_statuses : tuple of int
+        Of the other nodes' ``dglkge-launch``, in a job without SSH.
     """
 
     seconds: float
     status: int
     reason: str
     output: str
+    other_statuses: tuple[int, ...] = ()
 
 
 def training_command(dataset: Path, output: Path) -> list[str | Path]:
@@ -143,32 +168,42 @@ def seconds_until(condition: Callable[[], bool]) -> float:
     return float("inf")
 
 
-def run_fault(fault: Fault, hosts: Sequence[ClusterHost], dataset: Path) -> Outcome:
+def run_fault(fault: Fault, hosts: Sequence[ClusterHost], dataset: Path, has_ssh: bool = True) -> Outcome:
     """Start a job, let it train, cause the fault, and wait for the end."""
     with tempfile.TemporaryDirectory(prefix="dglkge-fault-") as name:
         folder = Path(name)
         command = training_command(dataset, folder / "run")
         options = ["--num_trainers", "1", "--log_dir", str(folder / "logs")]
-        log = folder / LAUNCHER_LOG
-        job = launch(hosts, folder, options, command, {"DGLKGE_TIMEOUT_SECONDS": fault.limit_seconds})
+        limit = {"DGLKGE_TIMEOUT_SECONDS": fault.limit_seconds}
+        if has_ssh:
+            log = folder / LAUNCHER_LOG
+            jobs = [launch(hosts, folder, options, command, limit)]
+        else:
+            log = node_log(folder, 0)
+            place = ["--nodes", str(len(hosts)), "--rendezvous", hosts[0].address, "--json"]
+            jobs = [launch_node(host, rank, folder, place, command, limit) for rank, host in enumerate(hosts)]
+        job = jobs[0]
         try:
             wait_until_trained(folder / "run" / RUN_STATS_FILE, 2, job, log)
             fault.strike(hosts)
             # Watchdogs and agents count too: a job has ended when nothing of it is left.
             seconds = seconds_until(lambda: not any(host.processes() for host in hosts))
-            job.wait(PATIENCE_SECONDS)
+            for each in jobs:
+                each.wait(PATIENCE_SECONDS)
         finally:
             for host in hosts:
                 for process in host.processes():
                     process.kill()
-            job.kill()
-            job.wait()
+            for each in jobs:
+                each.kill()
+                each.wait()
         output = log.read_text(encoding="utf-8")
         reason = ""
         # With --json the last line is the summary. A launcher that was killed writes none.
         if job.returncode > 0 and output.splitlines()[-1].startswith("{"):
             reason = json.loads(output.splitlines()[-1])["reason"]
-        return Outcome(seconds, job.returncode, reason, output)
+        others = tuple(each.returncode for each in jobs[1:])
+        return Outcome(seconds, job.returncode, reason, output, others)
 
 
 def main() -> int:
@@ -177,9 +212,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("faults", nargs="*", metavar="FAULT", help=f"of {', '.join(FAULTS)}; default: all")
-    names = parser.parse_args().faults or list(FAULTS)
-    if unknown := set(names) - set(FAULTS):
-        parser.error(f"no fault {', '.join(sorted(unknown))}; allowed are {', '.join(FAULTS)}")
+    parser.add_argument("--without-ssh", action="store_true", help="start each host's part on the host")
+    options = parser.parse_args()
+    faults = FAULTS_WITHOUT_SSH if options.without_ssh else FAULTS
+    names = options.faults or list(faults)
+    if unknown := set(names) - set(faults):
+        parser.error(f"no fault {', '.join(sorted(unknown))}; allowed are {', '.join(faults)}")
     missing = what_is_missing()
     if missing is not None:
         sys.exit(f"no hosts can be made here: {missing}")
@@ -190,11 +228,16 @@ def main() -> int:
         for name in names:
             # New hosts for each fault: some faults cannot be undone.
             with cluster_hosts(2) as hosts:
-                outcome = run_fault(FAULTS[name], hosts, dataset)
+                outcome = run_fault(faults[name], hosts, dataset, not options.without_ssh)
             said = outcome.reason or "(it is dead)"
-            row = f"| {FAULTS[name].words} | {outcome.seconds:.1f} | {outcome.status} | {said} |"
+            statuses = ", ".join(map(str, (outcome.status, *outcome.other_statuses)))
+            row = f"| {faults[name].words} | {outcome.seconds:.1f} | {statuses} | {said} |"
             print(row, flush=True)
-            all_well = all_well and outcome.seconds <= ALLOWED_SECONDS and outcome.status != 0
+            all_well = (
+                all_well
+                and outcome.seconds <= ALLOWED_SECONDS
+                and 0 not in (outcome.status, *outcome.other_statuses)
+            )
     return 0 if all_well else 1
 
 

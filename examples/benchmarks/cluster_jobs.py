@@ -18,6 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 TRAIN = REPOSITORY / "examples" / "train.py"
 PORT = 30050
 LAUNCHER_LOG = "launcher.log"
+SECRET = "of the jobs without SSH on these hosts"
 COMMUNITY = 500
 
 
@@ -104,6 +105,51 @@ def launch(
     with open(folder / LAUNCHER_LOG, "w", encoding="utf-8") as log:
         line = [*launcher, *options, *command]
         return (launcher_host or hosts[0]).popen(line, env=variables, stdout=log, stderr=subprocess.STDOUT)
+
+
+def launch_node(
+    host: ClusterHost,
+    rank: int,
+    folder: Path,
+    options: Sequence[str | Path],
+    command: Sequence[str | Path],
+    variables: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start ``dglkge-launch --node_rank`` on a host: its part of a job without SSH.
+
+    Parameters
+    ----------
+    host : ClusterHost
+    rank : int
+        0 is the launcher.
+    folder : Path
+        Every host sees it. The output is appended to ``node<rank>.log`` there.
+    options : sequence of str or Path
+        Of the launcher.
+    command : sequence of str or Path
+        The script and its arguments.
+    variables : mapping of str to str, optional
+        For its environment.
+    """
+    line: list[str | Path] = [sys.executable, "-m", "dglkge.cli.launch", "--node_rank", str(rank)]
+    line += [
+        "--num_trainers",
+        "1",
+        "--num_omp_threads",
+        "1",
+        "--log_dir",
+        folder / "logs",
+        *options,
+        *command,
+    ]
+    given = {**environment(), "DGLKGE_SECRET": SECRET, **(variables or {})}
+    with open(node_log(folder, rank), "ab") as log:
+        return host.popen([*line, *options, *command], env=given, stdout=log, stderr=subprocess.STDOUT)
+
+
+def node_log(folder: Path, rank: int) -> Path:
+    """Return the file with the output of a node."""
+    return folder / f"node{rank}.log"
 
 
 def job_process(host: ClusterHost, role: str) -> psutil.Process:

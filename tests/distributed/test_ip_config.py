@@ -64,7 +64,7 @@ def test_default_port() -> None:
         ("0.0.0.0", 1, "0.0.0.0 is the address of no single machine"),
         ("224.0.0.1", 1, "224.0.0.1 is the address of no single machine"),
         ("255.255.255.255", 1, "is the address of no single machine"),
-        ("::1 30050", 1, "DGL speaks no IPv6"),
+        ("::1 30050", 1, "IPv4 only, so give the machine"),
         ("10.0.0.1:30050", 1, "a port stands apart"),
         ("-node", 1, "'-node' is neither an IPv4 address nor a host name"),
         ("no/de", 1, "is neither an IPv4 address nor a host name"),

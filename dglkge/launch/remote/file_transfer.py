@@ -81,7 +81,7 @@ def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: 
         If the machine cannot be reached or cannot take them.
     """
     # On this machine both may be the same folder: unpacking there would replace files by themselves.
-    if session.ssh is None and Path(tree.here).resolve() == Path(tree.there).resolve():
+    if session.transport is None and Path(tree.here).resolve() == Path(tree.there).resolve():
         return 0
     wanted = _states(tree)
     stale = _with_last(
@@ -138,7 +138,7 @@ def fetch(
     InputError
         If the machine cannot be reached, or there is no room here.
     """
-    if session.ssh is None and Path(there).resolve() == Path(here).resolve():
+    if session.transport is None and Path(there).resolve() == Path(here).resolve():
         return 0
     found = session.call("list_files", COMPARE_SECONDS, folder=there)
     wanted: list[FileState] = [tuple(state) for state in found if state[0] not in skip]

@@ -20,9 +20,10 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import watchdog
 from dglkge.launch.local_site import is_local, local_interfaces, resolve
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
+from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.session import (
     HostSession,
-    SshSettings,
+    Transport,
     close_all,
     forwarded_environment,
     python_from_stdin,
@@ -138,7 +139,7 @@ class ClusterExecutor:
             self._folder,
             self._before[planned.address],
             self._program,
-            is_remote=session.ssh is not None,
+            is_remote=session.transport is not None,
         )
 
     def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
@@ -167,15 +168,19 @@ class RemoteSite:
 
     Parameters
     ----------
-    ssh : SshSettings
+    ssh : Transport
+        To machines that are not this one.
     python : str
         The interpreter on every machine.
     folder : str
         Working folder of the processes.
+    nodes : Rendezvous, optional
+        Connections of the nodes of a job without SSH: line k of ip_config is node k, line 0 is this machine.
     """
 
-    def __init__(self, ssh: SshSettings, python: str, folder: str) -> None:
+    def __init__(self, ssh: Transport, python: str, folder: str, nodes: Rendezvous | None = None) -> None:
         self._ssh = ssh
+        self._nodes = nodes
         self._python = python
         self._folder = folder
         self._sessions: dict[str, HostSession] = {}
@@ -331,9 +336,16 @@ class RemoteSite:
 
     def _open(self, address: str, name: str) -> HostSession:
         """Connect to a machine and start its agent."""
+        environment = forwarded_environment(os.environ)
+        rank = self._order.index(address)
+        if self._nodes is not None and rank > 0:
+            node = self._nodes.transport(rank)
+            # The node's own variables win: a scheduler sets some of them for each node.
+            own = {name: value for name, value in environment.items() if name not in node.variables}
+            return HostSession(name, node, node.python, own)
         # Without SSH the machine of the launcher needs no SSH server and no key.
-        here = is_local(address, local_interfaces())
-        return HostSession(name, None if here else self._ssh, self._python, forwarded_environment(os.environ))
+        here = self._nodes is not None or is_local(address, local_interfaces())
+        return HostSession(name, None if here else self._ssh, self._python, environment)
 
     def _call_all(self, questions: Mapping[str, dict[str, Any]], task: str) -> dict[str, Any]:
         """Call a task on machines in parallel; record the problems, return the replies."""

@@ -1,4 +1,4 @@
-"""Connection to the launcher's agent on one machine, over OpenSSH's client.
+"""Connection to the launcher's agent on one machine, over OpenSSH's client or another transport.
 
 No user input passes through a shell: the remote command line is an interpreter and one fixed line of Python,
 and everything else (program, arguments, variables) follows over stdin.
@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Protocol, cast
 
 from dglkge.errors import InputError
 from dglkge.launch.remote import agent_starter
@@ -32,6 +32,13 @@ FORWARDED_VARIABLES = (
     "PYTHON*", "TORCH_*", "TP_*", "TZ", "VIRTUAL_ENV",
 )  # fmt: skip
 """Patterns of names; --extra_envs forwards any other."""
+
+SECRET_VARIABLE = "DGLKGE_SECRET"
+"""Secret of jobs without SSH; never given to another process."""
+
+NOT_INHERITED = (SECRET_VARIABLE, "TORCHELASTIC_USE_AGENT_STORE")
+"""Removed from the environment of jobs without SSH. torchrun sets the second: torch would then connect to the
+store of torchrun instead of the job's."""
 
 SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 
@@ -52,7 +59,8 @@ def forwarded_environment(environment: Mapping[str, str]) -> dict[str, str]:
     picked = {
         name: value
         for name, value in environment.items()
-        if any(fnmatch.fnmatchcase(name, pattern) for pattern in FORWARDED_VARIABLES)
+        if name != SECRET_VARIABLE
+        and any(fnmatch.fnmatchcase(name, pattern) for pattern in FORWARDED_VARIABLES)
     }
     for name in SEARCH_PATHS:
         if name in picked:
@@ -67,6 +75,35 @@ CONNECT_SECONDS = 10
 ALIVE_SECONDS = 3
 ALIVE_COUNT = 4
 """ssh closes a connection after ALIVE_SECONDS * ALIVE_COUNT without a reply."""
+
+
+class Transport(Protocol):
+    """Way to another machine: the command of a client process that carries stdin, stdout and stderr.
+
+    Attributes
+    ----------
+    client_name, how, remedy : str
+        For messages: the client, its way, and the remedy if it cannot be started.
+    """
+
+    @property
+    def client_name(self) -> str:
+        """Name of the client."""
+        ...
+
+    @property
+    def how(self) -> str:
+        """Way of the client."""
+        ...
+
+    @property
+    def remedy(self) -> str:
+        """What to do if the client cannot be started."""
+        ...
+
+    def command(self, address: str, words: Sequence[str]) -> list[str]:
+        """Return the command that runs some words on the machine."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -88,8 +125,16 @@ class SshSettings:
     identity_file: str | None = None
     options: tuple[str, ...] = ()
 
+    client_name = "ssh client"
+    how = "by ssh"
+    remedy = "install OpenSSH's client"
 
-def ssh_command(settings: SshSettings, address: str, words: list[str]) -> list[str]:
+    def command(self, address: str, words: Sequence[str]) -> list[str]:
+        """Return the command that runs some words on another machine."""
+        return ssh_command(self, address, words)
+
+
+def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> list[str]:
     """Return the command that runs some words on another machine, each quoted for the shell there.
 
     Parameters
@@ -97,7 +142,7 @@ def ssh_command(settings: SshSettings, address: str, words: list[str]) -> list[s
     settings : SshSettings
     address : str
         As in ip_config.txt, so that entries of ``~/.ssh/config`` with this name apply.
-    words : list of str
+    words : sequence of str
         Program and arguments.
 
     Examples
@@ -150,7 +195,7 @@ LEAVE_SECONDS = 2.0
 
 
 class HostSession:
-    """Connection to an agent on this machine (without SSH) or on another one.
+    """Connection to an agent on this machine (without a transport) or on another one.
 
     A thread sends a heartbeat every HEARTBEAT_SECONDS.
 
@@ -158,7 +203,7 @@ class HostSession:
     ----------
     address : str
         As in ip_config.txt.
-    ssh : SshSettings or None
+    transport : Transport or None
         None: this machine.
     python : str
         The interpreter there.
@@ -168,14 +213,14 @@ class HostSession:
     Raises
     ------
     InputError
-        If there is no ``ssh`` here, or `python` cannot be started here.
+        If there is no client here, or `python` cannot be started here.
     """
 
     def __init__(
-        self, address: str, ssh: SshSettings | None, python: str, environment: Mapping[str, str]
+        self, address: str, transport: Transport | None, python: str, environment: Mapping[str, str]
     ) -> None:
         self.address = address
-        self.ssh = ssh
+        self.transport = transport
         self.python = python
         self.environment = dict(environment)
         starter = Path(agent_starter.__file__).read_bytes()
@@ -207,12 +252,12 @@ class HostSession:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the agent, or the ssh process that leads to it, still runs."""
+        """Whether the agent, or the client process that leads to it, still runs."""
         return self._process.poll() is None
 
     def command(self, words: list[str]) -> list[str]:
         """Return the command that runs some words on the machine."""
-        return words if self.ssh is None else ssh_command(self.ssh, self.address, words)
+        return words if self.transport is None else self.transport.command(self.address, words)
 
     def call(self, task: str, seconds: float = REPLY_SECONDS, /, **arguments: Any) -> Any:
         """Call a task of the agent and return its result.
@@ -282,28 +327,29 @@ class HostSession:
 
     def _describe_missing(self, program: str, error: OSError) -> str:
         """Describe a program that could not be started on the launcher's machine, with a remedy."""
-        if self.ssh is None:
+        if self.transport is None:
             return (
                 f"{self.address}, the launcher's machine: cannot start {program}: {error.strerror}; "
                 "give the path of another interpreter with --python"
             )
         return (
             f"the launcher's machine cannot start {program!r}, which reaches {self.address}: "
-            f"{error.strerror}; install OpenSSH's client"
+            f"{error.strerror}; {self.transport.remedy}"
         )
 
     def _describe_end(self) -> str:
         """Describe why there is no agent, by the last line of ssh, the shell or Python."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
-        if self.ssh is not None and (self._process.returncode or 0) < 0:
-            return f"its ssh client was killed by {signal.Signals(-self._process.returncode).name}"
+        if self.transport is not None and (self._process.returncode or 0) < 0:
+            name = signal.Signals(-self._process.returncode).name
+            return f"its {self.transport.client_name} was killed by {name}"
         # The last line: before it ssh or a login shell may print banners.
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         words = lines[-1].strip() if lines else f"status {self._process.returncode}"
-        if self.ssh is not None and self._process.returncode == 255:
-            return f"cannot be reached by ssh: {words}"
+        if self.transport is not None and self._process.returncode == 255:
+            return f"cannot be reached {self.transport.how}: {words}"
         if "No module named" in words:
             return f"dglkge must be installed for {self.python} there: {words}"
         return f"{self.python} could not run there: {words}"

@@ -265,7 +265,7 @@ def fetch_version(
     `check` is that of :func:`fetch_output`.
     """
     there = str(places.on_machines(output))
-    if session.ssh is None and Path(there).resolve() == output.resolve():
+    if session.transport is None and Path(there).resolve() == output.resolve():
         return None
     question = {"folder": there, "known": read_copy(output).checksum, "seconds": HOLD_SLICE_SECONDS}
     hold = session.call("hold_version", COMPARE_SECONDS, **question)

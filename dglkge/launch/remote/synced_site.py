@@ -13,8 +13,9 @@ from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote.file_transfer import COMPARE_SECONDS
 from dglkge.launch.remote.remote_site import RemoteSite, raise_problems
+from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.run_copies import HOLD_FOLDER
-from dglkge.launch.remote.session import HostSession, SshSettings
+from dglkge.launch.remote.session import HostSession, Transport
 from dglkge.launch.remote.sync import (
     choose_source,
     fetch_logs,
@@ -36,14 +37,16 @@ class SyncedSite(RemoteSite):
 
     Parameters
     ----------
-    ssh, python, folder
+    ssh, python, folder, nodes
         See :class:`RemoteSite`.
     job : str
         Id of the job, equal for all its attempts, in the leases of run folders.
     """
 
-    def __init__(self, ssh: SshSettings, python: str, folder: str, job: str = "") -> None:
-        super().__init__(ssh, python, folder)
+    def __init__(
+        self, ssh: Transport, python: str, folder: str, job: str = "", nodes: Rendezvous | None = None
+    ) -> None:
+        super().__init__(ssh, python, folder, nodes)
         self._job = job
         self._lease: Lease | None = None
 

@@ -1,0 +1,564 @@
+"""The first node's side of a job without SSH: accepts the other nodes, and hands out channels to them.
+
+Every other node (:mod:`dglkge.launch.remote.node`) connects to one TCP port here, authenticates itself and
+stays connected. For each agent, watchdog and transfer the launcher starts ``channel.py``, as it starts an ssh
+client for a machine with SSH. The client asks the :class:`Rendezvous` by a Unix socket for a channel; the
+node is told to connect once more, and the authenticated connection is passed to the client. So the nodes
+listen on nothing, and all that holds for a job over SSH holds here: agents, watchdogs, heartbeats, locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import queue
+import secrets
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dglkge.distributed.ip_config import Machine, read_ip_config
+from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
+from dglkge.launch import stop_signals
+from dglkge.launch.node_place import NodePlace
+from dglkge.launch.remote import channel
+from dglkge.launch.remote.handshake import (
+    HANDSHAKE_SECONDS,
+    Peer,
+    RefusedError,
+    authenticate_node,
+    read_secret,
+)
+from dglkge.launch.remote.session import NOT_INHERITED
+from dglkge.launch.stop_signals import describe_stop
+from dglkge.launch.watchdog import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
+
+MOST_HANDSHAKES = 64
+"""Most connections whose handshake is not finished; further ones are closed."""
+
+SIGNAL_SECONDS = 2.0
+"""Pause before a node's stop signal counts: a scheduler that signals all nodes reaches this launcher too."""
+
+END_SECONDS = 5.0
+POLL_SECONDS = 0.2
+
+_CREDENTIALS = struct.Struct("3i")
+"""``struct ucred`` of man 7 unix: process, user, group."""
+
+
+@dataclass(frozen=True)
+class NodeTransport:
+    """Reaches a node by its connection to the rendezvous; takes the place of ``SshSettings``.
+
+    Attributes
+    ----------
+    name : str
+        Of the launcher's Unix socket.
+    rank : int
+    python : str
+        The node's interpreter.
+    variables : frozenset of str
+        Names of variables that the node's own environment has; they are not replaced by the launcher's.
+    """
+
+    name: str
+    rank: int
+    python: str
+    variables: frozenset[str] = frozenset()
+
+    client_name = "channel client"
+    how = "by its node's dglkge-launch"
+    remedy = "the interpreter of this dglkge-launch is gone"
+
+    def command(self, address: str, words: Sequence[str]) -> list[str]:
+        """Return the command that runs some words on the node; `address` is not needed."""
+        program = str(Path(channel.__file__).resolve())
+        return [sys.executable, "-I", "-S", program, self.name, str(self.rank), *words]
+
+
+@dataclass
+class _Node:
+    """A node that is connected."""
+
+    peer: Peer
+    rank: int
+    address: str
+    python: str
+    variables: frozenset[str]
+
+
+@contextlib.contextmanager
+def nodes_of_job(
+    place: NodePlace | None, secret_file: str | None, seconds: float, report: Callable[[str], None]
+) -> Iterator[Rendezvous | None]:
+    """Accept the nodes of a job inside the block, and tell them an error that ends it.
+
+    Parameters
+    ----------
+    place : NodePlace or None
+        This node's, the first; None: a job on one machine or over SSH.
+    secret_file : str or None
+        None: the secret is in the environment, from which it is removed.
+    seconds : float
+        Timeout for nodes to connect.
+    report : callable
+        Takes messages for the user.
+
+    Yields
+    ------
+    Rendezvous or None
+        None if there are no other nodes.
+    """
+    if place is None or place.num_nodes == 1:
+        yield None
+        return
+    secret = read_secret(secret_file, os.environ)
+    # No process of the job may inherit it.
+    for name in NOT_INHERITED:
+        os.environ.pop(name, None)
+    nodes = Rendezvous(place.host, place.port, place.num_nodes, secret, seconds, report)
+    try:
+        yield nodes
+    except DglkgeError as error:
+        nodes.end(exit_status_of(error), str(error))
+        raise
+    except KeyboardInterrupt as error:
+        words, status = describe_stop(error)
+        nodes.end(status, words)
+        raise
+    finally:
+        nodes.close()
+
+
+class Rendezvous:
+    """Accepts the nodes 1 to N - 1 of a job and keeps their connections; the launcher is node 0.
+
+    Parameters
+    ----------
+    host, port
+        Where nodes connect. It listens on the host's address if that is this machine's, else (the name of a
+        service, an address before a NAT) on all interfaces.
+    num_nodes : int
+        Node 0 included.
+    secret : bytes
+    seconds : float
+        Timeout of :meth:`await_nodes`.
+    report : callable
+        Takes messages for the user.
+
+    Raises
+    ------
+    NotReadyError
+        If the port is in use.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        num_nodes: int,
+        secret: bytes,
+        seconds: float,
+        report: Callable[[str], None],
+    ) -> None:
+        self.num_nodes = num_nodes
+        self._where = f"{host}:{port}"
+        self._secret = secret
+        self._seconds = seconds
+        self._report = report
+        self._nodes: dict[int, _Node] = {}
+        self._came: set[int] = set()
+        self._left: dict[int, str] = {}
+        self._refused: dict[str, str] = {}
+        self._changed = threading.Condition()
+        self._waiting: dict[str, queue.SimpleQueue[Peer]] = {}
+        self._handshakes = threading.BoundedSemaphore(MOST_HANDSHAKES)
+        self._is_closing = threading.Event()
+        self._has_signal = threading.Event()
+        self._listener = listen(host, port)
+        # An abstract socket: a launcher that is killed leaves no file.
+        self._name = f"dglkge-{secrets.token_hex(16)}"
+        self._channels = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._channels.bind(f"\0{self._name}")
+        self._channels.listen(64)
+        for body in (self._accept_nodes, self._accept_clients, self._send_heartbeats):
+            threading.Thread(target=body, daemon=True, name="dglkge-rendezvous").start()
+
+    def await_nodes(self) -> None:
+        """Wait until all nodes are connected.
+
+        Raises
+        ------
+        NotReadyError
+            If some have not come in time; the message names them, those that came, and refused ones.
+        """
+        deadline = time.monotonic() + self._seconds
+        has_told = False
+        with self._changed:
+            while missing := [rank for rank in range(1, self.num_nodes) if rank not in self._nodes]:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise NotReadyError(self._describe_missing(missing))
+                if not has_told:
+                    names = ", ".join(map(str, missing))
+                    self._report(f"waiting at {self._where} for node {names} of {self.num_nodes}")
+                    has_told = True
+                # A short timeout: Python runs handlers of signals in this thread between two waits only.
+                self._changed.wait(min(left, POLL_SECONDS))
+
+    def addresses(self) -> list[str]:
+        """Return the addresses of nodes 1 to N - 1, in the order of their ranks."""
+        with self._changed:
+            return [self._nodes[rank].address for rank in range(1, self.num_nodes) if rank in self._nodes]
+
+    def own_address(self) -> str | None:
+        """Return the IPv4 address of this machine that the nodes reach; None if it is not known."""
+        with self._changed:
+            sockets = [self._listener, *(node.peer.connection for node in self._nodes.values())]
+        for each in sockets:
+            with contextlib.suppress(OSError, ValueError):
+                address = ipaddress.ip_address(each.getsockname()[0])
+                mapped = getattr(address, "ipv4_mapped", None) or address
+                if mapped.version == 4 and not mapped.is_unspecified and not mapped.is_loopback:
+                    return str(mapped)
+        return None
+
+    def machines(self, ip_config: Path | None, address: str | None) -> list[Machine]:
+        """Wait for all nodes; return the machines of the job.
+
+        Parameters
+        ----------
+        ip_config : Path or None
+            A file whose line k is node k; None: the nodes' own addresses.
+        address : str or None
+            Of this node; None: the one that the others reach.
+
+        Raises
+        ------
+        InputError
+            If nodes have not come in time, the file has another number of lines, or this node's IPv4 address
+            is not known.
+        """
+        if ip_config is not None:
+            machines = read_ip_config(ip_config)
+            if len(machines) != self.num_nodes:
+                raise InputError(
+                    f"{ip_config} names {len(machines)} machines, the job was started for {self.num_nodes}"
+                )
+        self.await_nodes()
+        if ip_config is not None:
+            return machines
+        own = address or self.own_address()
+        if own is None:
+            raise InputError(
+                "the IPv4 address of this node is not known, which DGL needs: give it with --address"
+            )
+        return [Machine(own), *map(Machine, self.addresses())]
+
+    def transport(self, rank: int) -> NodeTransport:
+        """Return how to reach a node, whether or not it is connected at present."""
+        with self._changed:
+            node = self._nodes.get(rank)
+        if node is None:
+            return NodeTransport(self._name, rank, sys.executable)
+        return NodeTransport(self._name, rank, node.python, node.variables)
+
+    def end(self, status: int, reason: str) -> None:
+        """Tell all nodes that the job has ended with a status; they exit with it.
+
+        Nodes that have not come yet are waited for END_SECONDS: else they would wait for a launcher in vain.
+        """
+        deadline = time.monotonic() + END_SECONDS
+        with self._changed:
+            while len(self._came) < self.num_nodes - 1 and time.monotonic() < deadline:
+                self._changed.wait(POLL_SECONDS)
+            nodes = list(self._nodes.values())
+        for node in nodes:
+            with contextlib.suppress(OSError):
+                node.peer.send({"end": status, "reason": reason})
+
+    def close(self) -> None:
+        """Close all connections. Nodes that were not told the end count the launcher as lost."""
+        self._is_closing.set()
+        for listener in (self._listener, self._channels):
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # ends a blocked accept()
+            listener.close()
+        with self._changed:
+            nodes = list(self._nodes.values())
+        for node in nodes:
+            node.peer.close()
+
+    def _describe_missing(self, missing: Sequence[int]) -> str:
+        """Describe which nodes have not come; called under the lock."""
+        words = f"node {', '.join(map(str, missing))} of {self.num_nodes} did not connect to {self._where}"
+        words += f" within {self._seconds:g} s (--rendezvous_seconds)"
+        came = ", ".join(f"{rank} ({node.address})" for rank, node in sorted(self._nodes.items()))
+        words += f"; connected: 0{', ' + came if came else ''}"
+        for rank in missing:
+            if rank in self._left:
+                words += f"; node {rank}: {self._left[rank]}"
+        for address, why in self._refused.items():
+            words += f"; refused {address}: {why}"
+        return words
+
+    def _accept_nodes(self) -> None:
+        """Accept connections until closed; the body of a thread."""
+        for connection, address in _accepted(self._listener, self._is_closing):
+            if not self._handshakes.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(
+                target=self._welcome, args=(connection, str(address[0])), daemon=True, name="dglkge-node"
+            ).start()
+
+    def _welcome(self, connection: socket.socket, address: str) -> None:
+        """Authenticate a connection, and use it for what it asks; the body of a thread."""
+        address = address[len("::ffff:") :] if address.startswith("::ffff:") else address
+        try:
+            connection.settimeout(HANDSHAKE_SECONDS)
+            peer = Peer(connection)
+            hello, proof = authenticate_node(peer, self._secret)
+            if "channel" in hello:
+                peer.send({"proof": proof})
+                self._hand_over(peer, str(hello["channel"]))
+                return
+            node = self._admit(peer, hello, proof, address)
+        except RefusedError as error:
+            self._refuse(address, str(error))
+            connection.close()
+            return
+        except (OSError, ValueError, KeyError, TypeError):  # a port scan, or a connection that was lost
+            connection.close()
+            return
+        finally:
+            self._handshakes.release()
+        self._listen_to(node)
+
+    def _refuse(self, address: str, why: str) -> None:
+        """Record a refused connection; report it once for each address and reason."""
+        with self._changed:
+            is_new = self._refused.get(address) != why and len(self._refused) < MOST_HANDSHAKES
+            if is_new:
+                self._refused[address] = why
+        if is_new:
+            self._report(f"warning: refused a connection from {address}: {why}")
+
+    def _admit(self, peer: Peer, hello: Mapping[str, Any], proof: str, address: str) -> _Node:
+        """Add a node to those of the job.
+
+        Raises
+        ------
+        RefusedError
+            If its rank is taken or not of this job; it has been told.
+        """
+        rank, num_nodes = int(hello["rank"]), int(hello["nodes"])
+        node = _Node(
+            peer, rank, str(hello["address"]), str(hello["python"]), frozenset(map(str, hello["variables"]))
+        )
+        problem, retry = None, {}
+        with self._changed:
+            if num_nodes != self.num_nodes:
+                problem = f"it is started for {num_nodes} nodes, node 0 for {self.num_nodes}"
+            elif not 1 <= rank < self.num_nodes:
+                problem = f"it has rank {rank}; allowed are 1 to {self.num_nodes - 1}, node 0 is the launcher"
+            elif rank in self._nodes:
+                # An earlier process of a node that was started again may not count as lost yet.
+                problem = f"node {rank} is connected already, from {self._nodes[rank].address}"
+                retry = {"retry": True}
+            if problem is None:
+                # Sent under the lock: the node is told of its admission before it is told to open a channel.
+                peer.send({"proof": proof})
+                peer.connection.settimeout(HEARTBEAT_TIMEOUT_SECONDS)
+                self._nodes[rank] = node
+                self._came.add(rank)
+                self._refused.pop(address, None)
+                self._changed.notify_all()
+        if problem is not None:
+            peer.send({"proof": proof, "error": problem, **retry})
+            raise RefusedError(problem)
+        return node
+
+    def _listen_to(self, node: _Node) -> None:
+        """Read a node's messages to the end of its connection."""
+        why = "its connection ended"
+        try:
+            while (message := node.peer.receive()) is not None:
+                if "signal" in message:
+                    self._forward_signal(node, int(message["signal"]))
+                if "problem" in message:
+                    why = str(message["problem"])
+        except socket.timeout:  # TimeoutError from Python 3.10 on
+            why = f"no heartbeat for {HEARTBEAT_TIMEOUT_SECONDS:g} s"
+        except (OSError, ValueError) as error:
+            why = f"its connection was lost: {error}"
+        with self._changed:
+            self._left[node.rank] = why
+            del self._nodes[node.rank]
+            self._changed.notify_all()
+        node.peer.close()
+        if not self._is_closing.is_set():
+            self._report(f"node {node.rank} ({node.address}) is lost: {why}")
+
+    def _forward_signal(self, node: _Node, number: int) -> None:
+        """Give the launcher a stop signal that a node has received, unless it has received one itself."""
+        if self._has_signal.is_set() or number not in stop_signals.STOP_SIGNALS:
+            return
+        self._has_signal.set()
+
+        def forward() -> None:
+            # A second signal to the launcher would end the trainers before they have committed.
+            if not self._is_closing.wait(SIGNAL_SECONDS) and not stop_signals.num_received():
+                name = signal.Signals(number).name
+                self._report(f"node {node.rank} ({node.address}) received {name}: stopping the job")
+                main = threading.main_thread().ident
+                if main is not None:
+                    signal.pthread_kill(main, number)
+
+        threading.Thread(target=forward, daemon=True).start()
+
+    def _accept_clients(self) -> None:
+        """Accept channel clients until closed; the body of a thread."""
+        for connection, _ in _accepted(self._channels, self._is_closing):
+            threading.Thread(target=self._serve_client, args=(connection,), daemon=True).start()
+
+    def _serve_client(self, client: socket.socket) -> None:
+        """Get a channel from a node and pass it to a client; the body of a thread."""
+        with client, contextlib.suppress(OSError, ValueError):
+            client.settimeout(HANDSHAKE_SECONDS)
+            # The socket has no permissions: other users of this machine may connect to it.
+            credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
+                return
+            rank = int(client.recv(64))
+            try:
+                peer = self._open_channel(rank)
+            except OSError as error:
+                client.sendall(str(error).encode())
+                return
+            # The client has a copy of the connection from here on.
+            socket.send_fds(client, [b"ok"], [peer.connection.fileno()])
+            peer.connection.close()
+
+    def _open_channel(self, rank: int) -> Peer:
+        """Let a node connect once more; return that connection.
+
+        Raises
+        ------
+        OSError
+            If it is not connected, or does not connect in time.
+        """
+        with self._changed:
+            node = self._nodes.get(rank)
+            why = self._left.get(rank, "it has not connected")
+        if node is None:
+            raise OSError(f"node {rank} is not connected: {why}")
+        token = secrets.token_hex(16)
+        arrived: queue.SimpleQueue[Peer] = queue.SimpleQueue()
+        self._waiting[token] = arrived
+        try:
+            node.peer.send({"open": token})
+            return arrived.get(timeout=HANDSHAKE_SECONDS)
+        except queue.Empty:
+            raise OSError(f"node {rank} opened no channel within {HANDSHAKE_SECONDS:g} s") from None
+        finally:
+            del self._waiting[token]
+
+    def _hand_over(self, peer: Peer, token: str) -> None:
+        """Give a channel to the thread that waits for it; close it if none does any more."""
+        arrived = self._waiting.get(token)
+        if arrived is None:
+            peer.close()
+            return
+        peer.connection.settimeout(None)
+        arrived.put(peer)
+
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats to all nodes until closed; the body of a thread."""
+        while not self._is_closing.wait(HEARTBEAT_SECONDS):
+            with self._changed:
+                nodes = list(self._nodes.values())
+            for node in nodes:
+                # The thread that reads from the connection finds its end.
+                with contextlib.suppress(OSError):
+                    node.peer.send(None)
+
+
+def _accepted(
+    listener: socket.socket, is_closing: threading.Event
+) -> Iterator[tuple[socket.socket, tuple[Any, ...]]]:
+    """Yield the connections that a socket accepts, until it is closed."""
+    while not is_closing.is_set():
+        try:
+            yield listener.accept()
+        except OSError as error:
+            if is_closing.is_set() or error.errno == errno.EBADF:
+                return
+            is_closing.wait(POLL_SECONDS)  # out of file descriptors: others may be closed meanwhile
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Listen on the address of a host if this machine has it, else on all interfaces.
+
+    Raises
+    ------
+    NotReadyError
+        If the port is in use.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:  # the name of a service that does not exist yet
+        found = []
+    is_number = _is_number(host)
+    for family, kind, _, _, address in found:
+        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback and not is_number:
+            continue  # Debian gives a machine's own name the address 127.0.1.1, which no other node reaches
+        listener = socket.socket(family, kind)
+        with contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            listener.bind(address)
+            listener.listen(MOST_HANDSHAKES)
+            return listener
+        except OSError as error:
+            listener.close()
+            if error.errno == errno.EADDRINUSE:
+                raise _port_in_use(host, port) from None
+    try:
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, backlog=MOST_HANDSHAKES, dualstack_ipv6=True
+            )
+        return socket.create_server(("", port), backlog=MOST_HANDSHAKES)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise _port_in_use(host, port) from None
+        raise InputError(f"cannot listen on port {port} for --rendezvous: {error.strerror}") from None
+
+
+def _port_in_use(host: str, port: int) -> NotReadyError:
+    """Return the error for a port of the rendezvous that is in use."""
+    return NotReadyError(
+        f"port {port} of the rendezvous {host} is in use on this machine: give all nodes another one with "
+        "--rendezvous host:port"
+    )
+
+
+def _is_number(host: str) -> bool:
+    """Whether a host is given by a numeric address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

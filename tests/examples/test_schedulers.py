@@ -1,0 +1,81 @@
+"""The jobs for SLURM, Kubernetes and Docker are well-formed, and the launcher takes their options."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dglkge.distributed.ip_config import Machine
+from dglkge.launch.arguments import parse_arguments
+from dglkge.launch.node_place import NodePlace, node_place
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SLURM = {
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NODELIST": "cn[07-08]",
+}
+
+
+def place(words: list[str], environment: dict[str, str]) -> NodePlace | None:
+    """Return the place that a command gives its node."""
+    assert words[0] == "dglkge-launch"
+    options, script = parse_arguments(words[1:])
+    assert Path(script[0]).name == "train.py" and script[1:] == ("--config", "my.yaml")
+    assert options.secret_file
+
+    def read() -> list[Machine]:
+        raise AssertionError("no ip_config.txt is needed")
+
+    given = (options.node_rank, options.nodes, options.rendezvous, options.address)
+    return node_place(*given, read, options.has_ip_config, environment, {})
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a YAML file."""
+    yaml = pytest.importorskip("yaml")
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_slurm() -> None:
+    path = EXAMPLES / "slurm" / "job.sbatch"
+    if shutil.which("bash"):
+        subprocess.run(["bash", "-n", path], check=True, timeout=60)
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+    (line,) = [line.strip() for line in text.splitlines() if line.strip().startswith("srun ")]
+    words = shlex.split(line.partition("||")[0])
+    found = place(words[words.index("dglkge-launch") :], SLURM)
+    assert found == NodePlace(1, 2, "cn07", 29450)
+
+
+def test_kubernetes() -> None:
+    spec = load(EXAMPLES / "kubernetes" / "jobset.yml")["spec"]
+    (job,) = spec["replicatedJobs"]
+    nodes = job["template"]["spec"]
+    (container,) = nodes["template"]["spec"]["containers"]
+    found = place(container["command"], {"JOB_COMPLETION_INDEX": "1"})
+    host = f"kge-{job['name']}-0-0.{spec['network']['subdomain']}"
+    assert found == NodePlace(1, nodes["completions"], host, 29450)
+    assert nodes["completions"] == nodes["parallelism"] and nodes["completionMode"] == "Indexed"
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in nodes["template"]["spec"]["volumes"]}
+
+
+def test_docker() -> None:
+    services = load(EXAMPLES / "docker" / "compose.yml")["services"]
+    found = [place(shlex.split(service["command"]), {}) for service in services.values()]
+    assert found == [NodePlace(rank, 2, "node0", 29450) for rank in range(len(services))]
+
+
+def test_the_image_is_built_from_what_there_is() -> None:
+    """The extra of the Dockerfile exists, and the manifests' script is in the image."""
+    text = (EXAMPLES / "kubernetes" / "Dockerfile").read_text(encoding="utf-8")
+    assert "COPY . /opt/dglkge" in text and "/opt/dglkge[dgl1]" in text
+    assert '"dgl1":' in (EXAMPLES.parent / "setup.py").read_text(encoding="utf-8")
+    assert (EXAMPLES / "train.py").is_file()
