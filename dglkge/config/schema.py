@@ -456,8 +456,16 @@ class CheckpointConfig:
         "where the newest version is damaged, go on from the newest good one; reads all its files first",
         resume=FREE,
     )
+    storage: str = setting(
+        "",
+        "URL to which each version is committed as well (s3://bucket/run, file:///disk/run); a folder "
+        "without a checkpoint, or with an older one, goes on from there; empty: none",
+        resume=FREE,
+    )
     init_path: str = setting(
-        "", "a run or checkpoint whose rows a new run starts with, matched by name; empty: none"
+        "",
+        "a run or checkpoint, or the URL of one, whose rows a new run starts with, matched by name; "
+        "empty: none",
     )
 
 

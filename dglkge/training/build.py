@@ -61,6 +61,7 @@ from dglkge.training.building.components import (
 from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.loss_settings import check_data_of_loss, relation_weights
 from dglkge.training.building.matmul_dtype import with_matmul_dtype
+from dglkge.training.building.mirrored import open_mirror
 from dglkge.training.building.negatives import build_known, build_negatives
 from dglkge.training.building.optimizer_options import (
     clipping_of,
@@ -202,6 +203,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     output = Path(config.output)
     # The lease creates the folder and excludes other jobs from here on.
     lease = hold_run(output, cluster)
+    mirror = open_mirror(config, cluster, lease)
     layout = dataset.layout()
     # After the lease: the choice is read from the run's folder, which no other job may change now.
     config = with_matmul_dtype(config, cluster)
@@ -261,6 +263,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         courier=_build_courier(world),
         lease=lease,
         gather=cluster.gather_texts,
+        mirror=mirror,
     )
     evaluator = LiveEvaluator(
         dataset, model, tables, cluster, _protocol(config), config.training.kernels, global_vectors

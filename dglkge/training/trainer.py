@@ -380,6 +380,7 @@ class Trainer:
             self._commit()
             self._end_epoch()
         self._checkpoints.finish()
+        self._checkpoints.push_records()
 
     def _resume(self, fill_new_run: Callable[[], object]) -> None:
         """Fill the tables from the newest version, if there is one."""

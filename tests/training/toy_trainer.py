@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import CheckpointManager
+from dglkge.checkpoint.mirror import Mirror
 from dglkge.config import load_config
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.distributed.runtime import Cluster
@@ -82,6 +83,7 @@ class ToyRun:
         epochs: ElasticEpochs | None = None,
         own_config: bool = False,
         lrs: Sequence[float] = (),
+        mirror: Mirror | None = None,
     ) -> None:
         sets = ["dataset=toy", f"output={folder}", f"training.batch_size={BATCH_SIZE}", *settings]
         config = load_config(None, ["training.progress=never", *sets])
@@ -95,7 +97,7 @@ class ToyRun:
         pair_of_relation = np.zeros(2, np.int64)
         order = EdgeBatches(edges, pair_of_relation, NUM_TRIPLES, BATCH_SIZE, BATCH_SIZE, 0, 1, seed=1)
         self.checkpoints = CheckpointManager(
-            folder / "checkpoint", 0, True, self.cluster.barrier, num_parts=1
+            folder / "checkpoint", 0, True, self.cluster.barrier, num_parts=1, mirror=mirror
         )
         folder.mkdir(exist_ok=True)
         self.param_groups = [{"lr": lr} for lr in lrs]
