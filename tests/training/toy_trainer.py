@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,9 @@ from dglkge.data.partition_layout import EdgeTable
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
+from dglkge.sampling.triple_order import plan_passes
 from dglkge.training.epochs import ElasticEpochs
+from dglkge.training.passes import Passes
 from dglkge.training.trainer import Trainer
 from dglkge.typing import TablePart
 from tests.checkpoint.toy_checkpoint import toy_meta
@@ -84,6 +87,7 @@ class ToyRun:
         own_config: bool = False,
         lrs: Sequence[float] = (),
         mirror: Mirror | None = None,
+        held_out: Any = None,
     ) -> None:
         sets = ["dataset=toy", f"output={folder}", f"training.batch_size={BATCH_SIZE}", *settings]
         config = load_config(None, ["training.progress=never", *sets])
@@ -120,6 +124,7 @@ class ToyRun:
                 **({"config": config.to_dict()} if own_config else {}),
             ),
             self.epochs,
+            passes=Passes(plan_passes([(0, NUM_TRIPLES)], config.training.edge_chunks, BATCH_SIZE), held_out),
         )
 
     sent_bytes = 0
