@@ -20,8 +20,8 @@ examples:
         --output datasets/news-02
 
   go on from the run on the old data set; train the new triples only, and only rows that occur in them:
-    dglkge train --set dataset=datasets/news-02 output=runs/news-02 checkpoint.init_path=runs/news \\
-        training.edge_sets='[2026-02]' training.rows=touched
+    dglkge train --set dataset=datasets/news-02 --set output=runs/news-02 \\
+        --set checkpoint.init_path=runs/news --set training.edge_sets='[2026-02]' --set training.rows=touched
 
   several entity types: a new entity takes the type that a known relation gives it, or that of a file:
     python partition_tools/extend.py --dataset datasets/typed --input more.tsv --entity-types types.tsv \\
