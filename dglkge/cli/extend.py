@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 DESCRIPTION = """Add triples, entities and relations to a data set. A new folder is made, in which every old
-id and every entity's partition stays; new ids follow after the last, and new rows are the last of their
-partition. The new triples are an edge set of their own, which training can walk over alone."""
+id and every entity's partition stays; new ids follow after the last. The new triples are an edge set of their own, which training can walk over alone."""
 EXAMPLES = """\
 examples:
   add the triples of February:

@@ -1,9 +1,8 @@
 """Adds triples and entities to a data set: a new folder in which every old id and partition stays.
 
 Original ids of entities and relations stay, and new ones follow after the last. An entity stays in its
-partition. DGL numbers the nodes of a partition in the order of their original ids, so new rows are the last
-of their partition; node ids, which DGL wants to be contiguous, move up behind them. Checkpoints name rows by
-original id and name, not by node id.
+partition. The files of a checkpoint have the rows of a partition by original id, so new rows are the last there.
+DGL's node ids, which are contiguous in a partition, are drawn anew; nothing outside of the data set has them.
 """
 
 from __future__ import annotations
