@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 DESCRIPTION = """Add triples, entities and relations to a data set. A new folder is made, in which every old
-id and every entity's partition stays; new ids follow after the last. The new triples are an edge set of their own, which training can walk over alone."""
+id and every entity's partition stays; new ids follow after the last. The new triples are an edge set of their
+own, which training can walk over alone."""
 EXAMPLES = """\
 examples:
   add the triples of February:

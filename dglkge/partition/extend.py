@@ -1,7 +1,7 @@
 """Adds triples and entities to a data set: a new folder in which every old id and partition stays.
 
 Original ids of entities and relations stay, and new ones follow after the last. An entity stays in its
-partition. The files of a checkpoint have the rows of a partition by original id, so new rows are the last there.
+partition. Files of a checkpoint have the rows of a partition by original id, so new rows are the last there.
 DGL's node ids, which are contiguous in a partition, are drawn anew; nothing outside of the data set has them.
 """
 

@@ -61,7 +61,7 @@ def test_old_ids_and_partitions_stay(tmp_path, typed):
         parts = [one.layout().part_of(type_, np.asarray(one.layout().node_ids(type_))) for one in (old, new)]
         assert np.array_equal(parts[0], parts[1][: len(parts[0])])
         for part in range(2):
-            # In a checkpoint's file rows stand by original id: the old ones in their order, then the new ones.
+            # In a checkpoint's file rows stand by original id: the old ones, then the new ones.
             rows = [
                 np.sort(one.layout().original_ids(type_)[slice(*one.layout().node_range(type_, part))])
                 for one in (old, new)
