@@ -103,7 +103,7 @@ class Mirror:
         self._records = LeasedFolder(self._run, lease)
         self._job = self._storage.nonce or new_nonce()
         # The version that was published last, of which equal texts are copied inside the store.
-        self._last: Manifest | None = None
+        self._last: StoredVersion | None = None
 
     def newest(self) -> StoredVersion | None:
         """Return the published version at the URL; None if there is none.
@@ -150,7 +150,12 @@ class Mirror:
         """
         local = read_copy(self._run)
         remote = RunCopy() if stored is None else stored.copy
-        # A damaged folder is the matter of resuming and of checkpoint.fallback.
+        if local.problem and stored is not None:
+            raise CheckpointError(
+                f"{local.problem}; {self.url} has version {remote.version}: move {self._run} away to go on "
+                "from there"
+            )
+        # Without a copy a damaged folder is the matter of resuming and of checkpoint.fallback.
         if not local.problem and not local.continues(remote):
             if stored is None or not remote.continues(local):
                 raise CheckpointError(
@@ -164,7 +169,7 @@ class Mirror:
             return
         self._take()
         if stored is not None:
-            self._last = stored.manifest
+            self._last = stored
             self._drop(lambda version: version > remote.version)
         if (
             not local.problem
@@ -267,6 +272,17 @@ class Mirror:
             return
         self._check_writer()
         manifest = storage.manifest(version)
+        content = (storage.path / layout.manifest_file(version)).read_bytes()
+        # After a fallback the folder has other versions of the same numbers.
+        if self._last is not None and version <= self._last.manifest.version:
+            if content == self._last.content:
+                return
+            newest = self._last.manifest.version
+            raise CheckpointError(
+                f"{self._run} has version {version}, and {self.url} has version {newest}, which does not "
+                "come before it: to go on from the URL, move the folder away; to go on from the folder, take "
+                "another checkpoint.storage"
+            )
         texts = {name: check_text(storage.path, text, version) for name, text in manifest.all_texts.items()}
         self._push_version(manifest, texts)
         kept = self._push_snapshots()
@@ -277,7 +293,7 @@ class Mirror:
         # Read again after the upload, which may take minutes.
         self._check_writer()
         self._write(_POINTER, f"{version}\n".encode())
-        self._last = manifest
+        self._last = StoredVersion(manifest, content)
         self._drop(lambda one: one != version and one not in kept)
         logger.info("checkpoint version %d in %s", version, self.url)
 
@@ -295,11 +311,12 @@ class Mirror:
             return
         for entry in manifest.versioned_files:
             self._upload(self._storage.path / entry.name, _object(entry.name))
-        old = {} if self._last is None else self._last.all_texts
+        last = None if self._last is None else self._last.manifest
+        old = {} if last is None else last.all_texts
         for name, text in manifest.all_texts.items():
             target = _text_object(name, manifest.version)
-            if self._last is not None and old.get(name) == text:
-                source = _text_object(name, self._last.version)
+            if last is not None and old.get(name) == text:
+                source = _text_object(name, last.version)
                 if source == target or self._copy(source, target):
                     continue
             self._upload(texts[name], target)

@@ -135,7 +135,7 @@ class Pass:
         Numbers, from 0.
     first_batch, end_batch : int
         Its global batches. Where sets or chunks are no multiples of the batch size, a batch that has triples
-        of two passes belongs to the later one.
+        of several passes belongs to the first of them; the others may have no batch of their own.
     """
 
     edge_set: int
@@ -158,16 +158,14 @@ def plan_passes(ranges: Sequence[tuple[int, int]], num_chunks: int, batch_size: 
     Examples
     --------
     >>> [(one.first_batch, one.end_batch) for one in plan_passes([(0, 95), (95, 100)], 2, 10)]
-    [(0, 4), (4, 9), (9, 9), (9, 10)]
+    [(0, 5), (5, 10), (10, 10), (10, 10)]
     """
     passes: list[Pass] = []
-    last = ranges[-1][1]
     done = 0
     for number, (first, end) in enumerate(ranges):
         for chunk in range(num_chunks):
             position = first + (end - first) * (chunk + 1) // num_chunks
-            # Rounded down: a batch that reaches into the next pass is trained there; the last ends the epoch.
-            batches = -(-last // batch_size) if position == last else position // batch_size
-            passes.append(Pass(number, chunk, done, max(done, batches)))
+            # Rounded up: a pass ends with the batch that has its last triple.
+            passes.append(Pass(number, chunk, done, -(-position // batch_size)))
             done = passes[-1].end_batch
     return passes

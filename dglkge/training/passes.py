@@ -99,7 +99,9 @@ class Passes:
 
     def ending(self, batches_done: int) -> list[Pass]:
         """Return the passes that end with a batch; several where chunks are shorter than batches."""
-        return [one for one in self._passes if one.end_batch == batches_done]
+        # An empty set at the beginning has a record too.
+        first = 0 if batches_done == 1 else batches_done
+        return [one for one in self._passes if first <= one.end_batch <= batches_done]
 
     def end(
         self, epoch: int, ended: Sequence[Pass], num_triples: int, summed_loss: float
@@ -117,15 +119,15 @@ class Passes:
         """
         records = []
         for one in ended:
-            # Passes without a batch of their own have no triples; the last of these passes has them all.
-            is_last = one is ended[-1]
-            count = num_triples - self._recorded[0] if is_last else 0
-            loss = summed_loss - self._recorded[1] if is_last else 0.0
+            # One of them has batches of its own; its record has the triples of all.
+            has_batches = one.first_batch < one.end_batch
+            count = num_triples - self._recorded[0] if has_batches else 0
+            loss = summed_loss - self._recorded[1] if has_batches else 0.0
             record = epoch_record(
                 epoch, count, loss / max(count, 1), one.edge_set, one.chunk, self._num_sets, self._num_chunks
             )
             if self._held_out is not None:
-                if is_last and self._before is not None:
+                if has_batches and self._before is not None:
                     record["eval_stats_before"] = self._before
                 record["eval_stats_after"] = self._held_out.evaluate(one.edge_set, one.chunk)
             records.append(record)

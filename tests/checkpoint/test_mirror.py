@@ -16,6 +16,7 @@ import torch
 
 from dglkge.checkpoint import mirror as mirror_module
 from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.manager import go_back
 from dglkge.checkpoint.mirror import Mirror, local_path
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import STORES, FileStore, FsspecStore, is_url, open_store, retried
@@ -211,6 +212,29 @@ def test_a_job_that_was_replaced_publishes_nothing(tmp_path, url):
     with pytest.raises(CheckpointError, match="was taken over by job [0-9a-f]{8} on .*no longer writes"):
         mirror.push()
     assert "checkpoint/manifest.v2.json" not in names_at(url)
+
+
+def test_versions_that_a_fallback_gave_up_are_not_overwritten(tmp_path, url):
+    mirror = pushed(tmp_path / "a", url)
+    storage = CheckpointStorage(tmp_path / "a" / "checkpoint")
+    storage.keep(1, "best", {"score": 0.5})
+    second = saved(tmp_path / "a", seed=1)["person"].rows
+    mirror.push()
+    go_back(storage, 1)
+    saved(tmp_path / "a", seed=2)
+    with pytest.raises(
+        CheckpointError, match="has version 2, and .* has version 2, which does not come before"
+    ):
+        mirror.push()
+    assert same(rows_of(url), second)
+
+
+def test_a_damaged_folder_does_not_hide_the_copy(tmp_path, url):
+    pushed(tmp_path / "a", url)
+    (tmp_path / "a" / "checkpoint" / "model.v1.h5").write_bytes(b"cut off")
+    again = Mirror(url, tmp_path / "a")
+    with pytest.raises(CheckpointError, match="model.v1.h5 is damaged.*has version 1: move .* away to go on"):
+        again.agree(again.newest(), writes=True)
 
 
 def test_a_damaged_object_is_named(tmp_path):

@@ -10,7 +10,9 @@ import torch
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.dataset import Dataset
+from dglkge.partition.extend import extend_dataset
 from tests.functional.job import dglkge, train, train_alone
+from tests.functional.simulated_hosts import train_on_hosts
 from tests.toy_kg import toy_dataset
 
 SETTINGS = (
@@ -23,6 +25,9 @@ SETTINGS = (
     "evaluation.eval_fraction=0.1",
     "evaluation.eval_num_uniform_negs=20",
 )
+
+
+PLACE = ("epoch_idx", "edge_path_idx", "edge_chunk_idx")
 
 
 def records(run: Path) -> list[dict]:
@@ -88,6 +93,37 @@ def test_two_trainers_have_the_same_records(alone, tmp_path):
                 assert other[name]["metrics"][metric] == pytest.approx(value, rel=0.02, abs=0.02), metric
     report = dglkge("inspect", url, "--json")
     assert report.returncode == 0 and json.loads(report.stdout)["version"] == 6
+
+
+def test_two_hosts_walk_over_the_same_sets(tmp_path):
+    """Sets, chunks, held-out and touched rows belong to triples, not to machines."""
+    source = tmp_path / "more.tsv"
+    rows = [f"e{i:03d}\tturn_1\te{900 + i % 3}\n" for i in range(30)]
+    source.write_text("".join([*rows, "e900\tspin\te007\n"]))
+    for parts in (1, 2):
+        extend_dataset(toy_dataset(parts), [source], tmp_path / f"data{parts}", "more")
+    settings = (*SETTINGS, "training.edge_sets=[more, train]", "training.num_epochs=2")
+    settings += ("training.synchronous=true", f"checkpoint.storage=file://{tmp_path}/bucket/run")
+    train_on_hosts(tmp_path / "job", tmp_path / "data2", 1, *settings, f"output={tmp_path / 'hosts'}")
+    alone = (*settings[:-1], f"dataset={tmp_path / 'data1'}", f"output={tmp_path / 'alone'}")
+    done = train_alone(*alone)
+    assert done.returncode == 0, done.stderr
+    one, other = (
+        open_checkpoint(tmp_path / "alone"),
+        open_checkpoint(tmp_path / "bucket" / "run", verify=True),
+    )
+    for table in ("entity", "relation"):
+        assert torch.allclose(one[table][:], other[table][:], atol=1e-5)
+    for first, second in zip(records(tmp_path / "alone"), records(tmp_path / "hosts")):
+        assert [first[name] for name in PLACE] == [second[name] for name in PLACE]
+        assert first["stats"]["count"] == second["stats"]["count"]
+        for name in ("eval_stats_before", "eval_stats_after"):
+            assert first[name]["count"] == second[name]["count"]
+            for metric, value in first[name]["metrics"].items():
+                assert second[name]["metrics"][metric] == pytest.approx(value, rel=0.02, abs=0.02), metric
+    assert [tuple(one[name] for name in PLACE) for one in records(tmp_path / "hosts")] == [
+        (epoch, edge_set, chunk) for epoch in (0, 1) for edge_set in (0, 1) for chunk in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -68,12 +68,11 @@ def test_passes_tile_the_epoch(batch_size, num_chunks):
     bounds = [0, *(one.end_batch for one in passes)]
     assert [one.first_batch for one in passes] == bounds[:-1]
     assert bounds == sorted(bounds) and bounds[-1] == -(-205 // batch_size)
-    # A pass ends with the last batch that lies in it or before it.
-    for one in passes[:-1]:
+    # A pass ends with the batch that has its last triple.
+    for one in passes:
         first, end = ranges[one.edge_set]
         position = first + (end - first) * (one.chunk + 1) // num_chunks
-        if position < 205:
-            assert one.end_batch * batch_size <= position < (one.end_batch + 1) * batch_size
+        assert (one.end_batch - 1) * batch_size < position <= one.end_batch * batch_size
 
 
 def test_one_pass_by_default():

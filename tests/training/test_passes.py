@@ -10,8 +10,8 @@ import pytest
 from tests.training.toy_trainer import BATCH_SIZE, NUM_TRIPLES, ToyRun
 
 CHUNKS = "training.edge_chunks=2"
-# 23 triples in batches of 5: the first chunk ends inside the third batch, so with the second one.
-FIRST_PASS = 2
+# 23 triples in batches of 5: the last triple of the first chunk, the eleventh, is in the third batch.
+FIRST_PASS = 3
 
 
 class Collected:
@@ -60,10 +60,10 @@ def test_a_record_of_each_pass(tmp_path):
     found = lines(tmp_path / "run")
     assert places(found) == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
     assert [one["index"] for one in found] == [0, 1, 2, 3]
-    assert [one["stats"]["count"] for one in found] == [10, 13, 10, 13]
+    assert [one["stats"]["count"] for one in found] == [15, 8, 15, 8]
     for number in (0, 2):
-        assert found[number]["stats"]["metrics"]["loss"] == pytest.approx(loss_of(range(2)))
-        assert found[number + 1]["stats"]["metrics"]["loss"] == pytest.approx(loss_of(range(2, 5)))
+        assert found[number]["stats"]["metrics"]["loss"] == pytest.approx(loss_of(range(3)))
+        assert found[number + 1]["stats"]["metrics"]["loss"] == pytest.approx(loss_of(range(3, 5)))
 
 
 def test_a_version_after_each_pass(tmp_path):
@@ -110,7 +110,7 @@ def test_held_out_triples_are_ranked_before_and_after_each_pass(tmp_path):
         tuple(one[name]["metrics"]["trained"] for name in ("eval_stats_before", "eval_stats_after"))
         for one in lines(tmp_path / "run")
     ]
-    assert metrics == [(0, 10), (10, 23)]
+    assert metrics == [(0, 15), (15, 23)]
 
 
 def test_a_pass_that_was_interrupted_has_no_numbers_from_before(tmp_path):
