@@ -168,12 +168,14 @@ class EdgeBatches:
         self._weights = None if edges.weights is None else np.asarray(edges.weights)
         self._pair_of_relation = pair_of_relation
         self._pairs = np.unique(pair_of_relation[pair_of_relation >= 0])
+        self._num_triples = num_triples
         self._batch_size = batch_size
         self._chunk_size = chunk_size
         self._local_rank = local_rank
         self._trainers_per_machine = trainers_per_machine
         # The next batch, where following() has made it already.
         self._ahead: EdgeBatch | None = None
+        self._seed = seed
         self._has_all = len(self._triple_ids) == num_triples
         self._index = TripleIndex(self._triple_ids[:0] if self._has_all else self._triple_ids)
 

@@ -93,8 +93,14 @@ def build_passes(
         If everything is held out.
     """
     num_chunks, size = config.training.edge_chunks, config.training.batch_size
-    order = batches.order if isinstance(batches, EdgeBatches) else None
+    order = batches.order if type(batches) is EdgeBatches else None
     if order is None:
+        # Queries, or triples in an order of another kind.
+        if config.training.edge_sets or config.evaluation.eval_fraction:
+            raise InputError(
+                "training.edge_sets and evaluation.eval_fraction take batches of triples in the order of "
+                f"sets, and these are {type(batches).__name__}: leave both out, or train in that order"
+            )
         return Passes(plan_passes([(0, len(batches) * size)], num_chunks, size))
     if not order.num_positions:
         raise InputError(
