@@ -20,6 +20,7 @@ FEATURES = {
     "rdf": ["pyoxigraph>=0.5,<0.6"],
     "report": ["jinja2", "plotly>=5", "scikit-learn"],
     "serve": ["fastapi>=0.110", "pydantic>=2", "uvicorn>=0.29"],
+    "storage": ["fsspec", "s3fs"],
     "tensorboard": ["tensorboard"],
     "tune": ["optuna>=4.2,<5"],
     "wandb": ["wandb>=0.17"],
@@ -102,6 +103,8 @@ setup(
             *(package for packages in FEATURES.values() for package in packages),
             # Readers of what is exported, a client of what is served, a browser's driver, notebooks.
             *("duckdb", "polars", "httpx", "playwright", "ipykernel", "nbclient", "nbformat"),
+            # An S3 server on loopback.
+            "moto[server]",
         ],
         "dev": ["ruff", "mypy"],
     },

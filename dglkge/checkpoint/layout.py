@@ -22,6 +22,7 @@ A run's folder::
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from dataclasses import dataclass
 
@@ -44,6 +45,10 @@ LEASE_FILE = "lease.json"
 ORIGIN_FILE = "copies.json"
 OUTBOX_FOLDER = "outbox"
 CHECKPOINT_FOLDER = "checkpoint"
+WRITER_FILE = "writer.json"
+"""At the URL of ``checkpoint.storage``: the job that may write there."""
+LOCK_FILE = "download.lock"
+"""In a folder to which a run is downloaded."""
 
 VERSION_FILE = "checkpoint_version.txt"
 CONFIG_FILE = "config.json"
@@ -93,6 +98,14 @@ _NAMES = re.compile(
 )
 # 16 hexadecimal digits are a job's nonce. Temporary files of other programs do not have them.
 _OF_A_JOB = re.compile(r".+\.[0-9a-f]{16}\.tmp")
+_RECORDS = (
+    RUN_CONFIG_FILE,
+    RUN_STATS_FILE,
+    RUN_VALIDATION_FILE,
+    RUN_VECTORS_FILE,
+    RUN_CALIBRATION_FILE,
+    RUN_TRACKERS_FILE,
+)
 _SNAPSHOT = re.compile(r"(?:epoch_\d+|best)(?:\.old)?")
 
 
@@ -130,6 +143,11 @@ def split_metrics_file(split: str, protocol: str) -> str:
 def triples_metrics_file(stem: str, protocol: str) -> str:
     """Return the name of the file of ``dglkge evaluate --triples``'s result, in the run's folder."""
     return f"metrics-triples-{stem}{protocol}.json"
+
+
+def is_record(name: str) -> bool:
+    """Return whether a name is that of a record in the run's folder, which its copy at a URL has too."""
+    return name in _RECORDS or fnmatch.fnmatchcase(name, METRICS_PATTERN)
 
 
 def outbox_folder(rank: int) -> str:

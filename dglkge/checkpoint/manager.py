@@ -21,6 +21,7 @@ from dglkge.checkpoint import layout, restore, shared_texts, snapshots
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest, TextEntry, check_same_run
+from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_text
 from dglkge.checkpoint.version_writer import NewVersion, VersionWriter, refuse_missing_relations
 from dglkge.data.vocabulary import Vocabulary
@@ -261,6 +262,8 @@ class CheckpointManager:
     gather : callable or None
         Returns the texts of all trainers by rank, given this one's; a collective with a time limit. None
         where this trainer is alone.
+    mirror : Mirror or None
+        The run's copy at a URL, on rank 0: each version is committed there after it is published here.
 
     Attributes
     ----------
@@ -283,6 +286,7 @@ class CheckpointManager:
         courier: Courier | None = None,
         lease: Lease | None = None,
         gather: Callable[[str], Sequence[str]] | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
         self.storage = CheckpointStorage(path, lease)
         self.records = LeasedFolder(self.storage.path.parent, lease)
@@ -292,7 +296,8 @@ class CheckpointManager:
         self.num_parts = num_parts
         self.row_copy = RowCopy()
         self.names = names or {}
-        self._writer = VersionWriter(self.storage, self.names, limit_seconds, courier)
+        self._writer = VersionWriter(self.storage, self.names, limit_seconds, courier, mirror)
+        self._mirror = mirror
         self._courier = courier
         self._gather = gather or (lambda text: [text])
         if lease is not None:
@@ -491,6 +496,11 @@ class CheckpointManager:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+    def push_records(self) -> None:
+        """Upload metrics and other records to the run's copy at a URL, if there is one; on rank 0."""
+        if self._mirror is not None:
+            self._mirror.push_records()
 
     def add_stats(self, record: Mapping[str, Any]) -> None:
         """Add a record of training; the next version writes it to training_stats.json."""

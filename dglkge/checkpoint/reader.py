@@ -16,6 +16,7 @@ import torch
 
 from dglkge.checkpoint import bigraph_reader, hdf5_format, layout
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
+from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.relation_layout import global_vector_path
 from dglkge.checkpoint.restore import read_relations, read_state
 from dglkge.checkpoint.storage import CheckpointStorage, check_open_file
@@ -188,7 +189,7 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = False) -> Check
     Parameters
     ----------
     path : path
-        A run's folder or the ``checkpoint`` folder in it.
+        A run's folder or the ``checkpoint`` folder in it, or the URL of one (``s3://bucket/run``).
     verify : bool
         Compare files with their checksums: text files now, those of a table at its first access,
         which reads the whole table once. :meth:`Checkpoint.verify` compares all at once.
@@ -242,7 +243,7 @@ def checkpoint_folder(path: str | os.PathLike[str]) -> Path:
     CheckpointError
         If there is no such folder.
     """
-    given = Path(path)
+    given = Path(local_path(path))
     if not given.exists():
         raise CheckpointError(f"{given} does not exist; expected the folder of a run")
     if not given.is_dir():

@@ -155,8 +155,16 @@ def _config_of(storage: CheckpointStorage, model: FileEntry) -> str:
         return str(file.attrs["config/json"])
 
 
-def epoch_record(epoch: int, num_triples: int, mean_loss: float) -> dict[str, Any]:
-    """Return the record of an epoch, in PyTorch-BigGraph's form for a pass over one bucket.
+def epoch_record(
+    epoch: int,
+    num_triples: int,
+    mean_loss: float,
+    edge_set: int = 0,
+    chunk: int = 0,
+    num_sets: int = 1,
+    num_chunks: int = 1,
+) -> dict[str, Any]:
+    """Return the record of a pass of an epoch, in PyTorch-BigGraph's form for a pass over one bucket.
 
     Parameters
     ----------
@@ -166,37 +174,42 @@ def epoch_record(epoch: int, num_triples: int, mean_loss: float) -> dict[str, An
         Triples trained, those before a restart among them.
     mean_loss : float
         Per triple.
+    edge_set, chunk : int
+        The pass in the epoch, from 0 on.
+    num_sets, num_chunks : int
+        Edge sets of an epoch, and chunks of each.
     """
     return {
         "lhs_partition": 0,
         "rhs_partition": 0,
-        "index": epoch,
+        "index": (epoch * num_sets + edge_set) * num_chunks + chunk,
         "stats": {"count": num_triples, "metrics": {"loss": mean_loss}},
         "epoch_idx": epoch,
-        "edge_path_idx": 0,
-        "edge_chunk_idx": 0,
+        "edge_path_idx": edge_set,
+        "edge_chunk_idx": chunk,
     }
 
 
 def append_stats(storage: CheckpointStorage, records: Sequence[Mapping[str, Any]]) -> None:
-    """Add records to ``training_stats.json`` atomically; replaces those of the same epochs.
+    """Add records to ``training_stats.json`` atomically; replaces those of the same passes.
 
-    An interrupted save leaves records of epochs that are trained again. Without records an empty file is made
+    An interrupted save leaves records of passes that are trained again. Without records an empty file is made
     if there is none: PyTorch-BigGraph's readers expect one.
     """
     if not records:
         if not (storage.path / layout.STATS_FILE).exists():
             storage.write_text(layout.STATS_FILE, "")
         return
-    first = min(int(record["epoch_idx"]) for record in records)
-    kept = [record for record in read_stats(storage.path) if _epoch_of(record) < first]
+    first = min(pass_of(record) for record in records)
+    kept = [record for record in read_stats(storage.path) if pass_of(record) < first]
     storage.write_text(layout.STATS_FILE, "".join(json.dumps(record) + "\n" for record in [*kept, *records]))
 
 
-def _epoch_of(record: Mapping[str, Any]) -> int:
-    """Return the epoch of a record; -1 for a record of another program."""
-    epoch = record.get("epoch_idx", -1)
-    return epoch if isinstance(epoch, int) else -1
+def pass_of(record: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return epoch, edge set and chunk of a record; -1 for each that a record of another program lacks."""
+    found = [record.get(name, -1) for name in ("epoch_idx", "edge_path_idx", "edge_chunk_idx")]
+    epoch, edge_set, chunk = (value if isinstance(value, int) else -1 for value in found)
+    return epoch, edge_set, chunk
 
 
 def read_stats(folder: Path) -> list[dict[str, Any]]:

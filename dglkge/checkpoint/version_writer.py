@@ -18,6 +18,7 @@ from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
 from dglkge.checkpoint.courier import Courier, empty_outbox
 from dglkge.checkpoint.lineage import extended
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry, check_complete
+from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage, describe_text, is_there
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import new_nonce
@@ -88,6 +89,8 @@ class VersionWriter:
         Rank 0 fails if the files of the other writers have not changed for so long.
     courier : Courier or None
         None where all machines see the folder.
+    mirror : Mirror or None
+        The run's copy at a URL, on rank 0.
     """
 
     def __init__(
@@ -96,7 +99,9 @@ class VersionWriter:
         names: Mapping[str, Vocabulary],
         limit_seconds: float,
         courier: Courier | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
+        self.mirror = mirror
         self.courier = courier
         self.storage = storage
         self.names = names
@@ -113,8 +118,8 @@ class VersionWriter:
         CheckpointError
             If a file may not be written.
         JobError
-            If the disk is full or fails, or another machine's files do not come. The version before stays as
-            it is.
+            If the disk is full or fails, another machine's files do not come, or the store of the copy cannot
+            be reached. The version before stays as it is.
         """
         config = bigraph_config(new.meta, new.num_parts, str(self.storage.path.resolve()))
         attributes = bigraph_attributes(new.meta, config)
@@ -141,6 +146,9 @@ class VersionWriter:
             with _failures_of_others():
                 files = self._wait_for_all(new)
             self._publish(new, files, config)
+            # After the publication here: a version at the URL is always one that the folder had.
+            if self.mirror is not None:
+                self.mirror.push()
 
     def _write_parts(
         self, storage: CheckpointStorage, new: NewVersion, attributes: Mapping[str, Any]

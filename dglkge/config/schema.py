@@ -410,6 +410,23 @@ class TrainingConfig:
         "refuse, before anything is created, a run that does not fit into memory or /dev/shm (dglkge plan)",
         resume=FREE,
     )
+    edge_sets: tuple[str, ...] = setting(
+        (),
+        "names of the data set's edge sets (partition_tools/extend.py), walked in this order in every epoch; "
+        "empty: all triples as one set",
+    )
+    edge_chunks: int = setting(
+        1,
+        "parts of each edge set in an epoch; if there are several, a version is committed after each",
+        at_least(1),
+        resume=UNTIL_FINISHED,
+    )
+    rows: str = setting(
+        "all",
+        "rows that are trained: all, or touched, which are those in the triples that are trained; others "
+        "stay as they are and serve as negatives (see checkpoint.init_path)",
+        one_of("all", "touched"),
+    )
     loggers: tuple[str, ...] = setting(
         (),
         "a list of trackers of experiments, which get loss, learning rate, speed and metrics; known",
@@ -456,8 +473,16 @@ class CheckpointConfig:
         "where the newest version is damaged, go on from the newest good one; reads all its files first",
         resume=FREE,
     )
+    storage: str = setting(
+        "",
+        "URL to which each version is committed as well (s3://bucket/run, file:///disk/run); a folder "
+        "without a checkpoint, or with an older one, goes on from there; empty: none",
+        resume=FREE,
+    )
     init_path: str = setting(
-        "", "a run or checkpoint whose rows a new run starts with, matched by name; empty: none"
+        "",
+        "a run or checkpoint, or the URL of one, whose rows a new run starts with, matched by name; "
+        "empty: none",
     )
 
 
@@ -478,6 +503,18 @@ class EvaluationConfig:
     batch_size: int = setting(2048, "queries that a trainer scores at a time", at_least(1), resume=FREE)
     valid_every_epochs: int = setting(
         0, "rank the valid split after every so many epochs; 0: never", at_least(0), resume=FREE
+    )
+    eval_fraction: float = setting(
+        0.0,
+        "share of each edge set that is never trained, ranked before and after each pass over a chunk; "
+        "0: none",
+        _is_share,
+    )
+    eval_num_batch_negs: int = setting(
+        1000, "other answers of so many held-out triples are negatives of each", at_least(1), resume=FREE
+    )
+    eval_num_uniform_negs: int = setting(
+        1000, "uniform negatives of held-out triples", at_least(0), resume=FREE
     )
     max_triples: int = setting(
         0, "rank only the first so many triples of a split; 0: all", at_least(0), resume=FREE

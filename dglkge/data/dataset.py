@@ -87,6 +87,7 @@ class Dataset:
         for split in dataset_files.SPLITS:
             dataset.split(split)
         dataset.train_weights()
+        dataset.edge_set_of_triples()
         for entity_type in dataset.entity_types:
             # Only their presence is checked: names are read when a name is looked up, and training needs
             # none.
@@ -193,6 +194,18 @@ class Dataset:
         num_triples: int = self.description[Field.SPLITS][dataset_files.TRAIN]
         return load_array(self.path / dataset_files.TRAIN_WEIGHTS, (num_triples,), np.float32)
 
+    @property
+    def edge_set_names(self) -> list[str]:
+        """Names of the sets of training triples: ``train``, and those that ``extend.py`` added."""
+        return list(self.description.get(Field.EDGE_SET_NAMES, [dataset_files.TRAIN]))
+
+    def edge_set_of_triples(self) -> np.ndarray | None:
+        """Return the number of the edge set of each training triple, (n,) int32; None if there is one set."""
+        if len(self.edge_set_names) == 1:
+            return None
+        num_triples: int = self.description[Field.SPLITS][dataset_files.TRAIN]
+        return load_array(self.path / dataset_files.EDGE_SETS, (num_triples,), np.int32)
+
     def layout(self) -> PartitionLayout:
         """Return the partitions; opened once.
 
@@ -232,9 +245,9 @@ class Dataset:
         """
         report = dataset_files.load_json(self.path / dataset_files.PARTITIONS / dataset_files.REPORT)
         stored: dict[str, Any] | None = report.get(Field.QUALITY)
-        return measure_quality(self._numbered()).report if stored is None else stored
+        return measure_quality(self.numbered()).report if stored is None else stored
 
-    def _numbered(self) -> NumberedTriples:
+    def numbered(self) -> NumberedTriples:
         """Return the triples with entities counted over all types, type after type."""
         counts = [self.num_entities(entity_type) for entity_type in self.entity_types]
         starts = np.cumsum([0, *counts])

@@ -22,6 +22,10 @@ PENDING_DESCRIPTION = f".{DESCRIPTION}"
 RELATIONS = "relations.tsv"
 ENTITIES = "entities"
 TRAIN_WEIGHTS = "train_weights.npy"
+EDGE_SETS = "edge_sets.npy"
+"""Number of the edge set of each training triple, where there are several."""
+GIVEN_PARTS = "parts.npy"
+"""Partition of each node, the relations last, while a data set with given partitions is made."""
 NUMERIC_LITERALS = "numeric_literals.tsv"
 """Entity, attribute and value of each numeric literal of RDF, if wanted."""
 
@@ -71,6 +75,7 @@ class Field:
     IDS = "ids"
     CREATED_BY = "created_by"
     INPUT = "input"
+    EDGE_SET_NAMES = "edge_set_names"
     QUALITY = "quality"
 
     PARTS = "parts"

@@ -18,6 +18,7 @@ from dglkge.checkpoint.bigraph_reader import is_bigraph
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CALIBRATION_FILE, RUN_METRICS_FILE, VERSION_FILE
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32
+from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
@@ -60,7 +61,8 @@ def open_run(path: str | os.PathLike[str], dataset: str | None = None, verify: b
     ----------
     path : path
         A run's folder, a checkpoint in it (``checkpoint/``, ``checkpoint/epoch_10``, ``checkpoint/best``), a
-        folder that PyTorch-BigGraph or DGL-KE wrote, or one for the Hugging Face hub.
+        folder that PyTorch-BigGraph or DGL-KE wrote, or one for the Hugging Face hub. Or the URL of a run
+        (``checkpoint.storage``): its newest version is downloaded to a cache folder first.
     dataset : str, optional
         Folder of the run's data set, if it has moved since training.
     verify : bool
@@ -85,6 +87,7 @@ def open_run(path: str | os.PathLike[str], dataset: str | None = None, verify: b
         run.evaluate("test").to_frame(by="relation")
     """
     # A run may contain an export in DGL-KE's format, so a checkpoint is looked for first.
+    path = local_path(path)
     folder = Path(path)
     is_checkpoint = (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir()
     if not is_checkpoint and is_dglke(folder):

@@ -53,7 +53,7 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
     """
     train = np.load(dataset_files.split_path(dataset, dataset_files.TRAIN), mmap_mode="r")
     weights = np.load(dataset / dataset_files.TRAIN_WEIGHTS, mmap_mode="r") if job.has_weights else None
-    parts = assign_nodes(job, train)
+    parts = given_parts(dataset, job) if job.has_parts else assign_nodes(job, train)
     graph = build_graph(job, train, weights, parts)
     partitions = dataset / dataset_files.PARTITIONS
     # partition_graph has no argument for a given assignment. With part_method="random" it takes the parts
@@ -83,6 +83,15 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(module, name, original)
+
+
+def given_parts(dataset: Path, job: GraphJob) -> dict[str, np.ndarray]:
+    """Read the partition of each node of each type, by original id, and remove the file."""
+    path = dataset / dataset_files.GIVEN_PARTS
+    flat = np.load(path, allow_pickle=False)
+    path.unlink()
+    counts = {**job.entity_types, RELATION: job.num_relations}
+    return dict(zip(counts, np.split(flat, np.cumsum(list(counts.values()))[:-1])))
 
 
 def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:

@@ -45,6 +45,8 @@ class GraphJob:
         Number of relations.
     has_weights : bool
         Whether the training triples have weights.
+    has_parts : bool
+        Whether the partition of each node is given, in :data:`dglkge.data.dataset_files.GIVEN_PARTS`.
     """
 
     graph_name: str
@@ -55,6 +57,7 @@ class GraphJob:
     edge_types: list[list[Any]]
     num_relations: int
     has_weights: bool
+    has_parts: bool = False
 
     def save(self, dataset: Path) -> None:
         """Write the job into a data set folder that is being built."""

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.kernels.order import find_rows
 from dglkge.sampling import epoch_plan
+from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 
 Ids = npt.NDArray[np.int64]
 
@@ -142,6 +143,8 @@ class EdgeBatches:
         Factor of the weights of each relation's triples, by the relation's node id.
     has_confidences : bool
         The edges' weights are confidences: labels, and no factors of losses.
+    order : TripleOrder, optional
+        Order of an epoch; by default all triples as one set.
     """
 
     def __init__(
@@ -156,7 +159,9 @@ class EdgeBatches:
         seed: int,
         relation_weights: npt.NDArray[np.float32] | None = None,
         has_confidences: bool = False,
+        order: TripleOrder | None = None,
     ) -> None:
+        self.order = TripleOrder([EdgeSet("train", range(num_triples))], seed) if order is None else order
         self._relation_weights, self._has_confidences = relation_weights, has_confidences
         # Plain arrays over the same mapped memory: numpy's memmap takes its time for every index.
         self._triple_ids, self._all_edges = np.asarray(edges.triple_ids), np.asarray(edges.edges)
@@ -168,15 +173,15 @@ class EdgeBatches:
         self._chunk_size = chunk_size
         self._local_rank = local_rank
         self._trainers_per_machine = trainers_per_machine
-        self._seed = seed
         # The next batch, where following() has made it already.
         self._ahead: EdgeBatch | None = None
+        self._seed = seed
         self._has_all = len(self._triple_ids) == num_triples
         self._index = TripleIndex(self._triple_ids[:0] if self._has_all else self._triple_ids)
 
     def __len__(self) -> int:
         """Return the number of global batches in an epoch."""
-        return epoch_plan.num_batches(self._num_triples, self._batch_size)
+        return epoch_plan.num_batches(self.order.num_positions, self._batch_size)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = _ignore) -> EdgeBatch:
         """Return this trainer's share of a global batch; it may be empty.
@@ -198,17 +203,17 @@ class EdgeBatches:
     def _make(self, epoch: int, index: int, enter: Callable[[str], None]) -> EdgeBatch:
         """Find and sort this trainer's share."""
         enter("order")
-        positions = epoch_plan.window(index, self._batch_size, self._num_triples)
+        positions = epoch_plan.window(index, self._batch_size, self.order.num_positions)
         # One machine: a position's triple is its row, and the other trainers' need not be computed.
         if self._has_all:
             share = self._share(len(positions))
             places = np.arange(share.start, share.stop)
-            triple_ids = epoch_plan.inverse_permute(positions[share], self._num_triples, self._seed, epoch)
+            triple_ids = self.order.triple_ids(positions[share], epoch)
             rows = triple_ids
         else:
             # Every trainer computes the whole window and keeps the triples that it owns: no trainer sends ids
             # to another.
-            triple_ids = epoch_plan.inverse_permute(positions, self._num_triples, self._seed, epoch)
+            triple_ids = self.order.triple_ids(positions, epoch)
             places, rows = self._index.find(triple_ids)
             share = self._share(len(places))
             places, rows = places[share], rows[share]

@@ -58,9 +58,11 @@ from dglkge.training.building.components import (
     configured_regularizer,
     with_recorded_imports,
 )
+from dglkge.training.building.edge_sets import build_passes, configured_order, touched_rows
 from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.loss_settings import check_data_of_loss, relation_weights
 from dglkge.training.building.matmul_dtype import with_matmul_dtype
+from dglkge.training.building.mirrored import open_mirror
 from dglkge.training.building.negatives import build_known, build_negatives
 from dglkge.training.building.optimizer_options import (
     clipping_of,
@@ -202,6 +204,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     output = Path(config.output)
     # The lease creates the folder and excludes other jobs from here on.
     lease = hold_run(output, cluster)
+    mirror = open_mirror(config, cluster, lease)
     layout = dataset.layout()
     # After the lease: the choice is read from the run's folder, which no other job may change now.
     config = with_matmul_dtype(config, cluster)
@@ -236,6 +239,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
             config.seed,
             _by_node(relation_weights(config, dataset), layout),
             config.loss.confidences,
+            configured_order(config, dataset),
         )
     clock = PhaseClock(config.training.profile)
     global_vectors: GlobalVectors | None = None
@@ -261,6 +265,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         courier=_build_courier(world),
         lease=lease,
         gather=cluster.gather_texts,
+        mirror=mirror,
     )
     evaluator = LiveEvaluator(
         dataset, model, tables, cluster, _protocol(config), config.training.kernels, global_vectors
@@ -275,6 +280,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     trainer = Trainer(
         config, cluster, tables, optimizer, batches, train_step, evaluator, checkpoints, meta, JOB, clock,
         global_vectors, fill_new_run, _build_trackers(config, cluster, checkpoints),
+        build_passes(config, dataset, batches, model, evaluator.gather, cluster),
     )  # fmt: skip
     # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
     if world.rank == 0:
@@ -371,13 +377,14 @@ def _build_train_step(
     dropout = _build_dropout(config, tables)
     sums_batch = config.loss.batch_reduction == "sum"
     frozen = tables.entity_types if config.model.init_from.frozen else ()
+    touched = touched_rows(config, dataset, layout, batches)
     if config.training.objective != NEGATIVE_SAMPLING:
         full = build_candidate_loss(
             config, model, regularizer, tables, batches, world, clock, dropout, global_vectors
         )
         return TrainStep(
             full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch,
-            global_vectors=global_vectors, frozen=frozen,
+            global_vectors=global_vectors, frozen=frozen, touched=touched,
         )  # fmt: skip
     negatives = build_negatives(config, dataset, layout, tables, pairs)
     # It is among all entities already.
@@ -408,6 +415,7 @@ def _build_train_step(
         known,
         global_vectors,
         frozen,
+        touched,
     )
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from dglkge.checkpoint.shared_texts import epoch_record
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.log_format import timestamp
 from dglkge.distributed.runtime import Cluster, log_folder
@@ -198,11 +197,6 @@ class EpochReport:
         # A commit inside the loop's body comes before the open batch counts as done.
         recent = self._recent - of_last if last > batches_done else self._recent.copy()
         return LossSoFar(self._epoch, self._epoch_total.copy(), recent)
-
-    def record(self) -> dict[str, Any]:
-        """Describe the epoch so far, over all trainers, for the checkpoint's statistics."""
-        loss, num_triples, _ = self._epoch_total
-        return epoch_record(self._epoch, int(num_triples), loss / max(num_triples, 1))
 
     def close(self) -> None:
         """Remove the bar."""

@@ -10,6 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Union
 
+import numpy as np
+import torch
+
 from dglkge.distributed.preemption import StopRequest
 from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_lookup import DirectLookup, RowLookup
@@ -27,6 +30,9 @@ from dglkge.training.objectives.row_dropout import RowDropout
 from dglkge.training.objectives.rows import RowRequest, Scratch, request_rows
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
+
+_Gradient = tuple[Any, torch.Tensor, torch.Tensor]
+"""Embedding, node ids (n,) and gradient rows (n, D)."""
 
 
 class TrainStep:
@@ -57,6 +63,8 @@ class TrainStep:
         Vectors that are added to rows; the loss must not read rows in place.
     frozen : collection of str
         Tables whose rows are not updated.
+    touched : mapping of str to (n,) bool array, optional
+        Whether a row is updated, by table and node id; without it all are.
 
     Attributes
     ----------
@@ -79,7 +87,9 @@ class TrainStep:
         known: KnownAnswers | None = None,
         global_vectors: GlobalVectors | None = None,
         frozen: Collection[str] = (),
+        touched: Mapping[str, np.ndarray] | None = None,
     ) -> None:
+        self._touched = {id(tables[name].embedding): mask for name, mask in (touched or {}).items()}
         self._frozen = {id(tables[name].embedding) for name in frozen}
         self._dropout = dropout
         self._known = known
@@ -148,12 +158,23 @@ class TrainStep:
             self._global_vectors.step(row_gradients(self._tables, plan.requests, dense))
         self._optimizer.step_rows(
             # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
-            [one for one in gradients if id(one[0]) not in self._frozen],
+            self._of_trained_rows(gradients),
             # Summed with the step: no round of messages of its own.
             extra=int(self._stop.is_noted),
         )
         self.someone_must_stop = self._optimizer.step_sum > 0
         return loss
+
+    def _of_trained_rows(self, gradients: Sequence[_Gradient]) -> list[_Gradient]:
+        """Return the gradients of the rows that are trained."""
+        kept = [one for one in gradients if id(one[0]) not in self._frozen]
+        if not self._touched:
+            return kept
+        chosen = []
+        for embedding, ids, rows in kept:
+            here = torch.from_numpy(self._touched[id(embedding)][ids.numpy()])
+            chosen.append((embedding, ids[here], rows[here]))
+        return chosen
 
     @property
     def sent_bytes(self) -> int:

@@ -30,11 +30,13 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.sampling.query_batches import TrainingBatch, TrainingBatches
+from dglkge.sampling.triple_order import Pass
 from dglkge.training.building.warm_start import warm_start
 from dglkge.training.control import TrainingControl
 from dglkge.training.epochs import CommitPolicy, ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.objectives.global_vectors import GlobalVectors
+from dglkge.training.passes import Passes, StatsHandler
 from dglkge.training.process_usage import ProcessUsage
 from dglkge.training.stats import (
     EpochReport,
@@ -76,6 +78,8 @@ class Trainer:
         Called where no version is resumed, with initialised tables; a collective.
     trackers : Trackers, optional
         Those of ``training.loggers``, on rank 0.
+    passes : Passes, optional
+        Those of an epoch; by default the whole of it is one.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Trainer:
         global_vectors: GlobalVectors | None = None,
         fill_new_run: Callable[[], object] = lambda: None,
         trackers: Trackers | None = None,
+        passes: Passes | None = None,
     ) -> None:
         self.config = config
         self.cluster = cluster
@@ -126,6 +131,7 @@ class Trainer:
         self._ended_after: int | None = None
         self._policy = CommitPolicy(config, cluster)
         self._usage = ProcessUsage(cluster.world, num_servers() if cluster.world.launched else 0)
+        self._passes = Passes([Pass(0, 0, 0, len(edge_batches))]) if passes is None else passes
         self._control = TrainingControl(config, getattr(optimizer, "param_groups", []), len(edge_batches))
         cluster.on_leave(self._leave)
         cluster.on_exit(self._checkpoints.finish)
@@ -170,6 +176,7 @@ class Trainer:
         )  # fmt: skip
         try:
             self.stop_if_asked()
+            self._begin_pass(done)
             while done < num_batches:
                 batch = self._edge_batches.batch(epoch, done, self._clock.enter)
                 self._clock.enter("other")
@@ -179,17 +186,64 @@ class Trainer:
                 self._clock.enter("waiting")
                 self._position = (epoch, done)
                 self._checkpoints.check()
+                ends_pass = self._end_pass(epoch, done, num_batches)
                 if self._exchanges_stop(done, num_batches):
                     self.stop_if_asked()
-                if self._policy.due_after_batch(done, num_batches, self._checkpoints.is_writing):
+                if self._policy.due_after_batch(done, num_batches, self._checkpoints.is_writing) or (
+                    # A commit after each pass; the epoch's last one is at the cadence of epochs.
+                    ends_pass and len(self._passes) > 1 and done < num_batches
+                ):
                     self._clock.stop()
                     self._commit()
-            self._checkpoints.add_stats(self._report.record())
+                if ends_pass and done < num_batches:
+                    self._begin_pass(done)
         finally:
             self._clock.stop()
             self._so_far = self._report.so_far(self._batches_done)
             self._report.close()
             self._report = None
+
+    def _begin_pass(self, done: int) -> None:
+        """Rank the held-out triples of the pass that begins, if there are any; a collective."""
+        if self._passes.ranks_held_out:
+            self._settle()
+        self._passes.begin(done)
+
+    def _end_pass(self, epoch: int, done: int, num_batches: int) -> bool:
+        """Record the passes that end with a batch; a collective then. Returns whether there are any."""
+        ended = self._passes.ending(done)
+        if not ended or self._report is None:
+            return False
+        so_far = self._report.so_far(done)
+        # The last batch of an epoch was reported: its sums are those of all trainers.
+        recent = np.zeros(3) if done == num_batches else self.cluster.sum(so_far.recent)
+        loss, num_triples, _ = so_far.total + recent
+        if self._passes.ranks_held_out:
+            self._settle()
+        for record in self._passes.end(epoch, ended, int(num_triples), float(loss)):
+            self._checkpoints.add_stats(record)
+            if self.cluster.world.rank == 0:
+                self._passes.tell(record)
+        return True
+
+    def _settle(self) -> None:
+        """Wait until the updates of all trainers are in the tables."""
+        self._clock.stop()
+        self._parts()  # waits for this trainer's optimizer
+        self.cluster.barrier()
+
+    def add_stats_handler(self, handler: StatsHandler) -> None:
+        """Give every record of a pass to a handler of yours, those of earlier starts of the job first.
+
+        Call it on every trainer before the loop over epochs; the handlers of rank 0 are called.
+
+        Parameters
+        ----------
+        handler : StatsHandler
+            With ``on_stats(record, is_replayed)``.
+        """
+        if self.cluster.world.rank == 0:
+            self._passes.add_handler(handler)
 
     def _exchanges_stop(self, done: int, num_batches: int) -> bool:
         """Return whether trainers exchange now if one of them must stop; equal on all of them.
@@ -386,6 +440,7 @@ class Trainer:
             self._commit()
             self._end_epoch()
         self._checkpoints.finish()
+        self._checkpoints.push_records()
 
     def _resume(self, fill_new_run: Callable[[], object]) -> None:
         """Fill the tables from the newest version, if there is one."""
@@ -421,6 +476,7 @@ class Trainer:
         elif self._stops_early and 0 < self.config.training.num_epochs <= self._ended:
             self._ended -= 1
         if self.cluster.world.rank == 0:
+            self._passes.resume(self._checkpoints.storage.path, *self._committed)
             logger.info("resumed: %d epochs and %d batches done", *self._committed)
 
     def _restore(self, snapshot: str = "") -> None:

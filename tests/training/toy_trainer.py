@@ -6,17 +6,21 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 
 from dglkge.checkpoint import CheckpointManager
+from dglkge.checkpoint.mirror import Mirror
 from dglkge.config import load_config
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
+from dglkge.sampling.triple_order import plan_passes
 from dglkge.training.epochs import ElasticEpochs
+from dglkge.training.passes import Passes
 from dglkge.training.trainer import Trainer
 from dglkge.typing import TablePart
 from tests.checkpoint.toy_checkpoint import toy_meta
@@ -82,6 +86,8 @@ class ToyRun:
         epochs: ElasticEpochs | None = None,
         own_config: bool = False,
         lrs: Sequence[float] = (),
+        mirror: Mirror | None = None,
+        held_out: Any = None,
     ) -> None:
         sets = ["dataset=toy", f"output={folder}", f"training.batch_size={BATCH_SIZE}", *settings]
         config = load_config(None, ["training.progress=never", *sets])
@@ -95,7 +101,7 @@ class ToyRun:
         pair_of_relation = np.zeros(2, np.int64)
         order = EdgeBatches(edges, pair_of_relation, NUM_TRIPLES, BATCH_SIZE, BATCH_SIZE, 0, 1, seed=1)
         self.checkpoints = CheckpointManager(
-            folder / "checkpoint", 0, True, self.cluster.barrier, num_parts=1
+            folder / "checkpoint", 0, True, self.cluster.barrier, num_parts=1, mirror=mirror
         )
         folder.mkdir(exist_ok=True)
         self.param_groups = [{"lr": lr} for lr in lrs]
@@ -118,6 +124,7 @@ class ToyRun:
                 **({"config": config.to_dict()} if own_config else {}),
             ),
             self.epochs,
+            passes=Passes(plan_passes([(0, NUM_TRIPLES)], config.training.edge_chunks, BATCH_SIZE), held_out),
         )
 
     sent_bytes = 0

@@ -28,7 +28,9 @@ from dglkge.model.regularizers import (
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
+from dglkge.training.building.edge_sets import check_edge_sets
 from dglkge.training.building.loss_settings import check_loss_settings, check_negatives, configured_reduction
+from dglkge.training.building.mirrored import check_storage
 from dglkge.training.building.optimizer_options import check_optimizer
 from dglkge.training.early_stopping import check_early_stopping
 from dglkge.training.schedule import check_schedule
@@ -67,6 +69,8 @@ def check_config(config: Config) -> None:
     check_loss_settings(config)
     check_given_vectors(config)
     check_loggers(config.training.loggers)
+    check_storage(config)
+    check_edge_sets(config)
     if config.model.relation_dropout and model.score_function.relation_init == PHASE:
         raise InputError(
             f"model.relation_dropout is {config.model.relation_dropout:g} and model.score_function is "

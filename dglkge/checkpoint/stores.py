@@ -1,0 +1,332 @@
+"""Stores of checkpoints by URL: a folder, or objects behind fsspec (S3, Google Cloud Storage, Azure, SFTP).
+
+What is behind a store needs no rename, no append and no lock. An object is written whole and read whole.
+Writes need not be atomic (a mounted bucket, a file system without rename): see
+:mod:`dglkge.checkpoint.mirror` for the order of writes.
+
+A scheme of your own, in a module that ``--import`` names::
+
+    from dglkge.checkpoint.stores import STORES
+
+    @STORES.register("vault")
+    class VaultStore:
+        def __init__(self, url: str) -> None: ...
+        # and the methods of dglkge.checkpoint.stores.Store
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Callable, Protocol, TypeVar
+
+from dglkge.checkpoint.durable import sync
+from dglkge.errors import CheckpointError, InputError, StorageError, missing_package
+from dglkge.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+ATTEMPTS = 5
+"""Attempts of a request to a store; the pauses between them are 1, 2, 4 and 8 seconds."""
+FIRST_PAUSE_SECONDS = 1.0
+# boto's own limits, per attempt: without them a silent server would hold a request for minutes.
+_S3_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}}
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://?.*")
+_FILE = "file"
+_WITH_FOLDERS = ("sftp", "ssh", "hdfs", "smb", "ftp", "webhdfs")
+
+
+class Store(Protocol):
+    """Objects under one URL, by names relative to it with ``/`` between folders.
+
+    Every method raises FileNotFoundError if the named object is absent, and OSError for other failures.
+
+    Attributes
+    ----------
+    url : str
+    """
+
+    url: str
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a small object."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small object, or replace it."""
+
+    def upload(self, path: Path, name: str) -> None:
+        """Write a file as an object, or replace it; returns when it is durable."""
+
+    def download(self, name: str, path: Path) -> None:
+        """Write an object to a file."""
+
+    def copy(self, name: str, target: str) -> None:
+        """Copy an object inside the store."""
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the bytes of the objects in a folder and below it, by name; empty if it is absent."""
+
+    def remove(self, name: str) -> None:
+        """Remove an object."""
+
+
+def _by_fsspec(scheme: str) -> Callable[[str], Store] | None:
+    """Return the constructor of a scheme that fsspec knows, None for any other."""
+    try:
+        import fsspec
+    except ImportError:
+        return None
+    known = {name for name in fsspec.available_protocols() if name not in ("local", _FILE)}
+    return FsspecStore if scheme in known else None
+
+
+STORES: Registry[Callable[[str], Store]] = Registry("scheme of a URL", family=_by_fsspec)
+"""Constructors of stores by the scheme of the URL; other schemes of fsspec are found too."""
+
+
+@STORES.register(_FILE)
+class FileStore:
+    """A folder. Files are written under their own names: it needs no rename.
+
+    Parameters
+    ----------
+    url : str
+        ``file:///mnt/bucket/run``.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        text = url.partition(":")[2]
+        self._folder = Path(text[2:] if text.startswith("//") else text)
+        if not self._folder.is_absolute():
+            raise InputError(f"{url!r} is no absolute path; expected file:///folder")
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+        return (self._folder / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file in place and flush it."""
+        path = self._folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        sync(path)
+
+    def upload(self, path: Path, name: str) -> None:
+        """Copy a file to the folder and flush it."""
+        target = self._folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+        sync(target)
+
+    def download(self, name: str, path: Path) -> None:
+        """Copy a file from the folder."""
+        shutil.copyfile(self._folder / name, path)
+
+    def copy(self, name: str, target: str) -> None:
+        """Copy a file inside the folder."""
+        self.upload(self._folder / name, target)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes of the files in a folder and below it."""
+        found = {}
+        for path in (self._folder / folder).rglob("*"):
+            if path.is_file():
+                found[path.relative_to(self._folder).as_posix()] = path.stat().st_size
+        return found
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        (self._folder / name).unlink()
+
+
+class FsspecStore:
+    """Objects behind a file system of fsspec. Keys and endpoints are those of its packages.
+
+    For S3 these are the variables and files that all tools of Amazon read: ``AWS_ACCESS_KEY_ID``,
+    ``AWS_SECRET_ACCESS_KEY``, ``AWS_ENDPOINT_URL``, ``~/.aws/``.
+
+    Parameters
+    ----------
+    url : str
+        ``s3://bucket/run``, for example.
+
+    Raises
+    ------
+    InputError
+        If fsspec or the package of the scheme is not installed.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        scheme = scheme_of(url)
+        package = _PACKAGES.get(scheme, "fsspec")
+        options: dict[str, Any] = dict(_S3_OPTIONS) if scheme in ("s3", "s3a") else {}
+        try:
+            import fsspec
+
+            # A listing must show what another job has written since.
+            self._files, self._root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **options)
+        except ImportError as error:
+            raise missing_package(f"{scheme}://", package, "storage", error) from None
+        except Exception as error:
+            raise InputError(f"{url!r} cannot be opened: {_reason(error)}") from None
+
+    def read(self, name: str) -> bytes:
+        """Return the content of an object."""
+        with _as_os_errors():
+            return bytes(self._files.cat_file(self._path(name)))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write an object."""
+        with _as_os_errors():
+            self._make_folder(name)
+            self._files.pipe_file(self._path(name), content)
+
+    def upload(self, path: Path, name: str) -> None:
+        """Write a file as an object."""
+        with _as_os_errors():
+            self._make_folder(name)
+            self._files.put_file(str(path), self._path(name))
+
+    def download(self, name: str, path: Path) -> None:
+        """Write an object to a file."""
+        with _as_os_errors():
+            self._files.get_file(self._path(name), str(path))
+
+    def copy(self, name: str, target: str) -> None:
+        """Copy an object inside the store."""
+        with _as_os_errors():
+            self._files.cp_file(self._path(name), self._path(target))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes of the objects in a folder and below it."""
+        with _as_os_errors():
+            self._files.invalidate_cache()
+            # Some file systems list names with a leading slash that the root lacks, or the other way round.
+            root = self._path("").lstrip("/")
+            try:
+                found = self._files.find(self._path(folder), detail=True)
+            except FileNotFoundError:
+                return {}
+            return {path.lstrip("/")[len(root) :]: int(one["size"]) for path, one in found.items()}
+
+    def remove(self, name: str) -> None:
+        """Remove an object."""
+        with _as_os_errors():
+            self._files.rm_file(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{name}"
+
+    def _make_folder(self, name: str) -> None:
+        """Make the folder of an object where the store has folders; in a bucket names are enough."""
+        if scheme_of(self.url) in _WITH_FOLDERS:
+            self._files.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+
+
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+_PACKAGES |= {"sftp": "paramiko", "hdfs": "pyarrow", "memory": "fsspec"}
+for _scheme in ("s3", "gs", "az", "abfs", "hdfs", "sftp", "memory"):
+    # Registered by name, so that messages list them where fsspec is not installed too.
+    STORES.register(_scheme)(FsspecStore)
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Return whether a path is a URL of a store, ``scheme://`` or ``file:/``.
+
+    Examples
+    --------
+    >>> [is_url(text) for text in ("s3://bucket/run", "file:/disk/run", "runs/demo", "runs/a:b")]
+    [True, True, False, False]
+    """
+    return isinstance(path, str) and _URL.fullmatch(path) is not None
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of a URL, in lower case.
+
+    Raises
+    ------
+    InputError
+        For a text that is no URL.
+    """
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise InputError(f"{url!r} is no URL; expected scheme://..., for example s3://bucket/run")
+    return found[1].lower()
+
+
+def open_store(url: str) -> Store:
+    """Return the store of a URL. Nothing is read or written yet.
+
+    Raises
+    ------
+    InputError
+        If the text is no URL, its scheme is unknown, or its package is not installed.
+    """
+    return STORES.get(scheme_of(url))(url)
+
+
+def retried(what: str, work: Callable[[], T], pause: Callable[[float], object] = time.sleep) -> T:
+    """Run a request to a store; repeat it after a failure that may pass.
+
+    Parameters
+    ----------
+    what : str
+        For the message: ``"cannot read s3://bucket/run/checkpoint/model.v7.h5"``.
+    work : callable
+    pause : callable
+        Sleeps for a number of seconds; for tests.
+
+    Raises
+    ------
+    FileNotFoundError
+        At once, if the object is absent.
+    CheckpointError
+        At once, without the right to it.
+    StorageError
+        After the last attempt.
+    """
+    seconds = FIRST_PAUSE_SECONDS
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return work()
+        except FileNotFoundError:
+            raise
+        except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
+            raise CheckpointError(f"{what}: {_reason(error)}") from None
+        except OSError as error:
+            if attempt == ATTEMPTS:
+                raise StorageError(f"{what} after {ATTEMPTS} attempts: {_reason(error)}") from None
+            logger.warning("%s: %s; attempt %d of %d follows", what, _reason(error), attempt + 1, ATTEMPTS)
+        pause(seconds)
+        seconds *= 2
+    raise AssertionError  # the last attempt returns or raises
+
+
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """Raise the errors of fsspec's packages as OSError: many are of classes of their own."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        # botocore's NoCredentialsError and the like: another attempt fails the same way.
+        kind = PermissionError if "redentials" in type(error).__name__ else OSError
+        raise kind(_reason(error)) from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return the text of an error in one line."""
+    strerror = getattr(error, "strerror", None)
+    return " ".join(str(strerror or error or type(error).__name__).split()) or type(error).__name__

@@ -1,0 +1,334 @@
+"""Adds triples and entities to a data set: a new folder in which every old id and partition stays.
+
+Original ids of entities and relations stay, and new ones follow after the last. An entity stays in its
+partition. Files of a checkpoint have the rows of a partition by original id, so new rows are the last there.
+DGL's node ids, which are contiguous in a partition, are drawn anew; nothing outside of the data set has them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dglkge import __version__
+from dglkge.data import dataset_files
+from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import REPORT, SPLITS, TRAIN, Field
+from dglkge.data.quality import measure_quality
+from dglkge.data.text_format import Columns
+from dglkge.data.triples import read_chunks
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.errors import InputError
+from dglkge.partition.dataset_writer import check_output, staged, write_description
+from dglkge.partition.ingest import IdTriples, ingest_names
+from dglkge.partition.inputs import read_pairs
+from dglkge.partition.report import partition_figures
+from dglkge.partition.run_build import GraphJob, run_build
+from dglkge.typing import RELATION, Relation
+
+logger = logging.getLogger(__name__)
+
+SLACK = 1.05
+"""Largest partition over the mean, of entities, that placing new ones beside their neighbours may lead to."""
+
+
+@dataclass
+class _Extension:
+    """New triples by original ids, and all names.
+
+    Attributes
+    ----------
+    names : dict of str to list of str
+        Of each entity type: the old ones, then the new ones.
+    relations : list of Relation
+        The old ones, then the new ones.
+    triples : (n, 3) int64
+    weights : (n,) float32 or None
+    """
+
+    names: dict[str, list[str]]
+    relations: list[Relation]
+    triples: np.ndarray
+    weights: np.ndarray | None
+
+
+def extend_dataset(
+    source: Path,
+    inputs: Sequence[Path],
+    output: Path,
+    name: str,
+    columns: Columns | None = None,
+    delimiter: str | None = None,
+    entity_types: Path | None = None,
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Make a data set of an old one and of further training triples, which are an edge set of their own.
+
+    Parameters
+    ----------
+    source : Path
+        The old data set; it stays as it is.
+    inputs : sequence of Path
+        Files of triples by name, as the partitioner reads tables.
+    output : Path
+        The folder to make.
+    name : str
+        Name of the edge set, for ``training.edge_sets``.
+    columns, delimiter
+        As of the partitioner.
+    entity_types : Path, optional
+        Lines of entity and type, for new entities that no known relation gives a type.
+    overwrite : bool
+        Replace a data set at the output.
+
+    Returns
+    -------
+    dict
+        Content of ``partitions/report.json``, and in ``added`` the new triples, entities and relations.
+
+    Raises
+    ------
+    InputError
+        If the input is wrong.
+    """
+    dataset = Dataset.open(source)
+    check_output(output, overwrite)
+    if output.resolve() == source.resolve():
+        raise InputError(f"the output {output} is the data set itself; choose another folder")
+    if name in dataset.edge_set_names:
+        known = ", ".join(dataset.edge_set_names)
+        raise InputError(
+            f"the data set has an edge set {name!r} already (it has {known}); give another --name"
+        )
+    read = [chunk for path in inputs for chunk in read_chunks(path, columns, delimiter)]
+    new = _resolve(dataset, ingest_names({TRAIN: read}), entity_types)
+    if new.weights is not None and not dataset.has_weights:
+        raise InputError("the input has weights, and the triples of the data set have none; leave them out")
+    with staged(output, overwrite) as folder:
+        description = _write(folder, dataset, new, name)
+        counts = {type_: len(names) for type_, names in new.names.items()}
+        parts = _assign(dataset, new)
+        flat = np.concatenate([parts[ntype] for ntype in (*dataset.entity_types, RELATION)])
+        np.save(folder / dataset_files.GIVEN_PARTS, flat)
+        job = GraphJob(
+            dataset.graph_name,
+            dataset.num_parts,
+            dataset.part_method,
+            int(dataset.description.get(Field.SEED, 0)),
+            counts,
+            description[Field.EDGE_TYPES],
+            len(new.relations),
+            dataset.has_weights,
+            has_parts=True,
+        )
+        run_build(folder, job)
+        made = Dataset(folder, description)
+        quality = measure_quality(made.numbered()).report
+        description |= {Field.UNSEEN: quality["unseen"], Field.DUPLICATES: quality["duplicates"]}
+        added = {
+            "edge_set": name,
+            "triples": len(new.triples),
+            "entities": sum(counts.values()) - sum(map(dataset.num_entities, dataset.entity_types)),
+            "relations": len(new.relations) - dataset.num_relations,
+        }
+        figures = {
+            **partition_figures(Dataset(folder, description)),
+            Field.INPUT: {"extends": str(source), "added": added},
+            "warnings": [],
+            "dropped_leaks": {},
+            Field.QUALITY: quality,
+        }
+        path = folder / dataset_files.PARTITIONS / REPORT
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write_description(folder, description)
+    return {**figures, "added": added}
+
+
+def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) -> _Extension:
+    """Find the old ids of names, and give new ones to others."""
+    rows = triples.splits[TRAIN]
+    types = dataset.entity_types
+    type_of = np.full(len(triples.entities), -1, np.int64)
+    ids = np.full(len(triples.entities), -1, np.int64)
+    for number, type_ in enumerate(types):
+        found = dataset.vocabulary(type_).find(triples.entities)
+        type_of[found >= 0], ids[found >= 0] = number, found[found >= 0]
+    old = dataset.relations.relations
+    _find_types(type_of, triples, types, old, entity_types)
+    names = {type_: list(dataset.vocabulary(type_).names) for type_ in types}
+    for place in np.flatnonzero(ids < 0).tolist():
+        of_type = names[types[type_of[place]]]
+        ids[place] = len(of_type)
+        of_type.append(triples.entities[place])
+    relations = list(old)
+    number_of = {relation: number for number, relation in enumerate(relations)}
+    # Each distinct (name, lhs, rhs) once: the rows are mapped by numpy.
+    keys = (rows[:, 1].astype(np.int64) * len(types) + type_of[rows[:, 0]]) * len(types) + type_of[rows[:, 2]]
+    distinct, place_of = np.unique(keys, return_inverse=True)
+    relation_ids = np.empty(len(distinct), np.int64)
+    for place, key in enumerate(distinct.tolist()):
+        rest, rhs = divmod(key, len(types))
+        relation_name, lhs = divmod(rest, len(types))
+        relation = Relation(triples.relations[relation_name], types[lhs], types[rhs])
+        if relation not in number_of:
+            number_of[relation] = len(relations)
+            relations.append(relation)
+        relation_ids[place] = number_of[relation]
+    found = np.stack([ids[rows[:, 0]], relation_ids[place_of], ids[rows[:, 2]]], axis=1)
+    return _Extension(names, relations, found, triples.weights.get(TRAIN))
+
+
+def _find_types(
+    type_of: np.ndarray,
+    triples: IdTriples,
+    types: Sequence[str],
+    relations: Sequence[Relation],
+    path: Path | None,
+) -> None:
+    """Give each new entity a type: the only one, that of the file, or that of a known relation; in place.
+
+    Raises
+    ------
+    InputError
+        If one has none, or a type that the data set lacks.
+    """
+    if len(types) == 1:
+        type_of[:] = 0
+        return
+    if path is not None:
+        given: Mapping[str, str] = {
+            entity: type_ for _, entity, type_ in read_pairs(path, ("entity", "type"), more_columns=True)
+        }
+        for place in np.flatnonzero(type_of < 0).tolist():
+            type_ = given.get(triples.entities[place])
+            if type_ is not None:
+                if type_ not in types:
+                    raise InputError(
+                        f"{path}: {triples.entities[place]!r} has the type {type_!r}, which the data set "
+                        f"lacks; known: {', '.join(types)}"
+                    )
+                type_of[place] = types.index(type_)
+    pairs: dict[str, set[tuple[str, str]]] = {}
+    for relation in relations:
+        pairs.setdefault(relation.name, set()).add((relation.lhs, relation.rhs))
+    rows = triples.splits[TRAIN]
+    for head, relation_id, tail in rows[(type_of[rows[:, [0, 2]]] < 0).any(1)].tolist():
+        joined = pairs.get(triples.relations[relation_id], set())
+        fitting = [
+            pair
+            for pair in joined
+            if type_of[head] in (-1, types.index(pair[0])) and type_of[tail] in (-1, types.index(pair[1]))
+        ]
+        if len(fitting) == 1:
+            type_of[head], type_of[tail] = (types.index(one) for one in fitting[0])
+    missing = np.flatnonzero(type_of < 0)
+    if len(missing):
+        raise InputError(
+            f"{len(missing)} new entities have no type, the first is {triples.entities[missing[0]]!r}: no "
+            "known relation gives it one; give --entity-types with lines of entity and type"
+        )
+
+
+def _write(folder: Path, dataset: Dataset, new: _Extension, set_name: str) -> dict[str, Any]:
+    """Write all files but the partitions; return the description without what measuring the data adds."""
+    paths = []
+    for type_, names in new.names.items():
+        path = dataset_files.vocabulary_path(folder, type_)
+        path.parent.mkdir(exist_ok=True)
+        Vocabulary(names, "entity").save(path)
+        paths.append(path)
+    RelationVocabulary(new.relations).save(folder / dataset_files.RELATIONS)
+    paths.append(folder / dataset_files.RELATIONS)
+    old = dataset.split(TRAIN)
+    ranks: dict[tuple[str, str], int] = {}
+    rank_of = np.array([ranks.setdefault((one.lhs, one.rhs), len(ranks)) for one in new.relations], np.int64)
+    train = np.concatenate([old, new.triples])
+    # The triples of a pair of types stay together, in their order: the old ones, then the new ones.
+    order = np.argsort(rank_of[train[:, 1]], kind="stable")
+    train = np.ascontiguousarray(train[order])
+    before = dataset.edge_set_of_triples()
+    sets = np.zeros(len(old), np.int32) if before is None else before
+    names = [*dataset.edge_set_names, set_name]
+    sets = np.concatenate([sets, np.full(len(new.triples), len(names) - 1, np.int32)])[order]
+    for split in SPLITS:
+        path = dataset_files.split_path(folder, split)
+        if split == TRAIN:
+            np.save(path, train)
+        else:
+            shutil.copyfile(dataset_files.split_path(dataset.path, split), path)
+        paths.append(path)
+    weights = dataset.train_weights()
+    if weights is not None:
+        added = np.ones(len(new.triples), np.float32) if new.weights is None else new.weights
+        path = folder / dataset_files.TRAIN_WEIGHTS
+        np.save(path, np.concatenate([weights, added])[order])
+        paths.append(path)
+    np.save(folder / dataset_files.EDGE_SETS, sets)
+    paths.append(folder / dataset_files.EDGE_SETS)
+    numeric = dataset.path / dataset_files.NUMERIC_LITERALS
+    if numeric.is_file():
+        shutil.copyfile(numeric, folder / numeric.name)
+    ends = np.cumsum(np.bincount(rank_of[train[:, 1]], minlength=len(ranks))).tolist()
+    edge_types = [
+        [*pair, first, end] for pair, first, end in zip(ranks, [0, *ends[:-1]], ends) if end > first
+    ]
+    return {
+        **dataset.description,
+        Field.ENTITY_TYPES: {type_: len(names) for type_, names in new.names.items()},
+        Field.NUM_RELATIONS: len(new.relations),
+        Field.SPLITS: {**dataset.description[Field.SPLITS], TRAIN: len(train)},
+        Field.EDGE_TYPES: edge_types,
+        Field.EDGE_SET_NAMES: names,
+        Field.FINGERPRINT: dataset_files.fingerprint(paths),
+        Field.CREATED_BY: f"dglkge {__version__}",
+    }
+
+
+def _assign(dataset: Dataset, new: _Extension) -> dict[str, np.ndarray]:
+    """Return the partition of each node by type: old ones stay, new ones go where most neighbours are.
+
+    A greedy streaming rule with a limit on the size of a partition (LDG without its penalty; Stanton and
+    Kliot 2012).
+    """
+    layout = dataset.layout()
+    parts = {}
+    for ntype in layout.ntypes:
+        count = len(new.relations) if ntype == RELATION else len(new.names[ntype])
+        parts[ntype] = np.full(count, -1, np.int64)
+        node_ids = np.asarray(layout.node_ids(ntype))
+        parts[ntype][: len(node_ids)] = layout.part_of(ntype, node_ids)
+    sizes = np.zeros(layout.num_parts, np.int64)
+    for name in dataset.entity_types:
+        sizes += np.bincount(parts[name][parts[name] >= 0], minlength=layout.num_parts)
+    total = sum(len(names) for names in new.names.values())
+    limit = max(SLACK * total / layout.num_parts, total / layout.num_parts + 1)
+    # Neighbours of each new entity, in both directions.
+    neighbours: dict[tuple[str, int], list[tuple[str, int]]] = {}
+    for head, relation_id, tail in new.triples.tolist():
+        relation = new.relations[relation_id]
+        ends = (relation.lhs, head), (relation.rhs, tail)
+        for one, other in (ends, ends[::-1]):
+            if one[1] >= dataset.num_entities(one[0]):
+                neighbours.setdefault(one, []).append(other)
+    for (type_, id_), others in neighbours.items():
+        placed = [int(parts[name][other]) for name, other in others if parts[name][other] >= 0]
+        votes = np.bincount(np.array(placed, np.int64), minlength=layout.num_parts).astype(float)
+        # Among equal votes the smallest partition; full ones only if all are.
+        best = min(
+            range(layout.num_parts), key=lambda part: (sizes[part] >= limit, -votes[part], sizes[part], part)
+        )
+        parts[type_][id_] = best
+        sizes[best] += 1
+    of_relations = parts[RELATION]
+    counts = np.bincount(of_relations[of_relations >= 0], minlength=layout.num_parts)
+    for place in np.flatnonzero(of_relations < 0).tolist():
+        of_relations[place] = int(counts.argmin())
+        counts[of_relations[place]] += 1
+    return parts

@@ -1,0 +1,171 @@
+"""The order of an epoch over several edge sets, without the triples that are held out.
+
+An epoch walks the edge sets in order. Position p of an epoch lies in one set, and inside of it the keyed
+permutation of :mod:`dglkge.sampling.epoch_plan` gives the triple, as for a single set. Triples are held out
+by another keyed permutation, which does not depend on the epoch: the first h of its positions are never
+trained. No list of triples is made, and every process computes the same order alone.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Union
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.kernels.hashing import combine
+from dglkge.sampling import epoch_plan
+
+Ids = npt.NDArray[np.int64]
+
+# Domain separation: the streams of the sets and of the held-out triples share the seed, not the key.
+_SET_KEY = 0x5E75
+_HELD_OUT_KEY = 0x4E1D
+_FIXED = 0
+
+
+@dataclass(frozen=True)
+class EdgeSet:
+    """One of the sets of training triples that an epoch walks over.
+
+    Attributes
+    ----------
+    name : str
+    triple_ids : range or (n,) int64
+        Rows in ``train.npy``, ascending.
+    """
+
+    name: str
+    triple_ids: Union[range, Ids]
+
+    def at(self, places: Ids) -> Ids:
+        """Return the triples at places of the set."""
+        ids = self.triple_ids
+        found: Ids = places + ids.start if isinstance(ids, range) else ids[places]
+        return found
+
+
+class TripleOrder:
+    """Positions of an epoch to triples.
+
+    Parameters
+    ----------
+    sets : sequence of EdgeSet
+        In the order of an epoch.
+    seed : int
+    held_out : float
+        Share of each set that is never trained, below 1; at least one triple if it is above 0.
+
+    Examples
+    --------
+    >>> order = TripleOrder([EdgeSet("a", range(0, 10)), EdgeSet("b", range(10, 15))], seed=1, held_out=0.2)
+    >>> order.num_positions
+    12
+    >>> ids = order.triple_ids(np.arange(12), epoch=3)
+    >>> bool((ids[:8] < 10).all()), bool((ids[8:] >= 10).all())
+    (True, True)
+    >>> sorted([*ids.tolist(), *order.held_out(0).tolist(), *order.held_out(1).tolist()]) == list(range(15))
+    True
+    """
+
+    def __init__(self, sets: Sequence[EdgeSet], seed: int, held_out: float = 0.0) -> None:
+        self.sets = list(sets)
+        self._seed = seed
+        sizes = np.array([len(one.triple_ids) for one in sets], np.int64)
+        self._held = np.minimum(np.ceil(sizes * held_out).astype(np.int64), sizes)
+        self._bounds = np.concatenate([[0], np.cumsum(sizes - self._held)])
+
+    @property
+    def num_positions(self) -> int:
+        """Number of triples that an epoch trains."""
+        return int(self._bounds[-1])
+
+    def range_of(self, number: int) -> tuple[int, int]:
+        """Return the first position of a set, and the one behind its last."""
+        return int(self._bounds[number]), int(self._bounds[number + 1])
+
+    def triple_ids(self, positions: Ids, epoch: int) -> Ids:
+        """Return the triple at each position (m,) of an epoch."""
+        numbers = np.searchsorted(self._bounds[1:], positions, side="right")
+        found = np.empty(len(positions), np.int64)
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            first, end = self.range_of(number)
+            places = epoch_plan.inverse_permute(
+                positions[here] - first, end - first, self._seed_of(number), epoch
+            )
+            if self._held[number]:
+                places = self._scattered(number, places + self._held[number])
+            found[here] = self.sets[number].at(places)
+        return found
+
+    def held_out(self, number: int, chunk: int = 0, num_chunks: int = 1) -> Ids:
+        """Return the triples of a set that are never trained; those of one of its chunks."""
+        held = int(self._held[number])
+        places = np.arange(held * chunk // num_chunks, held * (chunk + 1) // num_chunks, dtype=np.int64)
+        return self.sets[number].at(self._scattered(number, places))
+
+    def _scattered(self, number: int, places: Ids) -> Ids:
+        """Return places in a set; the first of these are held out, in every epoch and on every machine."""
+        one = self.sets[number]
+        # By name: a set has the same triples held out wherever it stands in the list.
+        key = _as_seed(combine(_HELD_OUT_KEY, self._seed, zlib.crc32(one.name.encode())))
+        return epoch_plan.inverse_permute(places, len(one.triple_ids), key, _FIXED)
+
+    def _seed_of(self, number: int) -> int:
+        # The first set has the seed itself: a single one is walked as it was before there were several.
+        return self._seed if number == 0 else _as_seed(combine(_SET_KEY, self._seed, number))
+
+
+def _as_seed(key: int) -> int:
+    """Return a hash as a seed of :mod:`dglkge.sampling.epoch_plan`."""
+    return int(key) & 0x7FFFFFFF
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One chunk of one edge set: the part of an epoch after which a version may be committed.
+
+    Attributes
+    ----------
+    edge_set, chunk : int
+        Numbers, from 0.
+    first_batch, end_batch : int
+        Its global batches. Where sets or chunks are no multiples of the batch size, a batch that has triples
+        of several passes belongs to the first of them; the others may have no batch of their own.
+    """
+
+    edge_set: int
+    chunk: int
+    first_batch: int
+    end_batch: int
+
+
+def plan_passes(ranges: Sequence[tuple[int, int]], num_chunks: int, batch_size: int) -> list[Pass]:
+    """Return the passes of an epoch.
+
+    Parameters
+    ----------
+    ranges : sequence of (int, int)
+        Positions of each edge set: first, and behind the last; in order, from 0 on.
+    num_chunks : int
+        Chunks of each set.
+    batch_size : int
+
+    Examples
+    --------
+    >>> [(one.first_batch, one.end_batch) for one in plan_passes([(0, 95), (95, 100)], 2, 10)]
+    [(0, 5), (5, 10), (10, 10), (10, 10)]
+    """
+    passes: list[Pass] = []
+    done = 0
+    for number, (first, end) in enumerate(ranges):
+        for chunk in range(num_chunks):
+            position = first + (end - first) * (chunk + 1) // num_chunks
+            # Rounded up: a pass ends with the batch that has its last triple.
+            passes.append(Pass(number, chunk, done, -(-position // batch_size)))
+            done = passes[-1].end_batch
+    return passes

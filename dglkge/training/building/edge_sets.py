@@ -1,0 +1,158 @@
+"""Edge sets, their passes and held-out triples, as configured."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import numpy as np
+import torch
+
+from dglkge.config import Config
+from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import TRAIN
+from dglkge.data.partition_layout import PartitionLayout
+from dglkge.distributed.runtime import Cluster
+from dglkge.errors import InputError, unknown_name
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.losses import LOSSES, build_loss
+from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.query_batches import TrainingBatches
+from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
+from dglkge.training.held_out import HeldOutEvaluator
+from dglkge.training.passes import Passes
+from dglkge.typing import RELATION
+
+_K_VS_ALL = "k_vs_all"
+
+
+def check_edge_sets(config: Config) -> None:
+    """Refuse edge sets and held-out triples where batches are of queries and not of triples.
+
+    Raises
+    ------
+    InputError
+        Naming the field.
+    """
+    names = config.training.edge_sets
+    if len(set(names)) != len(names):
+        raise InputError(f"training.edge_sets is {list(names)}: a set occurs twice; expected each once")
+    if config.training.objective != _K_VS_ALL:
+        return
+    for field, value, allowed in (
+        ("training.edge_sets", list(names), []),
+        ("training.rows", config.training.rows, "all"),
+        ("evaluation.eval_fraction", config.evaluation.eval_fraction, 0.0),
+    ):
+        if value != allowed:
+            raise InputError(
+                f"{field} is {value!r} and training.objective is {_K_VS_ALL}, whose batches are queries with "
+                f"the answers of all triples; allowed: {allowed!r}, or another objective"
+            )
+
+
+def configured_order(config: Config, dataset: Dataset) -> TripleOrder:
+    """Return the order of an epoch: all triples as one set, or the named sets one after another.
+
+    Raises
+    ------
+    InputError
+        If the data set has no set of a name.
+    """
+    wanted, known = config.training.edge_sets, dataset.edge_set_names
+    for name in wanted:
+        if name not in known:
+            raise InputError(f"training.edge_sets: {unknown_name('edge set', name, known)}")
+    numbers = dataset.edge_set_of_triples()
+    sets = [EdgeSet(TRAIN, range(len(dataset.split(TRAIN))))]
+    if wanted and numbers is not None:
+        sets = [_edge_set(name, numbers, known.index(name)) for name in wanted]
+    return TripleOrder(sets, config.seed, config.evaluation.eval_fraction)
+
+
+def _edge_set(name: str, numbers: np.ndarray, number: int) -> EdgeSet:
+    """Return the triples of a set: a range where they stand together, else a list."""
+    ids = np.flatnonzero(numbers == number).astype(np.int64)
+    if len(ids) and ids[-1] - ids[0] + 1 == len(ids):
+        return EdgeSet(name, range(int(ids[0]), int(ids[-1]) + 1))
+    return EdgeSet(name, ids)
+
+
+def build_passes(
+    config: Config,
+    dataset: Dataset,
+    batches: TrainingBatches,
+    model: KgeModel,
+    gather: Callable[[str, torch.Tensor], torch.Tensor],
+    cluster: Cluster,
+) -> Passes:
+    """Return the passes of an epoch, and the ranking of what is held out of them.
+
+    Raises
+    ------
+    InputError
+        If everything is held out.
+    """
+    num_chunks, size = config.training.edge_chunks, config.training.batch_size
+    order = batches.order if type(batches) is EdgeBatches else None
+    if order is None:
+        # Queries, or triples in an order of another kind.
+        if config.training.edge_sets or config.evaluation.eval_fraction:
+            raise InputError(
+                "training.edge_sets and evaluation.eval_fraction take batches of triples in the order of "
+                f"sets, and these are {type(batches).__name__}: leave both out, or train in that order"
+            )
+        return Passes(plan_passes([(0, len(batches) * size)], num_chunks, size))
+    if not order.num_positions:
+        raise InputError(
+            f"evaluation.eval_fraction is {config.evaluation.eval_fraction:g}, and no triple is left to "
+            "train; expected a smaller share, or larger edge sets"
+        )
+    ranges = [order.range_of(number) for number in range(len(order.sets))]
+    held_out = None
+    if config.evaluation.eval_fraction:
+        world = cluster.world
+        options = {
+            name: getattr(config.loss, name)
+            for name in LOSSES.get(config.loss.name).options()
+            if hasattr(config.loss, name)
+        }
+        held_out = HeldOutEvaluator(
+            order,
+            num_chunks,
+            dataset.split(TRAIN),
+            model,
+            build_loss(config.loss.name, **options),
+            dataset.relations.relations,
+            {name: dataset.num_entities(name) for name in dataset.entity_types},
+            gather,
+            cluster.sum,
+            (world.rank, world.world_size),
+            config.seed,
+            config.evaluation.eval_num_batch_negs,
+            config.evaluation.eval_num_uniform_negs,
+        )
+    return Passes(plan_passes(ranges, num_chunks, size), held_out)
+
+
+def touched_rows(
+    config: Config, dataset: Dataset, layout: PartitionLayout, batches: TrainingBatches
+) -> dict[str, np.ndarray] | None:
+    """Return whether a row is trained, by table and node id; None where all rows are.
+
+    With ``training.rows: touched`` those of the trained triples are. It takes a byte for each row in each
+    trainer.
+    """
+    if config.training.rows == "all" or not isinstance(batches, EdgeBatches):
+        return None
+    masks = {name: np.zeros(layout.num_nodes(name), bool) for name in layout.ntypes}
+    train = dataset.split(TRAIN)
+    relations = dataset.relations.relations
+    for one in batches.order.sets:
+        ids = one.triple_ids
+        triples = train[ids.start : ids.stop] if isinstance(ids, range) else train[ids]
+        for relation_id in np.unique(triples[:, 1]).tolist():
+            relation = relations[relation_id]
+            here = triples[triples[:, 1] == relation_id]
+            for name, column in ((relation.lhs, 0), (RELATION, 1), (relation.rhs, 2)):
+                masks[name][layout.node_ids(name)[here[:, column]]] = True
+    return masks

@@ -1,0 +1,95 @@
+"""The run's copy at the URL ``checkpoint.storage``: checked and brought up to date before training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Callable
+
+from dglkge.checkpoint.mirror import Mirror, StoredVersion
+from dglkge.checkpoint.stores import is_url, open_store
+from dglkge.config import Config
+from dglkge.distributed.lease import Lease
+from dglkge.distributed.runtime import Cluster
+from dglkge.errors import CheckpointError, DglkgeError, InputError, JobError, StorageError
+
+
+def check_storage(config: Config) -> None:
+    """Refuse a URL in place of the run's folder, and one that cannot be opened; nothing is read.
+
+    Raises
+    ------
+    InputError
+        Naming the field.
+    """
+    if is_url(config.output):
+        raise InputError(
+            f"output is {config.output!r}; expected a folder of this machine: checkpoint.storage takes the "
+            "URL to which versions are committed as well"
+        )
+    url = config.checkpoint.storage
+    if not url:
+        return
+    try:
+        open_store(url)
+    except InputError as error:
+        raise InputError(f"checkpoint.storage: {error}") from None
+    if url.startswith("file:") and Path("/" + url[5:].lstrip("/")).resolve() == Path(config.output).resolve():
+        raise InputError(
+            f"checkpoint.storage is {url!r}, which is the run's own folder; expected another one"
+        )
+
+
+def open_mirror(config: Config, cluster: Cluster, lease: Lease) -> Mirror | None:
+    """Open the run's copy and bring every disk of the job to the newer version; a collective.
+
+    Returns
+    -------
+    Mirror or None
+        On rank 0, if a URL is configured.
+
+    Raises
+    ------
+    InputError
+        On all trainers: for a URL that cannot be opened, or a copy of another run.
+    StorageError
+        On all trainers, if the store cannot be reached.
+    """
+    url, world = config.checkpoint.storage, cluster.world
+    if not url:
+        return None
+    is_owner = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
+    mirror = Mirror(url, config.output, lease) if is_owner else None
+    # Rank 0 first: it may have a version that was not uploaded when its job was killed.
+    _agree(cluster, mirror if world.rank == 0 else None, writes=True)
+    _agree(cluster, mirror if world.rank != 0 else None, writes=False)
+    return mirror if world.rank == 0 else None
+
+
+def _agree(cluster: Cluster, mirror: Mirror | None, writes: bool) -> None:
+    """Bring a disk and the URL to the newer version, on the trainers with a mirror; a collective."""
+    found: list[StoredVersion | None] = []
+
+    def find() -> None:
+        """Read the pointer and the manifest."""
+        found.append(mirror.newest() if mirror is not None else None)
+
+    _together(cluster, find, 0)
+    sizes = [one.num_bytes for one in found if one is not None]
+    most = max(map(int, cluster.gather_texts(str(max(sizes, default=0)))))
+    _together(cluster, lambda: mirror.agree(found[0], writes) if mirror is not None else None, most)
+
+
+def _together(cluster: Cluster, work: Callable[[], object], num_bytes: int) -> None:
+    """Run a function; if it fails on one trainer, all raise its error. A collective."""
+    problem = ("", "")
+    try:
+        work()
+    except DglkgeError as error:
+        problem = (type(error).__name__, str(error))
+    # The limit of the barrier grows with the bytes; the exchange after it is short.
+    cluster.barrier(num_bytes)
+    for kind, text in (json.loads(one) for one in cluster.gather_texts(json.dumps(problem))):
+        if kind:
+            kinds = (StorageError, JobError, CheckpointError)
+            raise next((one for one in kinds if one.__name__ == kind), InputError)(text)

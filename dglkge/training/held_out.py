@@ -1,0 +1,147 @@
+"""Ranking of triples that are held out of training, against batch and uniform negatives.
+
+The numbers are PyTorch-BigGraph's. Trainers take turns with batches; sums over the trainers give the means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+import torch
+
+from dglkge.kernels.hashing import column_bits, in_range, stream_key
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.losses import Loss
+from dglkge.sampling.triple_order import TripleOrder
+from dglkge.typing import RELATION, Relation, Side
+
+METRICS = ("loss", "pos_rank", "mrr", "r1", "r10", "r50", "auc")
+"""PyTorch-BigGraph's names; means over both sides."""
+VIOLATORS = {Side.HEAD: "violators_lhs", Side.TAIL: "violators_rhs"}
+"""Mean number of negatives of a side that score above the true answer."""
+_NAMES = (*METRICS, *VIOLATORS.values())
+
+
+class HeldOutEvaluator:
+    """Ranks the held-out triples of a pass.
+
+    Parameters
+    ----------
+    order : TripleOrder
+        It names the triples.
+    num_chunks : int
+        Chunks of each edge set.
+    triples : (n, 3) int64 array
+        All training triples, by original ids.
+    model : KgeModel
+    loss : Loss
+    relations : sequence of Relation
+    num_entities : mapping of str to int
+    gather : callable
+        Returns the rows (n, D) of the original ids (n,) of a table.
+    reduce : callable
+        Sums an array over all trainers; a collective.
+    turn : (int, int)
+        Number of this trainer, and of all trainers.
+    seed : int
+        Of the uniform negatives: the same in every evaluation, so that numbers before and after compare.
+    batch_size, num_uniform : int
+        Triples that are each other's negatives, and uniform negatives of each.
+    """
+
+    def __init__(
+        self,
+        order: TripleOrder,
+        num_chunks: int,
+        triples: np.ndarray,
+        model: KgeModel,
+        loss: Loss,
+        relations: Sequence[Relation],
+        num_entities: dict[str, int],
+        gather: Callable[[str, torch.Tensor], torch.Tensor],
+        reduce: Callable[[np.ndarray], np.ndarray],
+        turn: tuple[int, int],
+        seed: int,
+        batch_size: int,
+        num_uniform: int,
+    ) -> None:
+        self._order, self._num_chunks, self._triples = order, num_chunks, triples
+        self._model, self._loss, self._gather, self._reduce = model, loss, gather, reduce
+        pairs = [(relation.lhs, relation.rhs) for relation in relations]
+        self._pairs = list(dict.fromkeys(pairs))
+        self._pair_of_relation = np.array([self._pairs.index(pair) for pair in pairs], np.int64)
+        self._num_entities = num_entities
+        self._turn, self._seed = turn, seed
+        self._batch_size, self._num_uniform = batch_size, num_uniform
+
+    @torch.no_grad()
+    def evaluate(self, edge_set: int, chunk: int) -> dict[str, Any]:
+        """Rank the held-out triples of a chunk of an edge set; a collective.
+
+        Returns
+        -------
+        dict
+            ``count`` triples, and ``metrics`` of PyTorch-BigGraph's names.
+        """
+        ids = np.sort(self._order.held_out(edge_set, chunk, self._num_chunks))
+        triples = np.asarray(self._triples[ids])
+        # Batches hold triples of one pair of types, and are the same for any number of trainers.
+        batches = []
+        for number in range(len(self._pairs)):
+            of_pair = triples[self._pair_of_relation[triples[:, 1]] == number]
+            batches += [
+                (number, of_pair[start : start + self._batch_size])
+                for start in range(0, len(of_pair), self._batch_size)
+            ]
+        sums = np.zeros(len(_NAMES))
+        for place, (number, batch) in enumerate(batches):
+            if place % self._turn[1] == self._turn[0]:
+                sums += self._sums(self._pairs[number], batch, (edge_set, chunk, place))
+        sums = self._reduce(sums)
+        count = len(triples)
+        return {"count": count, "metrics": dict(zip(_NAMES, (sums / max(count, 1)).tolist()))}
+
+    def _sums(self, pair: tuple[str, str], batch: np.ndarray, key: tuple[int, int, int]) -> np.ndarray:
+        """Return the sums of the metrics over a batch of triples of one pair of entity types."""
+        heads, relations, tails = (torch.from_numpy(np.ascontiguousarray(column)) for column in batch.T)
+        rows = {
+            Side.HEAD: self._gather(pair[0], heads),
+            Side.TAIL: self._gather(pair[1], tails),
+        }
+        relation_rows = self._gather(RELATION, relations)
+        found = dict.fromkeys(_NAMES, 0.0)
+        for side, anchor_side, answers in ((Side.TAIL, Side.HEAD, tails), (Side.HEAD, Side.TAIL, heads)):
+            entity_type = pair[side is Side.TAIL]
+            drawn = self._uniform(entity_type, side, key)
+            candidates = torch.cat([rows[side], self._gather(entity_type, drawn)])
+            query = self._model.query(rows[anchor_side], relation_rows, side, relations)
+            scores = self._model.compare_plainly(query, candidates)
+            positive = self._model.compare_pairs(query, rows[side])
+            # A candidate that is the true answer is none of its negatives.
+            ignored = answers[:, None] == torch.cat([answers, drawn])[None, :]
+            counts = (~ignored).sum(1)
+            above = ((scores > positive[:, None]) & ~ignored).sum(1)
+            equal = ((scores == positive[:, None]) & ~ignored).sum(1)
+            # Pessimistic among equal scores, as PyTorch-BigGraph.
+            rank = (above + equal + 1).double()
+            below = (counts - above).double() - equal / 2
+            values = {
+                "loss": self._loss(positive, scores, ignored).double(),
+                "pos_rank": rank / 2,
+                "mrr": 1 / rank / 2,
+                **{f"r{k}": (rank <= k).double() / 2 for k in (1, 10, 50)},
+                # The share of negatives below the true answer, one half without any.
+                "auc": torch.where(counts > 0, below / counts.clamp(min=1), 0.5) / 2,
+                VIOLATORS[side]: above.double(),
+            }
+            for name, value in values.items():
+                found[name] += float(value.sum())
+        return np.array([found[name] for name in _NAMES])
+
+    def _uniform(self, entity_type: str, side: Side, key: tuple[int, int, int]) -> torch.Tensor:
+        """Draw original ids of a type, uniformly with replacement."""
+        stream = stream_key(self._seed, "held out", entity_type, side.name, *key)
+        bits = column_bits(stream, self._num_uniform)[0]
+        return torch.from_numpy(in_range(bits, self._num_entities[entity_type]))

@@ -1,0 +1,144 @@
+"""Passes of an epoch over chunks of edge sets: a record of each, and the handlers that get the records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional, Protocol
+
+from dglkge.checkpoint.shared_texts import epoch_record, pass_of, read_stats
+from dglkge.sampling.triple_order import Pass
+from dglkge.training.held_out import HeldOutEvaluator
+
+
+class StatsHandler(Protocol):
+    """Follower of training; give it to ``trainer.add_stats_handler`` before the loop over epochs."""
+
+    def on_stats(self, record: Mapping[str, Any], is_replayed: bool) -> None:
+        """Take a record; called on rank 0, in the order of passes.
+
+        Parameters
+        ----------
+        record : mapping
+            A line of ``training_stats.json``: ``epoch_idx``, ``edge_path_idx``, ``edge_chunk_idx``,
+            ``index``, ``stats`` and, with ``evaluation.eval_fraction``, ``eval_stats_before`` and
+            ``eval_stats_after``.
+        is_replayed : bool
+            Whether the pass was trained before the job was resumed.
+        """
+
+
+class Passes:
+    """The passes of a run's epochs.
+
+    Parameters
+    ----------
+    passes : sequence of Pass
+        Of an epoch, with rising batches.
+    held_out : HeldOutEvaluator, optional
+        Ranks the held-out triples of a pass before and after it.
+    """
+
+    def __init__(self, passes: Sequence[Pass], held_out: Optional[HeldOutEvaluator] = None) -> None:
+        self._passes = list(passes)
+        self._held_out = held_out
+        self._num_sets = 1 + max(one.edge_set for one in passes)
+        self._num_chunks = 1 + max(one.chunk for one in passes)
+        self._handlers: list[StatsHandler] = []
+        # Records of the passes that were committed before this start of the job.
+        self._earlier: list[dict[str, Any]] = []
+        # Triples and summed loss of the epoch that its records have already.
+        self._recorded = (0, 0.0)
+        self._before: Optional[dict[str, Any]] = None
+
+    def __len__(self) -> int:
+        return len(self._passes)
+
+    @property
+    def ranks_held_out(self) -> bool:
+        """Whether triples are held out and ranked."""
+        return self._held_out is not None
+
+    def resume(self, folder: Path, epoch: int, batches_done: int) -> None:
+        """Read the records of earlier starts of the job; on rank 0.
+
+        Parameters
+        ----------
+        folder : Path
+            The checkpoint's.
+        epoch, batches_done : int
+            The open epoch or the next one, and the batches of it that are done.
+        """
+        done = [one for one in self._passes if one.end_batch <= batches_done] if batches_done else []
+        open_pass = (epoch, done[-1].edge_set, done[-1].chunk) if done else (epoch, -1, -1)
+        # A save that was killed may have left records of passes that are trained again.
+        self._earlier = [record for record in read_stats(folder) if pass_of(record) <= open_pass]
+        self._recorded = (0, 0.0)
+        for record in self._earlier:
+            if pass_of(record)[0] == epoch:
+                stats = record["stats"]
+                self._add(stats["count"], stats["metrics"]["loss"] * stats["count"])
+
+    def add_handler(self, handler: StatsHandler) -> None:
+        """Add a handler, which gets the records of earlier starts of the job at once."""
+        for record in self._earlier:
+            handler.on_stats(record, True)
+        self._handlers.append(handler)
+
+    def begin(self, batches_done: int) -> None:
+        """Rank the held-out triples of the pass that begins; a collective where triples are held out.
+
+        A pass that a former start of the job began is not ranked: its record has no ``eval_stats_before``.
+        """
+        if batches_done == 0:
+            self._recorded = (0, 0.0)  # the epoch before may have been left by `break`
+        if self._held_out is not None:
+            for one in self._passes:
+                if one.first_batch == batches_done < one.end_batch:
+                    self._before = self._held_out.evaluate(one.edge_set, one.chunk)
+
+    def ending(self, batches_done: int) -> list[Pass]:
+        """Return the passes that end with a batch; several where chunks are shorter than batches."""
+        # An empty set at the beginning has a record too.
+        first = 0 if batches_done == 1 else batches_done
+        return [one for one in self._passes if first <= one.end_batch <= batches_done]
+
+    def end(
+        self, epoch: int, ended: Sequence[Pass], num_triples: int, summed_loss: float
+    ) -> list[dict[str, Any]]:
+        """Return the records of passes that ended; a collective where triples are held out.
+
+        Parameters
+        ----------
+        epoch : int
+        ended : sequence of Pass
+        num_triples : int
+            Triples trained in the epoch so far, over all trainers.
+        summed_loss : float
+            Their loss.
+        """
+        records = []
+        for one in ended:
+            # One of them has batches of its own; its record has the triples of all.
+            has_batches = one.first_batch < one.end_batch
+            count = num_triples - self._recorded[0] if has_batches else 0
+            loss = summed_loss - self._recorded[1] if has_batches else 0.0
+            record = epoch_record(
+                epoch, count, loss / max(count, 1), one.edge_set, one.chunk, self._num_sets, self._num_chunks
+            )
+            if self._held_out is not None:
+                if has_batches and self._before is not None:
+                    record["eval_stats_before"] = self._before
+                record["eval_stats_after"] = self._held_out.evaluate(one.edge_set, one.chunk)
+            records.append(record)
+        self._before = None
+        self._add(num_triples - self._recorded[0], summed_loss - self._recorded[1])
+        return records
+
+    def tell(self, record: Mapping[str, Any]) -> None:
+        """Give a record to the handlers."""
+        for handler in self._handlers:
+            handler.on_stats(record, False)
+
+    def _add(self, num_triples: int, summed_loss: float) -> None:
+        self._recorded = (self._recorded[0] + num_triples, self._recorded[1] + summed_loss)

@@ -1,0 +1,416 @@
+"""The run's copy at a URL: order of writes, resuming elsewhere, reading, damage and lost connections."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+
+from dglkge.checkpoint import mirror as mirror_module
+from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.manager import go_back
+from dglkge.checkpoint.mirror import Mirror, local_path
+from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.stores import STORES, FileStore, FsspecStore, is_url, open_store, retried
+from dglkge.errors import CheckpointError, InputError, StorageError
+from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
+from tests.training.toy_trainer import ToyRun
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request, tmp_path):
+    """A URL with nothing behind it yet, of each store that needs no server."""
+    if request.param == "file":
+        yield f"file://{tmp_path / 'bucket'}/run"
+    else:
+        fsspec = pytest.importorskip("fsspec")
+        address = f"memory://{uuid.uuid4().hex}/run"
+        yield address
+        fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A home folder of the test's own: downloads go to its cache."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    """No waiting between attempts."""
+    monkeypatch.setattr("dglkge.checkpoint.stores.FIRST_PAUSE_SECONDS", 0.0)
+
+
+def saved(folder: Path, seed: int = 0, num_parts: int = 2):
+    """Save one more version of a toy run; return its tables."""
+    meta = toy_meta()
+    tables = toy_tables(meta, seed)
+    save_toy(folder / "checkpoint", meta, tables, num_parts)
+    (folder / "config.json").write_text("{}")
+    return tables
+
+
+def pushed(folder: Path, url: str, seed: int = 0) -> Mirror:
+    """Save a version and commit it at the URL."""
+    saved(folder, seed)
+    mirror = Mirror(url, folder)
+    mirror.agree(mirror.newest(), writes=True)
+    return mirror
+
+
+def rows_of(path) -> torch.Tensor:
+    """All rows of the toy's people."""
+    return open_checkpoint(path, verify=True)["person"][:]
+
+
+def names_at(url: str) -> set[str]:
+    """Names of all objects."""
+    return set(open_store(url).sizes(""))
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Compare bit by bit: rows have NaN and -0."""
+    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
+
+
+def test_a_fresh_machine_goes_on_from_the_url(tmp_path, url):
+    tables = saved(tmp_path / "a")
+    mirror = Mirror(url, tmp_path / "a")
+    mirror.agree(mirror.newest(), writes=True)
+    other = Mirror(url, tmp_path / "b")
+    other.agree(other.newest(), writes=True)
+    assert same(rows_of(tmp_path / "b"), tables["person"].rows)
+    assert (tmp_path / "b" / "config.json").read_text() == "{}"
+    # It is a whole run: the next version is saved on top of it, and published at the URL.
+    newer = saved(tmp_path / "b", seed=1)
+    other.push()
+    assert CheckpointStorage(tmp_path / "b" / "checkpoint").published_version() == 2
+    assert same(rows_of(local_path(url)), newer["person"].rows)
+    assert not [name for name in names_at(url) if ".v1." in name]
+
+
+def test_objects_copied_to_a_disk_are_a_run(tmp_path):
+    url = f"file://{tmp_path}/bucket/run"
+    pushed(tmp_path / "a", url)
+    assert same(rows_of(tmp_path / "bucket" / "run"), rows_of(tmp_path / "a"))
+
+
+def test_reading_by_url_downloads_a_version_once(tmp_path, url, monkeypatch):
+    pushed(tmp_path / "a", url)
+    assert same(rows_of(url), rows_of(tmp_path / "a"))
+    fetched = []
+    kind = FileStore if url.startswith("file") else FsspecStore
+    real = kind.download
+    monkeypatch.setattr(
+        kind, "download", lambda self, name, path: fetched.append(name) or real(self, name, path)
+    )
+    assert same(rows_of(url + "/checkpoint"), rows_of(tmp_path / "a"))
+    assert fetched == []
+
+
+def test_parts_then_manifest_then_pointer(tmp_path, url, monkeypatch):
+    saved(tmp_path / "a")
+    written = []
+    kind = FileStore if url.startswith("file") else FsspecStore
+    for method, place in (("upload", 2), ("write", 1)):
+        real = getattr(kind, method)
+
+        def log(self, *args, real=real, place=place):
+            written.append(args[place - 1])
+            return real(self, *args)
+
+        monkeypatch.setattr(kind, method, log)
+    mirror = Mirror(url, tmp_path / "a")
+    mirror.agree(None, writes=True)
+    parts = [number for number, name in enumerate(written) if name.endswith(".h5")]
+    assert len(parts) == 3
+    assert max(parts) < written.index("checkpoint/manifest.v1.json")
+    assert written[-1] == "checkpoint/checkpoint_version.txt"
+
+
+@pytest.mark.parametrize("stop_at", range(14))
+def test_killed_during_any_write_the_version_before_counts(tmp_path, monkeypatch, stop_at):
+    """The store ends in the middle of each object in turn, and does not write atomically."""
+    url = f"file://{tmp_path}/bucket/run"
+    mirror = pushed(tmp_path / "a", url)
+    first = rows_of(tmp_path / "a")
+    second = saved(tmp_path / "a", seed=1)["person"].rows
+    count = 0
+
+    class Killed(BaseException):
+        """Stands for SIGKILL."""
+
+    def torn(real):
+        def write(self, source, target):
+            nonlocal count
+            name, content = (target, source.read_bytes()) if isinstance(source, Path) else (source, target)
+            if count == stop_at:
+                path = tmp_path / "bucket" / "run" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content[: len(content) // 2])
+                raise Killed
+            count += 1
+            return real(self, source, target)
+
+        return write
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileStore, "upload", torn(FileStore.upload))
+        patch.setattr(FileStore, "write", torn(FileStore.write))
+        try:
+            mirror.push()
+            is_whole = True
+        except Killed:
+            is_whole = False
+    read = rows_of(url)
+    assert same(read, second if is_whole else first) or same(read, second)
+    # The next job of the same machine uploads what was left out.
+    again = Mirror(url, tmp_path / "a")
+    again.agree(again.newest(), writes=True)
+    assert same(rows_of(url), second)
+
+
+def test_snapshots_are_kept_and_brought_back(tmp_path, url):
+    mirror = pushed(tmp_path / "a", url)
+    best = rows_of(tmp_path / "a")
+    CheckpointStorage(tmp_path / "a" / "checkpoint").keep(1, "best", {"score": 0.5})
+    for seed in (1, 2):
+        saved(tmp_path / "a", seed=seed)
+        mirror.push()
+    versions = {name.split(".v")[1].split(".")[0] for name in names_at(url) if ".v" in name}
+    assert versions == {"1", "3"}
+    other = Mirror(url, tmp_path / "b")
+    other.agree(other.newest(), writes=True)
+    assert same(rows_of(tmp_path / "b" / "checkpoint" / "best"), best)
+    assert same(rows_of(url + "/checkpoint/best"), best)
+    with pytest.raises(CheckpointError, match="has no snapshot 'epoch_7'"):
+        open_checkpoint(url + "/checkpoint/epoch_7")
+
+
+def test_two_histories_are_refused(tmp_path, url):
+    pushed(tmp_path / "a", url)
+    saved(tmp_path / "b", seed=1)
+    other = Mirror(url, tmp_path / "b")
+    with pytest.raises(CheckpointError, match="neither continues the other: take another checkpoint.storage"):
+        other.agree(other.newest(), writes=True)
+
+
+def test_a_job_that_was_replaced_publishes_nothing(tmp_path, url):
+    mirror = pushed(tmp_path / "a", url)
+    second = Mirror(url, tmp_path / "b")
+    second.agree(second.newest(), writes=True)
+    saved(tmp_path / "a", seed=1)
+    with pytest.raises(CheckpointError, match="was taken over by job [0-9a-f]{8} on .*no longer writes"):
+        mirror.push()
+    assert "checkpoint/manifest.v2.json" not in names_at(url)
+
+
+def test_versions_that_a_fallback_gave_up_are_not_overwritten(tmp_path, url):
+    mirror = pushed(tmp_path / "a", url)
+    storage = CheckpointStorage(tmp_path / "a" / "checkpoint")
+    storage.keep(1, "best", {"score": 0.5})
+    second = saved(tmp_path / "a", seed=1)["person"].rows
+    mirror.push()
+    go_back(storage, 1)
+    saved(tmp_path / "a", seed=2)
+    with pytest.raises(
+        CheckpointError, match="has version 2, and .* has version 2, which does not come before"
+    ):
+        mirror.push()
+    assert same(rows_of(url), second)
+
+
+def test_a_damaged_folder_does_not_hide_the_copy(tmp_path, url):
+    pushed(tmp_path / "a", url)
+    (tmp_path / "a" / "checkpoint" / "model.v1.h5").write_bytes(b"cut off")
+    again = Mirror(url, tmp_path / "a")
+    with pytest.raises(CheckpointError, match="model.v1.h5 is damaged.*has version 1: move .* away to go on"):
+        again.agree(again.newest(), writes=True)
+
+
+def test_a_damaged_object_is_named(tmp_path):
+    url = f"file://{tmp_path}/bucket/run"
+    pushed(tmp_path / "a", url)
+    path = tmp_path / "bucket" / "run" / "checkpoint" / "model.v1.h5"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="model.v1.h5 is damaged: its checksum is not the one in the"):
+        open_checkpoint(url)
+    path.unlink()
+    with pytest.raises(CheckpointError, match="model.v1.h5 is missing"):
+        open_checkpoint(url)
+
+
+def test_nothing_at_the_url(url):
+    with pytest.raises(CheckpointError, match="holds no checkpoint: no version of it was ever completed"):
+        open_checkpoint(url)
+
+
+def test_attempts_are_bounded():
+    asked, pauses = [], []
+
+    def fail():
+        asked.append(1)
+        raise ConnectionResetError("the server hung up")
+
+    with pytest.raises(StorageError, match="^cannot read x after 5 attempts: the server hung up$"):
+        retried("cannot read x", fail, pauses.append)
+    assert len(asked) == 5 and len(pauses) == 4
+    with pytest.raises(CheckpointError, match="cannot read x: not yours"):
+        retried("cannot read x", lambda: (_ for _ in ()).throw(PermissionError("not yours")), pauses.append)
+    assert len(pauses) == 4
+
+
+def test_a_job_ends_when_the_connection_is_lost(tmp_path, monkeypatch):
+    mirror = pushed(tmp_path / "a", f"file://{tmp_path}/bucket/run")
+    saved(tmp_path / "a", seed=1)
+
+    def upload(self, path, name):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(FileStore, "upload", upload)
+    with pytest.raises(StorageError, match="cannot write file:.*after 5 attempts: no route to host"):
+        mirror.push()
+
+
+def test_unknown_schemes_list_the_known_ones():
+    with pytest.raises(
+        InputError, match="unknown scheme of a URL 's4'; known: 'abfs', 'az', 'file', .*'sftp'"
+    ):
+        open_store("s4://bucket/run")
+    with pytest.raises(InputError, match="is no URL; expected scheme://"):
+        open_store("file:run/x")
+    assert {"file", "memory", "s3", "gs", "az", "abfs", "hdfs", "sftp"} == set(STORES)
+    assert not is_url("runs/demo") and not is_url(Path("s3://x"))
+
+
+def test_an_absent_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(InputError, match=r"s3:// needs s3fs: pip install 'dglkge\[storage\]'"):
+        open_store("s3://bucket/run")
+
+
+def test_registered_schemes_are_used(tmp_path):
+    class Vault(FileStore):
+        """A scheme of a user."""
+
+        def __init__(self, url):
+            super().__init__("file:" + url.partition(":")[2])
+            self.url = url
+
+    STORES.register("vault")(Vault)
+    try:
+        pushed(tmp_path / "a", f"vault://{tmp_path}/bucket/run")
+        assert same(rows_of(tmp_path / "bucket" / "run"), rows_of(tmp_path / "a"))
+    finally:
+        del STORES._members["vault"]
+
+
+def test_another_process_that_downloads_is_waited_for(tmp_path, monkeypatch):
+    url = f"file://{tmp_path}/bucket/run"
+    pushed(tmp_path / "a", url)
+    monkeypatch.setattr(mirror_module, "LOCK_SECONDS", 0.0)
+    folder = Path(local_path(url))
+    with mirror_module._only_this_process(folder, url):
+        with pytest.raises(StorageError, match="another process has been downloading"):
+            local_path(url)
+
+
+def test_a_trainer_goes_on_from_the_url(tmp_path, url):
+    """Epochs of one machine, then of another that has an empty folder: the tables are those of one run."""
+
+    def life(folder, epochs):
+        folder.mkdir(exist_ok=True)
+        mirror = Mirror(url, folder)
+        mirror.agree(mirror.newest(), writes=True)
+        run = ToyRun(folder, f"training.num_epochs={epochs}", mirror=mirror)
+        run.train(epochs)
+        run.cluster.leave()
+        return run
+
+    first = life(tmp_path / "a", 2)
+    second = life(tmp_path / "b", 4)
+    assert [epoch for epoch, _ in first.trained + second.trained] == sorted(5 * [0, 1, 2, 3])
+    whole = ToyRun(tmp_path / "c", "training.num_epochs=4")
+    whole.train(4)
+    assert same(whole.tables["person"].rows, second.tables["person"].rows)
+    assert "stats.jsonl" in names_at(url)
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    """An S3 server on loopback, with the bucket ``kge``; ended with the module's last test."""
+    for package in ("s3fs", "moto", "flask"):
+        pytest.importorskip(package)
+    with __import__("socket").socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = open(tmp_path_factory.mktemp("moto") / "log", "wb")
+    server = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log
+    )
+    endpoint = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                request = urllib.request.Request(f"{endpoint}/kge", method="PUT")
+                urllib.request.urlopen(request, timeout=5).close()
+                break
+            except OSError:
+                assert server.poll() is None and time.monotonic() < deadline
+                time.sleep(0.1)
+        yield endpoint
+    finally:
+        server.kill()
+        server.wait(30)
+        log.close()
+
+
+@pytest.fixture
+def s3_url(s3, monkeypatch):
+    """A URL in the bucket."""
+    keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGION": "us-east-1"}
+    for name, value in {**keys, "AWS_ENDPOINT_URL": s3}.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://kge/{uuid.uuid4().hex}"
+
+
+def test_s3(tmp_path, s3_url):
+    mirror = pushed(tmp_path / "a", s3_url)
+    newer = saved(tmp_path / "a", seed=1)["person"].rows
+    mirror.push()
+    assert same(rows_of(s3_url), newer)
+    assert not [name for name in names_at(s3_url) if ".v1." in name]
+    other = Mirror(s3_url, tmp_path / "b")
+    other.agree(other.newest(), writes=True)
+    assert same(rows_of(tmp_path / "b"), newer)
+    # By a process that shares nothing with this one but the server.
+    shutil.rmtree(tmp_path / "home")
+    (tmp_path / "home").mkdir()
+    command = [sys.executable, "-m", "dglkge", "inspect", s3_url, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ))
+    assert done.returncode == 0, done.stderr
+    assert '"version": 2' in done.stdout
+
+
+def test_s3_refusals(tmp_path, s3_url, monkeypatch):
+    saved(tmp_path / "a")
+    mirror = Mirror("s3://no-such-bucket-here/run", tmp_path / "a")
+    with pytest.raises(CheckpointError, match="cannot write s3://no-such-bucket-here/run/writer.json"):
+        mirror.agree(mirror.newest(), writes=True)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    command = [sys.executable, "-m", "dglkge", "inspect", s3_url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ))
+    assert done.returncode == 1 and "after 5 attempts" in done.stderr and "Traceback" not in done.stderr

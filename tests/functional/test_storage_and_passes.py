@@ -1,0 +1,141 @@
+"""Jobs with a copy at a URL, chunks and held-out triples: going on elsewhere gives the same tables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dglkge.checkpoint import open_checkpoint
+from dglkge.data.dataset import Dataset
+from dglkge.partition.extend import extend_dataset
+from tests.functional.job import dglkge, train, train_alone
+from tests.functional.simulated_hosts import train_on_hosts
+from tests.toy_kg import toy_dataset
+
+SETTINGS = (
+    "model.dimension=8",
+    "training.batch_size=40",
+    "negatives.chunk_size=10",
+    "negatives.num_uniform=10",
+    "training.matmul_dtype=float32",
+    "training.edge_chunks=2",
+    "evaluation.eval_fraction=0.1",
+    "evaluation.eval_num_uniform_negs=20",
+)
+
+
+PLACE = ("epoch_idx", "edge_path_idx", "edge_chunk_idx")
+
+
+def records(run: Path) -> list[dict]:
+    """Lines of training_stats.json."""
+    text = (run / "checkpoint" / "training_stats.json").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """Three epochs in one process, without a copy."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    done = train_alone(*SETTINGS, f"dataset={toy_dataset()}", f"output={folder}", "training.num_epochs=3")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_run_goes_on_from_its_copy(alone, tmp_path):
+    url = f"file://{tmp_path}/bucket/run"
+    common = (*SETTINGS, f"dataset={toy_dataset()}", f"checkpoint.storage={url}")
+    first = train_alone(*common, f"output={tmp_path / 'a'}", "training.num_epochs=1")
+    assert first.returncode == 0, first.stderr
+    second = train_alone(*common, f"output={tmp_path / 'b'}", "training.num_epochs=3")
+    assert second.returncode == 0, second.stderr
+    assert "resumed: 1 epochs" in second.stderr
+    one, other = open_checkpoint(alone), open_checkpoint(tmp_path / "b", verify=True)
+    for table in ("entity", "relation"):
+        assert torch.equal(one[table][:], other[table][:])
+    assert records(tmp_path / "b") == records(alone)
+    assert torch.equal(
+        open_checkpoint(tmp_path / "bucket" / "run", verify=True)["entity"][:], one["entity"][:]
+    )
+    # The metrics of the end, written after the last version, are there too.
+    metrics = (tmp_path / "b" / "metrics.json").read_text()
+    assert (tmp_path / "bucket" / "run" / "metrics.json").read_text() == metrics
+
+
+def test_held_out_triples_are_never_trained(alone):
+    found = records(alone)
+    assert [(one["epoch_idx"], one["edge_chunk_idx"]) for one in found] == [
+        (e, c) for e in range(3) for c in (0, 1)
+    ]
+    num_triples = len(Dataset.open(toy_dataset()).split("train"))
+    for first, second in zip(found[::2], found[1::2]):
+        held = first["eval_stats_before"]["count"] + second["eval_stats_before"]["count"]
+        trained = first["stats"]["count"] + second["stats"]["count"]
+        assert held + trained == num_triples and held == -(-num_triples // 10)
+    # The numbers after a pass are those before the same triples' next pass, but for what the other trained.
+    assert found[0]["eval_stats_after"] != found[0]["eval_stats_before"]
+
+
+def test_two_trainers_have_the_same_records(alone, tmp_path):
+    url = f"file://{tmp_path}/bucket/run"
+    done = train(
+        tmp_path, 2, *SETTINGS, f"dataset={toy_dataset()}", f"output={tmp_path / 'run'}",
+        "training.num_epochs=3", f"checkpoint.storage={url}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for one, other in zip(records(alone), records(tmp_path / "run")):
+        assert one["stats"]["count"] == other["stats"]["count"]
+        for name in ("eval_stats_before", "eval_stats_after"):
+            for metric, value in one[name]["metrics"].items():
+                assert other[name]["metrics"][metric] == pytest.approx(value, rel=0.02, abs=0.02), metric
+    report = dglkge("inspect", url, "--json")
+    assert report.returncode == 0 and json.loads(report.stdout)["version"] == 6
+
+
+def test_two_hosts_walk_over_the_same_sets(tmp_path):
+    """Sets, chunks, held-out and touched rows belong to triples, not to machines."""
+    source = tmp_path / "more.tsv"
+    rows = [f"e{i:03d}\tturn_1\te{900 + i % 3}\n" for i in range(30)]
+    source.write_text("".join([*rows, "e900\tspin\te007\n"]))
+    for parts in (1, 2):
+        extend_dataset(toy_dataset(parts), [source], tmp_path / f"data{parts}", "more")
+    settings = (*SETTINGS, "training.edge_sets=[more, train]", "training.num_epochs=2")
+    settings += ("training.synchronous=true", f"checkpoint.storage=file://{tmp_path}/bucket/run")
+    train_on_hosts(tmp_path / "job", tmp_path / "data2", 1, *settings, f"output={tmp_path / 'hosts'}")
+    alone = (*settings[:-1], f"dataset={tmp_path / 'data1'}", f"output={tmp_path / 'alone'}")
+    done = train_alone(*alone)
+    assert done.returncode == 0, done.stderr
+    one, other = (
+        open_checkpoint(tmp_path / "alone"),
+        open_checkpoint(tmp_path / "bucket" / "run", verify=True),
+    )
+    for table in ("entity", "relation"):
+        assert torch.allclose(one[table][:], other[table][:], atol=1e-5)
+    for first, second in zip(records(tmp_path / "alone"), records(tmp_path / "hosts")):
+        assert [first[name] for name in PLACE] == [second[name] for name in PLACE]
+        assert first["stats"]["count"] == second["stats"]["count"]
+        for name in ("eval_stats_before", "eval_stats_after"):
+            assert first[name]["count"] == second[name]["count"]
+            for metric, value in first[name]["metrics"].items():
+                assert second[name]["metrics"][metric] == pytest.approx(value, rel=0.02, abs=0.02), metric
+    assert [tuple(one[name] for name in PLACE) for one in records(tmp_path / "hosts")] == [
+        (epoch, edge_set, chunk) for epoch in (0, 1) for edge_set in (0, 1) for chunk in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "setting, text",
+    [
+        ("checkpoint.storage=s4://bucket/run", "checkpoint.storage: unknown scheme of a URL 's4'; known:"),
+        ("output=s3://bucket/run", "checkpoint.storage takes the URL"),
+        ("training.edge_sets=[trian]", "unknown edge set 'trian'; did you mean 'train'"),
+    ],
+)
+def test_refusals_are_one_line(tmp_path, setting, text):
+    done = train_alone(*SETTINGS, f"dataset={toy_dataset()}", f"output={tmp_path / 'run'}", setting)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert text in line

@@ -1,0 +1,150 @@
+"""Extending a data set: old ids and partitions stay, new rows come last, training takes only the new set."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from dglkge.partition import extend
+from dglkge.typing import RELATION
+from tests.toy_kg import REPOSITORY, toy_dataset
+
+
+@pytest.fixture(autouse=True)
+def here(build_here, monkeypatch):
+    """Partition in this process."""
+    from dglkge.partition import make_dataset
+
+    monkeypatch.setattr(extend, "run_build", make_dataset.run_build)
+
+
+def write(path: Path, *rows: tuple[str, ...]) -> Path:
+    """Write triples."""
+    path.write_text("".join("\t".join(row) + "\n" for row in rows))
+    return path
+
+
+def named(dataset: Dataset, split: str = "train") -> list[tuple[str, str, str]]:
+    """The triples of a split by name, read back by the ids."""
+    found = []
+    for head, relation_id, tail in dataset.split(split).tolist():
+        relation = dataset.relations.relations[relation_id]
+        of = dataset.vocabulary(relation.lhs)[head], dataset.vocabulary(relation.rhs)[tail]
+        found.append((of[0], relation.name, of[1]))
+    return found
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_old_ids_and_partitions_stay(tmp_path, typed):
+    old = Dataset.open(toy_dataset(2, typed))
+    rows = [("e003", "turn_1", "e990"), ("e990", "spin", "e991"), ("e005", "turn_7", "e001")]
+    if typed:
+        rows = [
+            ("person3", "lives_in", "town99"),
+            ("person90", "knows", "person1"),
+            ("person3", "saw", "town1"),
+        ]
+    source = write(tmp_path / "more.tsv", *rows)
+    extend.extend_dataset(old.path, [source], tmp_path / "new", "more")
+    new = Dataset.open(tmp_path / "new")
+    assert new.edge_set_names == ["train", "more"]
+    for type_ in old.entity_types:
+        before, after = list(old.vocabulary(type_).names), list(new.vocabulary(type_).names)
+        assert after[: len(before)] == before
+        parts = [one.layout().part_of(type_, np.asarray(one.layout().node_ids(type_))) for one in (old, new)]
+        assert np.array_equal(parts[0], parts[1][: len(parts[0])])
+        for part in range(2):
+            # In a checkpoint's file rows stand by original id: the old ones, then the new ones.
+            rows = [
+                np.sort(one.layout().original_ids(type_)[slice(*one.layout().node_range(type_, part))])
+                for one in (old, new)
+            ]
+            assert np.array_equal(rows[1][: len(rows[0])], rows[0])
+            assert (rows[1][len(rows[0]) :] >= len(before)).all()
+    assert new.relations.relations[: old.num_relations] == old.relations.relations
+    assert new.num_relations == old.num_relations + 1
+    sets = new.edge_set_of_triples()
+    assert sorted(named(new)) == sorted([*named(old), *rows])
+    assert sorted(one for one, number in zip(named(new), sets) if number == 1) == sorted(rows)
+    assert named(new, "test") == named(old, "test")
+    assert new.fingerprint != old.fingerprint
+    # Every triple lies in the partition of its tail.
+    owned = [new.layout().edge_table(part).triple_ids for part in range(2)]
+    assert sorted(np.concatenate(owned).tolist()) == list(range(len(new.split("train"))))
+    assert new.layout().num_nodes(RELATION) == new.num_relations
+
+
+def test_a_new_entity_goes_where_its_neighbours_are(tmp_path):
+    old = Dataset.open(toy_dataset(2))
+    names = old.vocabulary("entity")
+    part_of = old.layout().part_of("entity", np.asarray(old.layout().node_ids("entity")))
+    for part in (0, 1):
+        near = [names[one] for one in np.flatnonzero(part_of == part)[:5].tolist()]
+        source = write(tmp_path / "more.tsv", *[("novum", "turn_1", one) for one in near])
+        extend.extend_dataset(old.path, [source], tmp_path / f"new{part}", "more")
+        new = Dataset.open(tmp_path / f"new{part}")
+        node = new.layout().node_ids("entity")[[new.vocabulary("entity").id("novum")]]
+        assert new.layout().part_of("entity", node).tolist() == [part]
+
+
+def test_refusals(tmp_path):
+    old = toy_dataset(2, True)
+    source = write(tmp_path / "more.tsv", ("person1", "owns", "yacht1"))
+    with pytest.raises(
+        InputError, match="1 new entities have no type, the first is 'yacht1'.*--entity-types"
+    ):
+        extend.extend_dataset(old, [source], tmp_path / "new", "more")
+    types = write(tmp_path / "types.tsv", ("yacht1", "ship"))
+    with pytest.raises(InputError, match="'yacht1' has the type 'ship', which the data set lacks"):
+        extend.extend_dataset(old, [source], tmp_path / "new", "more", entity_types=types)
+    with pytest.raises(InputError, match="has an edge set 'train' already"):
+        extend.extend_dataset(old, [source], tmp_path / "new", "train")
+    with pytest.raises(InputError, match="is the data set itself"):
+        extend.extend_dataset(old, [source], old, "more", overwrite=True)
+    assert not (tmp_path / "new").exists()
+    types = write(tmp_path / "types.tsv", ("yacht1", "town"))
+    figures = extend.extend_dataset(old, [source], tmp_path / "new", "more", entity_types=types)
+    assert figures["added"] == {"edge_set": "more", "triples": 1, "entities": 1, "relations": 1}
+
+
+def test_command_and_training_of_touched_rows(tmp_path):
+    """The script, then a run from an old one: rows that the new triples lack stay bit by bit."""
+    from dglkge.checkpoint import open_checkpoint
+    from tests.functional.job import train_alone
+
+    old = toy_dataset()
+    source = write(tmp_path / "more.tsv", ("e003", "turn_1", "e990"), ("e990", "turn_7", "e005"))
+    command = [sys.executable, str(REPOSITORY / "partition_tools" / "extend.py"), "--dataset", str(old)]
+    command += ["--input", str(source), "--name", "more", "--output", str(tmp_path / "new")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "edge set more: 2 triples, 1 new entities, 0 new relations" in done.stdout
+    again = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 2 and "exists" in again.stderr and again.stderr.count("\n") == 1
+    common = [
+        "model.dimension=8",
+        "training.batch_size=50",
+        "negatives.chunk_size=10",
+        "evaluation.split=none",
+    ]
+    common += ["negatives.num_uniform=10"]
+    done = train_alone(*common, f"dataset={old}", f"output={tmp_path / 'a'}", "training.num_epochs=2")
+    assert done.returncode == 0, done.stderr
+    done = train_alone(
+        *common, f"dataset={tmp_path / 'new'}", f"output={tmp_path / 'b'}", "training.num_epochs=3",
+        f"checkpoint.init_path={tmp_path / 'a'}", "training.edge_sets=[more]", "training.rows=touched",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    before, after = (open_checkpoint(tmp_path / name) for name in ("a", "b"))
+    names = Dataset.open(tmp_path / "new").vocabulary("entity")
+    moved = (before["entity"][:] != after["entity"][: len(before["entity"])]).any(1).nonzero().squeeze(1)
+    assert {names[one] for one in moved.tolist()} == {"e003", "e005"}
+    lines = (tmp_path / "b" / "checkpoint" / "training_stats.json").read_text().splitlines()
+    assert [json.loads(line)["stats"]["count"] for line in lines] == [2, 2, 2]

@@ -1,0 +1,104 @@
+"""The order over edge sets: each triple once an epoch, sets in order, held-out triples never."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dglkge.data.partition_layout import EdgeTable
+from dglkge.sampling import epoch_plan
+from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.triple_order import EdgeSet, Pass, TripleOrder, plan_passes
+
+SEED = 5
+
+
+def test_one_set_is_the_order_of_all_triples():
+    order = TripleOrder([EdgeSet("train", range(1000))], SEED)
+    positions = np.arange(1000)
+    for epoch in (0, 3):
+        expected = epoch_plan.inverse_permute(positions, 1000, SEED, epoch)
+        assert np.array_equal(order.triple_ids(positions, epoch), expected)
+    assert len(order.held_out(0)) == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.2])
+def test_sets_in_order_and_each_triple_once(share):
+    scattered = np.array([3, 4, 9, 40, 41, 77], np.int64)
+    sets = [EdgeSet("b", scattered), EdgeSet("a", range(100, 700)), EdgeSet("empty", range(0))]
+    order = TripleOrder(sets, SEED, share)
+    held = [set(order.held_out(number).tolist()) for number in range(3)]
+    assert [len(one) for one in held] == [int(np.ceil(len(one.triple_ids) * share)) for one in sets]
+    seen = []
+    for epoch in range(3):
+        ids = order.triple_ids(np.arange(order.num_positions), epoch)
+        seen.append(ids)
+        for number, one in enumerate(sets):
+            first, end = order.range_of(number)
+            assert set(ids[first:end].tolist()) == set(one.triple_ids) - held[number]
+            assert end - first == len(one.triple_ids) - len(held[number])
+    assert not np.array_equal(seen[0], seen[1])
+    # Any window is the same part of the order.
+    assert np.array_equal(order.triple_ids(np.array([450, 3, 7]), 1), seen[1][[450, 3, 7]])
+
+
+def test_the_same_triples_are_held_out_wherever_a_set_stands():
+    a, b = EdgeSet("a", range(100)), EdgeSet("b", range(100, 200))
+    first, second = TripleOrder([a, b], SEED, 0.1), TripleOrder([b, a], SEED, 0.1)
+    assert set(first.held_out(0).tolist()) == set(second.held_out(1).tolist())
+    other = TripleOrder([a, b], SEED + 1, 0.1)
+    assert set(first.held_out(0).tolist()) != set(other.held_out(0).tolist())
+
+
+def test_chunks_of_held_out_triples_make_all():
+    order = TripleOrder([EdgeSet("a", range(101))], SEED, 0.3)
+    chunks = [order.held_out(0, chunk, 4).tolist() for chunk in range(4)]
+    assert sum(chunks, []) == order.held_out(0).tolist()
+    assert {len(chunk) for chunk in chunks} <= {7, 8}
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 1000])
+@pytest.mark.parametrize("num_chunks", [1, 3, 10])
+def test_passes_tile_the_epoch(batch_size, num_chunks):
+    ranges = [(0, 200), (200, 200), (200, 205)]
+    passes = plan_passes(ranges, num_chunks, batch_size)
+    assert [(one.edge_set, one.chunk) for one in passes] == [
+        (s, c) for s in range(3) for c in range(num_chunks)
+    ]
+    bounds = [0, *(one.end_batch for one in passes)]
+    assert [one.first_batch for one in passes] == bounds[:-1]
+    assert bounds == sorted(bounds) and bounds[-1] == -(-205 // batch_size)
+    # A pass ends with the batch that has its last triple.
+    for one in passes:
+        first, end = ranges[one.edge_set]
+        position = first + (end - first) * (one.chunk + 1) // num_chunks
+        assert (one.end_batch - 1) * batch_size < position <= one.end_batch * batch_size
+
+
+def test_one_pass_by_default():
+    assert plan_passes([(0, 101)], 1, 10) == [Pass(0, 0, 0, 11)]
+
+
+def test_machines_share_the_batches_of_sets():
+    rng = np.random.default_rng(0)
+    edges = np.stack([np.arange(120), np.zeros(120, np.int64), np.arange(120)], axis=1)
+    sets = [EdgeSet("b", range(80, 120)), EdgeSet("a", np.flatnonzero(np.arange(80) % 3).astype(np.int64))]
+    order = TripleOrder(sets, SEED, 0.1)
+    owner = rng.integers(0, 2, 120)
+    trainers = []
+    for part in range(2):
+        ids = np.flatnonzero(owner == part)
+        table = EdgeTable(ids, edges[ids], None)
+        for local in range(2):
+            trainers.append(
+                EdgeBatches(table, np.zeros(1, np.int64), 120, 16, 8, local, 2, SEED, order=order)
+            )
+    alone = EdgeBatches(EdgeTable(np.arange(120), edges, None), np.zeros(1, np.int64), 120, 16, 8, 0, 1, SEED,
+                        order=order)  # fmt: skip
+    assert len(alone) == -(-order.num_positions // 16)
+    for index in range(len(alone)):
+        expected = alone.batch(2, index)
+        found = [one.batch(2, index) for one in trainers]
+        assert sorted(np.concatenate([one.triple_ids for one in found])) == sorted(expected.triple_ids)
+        assert np.array_equal(expected.heads, expected.triple_ids)
+        assert {one.global_size for one in found} == {expected.global_size}

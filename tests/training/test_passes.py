@@ -1,0 +1,133 @@
+"""Passes over chunks: a record and a commit after each, and handlers that get every record."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.training.toy_trainer import BATCH_SIZE, NUM_TRIPLES, ToyRun
+
+CHUNKS = "training.edge_chunks=2"
+# 23 triples in batches of 5: the last triple of the first chunk, the eleventh, is in the third batch.
+FIRST_PASS = 3
+
+
+class Collected:
+    """A handler that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[dict, bool]] = []
+
+    def on_stats(self, record, is_replayed):
+        """Take a record."""
+        self.records.append((dict(record), is_replayed))
+
+
+class HeldOut:
+    """Counts evaluations; its numbers say what the tables have trained."""
+
+    def __init__(self, run: list[ToyRun]) -> None:
+        self.run = run
+
+    def evaluate(self, edge_set, chunk):
+        """Return the number of triples that were trained."""
+        return {"count": 1, "metrics": {"trained": self.run[0].num_trained, "chunk": chunk}}
+
+
+def lines(folder: Path) -> list[dict]:
+    """Records of the newest version."""
+    text = (folder / "checkpoint" / "training_stats.json").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def places(records: list[dict]) -> list[tuple[int, int, int]]:
+    """Epoch, set and chunk of each."""
+    return [(one["epoch_idx"], one["edge_path_idx"], one["edge_chunk_idx"]) for one in records]
+
+
+def loss_of(batches: range) -> float:
+    """Mean loss of the toy: each triple's is the number of its batch."""
+    sizes = [min(BATCH_SIZE, NUM_TRIPLES - index * BATCH_SIZE) for index in batches]
+    return sum(index * size for index, size in zip(batches, sizes)) / sum(sizes)
+
+
+def test_a_record_of_each_pass(tmp_path):
+    run = ToyRun(tmp_path / "run", CHUNKS, "training.num_epochs=2")
+    run.train(2)
+    run.checkpoints.finish()
+    found = lines(tmp_path / "run")
+    assert places(found) == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
+    assert [one["index"] for one in found] == [0, 1, 2, 3]
+    assert [one["stats"]["count"] for one in found] == [15, 8, 15, 8]
+    for number in (0, 2):
+        assert found[number]["stats"]["metrics"]["loss"] == pytest.approx(loss_of(range(3)))
+        assert found[number + 1]["stats"]["metrics"]["loss"] == pytest.approx(loss_of(range(3, 5)))
+
+
+def test_a_version_after_each_pass(tmp_path):
+    run = ToyRun(tmp_path / "run", CHUNKS, "training.num_epochs=2", "checkpoint.every_epochs=0")
+    for _ in run.epochs.remaining_until(2):
+        for batch in run.trainer.batches():
+            run.trainer.step(batch)
+            if batch.index == FIRST_PASS:
+                assert run.committed() == (0, FIRST_PASS)
+                break
+        break
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 4])
+def test_records_of_a_job_that_was_killed_are_those_of_one_that_was_not(tmp_path, stop_at):
+    whole, seen = ToyRun(tmp_path / "whole", CHUNKS, "training.num_epochs=2"), Collected()
+    whole.trainer.add_stats_handler(seen)
+    whole.train(2)
+    whole.checkpoints.finish()
+    settings = (CHUNKS, "training.num_epochs=2", "checkpoint.every_batches=1", "checkpoint.background=false")
+    first = ToyRun(tmp_path / "run", *settings)
+    epochs = first.epochs.remaining_until(2)
+    next(epochs)
+    for batch in first.trainer.batches():
+        if batch.index == stop_at:
+            break  # killed: nothing of it is committed
+        first.trainer.step(batch)
+    second, replayed = ToyRun(tmp_path / "run", *settings), Collected()
+    second.trainer.add_stats_handler(replayed)
+    second.train(2)
+    second.checkpoints.finish()
+    assert lines(tmp_path / "run") == lines(tmp_path / "whole")
+    assert [record for record, _ in replayed.records] == [record for record, _ in seen.records]
+    assert [one for _, one in replayed.records] == [stop_at >= FIRST_PASS, False, False, False]
+
+
+def test_held_out_triples_are_ranked_before_and_after_each_pass(tmp_path):
+    runs: list[ToyRun] = []
+    run = ToyRun(tmp_path / "run", CHUNKS, "training.num_epochs=1", held_out=HeldOut(runs))
+    runs.append(run)
+    run.train(1)
+    run.checkpoints.finish()
+    metrics = [
+        tuple(one[name]["metrics"]["trained"] for name in ("eval_stats_before", "eval_stats_after"))
+        for one in lines(tmp_path / "run")
+    ]
+    assert metrics == [(0, 15), (15, 23)]
+
+
+def test_a_pass_that_was_interrupted_has_no_numbers_from_before(tmp_path):
+    runs: list[ToyRun] = []
+    settings = ("training.num_epochs=1", "checkpoint.every_batches=1", "checkpoint.background=false")
+    first = ToyRun(tmp_path / "run", *settings, held_out=HeldOut(runs))
+    runs.append(first)
+    epochs = first.epochs.remaining_until(1)
+    next(epochs)
+    for batch in first.trainer.batches():
+        if batch.index == 3:
+            break
+        first.trainer.step(batch)
+    second = ToyRun(tmp_path / "run", *settings, held_out=HeldOut(runs))
+    runs[0] = second
+    second.train(1)
+    second.checkpoints.finish()
+    (record,) = lines(tmp_path / "run")
+    assert "eval_stats_before" not in record and record["eval_stats_after"]["metrics"]["trained"] == 23
+    assert record["stats"]["count"] == 23
