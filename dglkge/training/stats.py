@@ -135,6 +135,8 @@ class EpochReport:
     follow : callable, optional
         Called on rank 0 at each report, with the numbers of trackers by name and the step: global batches of
         all epochs.
+    place : callable, optional
+        Takes the number of batches that are done, returns fields of the line about the place in the order.
     """
 
     def __init__(
@@ -150,7 +152,9 @@ class EpochReport:
         before: LossSoFar | None = None,
         check: Callable[[], object] = lambda: None,
         follow: Callable[[dict[str, float], int], object] = lambda values, step: None,
+        place: Callable[[int], dict[str, Any]] = lambda batches_done: {},
     ) -> None:
+        self._place = place
         self._check = check
         self._follow = follow
         self._clock = PhaseClock() if clock is None else clock
@@ -217,6 +221,7 @@ class EpochReport:
                 "edges_per_second": total[1] / max(now - self._last, 1e-9),
                 "epoch_seconds": now - self._started,
                 "bytes_sent": int(self._epoch_total[2]),
+                **self._place(batches_done),
                 **phases,
                 **memory,
             }
