@@ -130,7 +130,7 @@ def open_buckets(
         If they are absent, damaged, or were made of other files.
     """
     made_of = _made_of(layout, part, num_ranges, pairs)
-    problem = InputError(f"part {part} of {layout.path} has no buckets of {num_ranges} ranges")
+    problems: list[InputError] = []
     for parent in (layout.part_path(part), spare):
         folder = parent / dataset_files.buckets_folder(num_ranges)
         try:
@@ -149,10 +149,10 @@ def open_buckets(
                 weights,
             )
         except InputError as error:
-            problem = error
+            problems.append(error)
             continue
         return EdgeBuckets(table, counts, _bounds(layout, pairs, num_ranges), folder)
-    raise problem
+    raise problems[0]
 
 
 def _bounds(layout: PartitionLayout, pairs: Sequence[tuple[str, str]], num_ranges: int) -> dict[str, Ids]:
