@@ -3,9 +3,9 @@
     python examples/benchmarks/bucket_order.py --dataset data/fb15k237 --config examples/fb15k237/complex.yaml
     python examples/benchmarks/bucket_order.py --dataset data/fb15k237 --ranges 4 --orders inside_out,random
 
-With one range all triples are in one order; with P ranges an epoch walks over P * P buckets, and negatives come
-from the ranges of a bucket. Tables are in memory in all runs. Each run is a job of its own with one server.
-Markdown goes to stdout, everything to --json.
+With one range all triples are in one order. With P ranges an epoch walks over P * P buckets, and negatives
+come from the ranges of a bucket. Tables are in memory in all runs. Each run is a job of its own with one
+server. Markdown goes to stdout, everything to --json.
 """
 
 from __future__ import annotations
