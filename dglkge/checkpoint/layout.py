@@ -83,6 +83,7 @@ class Progress:
     EPOCH_TRIPLES = "epoch_triples"
     VALIDATION_PENDING = "validation_pending"
     ENDED_AFTER = "ended_after"
+    ORDER_MARK = "order_mark"
 
 
 # One expression for all names of versions, because clean-up must find each of them: rows, manifests, staged

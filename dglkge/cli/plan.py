@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dglkge.cli.common import human_bytes, print_columns, print_json, print_text
 from dglkge.config import Config, load_config
-from dglkge.data.sizes import read_dataset_size
+from dglkge.data.dataset_files import Field
+from dglkge.data.sizes import DatasetSize, locate_partitions, read_dataset_size
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import InputError
 from dglkge.launch.local_site import usable_cores
@@ -18,12 +20,17 @@ from dglkge.planning.epoch_time import Rates, epoch_seconds
 from dglkge.planning.host import HostMemory, host_memory, installed_base, misfits
 from dglkge.planning.memory import PlannedHost, plan_memory
 
+if TYPE_CHECKING:
+    from dglkge.planning.ranges import RangePlan
+
 DESCRIPTION = """Estimate what training a configuration needs on each machine: tables, optimizer state, edges,
 buffers, libraries, /dev/shm, disk for the checkpoint, and the time of an epoch. Nothing is started.
+For tables larger than memory it proposes sampling.num_ranges, and predicts what an epoch reads and writes.
 Exit status 2 if it does not fit into this machine or cannot be trained."""
 EXAMPLES = """examples:
   dglkge plan examples/fb15k237/complex.yaml --num_trainers 2
-  dglkge plan my.yaml --set model.dimension=200 --ip_config ip_config.txt --json"""
+  dglkge plan my.yaml --set model.dimension=200 --ip_config ip_config.txt --json
+  dglkge plan large.yaml --max_memory 16G --set sampling.bucket_order=hilbert"""
 
 DOES_NOT_FIT_STATUS = 2
 MEASURED_SECONDS = 0.3
@@ -38,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num_trainers", type=int, metavar="N", help="on each machine (default: one a core)")
     parser.add_argument("--num_servers", type=int, default=1, metavar="N", help="on each machine; 0: none, "
                         "one process alone (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--max_memory", metavar="SIZE", help="memory of a machine, such as 16G, that "
+                        "ranges of tables on a disk shall fit into (default: what is free)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -66,14 +75,63 @@ def run(args: argparse.Namespace) -> int:
     # The base of a process is measured here: libraries differ between the lanes.
     hosts = plan_memory(config, size, num_trainers, args.num_servers, installed_base())
     there = host_memory(config.output)
+    ranges = plan_walks(args, config, size, hosts, there)
     seconds = epoch_seconds(config, size, num_trainers, measure_rates(config))
     # Every machine of the plan is compared with this one, as the others' resources are not known here.
     problems = [f"machine {host.machine}: {text}" for host in hosts for text in misfits(host, there)]
     if args.json:
-        print_json(_report(hosts, there, seconds, problems))
+        report = _report(hosts, there, seconds, problems)
+        for machine, found in zip(report["machines"], ranges or []):
+            machine["ranges"] = None if found is None else dataclasses.asdict(found)
+        print_json(report)
     else:
         _print_plan(hosts, there, seconds, problems)
+        for host, found in zip(hosts, ranges or []):
+            print_text(_describe_walk(host.machine, found))
     return DOES_NOT_FIT_STATUS if problems else 0
+
+
+def plan_walks(
+    args: argparse.Namespace,
+    config: Config,
+    size: DatasetSize,
+    hosts: list[PlannedHost],
+    there: HostMemory,
+) -> list[RangePlan | None] | None:
+    """Plan the walk of each machine over its ranges; None for a machine that no number of ranges fits.
+
+    Returns None if nobody asked, the run has one range, and its tables fit.
+    """
+    # Imported here: compiled loops are loaded with it, which --help does without.
+    from dglkge.planning.ranges import MOST_RANGES, parse_bytes, plan_ranges, propose_ranges, range_budget
+
+    memory = there.memory_bytes if args.max_memory is None else parse_bytes(args.max_memory)
+    chosen = config.sampling.num_ranges
+    fits = all(host.memory_bytes - host.mapped_bytes <= memory for host in hosts)
+    if args.max_memory is None and chosen == 1 and fits:
+        return None
+    description, _ = locate_partitions(config.dataset)
+    types = [(lhs, rhs) for lhs, rhs, *_ in description[Field.EDGE_TYPES]]
+    budgets = [range_budget(host, memory) for host in hosts]
+    proposed = [propose_ranges(config, part, types, budget) for part, budget in zip(size.parts, budgets)]
+    # One number for all machines: that of the machine that needs the most.
+    common = chosen if chosen > 1 else max(number or MOST_RANGES for number in proposed)
+    return [
+        plan_ranges(config, part, types, common, budget) if chosen > 1 or number is not None else None
+        for part, budget, number in zip(size.parts, budgets, proposed)
+    ]
+
+
+def _describe_walk(machine: int, found: RangePlan | None) -> str:
+    """Return the line about the ranges of a machine."""
+    if found is None:
+        return f"ranges, machine {machine}: no number of them fits into the memory that is left for tables"
+    return (
+        f"ranges, machine {machine}: with tables on a disk and {human_bytes(found.budget_bytes)} for "
+        f"{human_bytes(found.table_bytes)} of rows and state, sampling.num_ranges={found.num_ranges} needs "
+        f"{human_bytes(found.pair_bytes)} at a time; an epoch ({found.order}) loads {found.loads} ranges, "
+        f"reads {human_bytes(found.read_bytes)} and writes {human_bytes(found.written_bytes)}"
+    )
 
 
 def measure_rates(config: Config) -> Rates:

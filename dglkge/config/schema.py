@@ -320,6 +320,29 @@ class OptimizerConfig:
     )
 
 
+BUCKET_ORDERS = ("inside_out", "outside_in", "affinity", "random", "hilbert")
+"""Walks over the pairs of ranges, see :func:`dglkge.data.range_walk.walk_pairs`."""
+
+
+@dataclass(frozen=True)
+class SamplingConfig:
+    """The order of an epoch: by triples alone, or by pairs of ranges of rows."""
+
+    num_ranges: int = setting(
+        1,
+        "cut the rows of each entity type on a machine into so many ranges; an epoch walks over the pairs "
+        "(range of the heads, range of the tails), its buckets, and negatives come from the ranges of the "
+        "pair; for tables larger than memory (dglkge plan proposes a number); 1: one order of all triples",
+        at_least(1),
+    )
+    bucket_order: str = setting(
+        "inside_out",
+        "order of the pairs of ranges: inside_out and outside_in (loads each range the fewest times), "
+        "affinity (the next pair shares a range with the last, at random), random, hilbert (a curve)",
+        one_of(*BUCKET_ORDERS),
+    )
+
+
 NEGATIVE_SAMPLING = "negative_sampling"
 OBJECTIVES = (NEGATIVE_SAMPLING, "one_vs_all", "k_vs_all")
 
@@ -538,6 +561,7 @@ class Config:
     model: ModelConfig = section(ModelConfig, "score function and dimensions")
     loss: LossConfig = section(LossConfig, "loss")
     regularizer: RegularizerConfig = section(RegularizerConfig, "regularizer")
+    sampling: SamplingConfig = section(SamplingConfig, "order of the triples of an epoch")
     negatives: NegativesConfig = section(NegativesConfig, "negatives")
     optimizer: OptimizerConfig = section(OptimizerConfig, "optimizer")
     training: TrainingConfig = section(TrainingConfig, "epochs and batches")

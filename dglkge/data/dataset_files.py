@@ -36,6 +36,9 @@ GRAPH_JOB = "job.json"
 TRIPLE_IDS = "triple_ids.npy"
 EDGES = "edges.npy"
 WEIGHTS = "weights.npy"
+BUCKET_COUNTS = "bucket_counts.npy"
+BUCKETS_OF = "buckets_of.json"
+"""What the buckets of a partition were made of."""
 
 TRAIN, VALID, TEST = SPLITS = ("train", "valid", "test")
 
@@ -134,6 +137,11 @@ def graph_config_path(partitions: Path, graph_name: str) -> Path:
 def part_folder(part_id: int) -> str:
     """Return the name of the folder of a partition, which DGL chose."""
     return f"part{part_id}"
+
+
+def buckets_folder(num_ranges: int) -> str:
+    """Return the name of the folder, in that of a partition, of its triples by pairs of ranges."""
+    return f"buckets{num_ranges}"
 
 
 def part_of_folder(name: str) -> int | None:

@@ -211,8 +211,9 @@ def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None)
     """
     share = -(-config.training.batch_size // world_size)
     counts = negatives_per_side(config, size)
-    # Sides with equally many negatives share them.
-    num_negatives = _num_chunks(config) * sum(set(counts)) if is_sampled(config) else 0
+    # Sides with equally many negatives share them, unless each has those of its range.
+    drawn = counts if config.sampling.num_ranges > 1 else set(counts)
+    num_negatives = _num_chunks(config) * sum(drawn) if is_sampled(config) else 0
     return 2 * share + num_negatives, share
 
 
@@ -271,7 +272,8 @@ def negatives_bytes(config: Config, size: DatasetSize) -> int:
     known = KNOWN_TRIPLE_BYTES * size.splits[TRAIN] if chosen.mask_known else 0
     num_entities = sum(count for table, count in size.num_rows.items() if table != RELATION)
     # Every sampler of a side has its own sums.
-    num_samplers = len(set(negatives_per_side(config)))
+    counts = negatives_per_side(config)
+    num_samplers = len(counts if config.sampling.num_ranges > 1 else set(counts))
     return known + num_samplers * DEGREE_BYTES * num_entities * bool(chosen.degree_power)
 
 

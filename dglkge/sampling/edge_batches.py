@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,8 @@ class EdgeBatch:
     groups : tuple of EdgeGroup
     labels : (B,) float32 or None
         Confidences that the triples are true.
+    ranges : tuple of (int, int)
+        In bucket order: range of the heads and range of the tails of each chunk of this machine.
     """
 
     epoch: int
@@ -118,6 +120,7 @@ class EdgeBatch:
     weights: npt.NDArray[np.float32] | None
     groups: tuple[EdgeGroup, ...]
     labels: npt.NDArray[np.float32] | None = None
+    ranges: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -145,7 +148,16 @@ class EdgeBatches:
         The edges' weights are confidences: labels, and no factors of losses.
     order : TripleOrder, optional
         Order of an epoch; by default all triples as one set.
+
+    Attributes
+    ----------
+    order_mark : int
+        0 where the order of an epoch depends on the triples alone, so that an epoch may be resumed on any
+        partitions; else a checksum of what it depends on besides.
     """
+
+    order_mark = 0
+    _searches_triples = True
 
     def __init__(
         self,
@@ -177,7 +189,8 @@ class EdgeBatches:
         self._ahead: EdgeBatch | None = None
         self._seed = seed
         self._has_all = len(self._triple_ids) == num_triples
-        self._index = TripleIndex(self._triple_ids[:0] if self._has_all else self._triple_ids)
+        is_searched = self._searches_triples and not self._has_all
+        self._index = TripleIndex(self._triple_ids if is_searched else self._triple_ids[:0])
 
     def __len__(self) -> int:
         """Return the number of global batches in an epoch."""
@@ -218,10 +231,28 @@ class EdgeBatches:
             share = self._share(len(places))
             places, rows = places[share], rows[share]
             triple_ids = triple_ids[places]
-        enter("edges")
         # Chunks belong to positions of the global batch, not to trainers: all machines draw the same
         # negatives.
         chunks = places // self._chunk_size
+        return self._gather(epoch, index, len(positions), rows, triple_ids, chunks, enter)
+
+    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
+        """Describe the place in the order after a number of batches, for ``stats.jsonl``: nothing here."""
+        return {}
+
+    def _gather(
+        self,
+        epoch: int,
+        index: int,
+        global_size: int,
+        rows: Ids,
+        triple_ids: Ids,
+        chunks: Ids,
+        enter: Callable[[str], None],
+        ranges: tuple[tuple[int, int], ...] = (),
+    ) -> EdgeBatch:
+        """Read the edges of a share, by rows of the edge table, and sort them by chunk and edge type."""
+        enter("edges")
         # Rows are gathered first and transposed after: one pass over the mapped file. The copy makes each
         # column contiguous.
         heads, relations, tails = np.take(self._all_edges, rows, axis=0).T.copy()
@@ -237,7 +268,9 @@ class EdgeBatches:
             weights = of_relations if weights is None else weights * of_relations
         groups = _groups(chunks[order], pairs[order])
         ids = triple_ids[order]
-        return EdgeBatch(epoch, index, len(positions), ids, heads, relations, tails, weights, groups, labels)
+        return EdgeBatch(
+            epoch, index, global_size, ids, heads, relations, tails, weights, groups, labels, ranges
+        )
 
     def _share(self, num: int) -> slice:
         """Return this trainer's run of the machine's triples; a run, so that it has triples of few chunks."""

@@ -189,7 +189,7 @@ class MixedNegatives:
                 kinds.append(first + below(local_key, num_local, end - first))
         if self._num_in_batch:
             # Never empty: negatives of a type are drawn only for a chunk with a group of that type.
-            present = self._present(entity_type, batch, chunk)
+            present = present_entities(entity_type, batch, chunk, self._pairs)
             kinds.append(present[below(combine(_IN_BATCH_KEY, *key), self._num_in_batch, len(present))])
         return np.concatenate(kinds) if len(kinds) > 1 else kinds[0]
 
@@ -202,15 +202,16 @@ class MixedNegatives:
             found[name] = weights[name][here[np.argsort(nodes[here])]]
         return found
 
-    def _present(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
-        """Return the entities of a type in the positives of a chunk, once for each time that they occur."""
-        found = []
-        for group in batch.groups:
-            if group.chunk == chunk:
-                lhs, rhs = self._pairs[group.pair]
-                found += [batch.heads[group.start : group.end]] if lhs == entity_type else []
-                found += [batch.tails[group.start : group.end]] if rhs == entity_type else []
-        return np.concatenate(found)
+
+def present_entities(entity_type: str, batch: EdgeBatch, chunk: int, pairs: Sequence[tuple[str, str]]) -> Ids:
+    """Return the entities of a type in the positives of a chunk, once for each time that they occur."""
+    found = []
+    for group in batch.groups:
+        if group.chunk == chunk:
+            lhs, rhs = pairs[group.pair]
+            found += [batch.heads[group.start : group.end]] if lhs == entity_type else []
+            found += [batch.tails[group.start : group.end]] if rhs == entity_type else []
+    return np.concatenate(found)
 
 
 class AllNegatives:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Callable, Union
+from typing import Any, Callable, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -163,7 +163,11 @@ class QueryBatches:
     ----------
     index : QueryIndex
     pairs : PairIndex or None
+    order_mark : int
+        0: see :attr:`dglkge.sampling.edge_batches.EdgeBatches.order_mark`.
     """
+
+    order_mark = 0
 
     def __init__(
         self,
@@ -231,6 +235,10 @@ class QueryBatches:
         if ahead is not None and (ahead.epoch, ahead.index) == (epoch, index):
             return ahead
         return self._make(epoch, index, enter)
+
+    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
+        """Describe the place in the order after a number of batches, for ``stats.jsonl``: nothing here."""
+        return {}
 
     def following(self, batch: QueryBatch, enter: Callable[[str], None] = _no_phase) -> QueryBatch | None:
         """Return this trainer's share of the batch that comes next in the epoch, None after the last."""

@@ -39,8 +39,10 @@ from dglkge.kernels.updates import limit_norms
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.kge_model import KgeModel
 from dglkge.optim.alltoall import Alltoall
+from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.query_batches import TrainingBatches
+from dglkge.training.building.bucket_order import build_bucket_batches, prefetch_ranges
 from dglkge.training.building.candidates import (
     build_candidate_loss,
     build_query_batches,
@@ -228,19 +230,25 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     if config.training.objective == K_VS_ALL:
         batches = build_query_batches(config, dataset, world)
     else:
-        batches = EdgeBatches(
-            layout.edge_table(world.machine),
-            _pair_of_relation(dataset, layout, pairs),
-            len(dataset.split(TRAIN)),
-            config.training.batch_size,
-            config.negatives.chunk_size,
-            world.local_rank,
-            world.trainers_per_machine,
-            config.seed,
-            _by_node(relation_weights(config, dataset), layout),
-            config.loss.confidences,
-            configured_order(config, dataset),
-        )
+        of_edges: dict[str, Any] = {
+            "pair_of_relation": _pair_of_relation(dataset, layout, pairs),
+            "num_triples": len(dataset.split(TRAIN)),
+            "batch_size": config.training.batch_size,
+            "chunk_size": config.negatives.chunk_size,
+            "local_rank": world.local_rank,
+            "trainers_per_machine": world.trainers_per_machine,
+            "seed": config.seed,
+            "relation_weights": _by_node(relation_weights(config, dataset), layout),
+            "has_confidences": config.loss.confidences,
+        }
+        if config.sampling.num_ranges > 1:
+            batches = build_bucket_batches(config, layout, cluster, pairs, of_edges)
+        else:
+            batches = EdgeBatches(
+                layout.edge_table(world.machine), **of_edges, order=configured_order(config, dataset)
+            )
+    if isinstance(batches, BucketBatches):
+        prefetch_ranges(batches, tables, optimizer, cluster)
     clock = PhaseClock(config.training.profile)
     global_vectors: GlobalVectors | None = None
     if config.model.global_vectors:

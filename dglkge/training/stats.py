@@ -139,6 +139,8 @@ class EpochReport:
         all epochs.
     usage : ProcessUsage, optional
         By default one without servers.
+    place : callable, optional
+        Takes the number of batches that are done, returns fields of the line about the place in the order.
     """
 
     def __init__(
@@ -155,7 +157,9 @@ class EpochReport:
         check: Callable[[], object] = lambda: None,
         follow: Callable[[dict[str, float], int], object] = lambda values, step: None,
         usage: ProcessUsage | None = None,
+        place: Callable[[int], dict[str, Any]] = lambda batches_done: {},
     ) -> None:
+        self._place = place
         self._check = check
         self._follow = follow
         self._clock = PhaseClock() if clock is None else clock
@@ -226,6 +230,7 @@ class EpochReport:
                 "epoch_seconds": now - self._started,
                 "bytes_sent": int(self._epoch_total[2]),
                 "processes": self._usage.describe(usage),
+                **self._place(batches_done),
                 **phases,
                 **memory,
             }

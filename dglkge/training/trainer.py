@@ -173,6 +173,7 @@ class Trainer:
         self._report = EpochReport(
             self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock, before,
             self._checkpoints.records.check_lease, self._track, self._usage,
+            functools.partial(self._edge_batches.place, epoch),
         )  # fmt: skip
         try:
             self.stop_if_asked()
@@ -545,6 +546,8 @@ class Trainer:
             progress[Progress.VALIDATION_PENDING] = 1
         if self._ended_after is not None:
             progress[Progress.ENDED_AFTER] = self._ended_after
+        if batches_done and self._edge_batches.order_mark:
+            progress[Progress.ORDER_MARK] = self._edge_batches.order_mark
         so_far = self._so_far if self._report is None else self._report.so_far(batches_done)
         if batches_done and so_far is not None and so_far.epoch == finished_epochs:
             loss, num_triples, _ = so_far.total + self.cluster.sum(so_far.recent)
@@ -561,6 +564,14 @@ class Trainer:
             raise InputError(
                 f"training.batch_size is {size}; the checkpoint stands {done} triples into an epoch: "
                 f"allowed are {meta.progress[Progress.GLOBAL_BATCH_SIZE]} and what else divides {done}"
+            )
+        # In bucket order an epoch depends on the partitions: other triples would be left.
+        mark, expected = meta.progress.get(Progress.ORDER_MARK, 0), self._edge_batches.order_mark
+        if done and mark != expected:
+            raise InputError(
+                f"the checkpoint stands {done} triples into an epoch in bucket order, which other partitions "
+                f"cannot continue (checksum {mark}, here {expected}): finish the epoch on the partitions "
+                "that it began on, or resume from an epoch's end (checkpoint.keep_every_epochs)"
             )
         return done // size
 

@@ -13,6 +13,7 @@ from dglkge.config import load_config
 from dglkge.data.sizes import read_dataset_size
 from dglkge.planning.host import HostMemory, installed_base
 from dglkge.planning.memory import plan_memory
+from dglkge.planning.ranges import OF_TABLES
 from tests.toy_kg import toy_dataset
 
 GIB = 2**30
@@ -84,3 +85,26 @@ def test_a_cluster_of_another_size(
     cluster.write_text("10.0.0.1\n10.0.0.2\n")
     assert main(["plan", str(config_file), "--ip_config", str(cluster)]) == 2
     assert "2 machines" in capsys.readouterr().err
+
+
+def test_ranges_are_proposed_within_a_memory(
+    config_file: Path, there: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sets = ["--set", "model.dimension=100000", "--set", "evaluation.split=none", "--num_trainers", "1"]
+    words = ["plan", str(config_file), *sets, "--json"]
+    assert main(words) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert "ranges" not in report["machines"][0]
+    memory = dict(report["machines"][0]["memory"])
+    others = sum(num for what, num in memory.items() if what not in OF_TABLES)
+    room = (memory["tables"] + memory["optimizer state"]) // 2
+    assert main([*words, "--max_memory", str(others + room)]) == 0
+    found = json.loads(capsys.readouterr().out)["machines"][0]["ranges"]
+    assert found["budget_bytes"] == room and found["num_ranges"] > 1
+    assert found["pair_bytes"] <= room and found["read_bytes"] >= found["table_bytes"]
+    assert main([*words[:-1], "--max_memory", str(others + room)]) == 0
+    assert f"sampling.num_ranges={found['num_ranges']} needs" in capsys.readouterr().out
+    assert main([*words[:-1], "--max_memory", "1M"]) == 0
+    assert "ranges, machine 0: no number of them fits" in capsys.readouterr().out
+    assert main([*words[:-1], "--max_memory", "much"]) == 2
+    assert "'much' is no size" in capsys.readouterr().err

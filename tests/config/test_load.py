@@ -250,7 +250,7 @@ DOCUMENTED = {
 """The table in docs/checkpoints.md, and whole sections:"""
 
 SECTIONS = {schema.FREE: ("checkpoint", "evaluation")}
-SECTIONS[schema.FIXED] = ("model", "loss", "regularizer", "negatives", "optimizer")
+SECTIONS[schema.FIXED] = ("model", "loss", "regularizer", "sampling", "negatives", "optimizer")
 
 
 @pytest.mark.parametrize("key", [row[0] for row in field_table()])

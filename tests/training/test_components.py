@@ -17,6 +17,22 @@ from tests.toy_kg import REPOSITORY, toy_dataset
 
 REFUSED = [
     (
+        ["sampling.num_ranges=4", "training.objective=one_vs_all"],
+        "sampling.num_ranges is 4 and training.objective is one_vs_all, which does not keep to the ranges of "
+        "a bucket; allowed: num_ranges 1, or training.objective negative_sampling",
+    ),
+    (
+        ["sampling.num_ranges=2", "negatives.all_entities=true"],
+        "sampling.num_ranges is 2 and negatives.all_entities is true, which does not keep to the ranges of a "
+        "bucket; allowed: num_ranges 1, or negatives.all_entities false",
+    ),
+    (["sampling.num_ranges=0"], "sampling.num_ranges is 0; allowed: at least 1"),
+    (
+        ["sampling.bucket_order=spiral"],
+        "sampling.bucket_order is 'spiral'; allowed: one of inside_out, outside_in, affinity, random, "
+        "hilbert",
+    ),
+    (
         ["model.score_function=complex", "model.dimension=7"],
         "the dimension must be even (half real, half imaginary), got 7",
     ),

@@ -17,7 +17,8 @@ from dglkge.config import load_config
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, InputError
+from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.training import build
 from tests.training.toy_trainer import BATCH_SIZE, NUM_BATCHES, NUM_QUERY_BATCHES, NUM_TRIPLES, ToyRun
 
@@ -389,6 +390,35 @@ def test_what_may_change_in_a_resume_is_recorded_in_the_next_version(tmp_path: P
     assert life.committed() == (2, 0)
     config = open_checkpoint(tmp_path).config
     assert config["training"]["num_epochs"] == 2 and config["evaluation"]["split"] == "valid"
+
+
+def test_an_epoch_in_bucket_order_continues_on_its_partitions_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def life(mark: int, *settings: str) -> ToyRun:
+        monkeypatch.setattr(EdgeBatches, "order_mark", mark)
+        return ToyRun(tmp_path, *settings)
+
+    first = life(7, "checkpoint.every_batches=2")
+    for _ in first.epochs.remaining_until(2):
+        for batch in first.trainer.batches():
+            first.trainer.step(batch)
+            if batch.index == 2:
+                break
+        break
+    first.checkpoints.finish()
+    progress = open_checkpoint(tmp_path).meta.progress
+    assert (progress["batches_done"], progress["order_mark"]) == (2, 7)
+    for mark in (0, 8):
+        with pytest.raises(InputError) as caught:
+            life(mark)
+        assert "stands 10 triples into an epoch in bucket order" in str(caught.value)
+        assert f"(checksum 7, here {mark}): finish the epoch on the partitions" in str(caught.value)
+    again = life(7)
+    again.train(1)
+    assert again.committed() == (1, 0) and [epoch for epoch, _ in again.trained] == [0] * 3
+    assert "order_mark" not in open_checkpoint(tmp_path).meta.progress
+    life(8).train(2)  # after the end of an epoch any partitions do
 
 
 def test_two_runs_in_one_process_do_not_share_their_epochs(tmp_path: Path) -> None:

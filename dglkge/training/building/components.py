@@ -66,6 +66,7 @@ def check_config(config: Config) -> None:
     check_kernels(config)
     check_global_vectors(config)
     check_objective(config, regularizer)
+    check_bucket_order(config)
     check_loss_settings(config)
     check_given_vectors(config)
     check_loggers(config.training.loggers)
@@ -196,6 +197,30 @@ def check_objective(config: Config, regularizer: Regularizer | None) -> None:
             f"training.objective {chosen.objective} takes training.synchronous true: every trainer scores "
             "the queries of all"
         )
+
+
+def check_bucket_order(config: Config) -> None:
+    """Refuse buckets where a batch reads rows of all ranges.
+
+    Raises
+    ------
+    InputError
+        Naming the field, the value and what is allowed.
+    """
+    if config.sampling.num_ranges == 1:
+        return
+    needed = (
+        ("training.objective", config.training.objective, NEGATIVE_SAMPLING),
+        ("negatives.all_entities", config.negatives.all_entities, False),
+        ("negatives.sampler", config.negatives.sampler, "mixed"),
+    )
+    for name, value, allowed in needed:
+        if value != allowed:
+            raise InputError(
+                f"sampling.num_ranges is {config.sampling.num_ranges} and {name} is {str(value).lower()}, "
+                f"which does not keep to the ranges of a bucket; allowed: num_ranges 1, or {name} "
+                f"{str(allowed).lower()}"
+            )
 
 
 def check_lookup(config: Config) -> None:

@@ -11,12 +11,14 @@ from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.partition_layout import PartitionLayout
+from dglkge.data.range_walk import range_bounds
 from dglkge.embeddings.table_set import TableSet
 from dglkge.kernels.hashing import combine
 from dglkge.model.choices import NEGATIVE_SAMPLERS
 from dglkge.sampling.degree_draws import count_degrees, degree_weights
 from dglkge.sampling.known_answers import KnownAnswers
 from dglkge.sampling.negatives import AllNegatives, NegativeSampler
+from dglkge.sampling.range_negatives import RangeNegatives
 from dglkge.typing import RELATION, Side
 
 _HEADS_KEY = 0x4EAD
@@ -28,7 +30,8 @@ def build_negatives(
     """Make the sampler of each side that is trained.
 
     Both sides have the same one if they have equally many negatives: rows are then looked up and updated once
-    for both. Otherwise each has its own, with a seed of its own.
+    for both. Otherwise each has its own, with a seed of its own. In bucket order each has its own too, for
+    its range.
     """
     chosen = config.negatives
     node_ids = {name: np.asarray(layout.node_ids(name)) for name in dataset.entity_types}
@@ -37,12 +40,26 @@ def build_negatives(
         return dict.fromkeys(counts, AllNegatives(node_ids))
     local = {name: (tables[name].first_node_id, tables[name].end_node_id) for name in dataset.entity_types}
     shares = (chosen.global_share, chosen.local_share, chosen.in_batch_share)
-    make = NEGATIVE_SAMPLERS.get(chosen.sampler).load()
+    weights: Optional[dict[str, np.ndarray]] = None
     if chosen.degree_power:
         types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
         num_entities = {name: len(ids) for name, ids in node_ids.items()}
         degrees = count_degrees(dataset.split(TRAIN), types, num_entities)
         weights = {name: degree_weights(found, chosen.degree_power) for name, found in degrees.items()}
+    num_ranges = config.sampling.num_ranges
+    if num_ranges > 1:
+        bounds = {name: range_bounds(layout.range_starts(name), num_ranges) for name in node_ids}
+        if weights is not None:
+            weights = {name: found[layout.original_ids(name)] for name, found in weights.items()}
+        part = tables[RELATION].part
+        return {
+            side: RangeNegatives(
+                side, count, shares, bounds, num_ranges, part, pairs, config.seed, weights
+            )
+            for side, count in counts.items()
+        }  # fmt: skip
+    make = NEGATIVE_SAMPLERS.get(chosen.sampler).load()
+    if weights is not None:
         make = partial(make, weights=weights)
     by_count: dict[int, NegativeSampler] = {}
     # Tails first: they keep the run's seed.

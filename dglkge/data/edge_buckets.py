@@ -1,0 +1,264 @@
+"""The triples of a partition grouped by bucket: files that are made once and mapped afterwards.
+
+A bucket is a pair (range of the head, range of the tail). A head on another machine has the range that it has
+there. Training then reads a bucket as one run of the file, in any number of processes; memory holds the
+number of triples of each bucket only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.data import dataset_files
+from dglkge.data.dataset_files import load_json
+from dglkge.data.partition_layout import EdgeTable, PartitionLayout, load_array
+from dglkge.data.range_walk import range_bounds, ranges_of
+from dglkge.errors import InputError, write_error
+
+Ids = npt.NDArray[np.int64]
+
+TRIPLES_A_BLOCK = 1 << 20
+"""Triples that are sorted at a time: 32 MiB and their temporary copies."""
+
+
+@dataclass(frozen=True)
+class EdgeBuckets:
+    """The triples of a partition by bucket.
+
+    Attributes
+    ----------
+    table : EdgeTable
+        Its triples, bucket after bucket: (0, 0), (0, 1), ... Triple ids ascend inside a bucket only.
+    counts : (K, P, P) int64
+        Triples by edge type, range of the head and range of the tail.
+    bounds : dict of str to (num_parts * P + 1,) int64
+        Bounds of the ranges of each entity type, see :func:`dglkge.data.range_walk.range_bounds`.
+    path : Path
+        The folder.
+    """
+
+    table: EdgeTable
+    counts: Ids
+    bounds: dict[str, Ids]
+    path: Path
+
+    @property
+    def num_ranges(self) -> int:
+        """Ranges of each entity type on each machine."""
+        return int(self.counts.shape[1])
+
+    @property
+    def starts(self) -> Ids:
+        """First row of each bucket and, last, the number of triples: (P * P + 1,)."""
+        return np.append(0, np.cumsum(self.counts.sum(axis=0).ravel())).astype(np.int64)
+
+    def checksum(self) -> int:
+        """Return a CRC-32 of the counts: the order of an epoch is the same only if it is equal."""
+        return zlib.crc32(np.ascontiguousarray(self.counts).tobytes())
+
+
+def make_buckets(
+    layout: PartitionLayout,
+    part: int,
+    num_ranges: int,
+    pairs: Sequence[tuple[str, str]],
+    pair_of_relation: Ids,
+    spare: Path,
+) -> EdgeBuckets:
+    """Open the buckets of a partition; they are made if they are absent or of other files.
+
+    Parameters
+    ----------
+    layout : PartitionLayout
+    part : int
+        The partition.
+    num_ranges : int
+    pairs : sequence of (str, str)
+        Entity types of the heads and tails of each edge type.
+    pair_of_relation : (R,) int64
+        Edge type of each relation, by node id.
+    spare : Path
+        Folder for them where that of the partition is read-only.
+
+    Raises
+    ------
+    CheckpointError, StorageError
+        If neither folder can be written to, or the disk is full.
+    """
+    with contextlib.suppress(InputError):
+        return open_buckets(layout, part, num_ranges, pairs, spare)
+    made_of = _made_of(layout, part, num_ranges, pairs)
+    bounds = _bounds(layout, pairs, num_ranges)
+    home = layout.part_path(part)
+    folder = (home if os.access(home, os.W_OK) else spare) / dataset_files.buckets_folder(num_ranges)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        try:
+            _write(temporary, layout.edge_table(part), num_ranges, pairs, pair_of_relation, bounds)
+            (temporary / dataset_files.BUCKETS_OF).write_text(json.dumps(made_of) + "\n", encoding="utf-8")
+            temporary.chmod(0o755)
+            _publish(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except OSError as error:
+        raise write_error(f"cannot write the buckets of part {part} to {folder}", error) from error
+    return open_buckets(layout, part, num_ranges, pairs, spare)
+
+
+def open_buckets(
+    layout: PartitionLayout, part: int, num_ranges: int, pairs: Sequence[tuple[str, str]], spare: Path
+) -> EdgeBuckets:
+    """Map the buckets that :func:`make_buckets` has made; memory holds their counts.
+
+    Raises
+    ------
+    InputError
+        If they are absent, damaged, or were made of other files.
+    """
+    made_of = _made_of(layout, part, num_ranges, pairs)
+    problems: list[InputError] = []
+    for parent in (layout.part_path(part), spare):
+        folder = parent / dataset_files.buckets_folder(num_ranges)
+        try:
+            found = load_json(folder / dataset_files.BUCKETS_OF)
+            if found != made_of:
+                raise InputError(f"{folder} was made of other files: {found}, expected {made_of}")
+            num = len(layout.edge_table(part).triple_ids)
+            shape = (len(pairs), num_ranges, num_ranges)
+            counts = np.array(load_array(folder / dataset_files.BUCKET_COUNTS, shape, np.int64))
+            weights = None
+            if layout.edge_table(part).weights is not None:
+                weights = load_array(folder / dataset_files.WEIGHTS, (num,), np.float32)
+            table = EdgeTable(
+                load_array(folder / dataset_files.TRIPLE_IDS, (num,), np.int64),
+                load_array(folder / dataset_files.EDGES, (num, 3), np.int64),
+                weights,
+            )
+        except InputError as error:
+            problems.append(error)
+            continue
+        return EdgeBuckets(table, counts, _bounds(layout, pairs, num_ranges), folder)
+    raise problems[0]
+
+
+def _bounds(layout: PartitionLayout, pairs: Sequence[tuple[str, str]], num_ranges: int) -> dict[str, Ids]:
+    names = dict.fromkeys(name for pair in pairs for name in pair)
+    return {name: range_bounds(layout.range_starts(name), num_ranges) for name in names}
+
+
+def _made_of(
+    layout: PartitionLayout, part: int, num_ranges: int, pairs: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
+    """Describe what buckets are made of, as JSON gives it back."""
+    # Not a checksum of the edges: it would take as long as making the buckets. A data set that is written
+    # again has another time of change.
+    file = (layout.part_path(part) / dataset_files.EDGES).stat()
+    return {
+        "num_ranges": num_ranges,
+        "edges_size_bytes": file.st_size,
+        "edges_modified_ns": file.st_mtime_ns,
+        "types": [list(pair) for pair in pairs],
+        "starts": {name: layout.range_starts(name).tolist() for pair in pairs for name in pair},
+    }
+
+
+def _write(
+    folder: Path,
+    edges: EdgeTable,
+    num_ranges: int,
+    pairs: Sequence[tuple[str, str]],
+    pair_of_relation: Ids,
+    bounds: dict[str, Ids],
+) -> None:
+    """Write the files by a counting sort: a pass that counts, and one that places each triple."""
+    shape = (len(pairs), num_ranges, num_ranges)
+
+    def numbered() -> Iterator[tuple[slice, Ids]]:
+        """Yield blocks of triples, and for each triple its edge type and bucket in one number."""
+        for start in range(0, len(edges.triple_ids), TRIPLES_A_BLOCK):
+            block = slice(start, start + TRIPLES_A_BLOCK)
+            heads, relations, tails = np.asarray(edges.edges[block]).T
+            of_pair = pair_of_relation[relations]
+            numbers = np.empty(len(heads), np.int64)
+            for number, (lhs, rhs) in enumerate(pairs):
+                of_type = np.flatnonzero(of_pair == number)
+                first = ranges_of(heads[of_type], bounds[lhs], num_ranges)
+                second = ranges_of(tails[of_type], bounds[rhs], num_ranges)
+                numbers[of_type] = (number * num_ranges + first) * num_ranges + second
+            yield block, numbers
+
+    counts = np.zeros(shape, np.int64)
+    for _, numbers in numbered():
+        counts += np.bincount(numbers, minlength=counts.size).reshape(shape)
+    np.save(folder / dataset_files.BUCKET_COUNTS, counts)
+    num = len(edges.triple_ids)
+    targets = {
+        dataset_files.TRIPLE_IDS: (edges.triple_ids, _new_array(folder / dataset_files.TRIPLE_IDS, (num,))),
+        dataset_files.EDGES: (edges.edges, _new_array(folder / dataset_files.EDGES, (num, 3))),
+    }
+    if edges.weights is not None:
+        path = folder / dataset_files.WEIGHTS
+        targets[dataset_files.WEIGHTS] = (edges.weights, _new_array(path, (num,), np.float32))
+    by_bucket = counts.sum(axis=0).ravel()
+    free = np.cumsum(by_bucket) - by_bucket
+    for block, numbers in numbered():
+        buckets = numbers % (num_ranges * num_ranges)
+        # Stable: triple ids ascend inside a bucket, so that the files do not depend on the size of blocks.
+        order = np.argsort(buckets, kind="stable")
+        of_block = np.bincount(buckets, minlength=len(free))
+        turn = np.arange(len(order)) - np.repeat(np.cumsum(of_block) - of_block, of_block)
+        places = np.repeat(free, of_block) + turn
+        for source, target in targets.values():
+            target[places] = np.asarray(source[block])[order]
+        free += of_block
+    for _, target in targets.values():
+        if isinstance(target, np.memmap):
+            target.flush()
+
+
+def _new_array(path: Path, shape: tuple[int, ...], dtype: type[np.generic] = np.int64) -> np.ndarray:
+    """Create an array file of allocated blocks: a full disk is an error here, not SIGBUS at a write."""
+    if 0 in shape:
+        np.save(path, np.empty(shape, dtype))
+        return np.empty(shape, dtype)
+    array: np.ndarray = np.lib.format.open_memmap(path, mode="w+", dtype=np.dtype(dtype), shape=shape)
+    with open(path, "r+b") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            # Some network file systems cannot allocate.
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+    return array
+
+
+def _publish(temporary: Path, folder: Path) -> None:
+    """Move a complete folder to its name; another job may do the same."""
+    for _ in range(10):
+        try:
+            temporary.rename(folder)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        # Of other files, or just made by another job: both are replaced by equal or newer ones. Whoever has
+        # mapped the old files keeps them.
+        replaced = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(replaced / folder.name)
+        shutil.rmtree(replaced, ignore_errors=True)
+    raise OSError(errno.EBUSY, "other jobs replace it again and again", str(folder))

@@ -1,0 +1,229 @@
+"""Walks over the pairs of ranges of rows, as pure functions, and the loads of ranges that a walk costs.
+
+The rows of each entity type on a machine are cut into P ranges. A bucket is a pair (range of the heads, range
+of the tails), as in PyTorch-BigGraph (Lerer et al. 2019, "PyTorch-BigGraph: A large-scale graph embedding
+system"), and an epoch is a walk over the P * P buckets.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.errors import unknown_name
+from dglkge.kernels.hashing import combine, words
+
+Pairs = npt.NDArray[np.int64]
+
+# Domain separation: the streams of the walk and of the order share the seed, not the key.
+_WALK_KEY = 0xB0C4
+
+
+def range_bounds(starts: npt.NDArray[np.int64], num_ranges: int) -> npt.NDArray[np.int64]:
+    """Cut the rows of each partition into nearly equal ranges.
+
+    Parameters
+    ----------
+    starts : (num_parts + 1,) int64
+        First node id of each partition and, last, the number of nodes.
+    num_ranges : int
+
+    Returns
+    -------
+    (num_parts * num_ranges + 1,) int64
+        First node id of each range, partition by partition, and, last, the number of nodes. Ranges are empty
+        where a partition has fewer rows than ranges.
+
+    Examples
+    --------
+    >>> range_bounds(np.array([0, 4, 7]), 2).tolist()
+    [0, 2, 4, 5, 7]
+    """
+    steps = np.arange(num_ranges, dtype=np.int64)
+    firsts = starts[:-1, None] + np.diff(starts)[:, None] * steps // num_ranges
+    return np.append(firsts.ravel(), starts[-1]).astype(np.int64)
+
+
+def ranges_of(
+    node_ids: npt.NDArray[np.int64], bounds: npt.NDArray[np.int64], num_ranges: int
+) -> npt.NDArray[np.int64]:
+    """Return the range (n,) of each node on its own machine, under the bounds of :func:`range_bounds`."""
+    # side="right" skips empty ranges, which have two equal bounds.
+    return np.searchsorted(bounds[1:], node_ids, side="right") % num_ranges
+
+
+def walk_pairs(order: str, num_ranges: int, seed: int, epoch: int) -> Pairs:
+    """Return the pairs of an epoch in their order.
+
+    Ranges are renamed by a keyed permutation in each epoch, so that no range is always the last one.
+
+    Parameters
+    ----------
+    order : str
+        * ``inside_out``: layers max(i, j) = 0, 1, 2, ...; in a layer both pairs of two ranges follow each
+          other. With memory for two ranges of one entity type it costs 1 + P (P - 1) / 2 loads, the fewest
+          that are possible.
+        * ``outside_in``: the same backwards.
+        * ``affinity``: the next pair is one of those that share the most ranges with the last, at random.
+        * ``random``: a permutation.
+        * ``hilbert``: the curve of Hilbert (1891) on the smallest square of a power of two, without the pairs
+          outside.
+    num_ranges, seed, epoch : int
+
+    Returns
+    -------
+    (P * P, 2) int64
+        Range of the heads and range of the tails of each bucket.
+
+    Raises
+    ------
+    InputError
+        If the order is unknown.
+
+    Examples
+    --------
+    >>> sorted(map(tuple, walk_pairs("hilbert", 2, seed=0, epoch=0).tolist()))
+    [(0, 0), (0, 1), (1, 0), (1, 1)]
+    """
+    if order not in WALKS:
+        raise unknown_name("sampling.bucket_order", order, WALKS)
+    key = combine(_WALK_KEY, seed, epoch)
+    names = np.argsort(words(combine(key, 0), np.arange(num_ranges, dtype=np.int64)), kind="stable")
+    return names[np.array(WALKS[order](num_ranges, combine(key, 1)), np.int64).reshape(-1, 2)]
+
+
+def _inside_out(num_ranges: int, key: int) -> list[tuple[int, int]]:
+    """Return the layers from the inside; the new range of a layer meets those first that were used last."""
+    found = [(0, 0)]
+    partners: list[int] = []
+    for layer in range(1, num_ranges):
+        # The range of the layer before is in memory and meets the new one first. The order of the others
+        # turns from layer to layer, so that a larger memory finds them too.
+        partners = [layer - 1, *reversed(partners)]
+        pairs = [pair for other in partners for pair in ((layer, other), (other, layer))]
+        found += [*pairs[:2], (layer, layer), *pairs[2:]]
+    return found
+
+
+def _outside_in(num_ranges: int, key: int) -> list[tuple[int, int]]:
+    return _inside_out(num_ranges, key)[::-1]
+
+
+def _affinity(num_ranges: int, key: int) -> list[tuple[int, int]]:
+    """Follow the most shared ranges; ties by one keyed word for each step."""
+    is_left = np.ones((num_ranges, num_ranges), bool)
+    draws = words(key, np.arange(num_ranges**2, dtype=np.int64))
+    found: list[tuple[int, int]] = []
+    for step in range(num_ranges**2):
+        near: list[tuple[int, int]] = []
+        if found:
+            i, j = found[-1]
+            # Both ranges are there for these: nothing is loaded.
+            near = [pair for pair in dict.fromkeys([(i, i), (i, j), (j, i), (j, j)]) if is_left[pair]]
+            if not near:
+                lines = [(i, other) for other in range(num_ranges)] + [
+                    (j, other) for other in range(num_ranges)
+                ]
+                both = dict.fromkeys([*lines, *((tail, head) for head, tail in lines)])
+                near = [pair for pair in both if is_left[pair]]
+        if not near:
+            near = [(int(i), int(j)) for i, j in np.argwhere(is_left)]
+        chosen = near[int(draws[step] % np.uint64(len(near)))]
+        is_left[chosen] = False
+        found.append(chosen)
+    return found
+
+
+def _random(num_ranges: int, key: int) -> list[tuple[int, int]]:
+    order = np.argsort(words(key, np.arange(num_ranges**2, dtype=np.int64)), kind="stable")
+    return [divmod(int(place), num_ranges) for place in order]
+
+
+def _hilbert(num_ranges: int, key: int) -> list[tuple[int, int]]:
+    """Walk along the curve of the smallest power of two."""
+    size = 1 << (num_ranges - 1).bit_length()
+    found = (_on_hilbert_curve(size, place) for place in range(size * size))
+    return [(x, y) for x, y in found if x < num_ranges and y < num_ranges]
+
+
+def _on_hilbert_curve(size: int, place: int) -> tuple[int, int]:
+    """Return the cell at a place of the curve: from each pair of bits of the place, smallest square first."""
+    x = y = 0
+    side = 1
+    while side < size:
+        right = (place // 2) & 1
+        up = (place ^ right) & 1
+        if not up:
+            # The lower squares hold the curve mirrored at a diagonal.
+            if right:
+                x, y = side - 1 - x, side - 1 - y
+            x, y = y, x
+        x, y = x + side * right, y + side * up
+        place //= 4
+        side *= 2
+    return x, y
+
+
+WALKS: Mapping[str, Callable[[int, int], list[tuple[int, int]]]] = {
+    "inside_out": _inside_out,
+    "outside_in": _outside_in,
+    "affinity": _affinity,
+    "random": _random,
+    "hilbert": _hilbert,
+}
+"""Walks over pairs of ranges by the names of ``sampling.bucket_order``."""
+
+
+@dataclass(frozen=True)
+class Loads:
+    """Ranges that a walk loads into a limited memory.
+
+    Attributes
+    ----------
+    count : int
+    num_bytes : int
+        Bytes that are read; as many are written, since every range that is loaded is trained.
+    """
+
+    count: int
+    num_bytes: int
+
+
+def count_loads(steps: Iterable[AbstractSet[Any]], sizes: Mapping[Any, int], capacity_bytes: int) -> Loads:
+    """Count the loads of a walk from empty memory, where the least recently used range is dropped first.
+
+    Parameters
+    ----------
+    steps : iterable of set
+        Ranges, of any type with an order, that each step needs at once; they are kept while it runs, also
+        above the capacity.
+    sizes : mapping
+        Bytes of each range.
+    capacity_bytes : int
+
+    Examples
+    --------
+    >>> count_loads([{0}, {0, 1}, {2}, {0}], {0: 5, 1: 5, 2: 5}, 10)
+    Loads(count=4, num_bytes=20)
+    """
+    held: OrderedDict[Any, int] = OrderedDict()
+    used = count = num_bytes = 0
+    for needed in steps:
+        for one in sorted(needed):
+            if one in held:
+                held.move_to_end(one)
+            else:
+                held[one] = sizes[one]
+                used += sizes[one]
+                count += 1
+                num_bytes += sizes[one]
+        # Needed ranges were just used: they are at the end, and the first ones are dropped.
+        while used > capacity_bytes and len(held) > len(needed):
+            used -= held.popitem(last=False)[1]
+    return Loads(count, num_bytes)

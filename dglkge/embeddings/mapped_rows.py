@@ -1,0 +1,155 @@
+"""Rows of a table that are a file on a disk, mapped into memory: what to read ahead and what to write back.
+
+Only advice to the kernel: no number changes, whatever it does. Addresses and lengths are those of a tensor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MADV_WILLNEED, MADV_COLD, MADV_PAGEOUT = 3, 20, 21
+"""Numbers of Linux's madvise(2); the last two since version 5.4."""
+
+SYNC_FILE_RANGE_ALL = 1 | 2 | 4
+"""Of sync_file_range(2): wait for writes that run, start those of dirty pages, and wait for them."""
+
+BYTES_A_CALL = 8 << 20
+"""Bytes of a call: the thread that advises can be stopped between two of them."""
+
+MAPS = Path("/proc/self/maps")
+MOUNTS = Path("/proc/self/mountinfo")
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """A file behind an address.
+
+    Attributes
+    ----------
+    path : str
+    offset : int
+        Place of the address in the file, in bytes.
+    """
+
+    path: str
+    offset: int
+
+
+def find_mapped_file(address: int, maps: Path = MAPS) -> MappedFile | None:
+    """Return the file that is mapped at an address; None if it is memory, deleted, or no Linux."""
+    try:
+        lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        # start-end rights offset device inode path
+        fields = line.split(None, 5)
+        first, end = (int(text, 16) for text in fields[0].split("-"))
+        if first <= address < end:
+            if len(fields) < 6 or not fields[5].startswith("/") or fields[5].endswith(" (deleted)"):
+                return None
+            return MappedFile(fields[5], int(fields[2], 16) + address - first)
+    return None
+
+
+def is_on_disk(path: str, mounts: Path = MOUNTS) -> bool:
+    """Return whether a file's file system keeps data elsewhere than in memory; False if unknown."""
+    try:
+        device = os.stat(path).st_dev
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return False
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        mount, _, rest = line.partition(" - ")
+        if mount.split()[2] == wanted:
+            return rest.split()[0] not in MEMORY_FILE_SYSTEMS
+    # Some file systems, btrfs for example, show other numbers here than in stat; none of memory does.
+    return True
+
+
+class MappedRows:
+    """Consecutive rows of a mapped file, cut into ranges.
+
+    Parameters
+    ----------
+    address, num_rows, row_bytes : int
+        Where the rows are in memory.
+    num_ranges : int
+        Ranges of them, as :func:`dglkge.data.range_walk.range_bounds` cuts a partition.
+    file : MappedFile, optional
+        The file, to write its pages back; without it the kernel chooses when.
+    drops : bool
+        Drop the pages that are pushed out from memory at once, instead of making them the next to go.
+    """
+
+    def __init__(
+        self,
+        address: int,
+        num_rows: int,
+        row_bytes: int,
+        num_ranges: int,
+        file: MappedFile | None = None,
+        drops: bool = False,
+    ) -> None:
+        self._advice = MADV_PAGEOUT if drops else MADV_COLD
+        self._address, self._row_bytes = address, row_bytes
+        self._bounds = [num_rows * turn // num_ranges for turn in range(num_ranges + 1)]
+        self._file = file
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._madvise = libc.madvise
+        self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self._sync = getattr(libc, "sync_file_range", None)
+        if self._sync is not None:
+            self._sync.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+
+    @classmethod
+    def of_tensor(cls, rows: Any, num_ranges: int, drops: bool = False) -> MappedRows | None:
+        """Return the rows (n, ...) of a contiguous tensor; None if they are in memory only."""
+        if not len(rows) or not rows.is_contiguous():
+            return None
+        address = rows.data_ptr()
+        file = find_mapped_file(address)
+        if file is None or not is_on_disk(file.path):
+            return None
+        row_bytes = rows.numel() // len(rows) * rows.element_size()
+        return cls(address, len(rows), row_bytes, num_ranges, file, drops)
+
+    def pieces(self, number: int) -> list[tuple[int, int]]:
+        """Return the address and length in bytes of each call for a range: whole pages inside the rows."""
+        page = mmap.PAGESIZE
+        start = self._address + self._bounds[number] * self._row_bytes
+        end = self._address + self._bounds[number + 1] * self._row_bytes
+        if start == end:
+            return []
+        # Advice takes whole pages; a page that two ranges share belongs to both.
+        start -= start % page
+        return [(place, min(BYTES_A_CALL, end - place)) for place in range(start, end, BYTES_A_CALL)]
+
+    def read_ahead(self, address: int, num_bytes: int) -> bool:
+        """Start to read a piece; returns whether the kernel took the advice."""
+        return bool(self._madvise(address, num_bytes, MADV_WILLNEED) == 0)
+
+    def push_out(self, address: int, num_bytes: int) -> bool:
+        """Write a piece back, and let the kernel take its memory; returns whether it took the advice.
+
+        Blocks until the pages are on the disk, so that they are clean and cost nothing to drop.
+        """
+        if self._file is not None and self._sync is not None:
+            try:
+                file = os.open(self._file.path, os.O_RDONLY)
+            except OSError:
+                return False
+            try:
+                offset = self._file.offset + address - self._address
+                self._sync(file, offset, num_bytes, SYNC_FILE_RANGE_ALL)
+            finally:
+                os.close(file)
+        # Pages that other processes read too are left alone by the kernel, but they are clean now.
+        return bool(self._madvise(address, num_bytes, self._advice) == 0)

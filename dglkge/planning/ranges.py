@@ -1,0 +1,162 @@
+"""Ranges of rows for tables larger than memory: how many, and the bytes that an epoch reads and writes.
+
+The figures are for tables that are files on a disk; arithmetic only, nothing is started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dglkge.config import Config
+from dglkge.data.range_walk import count_loads, range_bounds, walk_pairs
+from dglkge.data.sizes import PartSize
+from dglkge.errors import InputError
+from dglkge.planning import shared_memory as shared
+from dglkge.planning.memory import PlannedHost
+
+MOST_RANGES = 256
+"""Ranges that a plan proposes at most: an epoch has their square of buckets."""
+
+OF_TABLES = (
+    "tables",
+    "optimizer state",
+    "temporary copy while tables are created",
+    "edges and ids, mapped files",
+    "checkpoint's background copy",
+)
+"""Items of a plan that a run with tables on a disk does not hold in memory."""
+
+
+@dataclass(frozen=True)
+class RangePlan:
+    """The walk of one machine over its ranges in one epoch, from empty memory.
+
+    Attributes
+    ----------
+    num_ranges : int
+    order : str
+    table_bytes : int
+        Rows and optimizer state of all entity types.
+    budget_bytes : int
+        Memory for them.
+    pair_bytes : int
+        Ranges of a pair and of the one that is read ahead.
+    loads : int
+        Ranges that are read.
+    read_bytes, written_bytes : int
+        Every range that is read is trained, and written back.
+    """
+
+    num_ranges: int
+    order: str
+    table_bytes: int
+    budget_bytes: int
+    pair_bytes: int
+    loads: int
+    read_bytes: int
+    written_bytes: int
+
+
+def range_budget(host: PlannedHost, memory_bytes: int) -> int:
+    """Return what is left for rows and state of a machine's memory; 0 if nothing."""
+    others = sum(num_bytes for what, num_bytes in host.memory if what not in OF_TABLES)
+    return max(0, memory_bytes - others)
+
+
+def propose_ranges(
+    config: Config, part: PartSize, types: Sequence[tuple[str, str]], budget_bytes: int
+) -> int | None:
+    """Return the smallest number of ranges that fit; None if :data:`MOST_RANGES` are too few.
+
+    Parameters
+    ----------
+    config : Config
+    part : PartSize
+    types : sequence of (str, str)
+        Entity types of the heads and tails of each edge type.
+    budget_bytes : int
+        Memory for rows and optimizer state.
+    """
+    if sum(_table_bytes(config, part, types).values()) <= budget_bytes:
+        return 1
+    fitting = (
+        number
+        for number in range(2, MOST_RANGES + 1)
+        if _pair_bytes(config, part, types, number) <= budget_bytes
+    )
+    return next(fitting, None)
+
+
+def plan_ranges(
+    config: Config, part: PartSize, types: Sequence[tuple[str, str]], num_ranges: int, budget_bytes: int
+) -> RangePlan:
+    """Predict the reads and writes of an epoch; all buckets are assumed to have triples.
+
+    The page cache is taken to drop the least recently used range first.
+    """
+    order = config.sampling.bucket_order
+    sizes = {}
+    row_bytes = _row_bytes(config, types)
+    for name, one in row_bytes.items():
+        bounds = range_bounds(np.array([0, part.num_rows[name]]), num_ranges)
+        sizes.update({(name, turn): int(length) * one for turn, length in enumerate(np.diff(bounds))})
+    steps = [
+        {one for lhs, rhs in types for one in ((lhs, head), (rhs, tail))}
+        for head, tail in walk_pairs(order, num_ranges, config.seed, 0).tolist()
+    ]
+    loads = count_loads(steps, sizes, budget_bytes)
+    return RangePlan(
+        num_ranges,
+        order,
+        sum(_table_bytes(config, part, types).values()),
+        budget_bytes,
+        _pair_bytes(config, part, types, num_ranges),
+        loads.count,
+        loads.num_bytes,
+        loads.num_bytes,
+    )
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of a size such as ``4G``, ``4GiB`` or ``512M``, in binary units.
+
+    Raises
+    ------
+    InputError
+        If it is no size.
+
+    Examples
+    --------
+    >>> parse_bytes("1.5K")
+    1536
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None or not float(match[1]):
+        raise InputError(f"{text!r} is no size; allowed: a number above 0 with K, M, G or T, such as 4G")
+    return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
+
+
+def _row_bytes(config: Config, types: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """Return the bytes of a row and of its optimizer state, for each entity type with triples."""
+    width = config.model.dimension
+    numbers = width + sum(shared.state_widths(width, config))
+    return {name: shared.FLOAT_BYTES * numbers for pair in types for name in pair}
+
+
+def _table_bytes(config: Config, part: PartSize, types: Sequence[tuple[str, str]]) -> dict[str, int]:
+    return {name: part.num_rows[name] * one for name, one in _row_bytes(config, types).items()}
+
+
+def _pair_bytes(config: Config, part: PartSize, types: Sequence[tuple[str, str]], num_ranges: int) -> int:
+    """Return the bytes of a range of the heads, one of the tails, and the larger of them read ahead."""
+    row_bytes = _row_bytes(config, types)
+
+    def one_range(names: set[str]) -> int:
+        return sum(-(-part.num_rows[name] // num_ranges) * row_bytes[name] for name in names)
+
+    heads, tails = (one_range({pair[side] for pair in types}) for side in (0, 1))
+    return heads + tails + max(heads, tails)

@@ -1,0 +1,261 @@
+"""Batches in bucket order: an epoch walks over the pairs of ranges of a machine's rows.
+
+The order belongs to a machine's triples, not to its trainers. Machine m has n_m of the N triples, and has
+trained floor(n_m · d / N) of them when d triples of the whole graph count as done, in the order of its own
+walk: its share of every global batch is proportional, and progress stays one integer. Inside a bucket triples
+come in the keyed permutation of :mod:`.epoch_plan`. All machines follow the same walk, so that rows of the
+others are usually in a range that its owner has in memory too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.data.edge_buckets import EdgeBuckets
+from dglkge.data.range_walk import walk_pairs
+from dglkge.kernels.hashing import combine
+from dglkge.sampling import epoch_plan
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, trainer_share
+
+Ids = npt.NDArray[np.int64]
+
+_BUCKET_KEY = 0xB0CE7
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive triples of one bucket in a machine's order.
+
+    Attributes
+    ----------
+    turn : int
+        Place of the bucket in the walk.
+    ranges : (int, int)
+        Range of the heads and range of the tails.
+    start, end : int
+        Positions inside the bucket's keyed order.
+    """
+
+    turn: int
+    ranges: tuple[int, int]
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+class BucketOrder:
+    """The order of a machine's triples over an epoch: a pure function of its counts and of the seed.
+
+    Parameters
+    ----------
+    counts : (K, P, P) int64
+        The machine's triples by edge type, range of the head and range of the tail.
+    order : str
+        One of :data:`dglkge.data.range_walk.WALKS`.
+    seed : int
+    num_triples, batch_size : int
+        Training triples of the whole graph, and those of a global batch.
+    types : sequence of (str, str)
+        Entity types of the heads and tails of each edge type.
+
+    Examples
+    --------
+    >>> order = BucketOrder(np.array([[[3, 0], [0, 4]]]), "inside_out", 0, 14, 4, [("word", "word")])
+    >>> [order.window(batch) for batch in range(4)]
+    [(0, 2), (2, 4), (4, 6), (6, 7)]
+    >>> sorted(order.ranges_at(0, 0)) in ([("word", 0)], [("word", 1)])
+    True
+    """
+
+    def __init__(
+        self,
+        counts: Ids,
+        order: str,
+        seed: int,
+        num_triples: int,
+        batch_size: int,
+        types: Sequence[tuple[str, str]],
+    ) -> None:
+        self._counts = counts
+        self._order = order
+        self._seed = seed
+        self._num_triples = num_triples
+        self._batch_size = batch_size
+        self._types = types
+        self._by_bucket = counts.sum(axis=0)
+        self.num_ranges = int(counts.shape[1])
+        # The walk of an epoch, and where each of its buckets ends: two epochs, as the prefetch looks ahead.
+        self._walk = lru_cache(maxsize=2)(self._make_walk)
+
+    @property
+    def num_buckets(self) -> int:
+        """Buckets of an epoch, empty ones included."""
+        return self.num_ranges**2
+
+    def _make_walk(self, epoch: int) -> tuple[Ids, Ids]:
+        walk = walk_pairs(self._order, self.num_ranges, self._seed, epoch)
+        return walk, np.cumsum(self._by_bucket[walk[:, 0], walk[:, 1]])
+
+    def window(self, batch: int) -> tuple[int, int]:
+        """Return the first position of a global batch in the machine's order, and the one behind its last."""
+        own = int(self._by_bucket.sum())
+        done = (min(turn * self._batch_size, self._num_triples) for turn in (batch, batch + 1))
+        start, end = (own * count // max(1, self._num_triples) for count in done)
+        return start, end
+
+    def pieces(self, epoch: int, start: int, end: int) -> list[Piece]:
+        """Return the buckets of the positions [start, end), in their order."""
+        walk, ends = self._walk(epoch)
+        found = []
+        turn = int(np.searchsorted(ends, start, side="right"))
+        while start < end:
+            stop = min(end, int(ends[turn]))
+            if stop > start:
+                head_range, tail_range = walk[turn].tolist()
+                first = int(ends[turn]) - int(self._by_bucket[head_range, tail_range])
+                found.append(Piece(turn, (head_range, tail_range), start - first, stop - first))
+                start = stop
+            turn += 1
+        return found
+
+    def rows(self, epoch: int, piece: Piece) -> Ids:
+        """Return the places (n,) inside the bucket of a piece's triples, by the keyed permutation."""
+        size = int(self._by_bucket[piece.ranges])
+        positions = np.arange(piece.start, piece.end, dtype=np.int64)
+        key = combine(_BUCKET_KEY, self._seed, *piece.ranges)
+        return epoch_plan.inverse_permute(positions, size, key, epoch)
+
+    def ranges_at(self, epoch: int, batch: int) -> frozenset[tuple[str, int]]:
+        """Return the ranges that a global batch reads and trains on this machine: (entity type, range)."""
+        return self._ranges_of(self.pieces(epoch, *self.window(batch)))
+
+    def ranges_after(self, epoch: int, batch: int) -> frozenset[tuple[str, int]]:
+        """Return the ranges of the first bucket behind a global batch; after the last, of the next epoch."""
+        _, end = self.window(batch)
+        total = int(self._by_bucket.sum())
+        _, ends = self._walk(epoch)
+        following = int(ends[np.searchsorted(ends, end - 1, side="right")]) if end else 0
+        if following < total:
+            return self._ranges_of(self.pieces(epoch, following, following + 1))
+        return self._ranges_of(self.pieces(epoch + 1, 0, min(1, total)))
+
+    def _ranges_of(self, pieces: Sequence[Piece]) -> frozenset[tuple[str, int]]:
+        found: set[tuple[str, int]] = set()
+        for piece in pieces:
+            for number in np.flatnonzero(self._counts[:, piece.ranges[0], piece.ranges[1]]).tolist():
+                lhs, rhs = self._types[number]
+                found |= {(lhs, piece.ranges[0]), (rhs, piece.ranges[1])}
+        return frozenset(found)
+
+    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
+        """Describe the bucket of the last batch that is done, for ``stats.jsonl``."""
+        start, end = self.window(max(0, batches_done - 1))
+        pieces = self.pieces(epoch, start, end)
+        if not pieces:
+            return {}
+        return {
+            "bucket": list(pieces[-1].ranges),
+            "bucket_number": pieces[-1].turn,
+            "num_buckets": self.num_buckets,
+        }
+
+
+class BucketBatches(EdgeBatches):
+    """Selects this trainer's triples of each global batch, in bucket order.
+
+    A chunk of positives belongs to one machine and one bucket, so its negatives can come from the ranges of
+    the bucket's pair.
+
+    Parameters
+    ----------
+    buckets : EdgeBuckets
+        The machine's triples.
+    bucket_order : str
+    triples_of_parts : (num_parts,) int64
+        Triples of each machine.
+    types : sequence of (str, str)
+        Entity types of the heads and tails of each edge type.
+    order_mark : int
+        A number that is equal only where the order is: see :attr:`EdgeBatches.order_mark`.
+    **others
+        Of :class:`EdgeBatches`, without ``edges``.
+    """
+
+    _searches_triples = False  # triples are rows of the buckets already
+
+    def __init__(
+        self,
+        buckets: EdgeBuckets,
+        bucket_order: str,
+        triples_of_parts: Ids,
+        types: Sequence[tuple[str, str]],
+        order_mark: int,
+        **others: Any,
+    ) -> None:
+        super().__init__(buckets.table, **others)
+        self.order_mark = order_mark
+        self._starts = buckets.starts
+        self._triples_of_parts = triples_of_parts
+        self.walk = BucketOrder(
+            buckets.counts, bucket_order, self._seed, self._num_triples, self._batch_size, types
+        )
+        self._watchers: list[Callable[[int, int], object]] = []
+
+    def when_batch(self, watcher: Callable[[int, int], object]) -> None:
+        """Register a function that gets the epoch and the number of each batch before it is trained."""
+        self._watchers.append(watcher)
+
+    def batch(self, epoch: int, index: int, enter: Callable[[str], None] = lambda phase: None) -> EdgeBatch:
+        """Return this trainer's share of a global batch; it may be empty."""
+        for watcher in self._watchers:
+            watcher(epoch, index)
+        return super().batch(epoch, index, enter)
+
+    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
+        """Describe the bucket of the last batch that is done, for ``stats.jsonl``."""
+        return self.walk.place(epoch, batches_done)
+
+    def _make(self, epoch: int, index: int, enter: Callable[[str], None]) -> EdgeBatch:
+        """Find and sort this trainer's share."""
+        enter("order")
+        start, end = self.walk.window(index)
+        share = trainer_share(end - start, self._local_rank, self._trainers_per_machine)
+        rows: list[Ids] = []
+        chunks: list[Ids] = []
+        ranges: list[tuple[int, int]] = []
+        passed = 0
+        for piece in self.walk.pieces(epoch, start, end):
+            # Chunks are counted over all trainers of the machine: they draw the same negatives.
+            num_chunks = -(-len(piece) // self._chunk_size)
+            first = max(share.start - passed, 0)
+            stop = min(share.stop - passed, len(piece))
+            if first < stop:
+                own = Piece(piece.turn, piece.ranges, piece.start + first, piece.start + stop)
+                bucket = piece.ranges[0] * self.walk.num_ranges + piece.ranges[1]
+                rows.append(self._starts[bucket] + self.walk.rows(epoch, own))
+                chunks.append(len(ranges) + np.arange(first, stop) // self._chunk_size)
+            ranges += [piece.ranges] * num_chunks
+            passed += len(piece)
+        found = np.concatenate(rows) if rows else np.empty(0, np.int64)
+        of_chunks = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
+        size = self._global_size(index)
+        return self._gather(
+            epoch, index, size, found, self._triple_ids[found], of_chunks, enter, tuple(ranges)
+        )
+
+    def _global_size(self, index: int) -> int:
+        """Return the triples of a global batch over all machines, by the formula of the windows."""
+        done = [min(turn * self._batch_size, self._num_triples) for turn in (index, index + 1)]
+        total = max(1, self._num_triples)
+        before, after = (
+            sum(own * count // total for own in self._triples_of_parts.tolist()) for count in done
+        )
+        return int(after - before)

@@ -1,0 +1,132 @@
+"""Negatives in bucket order: from the ranges of the pair that a chunk of positives belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Optional
+
+import numpy as np
+import numpy.typing as npt
+
+from dglkge.kernels.hashing import below, combine
+from dglkge.sampling.edge_batches import EdgeBatch
+from dglkge.sampling.negatives import present_entities
+from dglkge.sampling.shares import split_count
+from dglkge.typing import Side
+
+Ids = npt.NDArray[np.int64]
+
+# Domain separation: the kinds of negatives share the seed, not the key.
+_GLOBAL_KEY = 0x6A4E
+_LOCAL_KEY = 0x10CA2
+_IN_BATCH_KEY = 0xBA7C5
+
+
+class RangeNegatives:
+    """Negatives of one side: heads come from the range of the heads of a chunk, tails from that of its tails.
+
+    They are keyed by (seed, epoch, batch, machine, chunk, entity type, range), so all trainers of a machine
+    draw the same ones. The kinds are those of :class:`dglkge.sampling.negatives.MixedNegatives`:
+
+    * *global*: entities of the range with this number on every machine;
+    * *local*: entities of the range on this machine; where it has none, global ones;
+    * *in-batch*: entities of the type in the positives of the chunk that this trainer holds.
+
+    Parameters
+    ----------
+    side : Side
+        The side of the missing entity.
+    num_negatives : int
+        Negatives of a chunk, of all kinds.
+    shares : (float, float, float)
+        Of global, local and in-batch negatives.
+    bounds : mapping of str to (num_parts * P + 1,) int64
+        Bounds of the ranges of each entity type, in the order of the data set's types; see
+        :func:`dglkge.data.range_walk.range_bounds`.
+    num_ranges : int
+    part : int
+        The partition of this machine.
+    pairs : sequence of (str, str)
+        Entity types of the heads and tails of each edge type.
+    seed : int
+    weights : mapping of str to (n,) int64, optional
+        For each entity type the weight of every node id, in the global and the local share; a range without
+        weights above 0 is drawn from uniformly.
+
+    Raises
+    ------
+    InputError
+        If a share is negative or the sum is not 1.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        num_negatives: int,
+        shares: tuple[float, float, float],
+        bounds: Mapping[str, Ids],
+        num_ranges: int,
+        part: int,
+        pairs: Sequence[tuple[str, str]],
+        seed: int,
+        weights: Optional[Mapping[str, Ids]] = None,
+    ) -> None:
+        self._place = 0 if side is Side.HEAD else 1
+        self._num_global, self._num_local, self._num_in_batch = split_count(num_negatives, shares)
+        self._part = part
+        self._pairs = pairs
+        self._seed = seed
+        self._number_of_type = {name: number for number, name in enumerate(bounds)}
+        # Entry [part, range] of each type: first node id, and the one behind the last.
+        self._firsts = {name: found[:-1].reshape(-1, num_ranges) for name, found in bounds.items()}
+        self._ends = {name: found[1:].reshape(-1, num_ranges) for name, found in bounds.items()}
+        # Sums of the weights of all nodes before each: a range of them is a range of weights.
+        self._sums = {
+            name: np.append(0, np.cumsum(found)).astype(np.int64) for name, found in (weights or {}).items()
+        }
+
+    def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
+        """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
+        number = batch.ranges[chunk][self._place]
+        firsts, ends = self._firsts[entity_type][:, number], self._ends[entity_type][:, number]
+        own = slice(self._part, self._part + 1)
+        # The type has no entity of this range here, or all of them: the local share is drawn globally.
+        own_size = int(ends[self._part] - firsts[self._part])
+        num_local = 0 if own_size in (0, int((ends - firsts).sum())) else self._num_local
+        num_global = self._num_global + self._num_local - num_local
+        key = (
+            self._seed,
+            batch.epoch,
+            batch.index,
+            self._part,
+            chunk,
+            self._number_of_type[entity_type],
+            number,
+        )
+        kinds = []
+        if num_global:
+            kinds.append(self._draw(entity_type, combine(_GLOBAL_KEY, *key), num_global, firsts, ends))
+        if num_local:
+            local_key = combine(_LOCAL_KEY, *key)
+            kinds.append(self._draw(entity_type, local_key, num_local, firsts[own], ends[own]))
+        if self._num_in_batch:
+            present = present_entities(entity_type, batch, chunk, self._pairs)
+            kinds.append(present[below(combine(_IN_BATCH_KEY, *key), self._num_in_batch, len(present))])
+        return np.concatenate(kinds) if len(kinds) > 1 else kinds[0]
+
+    def _draw(self, entity_type: str, key: int, count: int, firsts: Ids, ends: Ids) -> Ids:
+        """Draw node ids (count,) from the union of runs [firsts[i], ends[i])."""
+        sums = self._sums.get(entity_type)
+        # Runs of weights take the place of runs of nodes, where there are any.
+        by_weight = sums is not None and bool((sums[ends] > sums[firsts]).any())
+        low, high = firsts, ends
+        if sums is not None and by_weight:
+            low, high = sums[firsts], sums[ends]
+        passed = np.cumsum(high - low)
+        drawn = below(key, count, int(passed[-1]))
+        run = np.searchsorted(passed, drawn, side="right").astype(np.int64)
+        places: Ids = (high[run] - (passed[run] - drawn)).astype(np.int64)
+        if sums is None or not by_weight:
+            return places
+        # Node i owns the places [sums[i], sums[i + 1]); nodes of weight 0 own none.
+        return np.searchsorted(sums[1:], places, side="right").astype(np.int64)

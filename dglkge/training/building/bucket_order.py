@@ -1,0 +1,98 @@
+"""Builders of the batches in bucket order, and of the prefetch of the ranges that come next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dglkge.config import Config
+from dglkge.data import dataset_files
+from dglkge.data.edge_buckets import make_buckets, open_buckets
+from dglkge.data.partition_layout import PartitionLayout
+from dglkge.distributed.runtime import Cluster
+from dglkge.embeddings.mapped_rows import MappedRows
+from dglkge.embeddings.table_set import TableSet
+from dglkge.errors import CheckpointError, StorageError
+from dglkge.planning.host import available_memory
+from dglkge.sampling.bucket_batches import BucketBatches
+from dglkge.sampling.prefetch import Prefetcher
+
+
+def build_bucket_batches(
+    config: Config,
+    layout: PartitionLayout,
+    cluster: Cluster,
+    pairs: Sequence[tuple[str, str]],
+    of_edges: dict[str, Any],
+) -> BucketBatches:
+    """Make the batches in bucket order; one trainer of each machine makes the files. A collective.
+
+    Parameters
+    ----------
+    config : Config
+    layout : PartitionLayout
+    cluster : Cluster
+    pairs : sequence of (str, str)
+        Entity types of the heads and tails of each edge type.
+    of_edges : dict
+        Arguments of :class:`dglkge.sampling.edge_batches.EdgeBatches`, without ``edges``.
+
+    Raises
+    ------
+    CheckpointError, StorageError
+        On all trainers, if one of them cannot write the files.
+    """
+    world, num_ranges = cluster.world, config.sampling.num_ranges
+    part = world.machine
+    spare = Path(config.output) / dataset_files.PARTITIONS / dataset_files.part_folder(part)
+    problem: tuple[str, str] | None = None
+    if world.is_machine_leader:
+        try:
+            make_buckets(layout, part, num_ranges, pairs, of_edges["pair_of_relation"], spare)
+        except (CheckpointError, StorageError) as error:
+            problem = (type(error).__name__, str(error))
+    # The others wait for the disk: the files are read once and written once.
+    edges = layout.edge_table(part)
+    cluster.barrier(2 * int(np.asarray(edges.edges).nbytes + np.asarray(edges.triple_ids).nbytes))
+    for kind, text in filter(None, map(json.loads, cluster.gather_texts(json.dumps(problem)))):
+        raise StorageError(text) if kind == StorageError.__name__ else CheckpointError(text)
+    buckets = open_buckets(layout, part, num_ranges, pairs, spare)
+    # By part: triples, and a checksum of the counts. One trainer of each machine adds them.
+    found = np.zeros((layout.num_parts, 2), np.int64)
+    if world.is_machine_leader:
+        found[part] = len(buckets.table.triple_ids), buckets.checksum()
+    found = cluster.sum(found)
+    mark = int(np.bitwise_xor.reduce(found[:, 1] * np.arange(1, layout.num_parts + 1))) + 1
+    order = config.sampling.bucket_order
+    return BucketBatches(buckets, order, found[:, 0], pairs, mark, **of_edges)
+
+
+def prefetch_ranges(batches: BucketBatches, tables: TableSet, optimizer: Any, cluster: Cluster) -> None:
+    """Read ranges ahead and push out written ones, where tables are files on a disk.
+
+    One trainer of each machine does it for all; for tables in memory nobody does.
+    """
+    if not cluster.world.is_machine_leader:
+        return
+    num_ranges = batches.walk.num_ranges
+    rows_of: dict[str, list[torch.Tensor]] = {}
+    for name in tables.entity_types:
+        state = optimizer.state_tensors(tables[name].embedding).values()
+        rows_of[name] = [tables[name].local_rows, *(one.local_partition for one in state)]
+    # Where everything fits, pages that were written back may stay: the next visit then reads nothing.
+    num_bytes = sum(rows.numel() * rows.element_size() for found in rows_of.values() for rows in found)
+    drops = num_bytes > available_memory()
+    mapped: dict[str, list[MappedRows]] = {}
+    for name, found in rows_of.items():
+        pages = [MappedRows.of_tensor(rows, num_ranges, drops) for rows in found]
+        mapped[name] = [one for one in pages if one is not None]
+    if not any(mapped.values()):
+        return
+    prefetcher = Prefetcher(batches.walk, mapped)
+    batches.when_batch(prefetcher.advance)
+    cluster.on_exit(prefetcher.close)

@@ -1,0 +1,140 @@
+"""Buckets of a partition: the same triples grouped by ranges, made once, and again where files changed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dglkge.data import dataset_files, edge_buckets
+from dglkge.data.edge_buckets import EdgeBuckets, make_buckets, open_buckets
+from dglkge.data.partition_layout import EdgeTable, PartitionLayout
+from dglkge.errors import CheckpointError, InputError, StorageError
+
+PAIRS = [("person", "person"), ("person", "place")]
+STARTS = {"person": np.array([0, 10, 25]), "place": np.array([0, 2, 5])}
+PAIR_OF_RELATION = np.array([0, 1, 0])
+NUM_TRIPLES = 500
+
+
+def toy_layout(folder: Path, weighted: bool = True, seed: int = 0) -> PartitionLayout:
+    """Write the edge table of part 1 of two, of random triples."""
+    random = np.random.default_rng(seed)
+    part = folder / "part1"
+    part.mkdir(parents=True, exist_ok=True)
+    relations = random.integers(0, 3, NUM_TRIPLES)
+    tails = np.where(relations == 1, random.integers(2, 5, NUM_TRIPLES), random.integers(10, 25, NUM_TRIPLES))
+    edges = np.stack([random.integers(0, 25, NUM_TRIPLES), relations, tails], axis=1)
+    np.save(part / "triple_ids.npy", np.sort(random.permutation(2000)[:NUM_TRIPLES]))
+    np.save(part / "edges.npy", edges)
+    if weighted:
+        np.save(part / "weights.npy", random.random(NUM_TRIPLES).astype(np.float32))
+    return PartitionLayout(folder, dict(STARTS))
+
+
+def make(layout: PartitionLayout, num_ranges: int, spare: Path) -> EdgeBuckets:
+    """Make the buckets of part 1."""
+    return make_buckets(layout, 1, num_ranges, PAIRS, PAIR_OF_RELATION, spare)
+
+
+def range_by_hand(kind: str, node: int, num_ranges: int) -> int:
+    """Return the range of a node on its own machine, by trying all ranges."""
+    part = int(node >= STARTS[kind][1])
+    first, end = STARTS[kind][part : part + 2].tolist()
+    length = end - first
+    (found,) = [
+        turn
+        for turn in range(num_ranges)
+        if first + length * turn // num_ranges <= node < first + length * (turn + 1) // num_ranges
+    ]
+    return found
+
+
+@pytest.mark.parametrize("num_ranges", [1, 2, 4])
+@pytest.mark.parametrize("block", [7, 64, 1 << 20])
+def test_each_triple_lies_in_its_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranges: int, block: int
+) -> None:
+    monkeypatch.setattr(edge_buckets, "TRIPLES_A_BLOCK", block)
+    layout = toy_layout(tmp_path)
+    found = make(layout, num_ranges, tmp_path / "spare")
+    given = layout.edge_table(1)
+    rows = {}
+    for turn, triple in enumerate(given.triple_ids.tolist()):
+        rows[triple] = (given.edges[turn].tolist(), float(given.weights[turn]))
+    assert sorted(found.table.triple_ids.tolist()) == given.triple_ids.tolist()
+    counts = np.zeros((2, num_ranges, num_ranges), np.int64)
+    for bucket, (start, end) in enumerate(zip(found.starts[:-1], found.starts[1:])):
+        assert (np.diff(found.table.triple_ids[start:end]) > 0).all()
+        for row in range(start, end):
+            edge, weight = rows[int(found.table.triple_ids[row])]
+            assert found.table.edges[row].tolist() == edge and found.table.weights[row] == weight
+            pair = PAIR_OF_RELATION[edge[1]]
+            ranges = [range_by_hand(PAIRS[pair][side], edge[2 * side], num_ranges) for side in (0, 1)]
+            assert ranges[0] * num_ranges + ranges[1] == bucket
+            counts[(pair, *ranges)] += 1
+    assert (found.counts == counts).all()
+
+
+def test_files_are_made_once_and_again_when_the_edges_change(tmp_path: Path) -> None:
+    layout = toy_layout(tmp_path, weighted=False)
+    found = make(layout, 3, tmp_path / "spare")
+    assert found.path == tmp_path / "part1" / "buckets3" and found.table.weights is None
+    inode = (found.path / "edges.npy").stat().st_ino
+    assert (make(layout, 3, tmp_path / "spare").path / "edges.npy").stat().st_ino == inode
+    old = np.array(found.table.triple_ids)
+    toy_layout(tmp_path, weighted=False, seed=1)
+    # The clock of a file system may be too coarse to tell two writes apart.
+    os.utime(tmp_path / "part1" / "edges.npy", ns=(1, 1))
+    changed = PartitionLayout(tmp_path, dict(STARTS))
+    with pytest.raises(InputError, match="buckets3 was made of other files"):
+        open_buckets(changed, 1, 3, PAIRS, tmp_path / "spare")
+    again = make(changed, 3, tmp_path / "spare")
+    assert sorted(again.table.triple_ids) == changed.edge_table(1).triple_ids.tolist()
+    assert again.checksum() != found.checksum()
+    assert (found.table.triple_ids == old).all()  # whoever has mapped the old ones keeps them
+    assert sorted(path.name for path in (tmp_path / "part1").iterdir()) == [
+        "buckets3", "edges.npy", "triple_ids.npy",
+    ]  # fmt: skip
+
+
+def test_a_read_only_data_set_has_them_in_the_spare_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = toy_layout(tmp_path / "data")
+    monkeypatch.setattr(edge_buckets.os, "access", lambda path, mode: False)  # root may write anywhere
+    found = make(layout, 2, tmp_path / "run")
+    assert found.path == tmp_path / "run" / dataset_files.buckets_folder(2)
+    assert open_buckets(layout, 1, 2, PAIRS, tmp_path / "run").path == found.path
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        (CheckpointError, StorageError), match="cannot write the buckets of part 1 to .*file/buckets4"
+    ):
+        make(layout, 4, tmp_path / "file")
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = toy_layout(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(edge_buckets.os, "posix_fallocate", full)
+    with pytest.raises(StorageError, match="cannot write the buckets of part 1 to .*: No space left"):
+        make(layout, 2, tmp_path)
+    assert sorted(path.name for path in (tmp_path / "part1").iterdir()) == [
+        "edges.npy", "triple_ids.npy", "weights.npy",
+    ]  # fmt: skip
+
+
+def test_a_part_without_triples(tmp_path: Path) -> None:
+    layout = toy_layout(tmp_path)
+    part = tmp_path / "part1"
+    np.save(part / "triple_ids.npy", np.empty(0, np.int64))
+    np.save(part / "edges.npy", np.empty((0, 3), np.int64))
+    np.save(part / "weights.npy", np.empty(0, np.float32))
+    found = make(layout, 2, tmp_path)
+    assert isinstance(found.table, EdgeTable) and len(found.table.triple_ids) == 0
+    assert found.starts.tolist() == [0] * 5

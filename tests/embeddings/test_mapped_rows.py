@@ -1,0 +1,141 @@
+"""Advice about the pages of a mapped file: which bytes, and what the kernel makes of it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from dglkge.embeddings.mapped_rows import MappedRows, find_mapped_file, is_on_disk
+
+NUM_ROWS, DIM = 1 << 14, 256
+"""16 MiB: 4 ranges of 4 MiB."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file of rows on a disk, here or in /var/tmp; skips where there is none."""
+    folder = next((one for one in (tmp_path, Path("/var/tmp")) if is_on_disk(str(one))), None)
+    if folder is None:
+        pytest.skip("no folder on a disk: all temporary folders are in memory")
+    path = folder / f"dglkge-rows-{os.getpid()}"
+    torch.arange(NUM_ROWS * DIM, dtype=torch.float32).numpy().tofile(path)
+    yield path
+    path.unlink()
+
+
+def mapped(path: Path) -> torch.Tensor:
+    """Return the rows of a file, shared with it."""
+    return torch.from_file(str(path), shared=True, size=NUM_ROWS * DIM).view(NUM_ROWS, DIM)
+
+
+def resident(rows: torch.Tensor, first: int, end: int) -> float:
+    """Return the share of the pages of some rows that are in the page cache, by mincore(2)."""
+    start = rows[first].data_ptr()
+    num_bytes = (end - first) * DIM * 4
+    assert start % mmap.PAGESIZE == 0
+    pages = (ctypes.c_ubyte * (num_bytes // mmap.PAGESIZE))()
+    mincore = ctypes.CDLL(None, use_errno=True).mincore
+    mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    assert mincore(start, num_bytes, pages) == 0
+    return sum(page & 1 for page in pages) / len(pages)
+
+
+def evict(path: Path) -> None:
+    """Drop a file's pages from memory, as long as nobody has mapped them."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def advise(pages: MappedRows, what: str, number: int) -> None:
+    """Give a piece of advice about a whole range."""
+    for address, num_bytes in pages.pieces(number):
+        assert getattr(pages, what)(address, num_bytes)
+
+
+def test_a_range_is_read_ahead_and_pushed_out_with_its_numbers(file: Path) -> None:
+    evict(file)
+    rows = mapped(file)
+    if resident(rows, 0, NUM_ROWS):
+        pytest.skip("this file system does not drop pages")
+    quarter = NUM_ROWS // 4
+    pages = MappedRows.of_tensor(rows, 4, drops=True)
+    assert pages is not None
+    advise(pages, "read_ahead", 1)
+    # The kernel reads asynchronously; touching the rows waits for it.
+    assert float(rows[quarter : 2 * quarter].sum()) > 0
+    assert resident(rows, quarter, 2 * quarter) == 1
+    assert resident(rows, 3 * quarter, NUM_ROWS) == 0
+    rows[quarter : 2 * quarter] = 7
+    advise(pages, "push_out", 1)
+    with file.open("rb") as stream:  # a second reader sees what was written
+        stream.seek(quarter * DIM * 4)
+        assert torch.frombuffer(bytearray(stream.read(8)), dtype=torch.float32).tolist() == [7, 7]
+    assert (rows[quarter : 2 * quarter] == 7).all() and rows[2 * quarter, 0] == 2 * quarter * DIM
+
+
+def test_pages_that_are_pushed_out_leave_memory(file: Path) -> None:
+    rows = mapped(file)
+    quarter = NUM_ROWS // 4
+    rows[:quarter] = 3
+    pages = MappedRows.of_tensor(rows, 4, drops=True)
+    assert pages is not None
+    advise(pages, "push_out", 0)
+    if resident(rows, 0, quarter) > 0.5:
+        pytest.skip("this kernel keeps the pages")
+    assert (rows[:quarter] == 3).all()
+
+
+def test_pieces_cover_a_range_in_whole_pages() -> None:
+    base = 10 * mmap.PAGESIZE
+    for row_bytes, num_rows, num_ranges in ((400, 1000, 3), (4, 17, 5), (1 << 20, 40, 2)):
+        pages = MappedRows(base + 64, num_rows, row_bytes, num_ranges)
+        for number in range(num_ranges):
+            first, end = (num_rows * turn // num_ranges for turn in (number, number + 1))
+            pieces = pages.pieces(number)
+            start, stop = base + 64 + first * row_bytes, base + 64 + end * row_bytes
+            assert pieces[0][0] == start // mmap.PAGESIZE * mmap.PAGESIZE
+            assert sum(pieces[-1]) == stop
+            assert all(address % mmap.PAGESIZE == 0 for address, _ in pieces)
+            assert all(sum(piece) == following[0] for piece, following in zip(pieces, pieces[1:]))
+    assert MappedRows(base, 2, 8, 4).pieces(0) == []
+
+
+def test_memory_is_no_file(tmp_path: Path) -> None:
+    assert MappedRows.of_tensor(torch.zeros(100, 8), 2) is None
+    assert MappedRows.of_tensor(torch.zeros(0, 8), 2) is None
+    assert MappedRows.of_tensor(torch.zeros(8, 100).T, 2) is None
+    assert find_mapped_file(0) is None
+
+
+def test_shared_memory_is_no_disk() -> None:
+    path = Path("/dev/shm") / f"dglkge-test-{os.getpid()}"
+    if not path.parent.is_dir():
+        pytest.skip("no /dev/shm")
+    path.write_bytes(b"\0" * 4096)
+    try:
+        rows = torch.from_file(str(path), shared=True, size=1024)
+        found = find_mapped_file(rows.data_ptr())
+        assert found is not None and found.path == str(path) and found.offset == 0
+        assert not is_on_disk(str(path))
+        assert MappedRows.of_tensor(rows.view(-1, 8), 2) is None
+    finally:
+        path.unlink()
+
+
+def test_maps_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "1000-3000 rw-s 00002000 fd:01 77    /data/my table\n"
+        "3000-4000 rw-p 00000000 00:00 0 \n"
+        "4000-5000 rw-s 00000000 00:05 9     /dev/shm/x (deleted)\n"
+    )
+    found = find_mapped_file(0x1800, maps)
+    assert found is not None and (found.path, found.offset) == ("/data/my table", 0x2800)
+    assert [find_mapped_file(address, maps) for address in (0x3000, 0x4000, 0x9000)] == [None] * 3
+    assert find_mapped_file(0x1800, tmp_path / "absent") is None

@@ -1,0 +1,117 @@
+"""Jobs in bucket order: killed, resized and resumed inside buckets, on one host and on two."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dglkge.checkpoint.reader import open_checkpoint
+from tests import warm
+from tests.functional import job as commands
+from tests.functional.simulated_hosts import train_on_hosts
+from tests.functional.test_elastic_job import (
+    NUM_EPOCHS,
+    Job,
+    assert_each_triple_once,
+    assert_same_training,
+    hold,
+    script,
+    starts_and_triples,
+)
+from tests.functional.test_training_job import tables
+from tests.surroundings import free_ports
+from tests.toy_kg import toy_dataset
+
+BUCKETS = {"sampling.num_ranges": "4", "training.matmul_dtype": "float32"}
+
+
+def run_alone(folder: Path, *words: str, **changes: str) -> subprocess.Popen[str]:
+    """Start the script in one process."""
+    command = [*warm.python(), *script(toy_dataset(), folder, *words, **BUCKETS, **changes)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=commands.environment())
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one process from the first to the last batch."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with run_alone(folder) as process:
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    return folder / "run"
+
+
+def test_statistics_name_the_bucket(undisturbed: Path) -> None:
+    lines = [json.loads(line) for line in (undisturbed / "stats.jsonl").read_text().splitlines()]
+    for epoch in range(NUM_EPOCHS):
+        turns = [line["bucket_number"] for line in lines if line["epoch"] == epoch]
+        assert turns == sorted(turns) and turns[-1] >= 12
+    assert {line["num_buckets"] for line in lines} == {16}
+    assert all(0 <= number < 4 for line in lines for number in line["bucket"])
+
+
+def test_two_three_and_one_trainers_continue_a_bucket(undisturbed: Path, tmp_path: Path) -> None:
+    hold(tmp_path, "1 2 1 kill", cores=2)
+    command = script(toy_dataset(), tmp_path, **BUCKETS)
+    with Job(tmp_path, "1:3", command, "--max_restarts", "2") as job:
+        job.wait_until_held()
+        hold(tmp_path, "2 3 2 stop", cores=3)
+        job.process("client", 1).send_signal(signal.SIGKILL)
+        job.wait_until_held()
+        hold(tmp_path, "never 0 0 stop", cores=1)
+        job.ip_config.write_text(f"127.0.0.1 {free_ports()} 2\n")
+        job.process("client", 2).send_signal(signal.SIGTERM)
+        status, said = job.finish()
+    assert status == 0, said
+    starts, counted = starts_and_triples([tmp_path / "logs" / f"attempt-{turn}" for turn in (1, 2, 3)])
+    assert starts == [(0, 0), (0, 4), (2, 4)]
+    assert_each_triple_once(toy_dataset(), counted)
+    assert_same_training(tmp_path / "run", undisturbed)
+
+
+@pytest.mark.usefixtures("in_foreground")
+def test_a_resume_inside_a_bucket_is_bit_identical(undisturbed: Path, tmp_path: Path) -> None:
+    hold(tmp_path, "2 3 0 stop", cores=1)
+    with run_alone(tmp_path) as first:
+        limit = time.monotonic() + commands.TIME_LIMIT_SECONDS
+        while not (tmp_path / "held").exists():
+            assert first.poll() is None and time.monotonic() < limit
+            time.sleep(0.05)
+        first.send_signal(signal.SIGTERM)
+        _, said = first.communicate(timeout=60)
+    assert first.returncode == 143, said
+    progress = open_checkpoint(tmp_path / "run").meta.progress
+    assert (progress["finished_epochs"], progress["batches_done"]) == (2, 4)
+    with run_alone(tmp_path) as again:
+        _, said = again.communicate(timeout=120)
+    assert again.returncode == 0, said
+    for name, rows in tables(undisturbed).items():
+        np.testing.assert_array_equal(tables(tmp_path / "run")[name], rows, err_msg=name)
+
+
+def test_two_hosts_walk_over_their_own_pairs(tmp_path: Path) -> None:
+    dataset, run = toy_dataset(2, typed=True, method="metis"), tmp_path / "run"
+    settings = (
+        f"output={run}",
+        "model.dimension=8",
+        "training.num_epochs=1",
+        "training.batch_size=30",
+        "negatives.num_uniform=10",
+        "negatives.local_share=0.5",
+        "negatives.global_share=0.5",
+        "negatives.degree_power=0.5",
+        "sampling.num_ranges=3",
+        "sampling.bucket_order=affinity",
+        "evaluation.split=none",
+        "checkpoint.every_batches=2",
+    )
+    train_on_hosts(tmp_path / "job", dataset, 2, *settings)
+    last = json.loads((run / "stats.jsonl").read_text().splitlines()[-1])
+    assert last["num_buckets"] == 9 and last["bytes_sent"] > 0 and np.isfinite(last["epoch_loss"])
+    assert open_checkpoint(run).meta.progress["finished_epochs"] == 1

@@ -1,0 +1,83 @@
+"""Ranges of tables on a disk: how many fit, and the bytes of an epoch."""
+
+from __future__ import annotations
+
+import pytest
+
+from dglkge.config import Config, load_config
+from dglkge.data.sizes import PartSize
+from dglkge.errors import InputError
+from dglkge.planning.memory import PlannedHost
+from dglkge.planning.ranges import parse_bytes, plan_ranges, propose_ranges, range_budget
+from dglkge.typing import RELATION
+
+PART = PartSize({"person": 1000, "place": 100, RELATION: 5}, 10_000)
+ONE_TYPE, TWO_TYPES = [("person", "person")], [("person", "person"), ("person", "place")]
+ROW_BYTES = 4 * (8 + 8)
+"""Eight numbers and Adagrad's sums."""
+
+
+def config(*settings: str) -> Config:
+    return load_config(None, ["dataset=x", "model.dimension=8", *settings])
+
+
+def test_one_range_where_everything_fits() -> None:
+    assert propose_ranges(config(), PART, ONE_TYPE, 1000 * ROW_BYTES) == 1
+    assert propose_ranges(config(), PART, TWO_TYPES, 1000 * ROW_BYTES) != 1
+
+
+@pytest.mark.parametrize("budget_rows", [999, 750, 400, 100, 12])
+def test_three_ranges_fit_at_once(budget_rows: int) -> None:
+    """Those of the pair and the one that comes; one range fewer would not fit."""
+    number = propose_ranges(config(), PART, ONE_TYPE, budget_rows * ROW_BYTES)
+    if budget_rows < 3 * 1000 / 256:
+        assert number is None
+        return
+    assert number is not None and 3 * -(-1000 // number) <= budget_rows
+    assert number == 2 or 3 * -(-1000 // (number - 1)) > budget_rows
+
+
+def test_too_little_memory_has_no_number() -> None:
+    assert propose_ranges(config(), PART, ONE_TYPE, 11 * ROW_BYTES) is None
+
+
+@pytest.mark.parametrize("num_ranges", [2, 4, 5, 10])
+def test_an_epoch_reads_the_ranges_of_its_loads(num_ranges: int) -> None:
+    """Memory for two ranges: 1 + P (P - 1) / 2 loads of a P-th of the table each."""
+    budget = 2 * 1000 // num_ranges * ROW_BYTES
+    found = plan_ranges(config(), PART, ONE_TYPE, num_ranges, budget)
+    loads = 1 + num_ranges * (num_ranges - 1) // 2
+    assert found.loads == loads
+    assert found.read_bytes == found.written_bytes == loads * 1000 // num_ranges * ROW_BYTES
+    assert found.table_bytes == 1000 * ROW_BYTES
+    everything = plan_ranges(config(), PART, ONE_TYPE, num_ranges, 1000 * ROW_BYTES)
+    assert (everything.loads, everything.read_bytes) == (num_ranges, 1000 * ROW_BYTES)
+    walk = config("sampling.bucket_order=random")
+    assert plan_ranges(walk, PART, ONE_TYPE, num_ranges, budget).loads >= loads
+
+
+def test_types_are_counted_apart() -> None:
+    found = plan_ranges(config("optimizer.name=row_adagrad"), PART, TWO_TYPES, 2, 10**9)
+    assert found.read_bytes == 1100 * 4 * (8 + 1) and found.loads == 4
+    assert found.pair_bytes == 4 * (8 + 1) * (500 + 550 + 550)
+
+
+def test_the_budget_is_what_other_items_leave() -> None:
+    memory = (("tables", 1000), ("optimizer state", 1000), ("names", 30), ("interpreters and libraries", 70))
+    host = PlannedHost(0, memory, 0, 70, 0, 0)
+    assert range_budget(host, 500) == 400
+    assert range_budget(host, 50) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("4G", 4 << 30), ("512MiB", 512 << 20), ("1.5 kb", 1536), ("77", 77), ("2T", 2 << 40)],
+)
+def test_sizes(text: str, num_bytes: int) -> None:
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "G", "0", "-1G", "4X", "1e3"])
+def test_bad_sizes(text: str) -> None:
+    with pytest.raises(InputError, match="is no size; allowed: a number above 0 with K, M, G or T"):
+        parse_bytes(text)

@@ -1,0 +1,161 @@
+"""Batches in bucket order: each triple once, the same for any number of trainers, ranges as scheduled."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dglkge.config.schema import BUCKET_ORDERS
+from dglkge.data.range_walk import walk_pairs
+from dglkge.sampling.bucket_batches import BucketBatches
+from tests.sampling.toy_buckets import (
+    BATCH_SIZE,
+    CHUNK_SIZE,
+    NUM_TRIPLES,
+    PAIRS,
+    SEED,
+    toy_buckets,
+    toy_trainers,
+)
+
+
+def order_of(trainers: list[BucketBatches], epoch: int) -> list[list[int]]:
+    """Return the triples of each global batch, trainer after trainer."""
+    return [
+        [id_ for trainer in trainers for id_ in by_place(trainer, epoch, index)]
+        for index in range(len(trainers[0]))
+    ]
+
+
+def by_place(trainer: BucketBatches, epoch: int, index: int) -> list[int]:
+    """Return a trainer's triples of a batch, those of a chunk by edge type."""
+    return trainer.batch(epoch, index).triple_ids.tolist()
+
+
+@pytest.mark.parametrize("order", BUCKET_ORDERS)
+@pytest.mark.parametrize(
+    ("num_parts", "per_machine", "num_ranges"), [(1, 1, 1), (1, 3, 4), (2, 1, 3), (3, 2, 4), (2, 2, 9)]
+)
+def test_an_epoch_has_the_triples_of_one_range_each_once(
+    order: str, num_parts: int, per_machine: int, num_ranges: int
+) -> None:
+    trainers = toy_trainers(num_parts, per_machine, num_ranges, order)
+    assert len(trainers[0]) == 11
+    batches = order_of(trainers, epoch=4)
+    assert sorted(id_ for batch in batches for id_ in batch) == list(range(NUM_TRIPLES))
+    for index, batch in enumerate(batches):
+        assert {trainer.batch(4, index).global_size for trainer in trainers} == {len(batch)}
+        # Shares are rounded down for each machine.
+        full = min(BATCH_SIZE, NUM_TRIPLES - index * BATCH_SIZE)
+        assert abs(len(batch) - full) < num_parts
+
+
+def test_shares_of_machines_stay_proportional() -> None:
+    sizes = [len(machine.table.triple_ids) for machine in toy_buckets(3, 4)]
+    for index in range(10):
+        shares = [len(trainer.batch(0, index)) for trainer in toy_trainers(3, 1, 4)]
+        for share, size in zip(shares, sizes):
+            assert abs(share - BATCH_SIZE * size / NUM_TRIPLES) < 1
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+def test_one_two_and_three_trainers_have_the_same_batches_and_chunks(num_parts: int) -> None:
+    def chunks(per_machine: int) -> list[dict]:
+        found = []
+        for index in range(11):
+            of_batch: dict = {}
+            for rank, trainer in enumerate(toy_trainers(num_parts, per_machine, 4)):
+                batch = trainer.batch(2, index)
+                for group in batch.groups:
+                    key = (rank // per_machine, group.chunk, group.pair, batch.ranges[group.chunk])
+                    of_batch.setdefault(key, set()).update(batch.triple_ids[group.start : group.end].tolist())
+            found.append(of_batch)
+        return found
+
+    alone = chunks(1)
+    assert chunks(2) == alone and chunks(3) == alone
+    for of_batch in alone:
+        by_chunk: dict = {}
+        for (machine, chunk, _, _), ids in of_batch.items():
+            by_chunk[machine, chunk] = by_chunk.get((machine, chunk), 0) + len(ids)
+        assert max(by_chunk.values()) <= CHUNK_SIZE
+
+
+@pytest.mark.parametrize("order", ["inside_out", "random"])
+def test_triples_follow_the_walk_and_rows_belong_to_them(order: str) -> None:
+    (trainer,) = toy_trainers(1, 1, 4, order)
+    seen: list[tuple[int, int]] = []
+    for index in range(len(trainer)):
+        batch = trainer.batch(1, index)
+        assert (batch.heads // 10 == batch.triple_ids).all() and (batch.tails // 10 == batch.triple_ids).all()
+        assert batch.weights is not None and np.allclose(batch.weights, batch.triple_ids / 7)
+        needed = set()
+        for group in batch.groups:
+            run = slice(group.start, group.end)
+            ranges = batch.ranges[group.chunk]
+            # The last digit of a node is its range.
+            assert set(batch.heads[run] % 10) == {ranges[0]} and set(batch.tails[run] % 10) == {ranges[1]}
+            assert (batch.relations[run] == group.pair).all()
+            needed |= {(PAIRS[group.pair][0], ranges[0]), (PAIRS[group.pair][1], ranges[1])}
+            if not seen or seen[-1] != ranges:
+                seen.append(ranges)
+        assert needed <= trainer.order.ranges_at(1, index)
+        assert {number for _, number in trainer.order.ranges_at(1, index)} == {
+            number for ranges in batch.ranges for number in ranges
+        }
+        assert trainer.place(1, index + 1)["bucket"] == list(batch.ranges[-1])
+    counts = toy_buckets(1, 4)[0].counts.sum(axis=0)
+    walk = [tuple(pair) for pair in walk_pairs(order, 4, SEED, 1).tolist() if counts[tuple(pair)]]
+    assert seen == walk
+
+
+def test_the_schedule_announces_the_next_bucket() -> None:
+    (trainer,) = toy_trainers(1, 1, 4)
+    order, counts = trainer.order, toy_buckets(1, 4)[0].counts
+    # Brute force: the bucket of every position of two epochs.
+    buckets = []
+    for epoch in (0, 1):
+        for head, tail in walk_pairs("inside_out", 4, SEED, epoch).tolist():
+            buckets += [(head, tail)] * int(counts[:, head, tail].sum())
+
+    def ranges(bucket: tuple[int, int]) -> set[tuple[str, int]]:
+        kinds = [PAIRS[number] for number in range(2) if counts[(number, *bucket)]]
+        return {one for lhs, rhs in kinds for one in ((lhs, bucket[0]), (rhs, bucket[1]))}
+
+    for index in range(len(trainer)):
+        start, end = index * BATCH_SIZE, min((index + 1) * BATCH_SIZE, NUM_TRIPLES)
+        assert order.window(index) == (start, end)
+        here = set().union(*(ranges(bucket) for bucket in buckets[start:end]))
+        assert order.ranges_at(0, index) == here
+        behind = [place for place in range(end, NUM_TRIPLES) if buckets[place] != buckets[end - 1]]
+        following = buckets[behind[0] if behind else NUM_TRIPLES]
+        assert order.ranges_after(0, index) == ranges(following), index
+
+
+def test_epochs_and_buckets_are_in_different_keyed_orders() -> None:
+    (trainer,) = toy_trainers(1, 1, 2)
+    first, second = (sum(order_of([trainer], epoch), []) for epoch in (0, 1))
+    assert first != second and sorted(first) == sorted(second)
+    assert first != sorted(first)
+
+
+def test_another_batch_size_continues_at_the_same_triple() -> None:
+    """Half of an epoch at one size, the rest at another: each triple once, on several machines too."""
+    for num_parts in (1, 3):
+        large, small = (toy_trainers(num_parts, 1, 4, batch_size=size) for size in (100, 50))
+        ids = [id_ for index in range(5) for trainer in large for id_ in by_place(trainer, 0, index)]
+        for index in range(10, len(small[0])):
+            ids += [id_ for trainer in small for id_ in by_place(trainer, 0, index)]
+        assert sorted(ids) == list(range(NUM_TRIPLES))
+
+
+def test_a_batch_ahead_is_the_batch() -> None:
+    ahead, plain = toy_trainers(2, 1, 4)[0], toy_trainers(2, 1, 4)[0]
+    seen = []
+    ahead.when_batch(lambda epoch, index: seen.append((epoch, index)))
+    batch = ahead.batch(0, 0)
+    while (following := ahead.following(batch)) is not None:
+        batch = ahead.batch(0, following.index)
+        assert batch is following
+        assert batch.triple_ids.tolist() == plain.batch(0, batch.index).triple_ids.tolist()
+    assert seen == [(0, index) for index in range(11)]

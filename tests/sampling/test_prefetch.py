@@ -1,0 +1,74 @@
+"""The prefetch follows the batches: what comes is read once before, what goes is pushed out once after."""
+
+from __future__ import annotations
+
+import threading
+
+from dglkge.sampling.prefetch import Prefetcher
+from tests.sampling.toy_buckets import toy_trainers
+
+LIMIT_SECONDS = 30.0
+
+
+class ToyPages:
+    """Rows whose every range has one piece; notes the advice."""
+
+    def __init__(self, name: str, notes: list[tuple[str, str, int]]) -> None:
+        self.name, self.notes = name, notes
+        self.gate: threading.Event | None = None
+
+    def pieces(self, number: int) -> list[tuple[int, int]]:
+        """Return one piece, whose address is the range."""
+        return [(number, 1)]
+
+    def read_ahead(self, address: int, num_bytes: int) -> bool:
+        """Note it."""
+        if self.gate is not None:
+            self.gate.wait(LIMIT_SECONDS)
+        self.notes.append(("read", self.name, address))
+        return True
+
+    def push_out(self, address: int, num_bytes: int) -> bool:
+        """Note it."""
+        self.notes.append(("push", self.name, address))
+        return True
+
+
+def test_the_next_bucket_is_read_before_its_first_batch() -> None:
+    (trainer,) = toy_trainers(1, 1, 4, batch_size=20)
+    notes: list[tuple[str, str, int]] = []
+    prefetcher = Prefetcher(trainer.order, {name: [ToyPages(name, notes)] for name in ("person", "place")})
+    held: set[tuple[str, int]] = set()
+    try:
+        for epoch in (0, 1):
+            for index in range(len(trainer)):
+                prefetcher.advance(epoch, index)
+                assert prefetcher.settle(LIMIT_SECONDS)
+                for what, name, number in notes:
+                    # Nothing is read twice, or pushed out that is not there.
+                    assert ((name, number) in held) == (what == "push")
+                    held ^= {(name, number)}
+                notes.clear()
+                wanted = trainer.order.ranges_at(epoch, index) | trainer.order.ranges_after(epoch, index)
+                assert held == wanted
+                if index + 1 < len(trainer):
+                    first = trainer.walk.pieces(epoch, *trainer.walk.window(index + 1))[0]
+                    assert {number for _, number in held} >= set(first.ranges) or len(first) < 20
+    finally:
+        prefetcher.close()
+    assert prefetcher.num_read > prefetcher.num_pushed_out > 4
+
+
+def test_closing_does_not_wait_for_all_ranges() -> None:
+    (trainer,) = toy_trainers(1, 1, 4)
+    notes: list[tuple[str, str, int]] = []
+    pages = ToyPages("person", notes)
+    pages.gate = threading.Event()
+    prefetcher = Prefetcher(trainer.order, {"person": [pages]})
+    prefetcher.advance(0, 0)
+    assert not prefetcher.settle(0.01)
+    closing = threading.Thread(target=prefetcher.close)
+    closing.start()
+    pages.gate.set()
+    closing.join(LIMIT_SECONDS)
+    assert not closing.is_alive() and len(notes) <= 1
