@@ -156,8 +156,24 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     numbers: Any = {"type": int, "metavar": "N"}
     add("--output", required=True, type=Path, metavar="FOLDER", help="the dataset folder to make")
     add("--num-parts", "--num_parts", default=1, **numbers, help="partitions, one per machine (1)")
-    add("--method", choices=("metis", "random"), default="metis", help="how to partition (metis)")
-    add("--seed", default=0, **numbers, help="of --split, of --method random and of relations' owners (0)")
+    add(
+        "--method",
+        choices=("metis", "ldg", "random"),
+        default="metis",
+        help="how to partition; ldg is greedy and streaming, for graphs that METIS has no memory for (metis)",
+    )
+    add(
+        "--seed",
+        default=0,
+        **numbers,
+        help="of --split, of --method ldg and random, and of relations' owners (0)",
+    )
+    add(
+        "--max-memory",
+        "--max_memory",
+        metavar="SIZE",
+        help="memory for triples, e.g. 2GB, besides that for names (512 MiB; for METIS what is free)",
+    )
     add("--name", help="name of the dataset (the output folder's)")
     add("--overwrite", action="store_true", help="replace the dataset at the output")
     add("--json", action="store_true", help="print the figures as JSON instead of a table")
@@ -172,6 +188,7 @@ def make(arguments: argparse.Namespace) -> None:
     from dglkge.data.dataset_files import Field
     from dglkge.data.text_format import parse_columns, parse_delimiter
     from dglkge.errors import DglkgeError, InputError
+    from dglkge.partition.inputs import parse_memory
     from dglkge.partition.make_dataset import Options, partition_files
     from dglkge.partition.readers.options import ReadingOptions, parse_prefixes
     from dglkge.partition.report import print_figures, print_quality
@@ -206,6 +223,7 @@ def make(arguments: argparse.Namespace) -> None:
             name_attribute=arguments.name_attribute,
         ),
         strict_splits=arguments.strict_splits,
+        max_memory=parse_memory(arguments.max_memory) if arguments.max_memory else None,
         drop_leaks=arguments.drop_leaks,
     )
     delimiter = parse_delimiter(arguments.delimiter) if arguments.delimiter is not None else None
