@@ -57,8 +57,14 @@ duplicate relation. --drop-leaks leaves leaks out: exact those that stand in tra
 train implies.
 
 An edge belongs to the partition of its tail. --method metis (the default) keeps neighbours together, so that
-trainers fetch fewer rows from other machines; --method random is faster and balances a little better. Both
-balance nodes and edges. METIS takes no seed: it gives the same partitions every time.
+trainers fetch fewer rows from other machines; --method random is faster and balances a little better. All
+balance nodes and edges. METIS takes no seed: it gives the same partitions every time. What METIS needs is
+computed before anything is partitioned, and refused if it is not free. --method ldg takes 24 bytes a triple:
+each entity goes to the partition with most of its neighbours, times the room there, in five passes.
+
+Triples are read, numbered and written a million at a time; their ids are in a temporary file beside the
+output (12 bytes a triple). --max-memory bounds what is sorted at a time and what METIS may take. The data set
+does not depend on it. Names of entities are in memory: about 200 bytes each.
 
 python partition_tools/partition.py and dglkge partition are the same.
 exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted."""

@@ -200,8 +200,9 @@ def _fill(triples: Sequence[np.ndarray], side: Side, counts: np.ndarray, room: n
     for relation, stop in enumerate(places.tolist()):
         rows = room[stop - counts[relation] : stop]
         kept = _sorted_distinct(rows)
-        # Towards the front, over what duplicates left free. Never over rows that are still to be read.
-        room[end : end + len(kept)] = kept
+        if end < stop - counts[relation] or kept is not rows:
+            # Towards the front, over what duplicates left free. Never over rows that are still to be read.
+            room[end : end + len(kept)] = kept
         end += len(kept)
         starts[relation + 1] = end
     return starts

@@ -27,7 +27,7 @@ def test_sizes(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GB", "-1GB", "2TB", "two", "1e9"])
 def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(InputError, match=r"--max-memory is .*, expected e.g. 2GB"):
+    with pytest.raises(InputError, match=r"--max-memory is .*, expected bytes with KB, .* e.g. 2GB"):
         parse_memory(text)
 
 
