@@ -57,8 +57,14 @@ duplicate relation. --drop-leaks leaves leaks out: exact those that stand in tra
 train implies.
 
 An edge belongs to the partition of its tail. --method metis (the default) keeps neighbours together, so that
-trainers fetch fewer rows from other machines; --method random is faster and balances a little better. Both
-balance nodes and edges. METIS takes no seed: it gives the same partitions every time.
+trainers fetch fewer rows from other machines; --method random is faster and balances a little better. All
+balance nodes and edges. METIS takes no seed: it gives the same partitions every time. What METIS needs is
+computed before anything is partitioned, and refused if it is not free. --method ldg takes 24 bytes a triple:
+each entity goes to the partition with most of its neighbours, times the room there, in five passes.
+
+Triples are read, numbered and written a million at a time; their ids are in a temporary file beside the
+output (12 bytes a triple). --max-memory bounds what is sorted at a time and what METIS may take. The data set
+does not depend on it. Names of entities are in memory: about 200 bytes each.
 
 python partition_tools/partition.py and dglkge partition are the same.
 exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted."""
@@ -156,8 +162,24 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     numbers: Any = {"type": int, "metavar": "N"}
     add("--output", required=True, type=Path, metavar="FOLDER", help="the dataset folder to make")
     add("--num-parts", "--num_parts", default=1, **numbers, help="partitions, one per machine (1)")
-    add("--method", choices=("metis", "random"), default="metis", help="how to partition (metis)")
-    add("--seed", default=0, **numbers, help="of --split, of --method random and of relations' owners (0)")
+    add(
+        "--method",
+        choices=("metis", "ldg", "random"),
+        default="metis",
+        help="how to partition; ldg is greedy and streaming, for graphs that METIS has no memory for (metis)",
+    )
+    add(
+        "--seed",
+        default=0,
+        **numbers,
+        help="of --split, of --method ldg and random, and of relations' owners (0)",
+    )
+    add(
+        "--max-memory",
+        "--max_memory",
+        metavar="SIZE",
+        help="memory for triples, e.g. 2GB, besides that for names (512 MiB; for METIS what is free)",
+    )
     add("--name", help="name of the dataset (the output folder's)")
     add("--overwrite", action="store_true", help="replace the dataset at the output")
     add("--json", action="store_true", help="print the figures as JSON instead of a table")
@@ -172,6 +194,7 @@ def make(arguments: argparse.Namespace) -> None:
     from dglkge.data.dataset_files import Field
     from dglkge.data.text_format import parse_columns, parse_delimiter
     from dglkge.errors import DglkgeError, InputError
+    from dglkge.partition.inputs import parse_memory
     from dglkge.partition.make_dataset import Options, partition_files
     from dglkge.partition.readers.options import ReadingOptions, parse_prefixes
     from dglkge.partition.report import print_figures, print_quality
@@ -206,6 +229,7 @@ def make(arguments: argparse.Namespace) -> None:
             name_attribute=arguments.name_attribute,
         ),
         strict_splits=arguments.strict_splits,
+        max_memory=parse_memory(arguments.max_memory) if arguments.max_memory else None,
         drop_leaks=arguments.drop_leaks,
     )
     delimiter = parse_delimiter(arguments.delimiter) if arguments.delimiter is not None else None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import Field, read_description
+from dglkge.data.known_index import open_known_index
+from dglkge.data.known_triples import KnownTriples
 from dglkge.data.partition_layout import PartitionLayout, load_array
 from dglkge.data.quality import NumberedTriples, measure_quality
 from dglkge.data.sizes import DatasetSize, dataset_size
@@ -186,6 +189,27 @@ class Dataset:
             shape = (self.description[Field.SPLITS][name], 3)
             self._splits[name] = load_array(dataset_files.split_path(self.path, name), shape, np.int64)
         return self._splits[name]
+
+    def known_triples(
+        self, splits: Sequence[str] = dataset_files.SPLITS, also_known: Sequence[np.ndarray] = ()
+    ) -> KnownTriples:
+        """Return the known answers of some splits, and of more triples (n, 3) of original ids.
+
+        The splits' index is in files of the folder, which the first use makes: 16 bytes a triple, shared by
+        all processes of the machine.
+        """
+        indices = [
+            partial(
+                open_known_index,
+                self.path,
+                split,
+                self.fingerprint,
+                self.split(split),
+                self.num_relations,
+            )
+            for split in splits
+        ]
+        return KnownTriples(also_known, self.num_relations, indices)
 
     def train_weights(self) -> np.ndarray | None:
         """Return the weights of the training triples, (n,) float32, or None where they have none."""

@@ -42,9 +42,6 @@ BUCKETS_OF = "buckets_of.json"
 
 TRAIN, VALID, TEST = SPLITS = ("train", "valid", "test")
 
-RELATION_ID, TRIPLE_ID, WEIGHT = "relation_id", "triple_id", "weight"
-"""Data of each edge in DGL's graph, besides its ends."""
-
 ID_BYTES = 8
 WEIGHT_BYTES = 4
 TRIPLE_BYTES = 3 * ID_BYTES
@@ -52,7 +49,7 @@ TRIPLE_BYTES = 3 * ID_BYTES
 NODE_MAP_BYTES = 2 * ID_BYTES
 """A node in both id maps."""
 EDGE_ID_BYTES = 2 * ID_BYTES
-"""Relation id and triple id of an edge in DGL's graph."""
+"""Relation id and triple id of an edge in DGL's graph, in data sets up to version 1.2."""
 
 # DGL's names, not ours: they appear in its description of the partitions.
 _PART_FOLDER = re.compile(r"part(\d+)")
@@ -122,6 +119,16 @@ def vocabulary_paths(dataset: Path) -> list[Path]:
 def split_path(dataset: Path, split: str) -> Path:
     """Return the path of the triples of a split."""
     return dataset / f"{split}.npy"
+
+
+def known_index_path(dataset: Path, split: str) -> Path:
+    """Return the path of the index of a split's known answers, which its first use makes."""
+    return dataset / f"known_{split}.index"
+
+
+def partial_path(path: Path) -> Path:
+    """Return the name of a file while it is being written; it gets its own when it is complete."""
+    return path.with_name(f".{path.name}.partial")
 
 
 def graph_path(dataset: Path, graph_name: str) -> Path:

@@ -1,19 +1,22 @@
 """Quality of a data set: repeated triples, leaks from train into valid and test, unseen names, degrees.
 
-Every step is a sort or a binary search of 64-bit keys, so memory is proportional to the number of triples:
-about 100 bytes for each.
+What joins a pair of entities is found by sorts and binary searches of 64-bit keys, about 100 bytes for each
+triple. Triples of one pair, in either direction, are of one bucket by a hash; buckets are measured one after
+the other, so memory is that of the largest and of 8 to 24 bytes for each entity. The figures do not depend on
+the number of buckets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
+from dglkge.kernels.hashing import split_mix
 
 NEAR_SHARE = 0.8
 """Two relations are near-inverses or near-duplicates from this share of their triples on."""
@@ -28,6 +31,16 @@ NUM_HUBS = 10
 MAX_EXAMPLES = 10
 
 _COMBINATIONS_AT_A_TIME = 1 << 22
+_ROWS_AT_A_TIME = 1 << 20
+
+INDEXED_BYTES = 110
+"""Memory of a bucket for each of its triples."""
+
+BUCKET_BYTES = 1 << 29
+"""Memory of a bucket by default."""
+
+Counted = tuple[np.ndarray, np.ndarray]
+"""Keys (n,), ascending, and the count (n,) of each."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +190,20 @@ class TripleIndex:
         min_overlap : int
             Least number of shared triples.
         """
+        totals = _PairTotals(self.triples.num_relations)
+        totals.add(self)
+        return totals.near_pairs(near_share, min_overlap)
+
+    def overlaps(self) -> tuple[Counted, Counted, np.ndarray, np.ndarray]:
+        """Count the triples that each two relations share.
+
+        Returns
+        -------
+        inverses, duplicates : two (keys, counts)
+            As of :func:`_count_combinations`; of a symmetric relation a triple and its reverse count once.
+        sizes_without_loops, sizes : two (num_relations,) int64
+            Distinct triples of each relation.
+        """
         # Triples of all splits: in train alone, an inverse loses the triples held out of either relation.
         codes = sorted_distinct(np.concatenate([self.codes[split] for split in SPLITS]))
         num_relations = self.triples.num_relations
@@ -199,24 +226,7 @@ class TripleIndex:
         )
         sizes = np.bincount(relations, minlength=num_relations)
         sizes_without_loops = np.bincount(relations[~loops], minlength=num_relations)
-        found = []
-        for is_inverse, (keys, overlap), size in (
-            (True, inverses, sizes_without_loops),
-            (False, duplicates, sizes),
-        ):
-            first, second = np.divmod(keys, num_relations)
-            # A symmetric relation was counted once for a triple and its reverse: both are its triples.
-            overlap = np.where(first == second, 2 * overlap, overlap)
-            found.append(
-                RelationPairs(
-                    first, second, np.full(len(keys), is_inverse), overlap, size[first], size[second]
-                )
-            )
-        columns = [np.concatenate(parts) for parts in zip(*(vars(pairs).values() for pairs in found))]
-        pairs = RelationPairs(*columns)
-        near = np.flatnonzero((pairs.share >= near_share) & (pairs.overlap >= min_overlap))
-        order = near[np.argsort(-pairs.overlap[near], kind="stable")]
-        return RelationPairs(*(column[order] for column in columns))
+        return inverses, duplicates, sizes_without_loops, sizes
 
     def leaks(self, split: str, pairs: RelationPairs) -> Leaks:
         """Return the triples of a split that train gives away.
@@ -257,6 +267,49 @@ class TripleIndex:
             hit = (rank >= 0) & (counterpart != codes[rows]) & contains(self.train, counterpart)
             implied[rows[hit]] = True
         return implied
+
+
+class _PairTotals:
+    """Triples that relations share, summed over buckets."""
+
+    def __init__(self, num_relations: int) -> None:
+        self._num_relations = num_relations
+        nothing = np.zeros(0, np.int64)
+        self._overlaps = [(nothing, nothing), (nothing, nothing)]
+        self._sizes = np.zeros((2, num_relations), np.int64)
+
+    def add(self, index: TripleIndex) -> None:
+        """Add the triples of a bucket."""
+        inverses, duplicates, without_loops, sizes = index.overlaps()
+        for kind, found in enumerate((inverses, duplicates)):
+            self._overlaps[kind] = _sum_by_key(self._overlaps[kind], found)
+        self._sizes += [without_loops, sizes]
+
+    def near_pairs(self, near_share: float = NEAR_SHARE, min_overlap: int = MIN_OVERLAP) -> RelationPairs:
+        """Find the pairs as :meth:`TripleIndex.near_pairs` does."""
+        found = []
+        for is_inverse, (keys, overlap), size in zip((True, False), self._overlaps, self._sizes):
+            first, second = np.divmod(keys, self._num_relations)
+            # A symmetric relation was counted once for a triple and its reverse: both are its triples.
+            overlap = np.where(first == second, 2 * overlap, overlap)
+            found.append(
+                RelationPairs(
+                    first, second, np.full(len(keys), is_inverse), overlap, size[first], size[second]
+                )
+            )
+        columns = [np.concatenate(parts) for parts in zip(*(vars(pairs).values() for pairs in found))]
+        pairs = RelationPairs(*columns)
+        near = np.flatnonzero((pairs.share >= near_share) & (pairs.overlap >= min_overlap))
+        order = near[np.argsort(-pairs.overlap[near], kind="stable")]
+        return RelationPairs(*(column[order] for column in columns))
+
+
+def _sum_by_key(one: Counted, other: Counted) -> Counted:
+    """Add counts of equal keys; keys ascend."""
+    keys, inverse = np.unique(np.concatenate([one[0], other[0]]), return_inverse=True)
+    total = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(total, inverse, np.concatenate([one[1], other[1]]))
+    return keys, total
 
 
 def sorted_distinct(values: np.ndarray) -> np.ndarray:
@@ -320,10 +373,7 @@ def _count_combinations(
         one, other = relations[mine], relations[places]
         key = np.minimum(one, other) * num_relations + np.maximum(one, other)
         piece, count = np.unique(key, return_counts=True)
-        keys, inverse = np.unique(np.concatenate([keys, piece]), return_inverse=True)
-        total = np.zeros(len(keys), dtype=np.int64)
-        np.add.at(total, inverse, np.concatenate([counts, count]))
-        counts = total
+        keys, counts = _sum_by_key((keys, counts), (piece, count))
     return keys, counts
 
 
@@ -343,30 +393,47 @@ class Quality:
     leaks: dict[str, Leaks]
 
 
-def measure_quality(triples: NumberedTriples) -> Quality:
+def measure_quality(triples: NumberedTriples, bucket_bytes: int = BUCKET_BYTES) -> Quality:
     """Measure the quality of a data set.
 
     Parameters
     ----------
     triples : NumberedTriples
         All splits.
+    bucket_bytes : int
+        Memory for the triples that are sorted at a time.
     """
-    index = TripleIndex(triples)
-    pairs = index.near_pairs()
-    leaks = {split: index.leaks(split, pairs) for split in (VALID, TEST)}
+    counts = {split: len(triples.splits[split][0]) for split in SPLITS}
+    num_buckets = max(1, -(-INDEXED_BYTES * sum(counts.values()) // bucket_bytes))
+    totals = _PairTotals(triples.num_relations)
+    duplicates = dict.fromkeys(SPLITS, 0)
+    uses = np.zeros(triples.num_relations, np.int64)
+    in_valid = np.zeros(counts[TEST], bool)
+    for rows, index in _buckets(triples, num_buckets):
+        totals.add(index)
+        for split, codes in index.codes.items():
+            duplicates[split] += len(codes) - len(sorted_distinct(codes))
+        uses += np.bincount(index.relations(index.train), minlength=len(uses))
+        in_valid[rows[TEST]] = contains(sorted_distinct(index.codes[VALID]), index.codes[TEST])
+    pairs = totals.near_pairs()
+    leaks = {split: Leaks(*np.zeros((4, counts[split]), bool)) for split in (VALID, TEST)}
+    # Which relations are near is known after the first pass only. One bucket is not indexed again.
+    again = [(rows, index)] if num_buckets == 1 else _buckets(triples, num_buckets)
+    for rows, index in again:
+        for split, found in leaks.items():
+            for name, mask in vars(index.leaks(split, pairs)).items():
+                getattr(found, name)[rows[split]] = mask
     shared = {
         split: {name: _share(mask) for name, mask in vars(found).items()} for split, found in leaks.items()
     }
-    shared[TEST]["in_valid"] = _share(contains(sorted_distinct(index.codes[VALID]), index.codes[TEST]))
+    shared[TEST]["in_valid"] = _share(in_valid)
     report = {
-        "triples": {split: len(codes) for split, codes in index.codes.items()},
-        "duplicates": {
-            split: len(codes) - len(sorted_distinct(codes)) for split, codes in index.codes.items()
-        },
+        "triples": counts,
+        "duplicates": duplicates,
         "leaks": shared,
         "relation_pairs": _named_pairs(pairs, triples.relation_name),
         "unseen": count_unseen(triples.splits, triples.num_entities, triples.num_relations),
-        "single_triple_relations": _single_triples(index),
+        "single_triple_relations": _single_triples(triples, uses),
         **_degrees(triples),
         "components": _components(triples),
     }
@@ -427,9 +494,9 @@ def count_unseen(
     """
     new_entity = np.ones(num_entities, dtype=bool)
     new_relation = np.ones(num_relations, dtype=bool)
-    heads, relations, tails = splits[TRAIN]
-    new_entity[heads] = new_entity[tails] = False
-    new_relation[relations] = False
+    for _, (heads, relations, tails) in _pieces(splits[TRAIN]):
+        new_entity[heads] = new_entity[tails] = False
+        new_relation[relations] = False
     counts = {}
     both = np.zeros(num_entities, dtype=bool), np.zeros(num_relations, dtype=bool)
     num_triples = 0
@@ -453,21 +520,56 @@ def _count(entities: np.ndarray, relations: np.ndarray, num_triples: int) -> dic
     return {"entities": int(entities.sum()), "relations": int(relations.sum()), "triples": num_triples}
 
 
-def _single_triples(index: TripleIndex) -> dict[str, Any]:
-    """Return the relations with one distinct triple in train."""
-    uses = np.bincount(index.relations(index.train), minlength=index.triples.num_relations)
+Rows = Union[np.ndarray, slice]
+Triples = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def _buckets(triples: NumberedTriples, num_buckets: int) -> Iterator[tuple[dict[str, Rows], TripleIndex]]:
+    """Yield the rows of each split that are of a bucket, and their index."""
+    if num_buckets == 1:
+        yield dict.fromkeys(SPLITS, slice(None)), TripleIndex(triples)
+        return
+    for bucket in range(num_buckets):
+        rows: dict[str, Rows] = {}
+        splits: dict[str, Triples] = {}
+        for split in SPLITS:
+            places, columns = [np.zeros(0, np.int64)], [np.zeros((3, 0), np.int64)]
+            for start, (heads, relations, tails) in _pieces(triples.splits[split]):
+                lower, upper = np.minimum(heads, tails), np.maximum(heads, tails)
+                mixed = split_mix(lower.astype(np.uint64) << np.uint64(32) | upper.astype(np.uint64))
+                mine = np.flatnonzero(mixed % np.uint64(num_buckets) == bucket)
+                places.append(mine + start)
+                columns.append(np.stack([heads[mine], relations[mine], tails[mine]]))
+            rows[split] = np.concatenate(places)
+            heads, relations, tails = np.concatenate(columns, axis=1)
+            splits[split] = (heads, relations, tails)
+        yield rows, TripleIndex(replace(triples, splits=splits))
+
+
+def _pieces(columns: Triples, num_rows: int = _ROWS_AT_A_TIME) -> Iterator[tuple[int, Triples]]:
+    """Yield the first row, and heads, relations and tails, a bounded number at a time."""
+    heads, relations, tails = columns
+    for start in range(0, len(heads), num_rows):
+        rows = slice(start, start + num_rows)
+        yield start, (heads[rows], relations[rows], tails[rows])
+
+
+def _single_triples(triples: NumberedTriples, uses: np.ndarray) -> dict[str, Any]:
+    """Return the relations with one distinct triple in train, of which ``uses`` has the numbers."""
     single = np.flatnonzero(uses == 1)
     return {
         "count": len(single),
-        "examples": [index.triples.relation_name(id_) for id_ in single[:MAX_EXAMPLES].tolist()],
+        "examples": [triples.relation_name(id_) for id_ in single[:MAX_EXAMPLES].tolist()],
     }
 
 
 def _degrees(triples: NumberedTriples) -> dict[str, Any]:
     """Return figures of the number of training triples of each entity, and the entities with most of them."""
-    heads, _, tails = triples.splits[TRAIN]
-    degrees = np.bincount(heads, minlength=triples.num_entities)
-    degrees += np.bincount(tails, minlength=triples.num_entities)
+    degrees = np.zeros(triples.num_entities, np.int64)
+    # Larger pieces: each costs as much as the entities do.
+    for _, (heads, _, tails) in _pieces(triples.splits[TRAIN], 4 * _ROWS_AT_A_TIME):
+        for ends in (heads, tails):
+            degrees += np.bincount(ends, minlength=triples.num_entities)
     largest = np.argsort(-degrees, kind="stable")[:NUM_HUBS].tolist()
     return {
         "degrees": {
@@ -488,14 +590,15 @@ def _components(triples: NumberedTriples) -> dict[str, Any]:
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
-    heads, _, tails = triples.splits[TRAIN]
-    # uint8 may overflow where triples are added up; only whether an entry is stored counts.
-    edges = coo_array(
-        (np.ones(len(heads), dtype=np.uint8), (heads, tails)), shape=(triples.num_entities,) * 2
-    )
-    _, component_of = connected_components(edges, directed=False)
+    component_of = np.arange(triples.num_entities, dtype=np.int32)
     seen = np.zeros(triples.num_entities, dtype=bool)
-    seen[heads] = seen[tails] = True
+    for _, (heads, _, tails) in _pieces(triples.splits[TRAIN], 4 * _ROWS_AT_A_TIME):
+        seen[heads] = seen[tails] = True
+        # Between the components of the pieces before: joined ones get one number.
+        ends = (component_of[heads], component_of[tails])
+        # uint8 may overflow where triples are added up; only whether an entry is stored counts.
+        edges = coo_array((np.ones(len(heads), dtype=np.uint8), ends), shape=(triples.num_entities,) * 2)
+        component_of = connected_components(edges, directed=False)[1][component_of]
     sizes = np.bincount(component_of[seen])
     sizes = sizes[sizes > 0]
     largest = int(sizes.max(initial=0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,15 @@ class PartSize:
     num_edges : int
         Training triples that it owns.
     num_halo_edges : int
-        Edges of other partitions whose heads it owns; DGL stores them here too.
+        Edges of other partitions whose heads it owns, where DGL's graph has the triples: they are stored here
+        too.
     most_halo_nodes : int
         Upper bound of the number of nodes of other partitions in all these edges.
     has_weights : bool
         Whether its triples have weights.
+    num_graph_edges : int
+        Edges of its triples in DGL's graph, halo edges apart: one of each type, since triples are in the edge
+        tables. In data sets of older versions every triple is an edge.
     """
 
     num_rows: Mapping[str, int]
@@ -36,6 +41,12 @@ class PartSize:
     num_halo_edges: int = 0
     most_halo_nodes: int = 0
     has_weights: bool = False
+    num_graph_edges: int = 1
+
+    @property
+    def graph_has_triples(self) -> bool:
+        """Whether the triples are edges of DGL's graph."""
+        return self.num_graph_edges >= self.num_edges
 
 
 @dataclass(frozen=True)
@@ -118,8 +129,9 @@ def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[st
     report = load_json(folder / dataset_files.PARTITIONS / dataset_files.REPORT)
     try:
         cut_edges = [int(part[Field.CUT_EDGES]) for part in report[Field.PARTS]]
+        num_edges = [int(part["num_edges"]) for part in report[Field.PARTS]]
         return DatasetSize(
-            _part_sizes(graph, cut_edges, bool(description[Field.HAS_WEIGHTS])),
+            _part_sizes(graph, num_edges, cut_edges, bool(description[Field.HAS_WEIGHTS])),
             int(description[Field.NUM_RELATIONS]),
             {name: int(count) for name, count in description[Field.SPLITS].items()},
             sum(path.stat().st_size for path in dataset_files.vocabulary_paths(folder)),
@@ -133,7 +145,7 @@ def _foreign(folder: Path, error: Exception) -> InputError:
 
 
 def _part_sizes(
-    partitions: Mapping[str, Any], cut_edges: Sequence[int], has_weights: bool
+    partitions: Mapping[str, Any], num_edges: Sequence[int], cut_edges: Sequence[int], has_weights: bool
 ) -> tuple[PartSize, ...]:
     """Read DGL's description of the partitions; its ranges count nodes and edges of all types.
 
@@ -160,6 +172,9 @@ def _part_sizes(
         # Each cut edge brings at most one node of another partition, and there are no more such nodes than
         # others own.
         most_halo_nodes = min(cut_edges[part] + num_halo_edges, num_others)
-        num_edges = sum(counts[part] for counts in edges)
-        sizes.append(PartSize(num_rows, num_edges, num_halo_edges, most_halo_nodes, has_weights))
+        in_graph = sum(counts[part] for counts in edges)
+        found = PartSize(num_rows, num_edges[part], num_halo_edges, most_halo_nodes, has_weights, in_graph)
+        if not found.graph_has_triples:
+            found = dataclasses.replace(found, num_halo_edges=0, most_halo_nodes=0)
+        sizes.append(found)
     return tuple(sizes)

@@ -230,18 +230,16 @@ class Run:
     def known_triples(self, also_known: Sequence[np.ndarray] = ()) -> KnownTriples:
         """Return an index of the triples of all splits, and of others; built once without others."""
         if also_known:
-            splits = [self.dataset.split(split) for split in SPLITS]
-            return KnownTriples([*splits, *also_known], self.dataset.num_relations)
+            return self.dataset.known_triples(SPLITS, also_known)
         return self._known_of_all_splits
 
     @cached_property
     def _known_of_all_splits(self) -> KnownTriples:
-        return KnownTriples([self.dataset.split(split) for split in SPLITS], self.dataset.num_relations)
+        return self.dataset.known_triples()
 
     @cached_property
     def _known_by_split(self) -> dict[str, KnownTriples]:
-        dataset = self.dataset
-        return {split: KnownTriples([dataset.split(split)], dataset.num_relations) for split in SPLITS}
+        return {split: self.dataset.known_triples([split]) for split in SPLITS}
 
     def shards(self, tables: Sequence[str]) -> dict[str, Sequence[RowShard]]:
         """Return all rows of some tables."""

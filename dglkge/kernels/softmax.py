@@ -162,14 +162,14 @@ def ignore_known(
     first, count : np.ndarray
         "(B,) int64": the answers to query i are ``answers[first[i] : first[i] + count[i]]``.
     answers, negative_ids : np.ndarray
-        "(A,) int64" and "(N,) int64".
+        "(A,) int64 or uint32" and "(N,) int64".
     ignored, slots, scores
         See :func:`ignore_truths`; the scores may also be a mask, written with True.
     """
     table, links, mask = link_equal(negative_ids, slots)
     for i in range(first.shape[0]):
         for place in range(first[i], first[i] + count[i]):
-            j = last_equal(answers[place], negative_ids, table, mask)
+            j = last_equal(np.int64(answers[place]), negative_ids, table, mask)
             while j >= 0:
                 scores[i, j] = ignored
                 j = links[j]

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dglkge.data.quality import sorted_distinct
 from dglkge.data.text_format import ROLES, Columns
+from dglkge.partition.rows import distinct_below
 
 MIN_RELATIONS = 10
 """With fewer distinct values in the column of relations, nothing is suspicious."""
@@ -34,9 +34,7 @@ def column_order_advice(
     entities, relations : sequence of str, optional
         The sorted names of the ids, if the triples are of names.
     """
-    found = [
-        sorted_distinct(np.concatenate([rows[:, column] for rows in splits.values()])) for column in range(3)
-    ]
+    found = [distinct_below(list(splits.values()), column) for column in range(3)]
     if len(found[1]) < MIN_RELATIONS:
         return None
     counts = ", ".join(f"{len(values):,} {role}s" for values, role in zip(found, ROLES))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -10,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from dglkge.data.dataset_files import DESCRIPTION, PENDING_DESCRIPTION, TRAIN, F
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import DglkgeError, InputError, StorageError
 from dglkge.partition.ingest import IdTriples, TypedIds
+from dglkge.partition.rows import pieces
 from dglkge.partition.run_build import NO_ROOM
 
 _LOCK = ".lock"
@@ -182,9 +184,6 @@ def _replace(output: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-_ROWS_AT_A_TIME = 1 << 20
-
-
 def write_triples(folder: Path, triples: IdTriples, ids: TypedIds) -> dict[str, Any]:
     """Write all files but the partitions and the description.
 
@@ -211,24 +210,26 @@ def write_triples(folder: Path, triples: IdTriples, ids: TypedIds) -> dict[str, 
     ids.relations.save(folder / dataset_files.RELATIONS)
     paths.append(folder / dataset_files.RELATIONS)
     splits = {split: triples.splits.get(split, np.zeros((0, 3), np.int32)) for split in dataset_files.SPLITS}
-    train_pairs = ids.pair_ranks()[ids.relation_ids(splits[TRAIN])]
-    # Triples of one pair of types become one range of triple ids. Stable, so that they keep the order of the
-    # input within a pair.
-    order = None if len(ids.types) == 1 else np.argsort(train_pairs, kind="stable")
+    ranks = ids.pair_ranks()
+    counts = np.zeros(int(ranks.max()) + 1, np.int64)
+    for _, (rows,) in pieces(splits[TRAIN]):
+        counts += np.bincount(ranks[ids.relation_ids(rows)], minlength=len(counts))
+    weights = triples.weights.get(TRAIN)
+    weight_path = folder / dataset_files.TRAIN_WEIGHTS
     for split, rows in splits.items():
         path = dataset_files.split_path(folder, split)
-        _write_split(path, rows, ids, order if split == TRAIN else None)
+        if split == TRAIN:
+            _write_train(path, rows, weight_path, weights, ids, counts)
+        else:
+            _write_split(path, rows, ids)
         paths.append(path)
-    weights = triples.weights.get(TRAIN)
     if weights is not None:
-        path = folder / dataset_files.TRAIN_WEIGHTS
-        np.save(path, weights if order is None else weights[order])
-        paths.append(path)
+        paths.append(weight_path)
     return {
         Field.ENTITY_TYPES: ids.num_entities(),
         Field.NUM_RELATIONS: len(ids.relations),
         Field.SPLITS: {split: len(rows) for split, rows in splits.items()},
-        Field.EDGE_TYPES: _edge_types(ids, train_pairs),
+        Field.EDGE_TYPES: _edge_types(ids, counts),
         Field.HAS_WEIGHTS: weights is not None,
         Field.FINGERPRINT: dataset_files.fingerprint(paths),
     }
@@ -244,22 +245,64 @@ def write_description(folder: Path, description: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _write_split(path: Path, rows: np.ndarray, ids: TypedIds, order: np.ndarray | None) -> None:
+def _start_array(file: BinaryIO, dtype: str, shape: tuple[int, ...]) -> int:
+    """Write the header of a ``.npy`` file; returns its length in bytes."""
+    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    file.flush()
+    return file.tell()
+
+
+def _write_split(path: Path, rows: np.ndarray, ids: TypedIds) -> None:
     # In pieces: the 64-bit ids of a large split may not fit into memory beside the 32-bit ones. Written, not
     # mapped: on a full disk a write fails with an error, but a store to a mapped page is a SIGBUS.
     with open(path, "wb") as file:
-        header = {"descr": "<i8", "fortran_order": False, "shape": (len(rows), 3)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, len(rows), _ROWS_AT_A_TIME):
-            piece = slice(start, start + _ROWS_AT_A_TIME)
-            ids_of_piece = ids.original_ids(rows[piece] if order is None else rows[order[piece]])
-            file.write(np.ascontiguousarray(ids_of_piece, dtype="<i8").tobytes())
+        _start_array(file, "<i8", (len(rows), 3))
+        for _, (piece,) in pieces(rows):
+            file.write(np.ascontiguousarray(ids.original_ids(piece), dtype="<i8").tobytes())
 
 
-def _edge_types(ids: TypedIds, train_pairs: np.ndarray) -> list[list[Any]]:
+def _write_train(
+    path: Path,
+    rows: np.ndarray,
+    weight_path: Path,
+    weights: np.ndarray | None,
+    ids: TypedIds,
+    counts: np.ndarray,
+) -> None:
+    """Write training triples and their weights: those of one pair of types are one range of triple ids.
+
+    Within a pair they keep the order of the input. ``counts`` are the triples of each pair.
+    """
+    ranks, places = ids.pair_ranks(), np.cumsum(counts) - counts
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(path, "wb"))
+        start = _start_array(file, "<i8", (len(rows), 3))
+        if weights is not None:
+            weight_file = stack.enter_context(open(weight_path, "wb"))
+            weight_start = _start_array(weight_file, weights.dtype.str, weights.shape)
+        for piece, (some,) in pieces(rows):
+            found = np.ascontiguousarray(ids.original_ids(some), dtype="<i8")
+            pairs = ranks[found[:, 1]]
+            for pair in np.unique(pairs).tolist():
+                mine = pairs == pair
+                _write_at(file, found[mine], start + int(places[pair]) * found.itemsize * 3)
+                if weights is not None:
+                    place = weight_start + int(places[pair]) * weights.itemsize
+                    _write_at(weight_file, np.ascontiguousarray(weights[piece][mine]), place)
+                places[pair] += mine.sum()
+
+
+def _write_at(file: BinaryIO, array: np.ndarray, place: int) -> None:
+    """Write an array at a place of a file, all of it."""
+    content = memoryview(array.tobytes())
+    while content:
+        written = os.pwrite(file.fileno(), content, place)
+        content, place = content[written:], place + written
+
+
+def _edge_types(ids: TypedIds, counts: np.ndarray) -> list[list[Any]]:
     """Return lhs, rhs, first and end triple id of each pair of types that occurs in training triples."""
     ranks = ids.pair_ranks()
-    counts = np.bincount(train_pairs, minlength=int(ranks.max()) + 1)
     ends = np.cumsum(counts)
     edge_types = []
     for rank, (count, end) in enumerate(zip(counts.tolist(), ends.tolist())):

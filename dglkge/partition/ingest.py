@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from dglkge.data.text_format import ROLES, WEIGHT, Columns
 from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
 from dglkge.partition.column_order import column_order_advice
+from dglkge.partition.rows import CollectedRows, pieces
 from dglkge.typing import Relation
 
 MAX_NAMES = np.iinfo(np.int32).max
@@ -64,13 +66,17 @@ class NameIndex:
         return names, places
 
 
-def ingest_names(chunks_of_split: Mapping[str, Iterable[pd.DataFrame]]) -> IdTriples:
+def ingest_names(
+    chunks_of_split: Mapping[str, Iterable[pd.DataFrame]], folder: Path | None = None
+) -> IdTriples:
     """Read all splits of triples of names.
 
     Parameters
     ----------
     chunks_of_split : mapping of str to iterable of DataFrame
         For each split its chunks, as ``dglkge.data.triples`` yields them.
+    folder : Path, optional
+        Folder for temporary files of the ids, 12 bytes a triple; by default they are in memory.
 
     Raises
     ------
@@ -81,15 +87,16 @@ def ingest_names(chunks_of_split: Mapping[str, Iterable[pd.DataFrame]]) -> IdTri
     index = {"head": entities, "relation": relations, "tail": entities}
     # First ids by appearance in one pass, then renumbering in place: the names are sorted once, not the
     # triples.
-    splits, weights = _collect(chunks_of_split, lambda role, column: index[role].add(column))
+    splits, weights = _collect(chunks_of_split, lambda role, column: index[role].add(column), folder)
     entity_names, entity_places = entities.in_order()
     relation_names, relation_places = relations.in_order()
     check_names(entity_names, "entity", "\n")
     check_names(relation_names, "relation", "\n\t")
     for triples in splits.values():
-        triples[:, 0] = entity_places[triples[:, 0]]
-        triples[:, 1] = relation_places[triples[:, 1]]
-        triples[:, 2] = entity_places[triples[:, 2]]
+        for _, (piece,) in pieces(triples):
+            piece[:, 0] = entity_places[piece[:, 0]]
+            piece[:, 1] = relation_places[piece[:, 1]]
+            piece[:, 2] = entity_places[piece[:, 2]]
     return IdTriples(entity_names, relation_names, splits, weights)
 
 
@@ -98,6 +105,7 @@ def ingest_ids(
     entity_names: list[str] | None,
     relation_names: list[str] | None,
     columns: Columns | None = None,
+    folder: Path | None = None,
 ) -> IdTriples:
     """Read all splits of triples of integer ids.
 
@@ -109,18 +117,20 @@ def ingest_ids(
         The id maps. Without one, the names are the integers, and every integer up to the largest must occur.
     columns : Columns, optional
         The order in which the columns were read, for the error message.
+    folder : Path, optional
+        As for :func:`ingest_names`.
 
     Raises
     ------
     InputError
         If integers are missing among those that occur, and no id map allows it.
     """
-    splits, weights = _collect(chunks_of_split, lambda role, column: column.to_numpy())
+    splits, weights = _collect(chunks_of_split, lambda role, column: column.to_numpy(), folder)
     try:
         if entity_names is None:
-            entity_names = _dense_names([triples[:, [0, 2]] for triples in splits.values()], "entity")
+            entity_names = _dense_names(splits, (0, 2), "entity")
         if relation_names is None:
-            relation_names = _dense_names([triples[:, 1] for triples in splits.values()], "relation")
+            relation_names = _dense_names(splits, (1,), "relation")
     except InputError as error:
         # Integers in a wrong order often leave gaps; then the maps that the message asks for would not help.
         advice = column_order_advice(splits, columns or Columns())
@@ -131,22 +141,26 @@ def ingest_ids(
 
 
 def _collect(
-    chunks_of_split: Mapping[str, Iterable[pd.DataFrame]], ids_of: Callable[[str, pd.Series], np.ndarray]
+    chunks_of_split: Mapping[str, Iterable[pd.DataFrame]],
+    ids_of: Callable[[str, pd.Series], np.ndarray],
+    folder: Path | None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the ids and the weights of each split; ``ids_of`` turns a role's column into ids."""
     splits, weights = {}, {}
     for split, chunks in chunks_of_split.items():
-        parts, weight_parts = [], []
+        parts, weight_parts = CollectedRows(folder, (3,), np.int32), CollectedRows(folder, (), np.float32)
+        has_weights = False
         for chunk in chunks:
             triples = np.empty((len(chunk), 3), dtype=np.int32)
             for column, role in enumerate(ROLES):
                 triples[:, column] = ids_of(role, chunk[role])
             parts.append(triples)
             if WEIGHT in chunk:
+                has_weights = True
                 weight_parts.append(chunk[WEIGHT].to_numpy(dtype=np.float32))
-        splits[split] = np.concatenate(parts)
-        if weight_parts:
-            weights[split] = np.concatenate(weight_parts)
+        splits[split] = parts.array()
+        if has_weights:
+            weights[split] = weight_parts.array()
     return splits, weights
 
 
@@ -160,17 +174,24 @@ def check_names(names: list[str], noun: str, forbidden: str) -> None:
                 )
 
 
-def _dense_names(columns: list[np.ndarray], noun: str) -> list[str]:
-    num_ids = 1 + max(int(ids.max()) for ids in columns)
+def _dense_names(splits: Mapping[str, np.ndarray], columns: tuple[int, ...], noun: str) -> list[str]:
+    largest, num_fields = -1, 0
+    for rows in splits.values():
+        num_fields += len(rows) * len(columns)
+        for _, (piece,) in pieces(rows):
+            largest = max(largest, *(int(piece[:, column].max()) for column in columns))
+    num_ids = 1 + largest
     advice = f"give --{noun}-map if there are more than occur, or --ids names if these are names"
     # Refused before the array below is allocated: one large id must not need gigabytes.
-    if num_ids > sum(ids.size for ids in columns):
+    if num_ids > num_fields:
         raise InputError(
             f"the {noun} ids reach {num_ids - 1}, more than there are fields to hold them: {advice}"
         )
     occurs = np.zeros(num_ids, dtype=bool)
-    for ids in columns:
-        occurs[ids] = True
+    for rows in splits.values():
+        for _, (piece,) in pieces(rows):
+            for column in columns:
+                occurs[piece[:, column]] = True
     missing = np.flatnonzero(~occurs)
     if len(missing):
         raise InputError(
@@ -215,6 +236,10 @@ class TypedIds:
 
     def relation_ids(self, triples: np.ndarray) -> np.ndarray:
         """Return the original relation id of each triple, (n,) int64."""
+        if len(self.types) == 1:
+            # Each relation id has its one key, those that no triple has too: ids are places.
+            found: np.ndarray = triples[:, 1].astype(np.int64)
+            return found
         return np.searchsorted(self.relation_keys, _keys(triples, self.type_of, len(self.types)))
 
     def original_ids(self, triples: np.ndarray) -> np.ndarray:
@@ -259,8 +284,10 @@ def assign_ids(
     for index in range(len(types)):
         members = np.flatnonzero(type_of == index)
         id_in_type[members] = np.arange(len(members), dtype=np.int32)
-    found = [np.unique(_keys(triples, type_of, len(types))) for triples in splits.values()]
-    keys = np.unique(np.concatenate(found))
+    keys = np.empty(0, np.int64)
+    for triples in splits.values():
+        for _, (piece,) in pieces(triples):
+            keys = np.union1d(keys, _keys(piece, type_of, len(types)))
     # A key is (name * types + lhs) * types + rhs; dividing by types squared gives the name back.
     unused = np.setdiff1d(np.arange(len(relation_names)), keys // len(types) ** 2)
     keys = np.union1d(keys, unused * len(types) ** 2)

@@ -24,10 +24,62 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.partition.readers.options import ReadingOptions, check_reading
 from dglkge.typing import RELATION
 
-METHODS = ("metis", "random")
+METHODS = ("metis", "ldg", "random")
 
 EXACT, IMPLIED = DROPPED_LEAKS = ("exact", "implied")
 """Values of ``--drop-leaks``."""
+
+
+MIN_MEMORY = 64 * 10**6
+"""Least value of ``--max-memory``: pieces of triples take tens of MB however few are read at a time."""
+
+METIS_TRIPLE_BYTES = 250
+"""Peak of METIS for each triple: measured were 240 with 10^6 triples and 230 with 10^7, in four partitions,
+by ``growth.py partition --partition_options "--num_parts 4"`` less the same with ``--method random``."""
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def parse_memory(text: str) -> int:
+    """Parse the ``--max-memory`` option: a number of bytes with a unit.
+
+    Raises
+    ------
+    InputError
+        If it is none.
+
+    Examples
+    --------
+    >>> parse_memory("1.5GB"), parse_memory("512 MiB")
+    (1500000000, 536870912)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise InputError(
+            f"--max-memory is {text!r}, expected bytes with KB, MB, GB, KiB, MiB or GiB, e.g. 2GB"
+        )
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def check_metis_memory(num_triples: int, max_memory: int | None) -> int:
+    """Return the bytes that METIS needs, and refuse what is not there.
+
+    Raises
+    ------
+    InputError
+        If that is more than the limit, or without a limit more than the machine has free.
+    """
+    needed = METIS_TRIPLE_BYTES * num_triples
+    limit, where = max_memory, "--max-memory is"
+    if limit is None:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        limit, where = int(found[1]) << 10 if found else needed, "the machine's free memory is"
+    if needed > limit:
+        raise InputError(
+            f"METIS needs about {needed / 1e9:.1f} GB for {num_triples:,} triples, "
+            f"{where} {limit / 1e9:.1f} GB: give --method ldg or random"
+        )
+    return needed
 
 
 @dataclass(frozen=True)
@@ -39,9 +91,9 @@ class Options:
     num_parts : int
         Number of partitions.
     method : str
-        ``"metis"`` or ``"random"``.
+        ``"metis"``, ``"ldg"`` or ``"random"``.
     seed : int
-        Of ``random``, of the relations' owners and of a split by fractions. METIS itself takes none.
+        Of ``ldg`` and ``random``, of the relations' owners, of a split by fractions. METIS itself takes none.
     columns : Columns
         Where the parts of a triple stand.
     entity_types : Path, optional
@@ -62,6 +114,9 @@ class Options:
         Options of formats other than tables, and of the format itself.
     strict_splits : float, optional
         Refuse triples of valid and test that stand in train, and more than this share that train implies.
+    max_memory : int, optional
+        Bytes that the triples may take in memory; names of entities and node ids come on top. By default as
+        much as is free for METIS, and 512 MiB for anything else.
     drop_leaks : str, optional
         Leave out triples of valid and test that stand in train (``"exact"``), or also those that train
         implies (``"implied"``).
@@ -82,6 +137,7 @@ class Options:
     reading: ReadingOptions = ReadingOptions()
     strict_splits: float | None = None
     drop_leaks: str | None = None
+    max_memory: int | None = None
 
 
 def check_options(options: Options) -> None:
@@ -102,6 +158,8 @@ def check_options(options: Options) -> None:
         raise InputError(f"--strict-splits is {options.strict_splits:g}, expected a share from 0 to 1")
     if options.drop_leaks is not None and options.drop_leaks not in DROPPED_LEAKS:
         raise unknown_name("kind of leaks to drop", options.drop_leaks, DROPPED_LEAKS)
+    if options.max_memory is not None and options.max_memory < MIN_MEMORY:
+        raise InputError(f"--max-memory is {options.max_memory} bytes, expected 64MB or more")
     if (options.entity_map or options.relation_map) and not options.integer_ids:
         raise InputError("an entity or relation map was given, but the ids are not said to be integers")
     if options.entity_types is not None and options.reading.types_from is not None:

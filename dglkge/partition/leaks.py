@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
-from dglkge.data.quality import Leaks, NumberedTriples, Quality, measure_quality
+from dglkge.data.quality import BUCKET_BYTES, Leaks, NumberedTriples, Quality, measure_quality
 from dglkge.errors import InputError
 from dglkge.partition.ingest import IdTriples, TypedIds
 from dglkge.partition.inputs import IMPLIED
@@ -16,12 +16,14 @@ Place = Callable[[str, int], str]
 """Returns where a row of a split is, for messages."""
 
 
-def measure_triples(triples: IdTriples, ids: TypedIds) -> Quality:
-    """Measure the quality of triples that are not written yet."""
+def measure_triples(triples: IdTriples, ids: TypedIds, bucket_bytes: int = BUCKET_BYTES) -> Quality:
+    """Measure the quality of triples that are not written yet, with so much memory for triples."""
     splits = {}
     for split in SPLITS:
         rows = triples.splits.get(split, np.zeros((0, 3), dtype=np.int32))
-        splits[split] = (rows[:, 0], ids.relation_ids(rows), rows[:, 2])
+        # With one type the ids stay: relation_ids would copy what may be larger than memory.
+        relations = rows[:, 1] if len(ids.types) == 1 else ids.relation_ids(rows)
+        splits[split] = (rows[:, 0], relations, rows[:, 2])
     return measure_quality(
         NumberedTriples(
             splits,
@@ -29,7 +31,8 @@ def measure_triples(triples: IdTriples, ids: TypedIds) -> Quality:
             len(ids.relations),
             triples.entities.__getitem__,
             ids.relations.labels.__getitem__,
-        )
+        ),
+        bucket_bytes,
     )
 
 

@@ -15,6 +15,7 @@ import pandas as pd
 from dglkge import __version__
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import PARTITIONS, REPORT, SPLITS, TRAIN, Field
+from dglkge.data.quality import BUCKET_BYTES
 from dglkge.data.text_format import EXTENSIONS, Columns, RowRules, extension, parse_columns
 from dglkge.data.triples import frame_chunks, header_of, place_of_row, read_chunks
 from dglkge.errors import InputError
@@ -23,6 +24,7 @@ from dglkge.partition.dataset_writer import check_output, staged, write_descript
 from dglkge.partition.ingest import MAX_NAMES, IdTriples, assign_ids, check_names, ingest_ids, ingest_names
 from dglkge.partition.inputs import (
     Options,
+    check_metis_memory,
     check_num_parts,
     check_options,
     read_id_map,
@@ -79,7 +81,7 @@ def _read(inputs: Sequence[Path], output: Path, options: Options, delimiter: str
     show_line(options.progress, source.line)
     with reading_progress(source.paths, options.progress) as watch:
         if source.family == TABLE:
-            reading = _read_tables(source, options, delimiter, watch)
+            reading = _read_tables(source, output, options, delimiter, watch)
         elif delimiter is not None:
             raise InputError(f"--delimiter is for tables, and the input is {source.title}")
         else:
@@ -89,9 +91,12 @@ def _read(inputs: Sequence[Path], output: Path, options: Options, delimiter: str
     return reading
 
 
-def _read_tables(source: Source, options: Options, delimiter: str | None, watch: Watch) -> Reading:
+def _read_tables(
+    source: Source, output: Path, options: Options, delimiter: str | None, watch: Watch
+) -> Reading:
     """Read text and Parquet files; the files of a split one after the other."""
     maps = _IdMaps.read(options)
+    folder = output.absolute().parent
 
     def chunks(files: Sequence[tuple[Path, Format]]) -> Iterator[pd.DataFrame]:
         for path, kind in files:
@@ -103,7 +108,8 @@ def _read_tables(source: Source, options: Options, delimiter: str | None, watch:
             return ", ".join(str(path) for path, _ in source.files[split])
         return place_of_row(path, row, options.columns, delimiter)
 
-    triples = maps.ingest({split: chunks(files) for split, files in source.files.items()}, options.columns)
+    chunks_of = {split: chunks(files) for split, files in source.files.items()}
+    triples = maps.ingest(chunks_of, options.columns, folder)
     reading = Reading(triples, columns=options.columns, place=place)
     path, kind = source.files[TRAIN][0]
     header = header_of(path, options.columns, delimiter, kind.name) if kind.name == "csv" else {}
@@ -188,11 +194,13 @@ class _IdMaps:
         num_relations = len(self.relations) if self.relations else MAX_NAMES
         return RowRules({"head": num_entities, "relation": num_relations, "tail": num_entities})
 
-    def ingest(self, chunks: Mapping[str, Iterable[pd.DataFrame]], columns: Columns) -> IdTriples:
+    def ingest(
+        self, chunks: Mapping[str, Iterable[pd.DataFrame]], columns: Columns, folder: Path | None = None
+    ) -> IdTriples:
         """Number the triples of all splits."""
         if self.integer_ids:
-            return ingest_ids(chunks, self.entities, self.relations, columns)
-        return ingest_names(chunks)
+            return ingest_ids(chunks, self.entities, self.relations, columns, folder)
+        return ingest_names(chunks, folder)
 
 
 def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
@@ -209,18 +217,22 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
     if options.split:
         if set(triples.splits) != {TRAIN}:
             raise InputError(f"--split needs one set of triples, got {', '.join(triples.splits)}")
-        triples = split_by_hash(triples, options.split, options.seed)
+        triples = split_by_hash(triples, options.split, options.seed, output.absolute().parent)
     types, type_of = types_found or types_of_entities(
         options.entity_types, triples.entities, options.integer_ids
     )
     ids = assign_ids(triples.splits, triples.relations, types, type_of)
     check_num_parts(options.num_parts, {**ids.num_entities(), RELATION: len(ids.relations)})
+    bucket_bytes = BUCKET_BYTES if options.max_memory is None else options.max_memory // 2
+    if options.num_parts > 1 and options.method == "metis":
+        needed = check_metis_memory(len(triples.splits[TRAIN]), options.max_memory)
+        show_line(options.progress, f"METIS will need about {needed / 1e9:.1f} GB")
     show_line(options.progress, "measuring the quality of the data")
-    quality = measure_triples(triples, ids)
+    quality = measure_triples(triples, ids, bucket_bytes)
     dropped: dict[str, int] = {}
     if options.drop_leaks:
         triples, dropped = drop_leaks(triples, quality.leaks, options.drop_leaks)
-        quality = measure_triples(triples, ids)
+        quality = measure_triples(triples, ids, bucket_bytes)
     if options.strict_splits is not None:
         # A split and dropping change the numbers of the rows.
         in_order = not (options.split or options.drop_leaks)

@@ -16,6 +16,8 @@ from tqdm import tqdm
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, Field
 
+_ROWS_AT_A_TIME = 1 << 20
+
 
 def shows(progress: bool | None) -> bool:
     """Return the setting, or for None whether stderr is a terminal."""
@@ -81,9 +83,11 @@ def partition_figures(dataset: Dataset) -> dict[str, Any]:
         table = layout.edge_table(part_id)
         cut = 0
         for lhs, _, first, end in dataset.edge_types:
-            rows = slice(*np.searchsorted(table.triple_ids, [first, end]))
-            # The partition owns the tail of each of its edges, so only the head can lie elsewhere.
-            cut += int((layout.part_of(lhs, table.edges[rows, 0]) != part_id).sum())
+            start, stop = np.searchsorted(table.triple_ids, [first, end]).tolist()
+            for piece in range(start, stop, _ROWS_AT_A_TIME):
+                heads = table.edges[piece : min(piece + _ROWS_AT_A_TIME, stop), 0]
+                # The partition owns the tail of each of its edges, so only the head can lie elsewhere.
+                cut += int((layout.part_of(lhs, heads) != part_id).sum())
         ranges = {ntype: layout.node_range(ntype, part_id) for ntype in layout.ntypes}
         nodes = {ntype: end - start for ntype, (start, end) in ranges.items()}
         parts.append(

@@ -36,7 +36,7 @@ class GraphJob:
     graph_name : str
         Name of the graph in DGL.
     num_parts, method, seed
-        Number of partitions, ``"metis"`` or ``"random"``, seed of ``random`` and of the relations' owners.
+        Number of partitions, one of ``METHODS``, seed of ``ldg``, ``random`` and of the relations' owners.
     entity_types : dict of str to int
         Number of entities of each type.
     edge_types : list of [lhs, rhs, first_triple_id, end_triple_id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.errors import InputError
 from dglkge.kernels.hashing import GOLDEN_GAMMA, split_mix
 from dglkge.partition.ingest import IdTriples
+from dglkge.partition.rows import CollectedRows, pieces
 
 
 def parse_fractions(text: str) -> tuple[float, float, float]:
@@ -35,7 +37,9 @@ def parse_fractions(text: str) -> tuple[float, float, float]:
     return numbers[0], numbers[1], numbers[2]
 
 
-def split_by_hash(triples: IdTriples, fractions: tuple[float, float, float], seed: int) -> IdTriples:
+def split_by_hash(
+    triples: IdTriples, fractions: tuple[float, float, float], seed: int, folder: Path | None = None
+) -> IdTriples:
     """Distribute the triples of the train split over three splits.
 
     Parameters
@@ -46,6 +50,8 @@ def split_by_hash(triples: IdTriples, fractions: tuple[float, float, float], see
         Of train, valid and test.
     seed : int
         Another seed gives another split.
+    folder : Path, optional
+        Folder for temporary files; by default the triples are in memory.
 
     Raises
     ------
@@ -53,18 +59,21 @@ def split_by_hash(triples: IdTriples, fractions: tuple[float, float, float], see
         If no triple falls into train.
     """
     rows = triples.splits[TRAIN]
-    # The upper 53 bits, which float64 represents exactly: a uniform number in [0, 1).
-    position = (hash_triples(rows, seed) >> np.uint64(11)).astype(np.float64) / 2.0**53
     bounds = np.cumsum(fractions)[:2]
-    # By hash and not by drawing: the split does not depend on the order of the triples, and duplicates stay
-    # together.
-    split_of = np.searchsorted(bounds, position, side="right")
-    splits = {split: rows[split_of == place] for place, split in enumerate(SPLITS)}
-    weights = {
-        split: array[split_of == place]
-        for array in triples.weights.values()
-        for place, split in enumerate(SPLITS)
-    }
+    kept = {split: CollectedRows(folder, (3,), np.int32) for split in SPLITS}
+    kept_weights = {split: CollectedRows(folder, (), np.float32) for split in SPLITS if triples.weights}
+    for piece, (some,) in pieces(rows):
+        # The upper 53 bits, which float64 represents exactly: a uniform number in [0, 1).
+        position = (hash_triples(some, seed) >> np.uint64(11)).astype(np.float64) / 2.0**53
+        # By hash and not by drawing: the split does not depend on the order of the triples, and duplicates
+        # stay together.
+        split_of = np.searchsorted(bounds, position, side="right")
+        for place, split in enumerate(SPLITS):
+            kept[split].append(some[split_of == place])
+            if kept_weights:
+                kept_weights[split].append(triples.weights[TRAIN][piece][split_of == place])
+    splits = {split: found.array() for split, found in kept.items()}
+    weights = {split: found.array() for split, found in kept_weights.items()}
     if len(splits[TRAIN]) == 0:
         raise InputError(f"--split {fractions}: no triple is left to train on out of {len(rows)}")
     return IdTriples(triples.entities, triples.relations, splits, weights)

@@ -9,9 +9,11 @@ import dgl
 import dgl.distributed
 import numpy as np
 
-from dglkge.data.dataset_files import TRIPLE_ID, Field, graph_config_path, load_json
+from dglkge.data.dataset_files import Field, graph_config_path, load_json
 from dglkge.data.partition_layout import EdgeTable, PartitionLayout
 from dglkge.typing import RELATION
+
+_ROWS_AT_A_TIME = 1 << 20
 
 
 class VerificationError(Exception):
@@ -38,19 +40,20 @@ def verify_partitions(
     ------
     VerificationError
         Unless the id maps are inverse to each other, every triple lies in exactly one partition, that of its
-        tail, with the right ends, and DGL's files hold the same edges.
+        tail, with the right ends, and DGL's files have the nodes of the id maps.
     """
     layout = PartitionLayout.open(partitions, graph_name)
     for ntype in layout.ntypes:
         verify_id_maps(layout, ntype)
-    # int8: one byte for each triple; a count of 2 is an error already.
-    seen = np.zeros(len(train), dtype=np.int8)
+    num_owned = 0
     for part_id in range(layout.num_parts):
         table = layout.edge_table(part_id)
-        seen[table.triple_ids] += 1
+        num_owned += len(table.triple_ids)
         verify_edge_table(layout, part_id, table, train, edge_types)
-        verify_dgl_partition(graph_config_path(partitions, graph_name), part_id, table, edge_types)
-    _check(bool((seen == 1).all()), f"{(seen != 1).sum()} triples do not lie in exactly one partition")
+        verify_dgl_partition(graph_config_path(partitions, graph_name), part_id, layout)
+    # A partition has no triple twice (its ids ascend), and no two own one tail: with as many as there are
+    # triples, each is in exactly one.
+    _check(num_owned == len(train), f"the partitions hold {num_owned} of {len(train)} triples")
 
 
 def verify_id_maps(layout: PartitionLayout, ntype: str) -> None:
@@ -67,43 +70,42 @@ def verify_edge_table(
     layout: PartitionLayout, part_id: int, table: EdgeTable, train: np.ndarray, edge_types: list[list[Any]]
 ) -> None:
     """Check that a partition's edges are its triples, and that it owns their tails."""
-    _check(bool((np.diff(table.triple_ids) > 0).all()), f"partition {part_id}: triple ids do not ascend")
-    for lhs, rhs, first, end in edge_types:
-        rows = slice(*np.searchsorted(table.triple_ids, [first, end]))
-        edges = table.edges[rows]
-        triples = train[table.triple_ids[rows]]
-        for column, ntype in enumerate((lhs, RELATION, rhs)):
-            same = np.array_equal(layout.original_ids(ntype)[edges[:, column]], triples[:, column])
-            _check(same, f"partition {part_id}: edges {lhs} to {rhs} are not those of the triples")
-        start, stop = layout.node_range(rhs, part_id)
-        inside = (edges[:, 2] >= start) & (edges[:, 2] < stop)
-        _check(
-            bool(inside.all()), f"partition {part_id}: it does not own the tail of every edge {lhs} to {rhs}"
-        )
+    node_ids = {ntype: layout.node_ids(ntype) for ntype in layout.ntypes}
+    last = -1
+    for first in range(0, len(table.triple_ids), _ROWS_AT_A_TIME):
+        triple_ids = table.triple_ids[first : first + _ROWS_AT_A_TIME]
+        ascend = triple_ids[0] > last and bool((np.diff(triple_ids) > 0).all())
+        _check(ascend, f"partition {part_id}: triple ids do not ascend")
+        last = triple_ids[-1]
+        _check(last < len(train), f"partition {part_id}: triple id {last} is of no triple")
+        edges = table.edges[first : first + _ROWS_AT_A_TIME]
+        triples = train[triple_ids]
+        for lhs, rhs, start, end in edge_types:
+            rows = slice(*np.searchsorted(triple_ids, [start, end]))
+            for column, ntype in enumerate((lhs, RELATION, rhs)):
+                same = np.array_equal(node_ids[ntype][triples[rows, column]], edges[rows, column])
+                _check(same, f"partition {part_id}: edges {lhs} to {rhs} are not those of the triples")
+            owner = layout.part_of(rhs, edges[rows, 2])
+            inside = bool((owner == part_id).all())
+            _check(inside, f"partition {part_id}: it does not own the tail of every edge {lhs} to {rhs}")
 
 
-def verify_dgl_partition(
-    config_path: Path, part_id: int, table: EdgeTable, edge_types: list[list[Any]]
-) -> None:
-    """Check that DGL's files of a partition hold the same edges as our table."""
-    graph, _, features, book, _, _, _ = dgl.distributed.load_partition(str(config_path), part_id)
-    heads, tails = (graph.ndata[dgl.NID][ends] for ends in graph.edges())
-    # DGL also stores halo edges here, which other partitions own.
-    inner = graph.edata["inner_edge"].bool()
-    etype_ids = load_json(config_path)[Field.EDGE_TYPE_IDS]
-    for lhs, rhs, first, end in edge_types:
-        etype = f"{lhs}:{lhs}_{rhs}:{rhs}"
-        mine = inner & (graph.edata[dgl.ETYPE] == etype_ids[etype])
-        triple_ids = features[f"{etype}/{TRIPLE_ID}"].numpy()
-        real = np.flatnonzero(triple_ids >= 0)  # padding edges have triple id -1
-        # DGL reorders edges within a partition, so both sides are compared by triple id.
-        order = real[np.argsort(triple_ids[real], kind="stable")]
-        rows = slice(*np.searchsorted(table.triple_ids, [first, end]))
-        same = np.array_equal(triple_ids[order], table.triple_ids[rows])
-        for column, ends in ((0, heads), (2, tails)):
-            node_ids = book.map_to_per_ntype(ends[mine])[1].numpy()
-            same = same and np.array_equal(node_ids[order], table.edges[rows, column])
-        _check(same, f"partition {part_id}: DGL's files hold other edges {lhs} to {rhs} than the edge table")
+def verify_dgl_partition(config_path: Path, part_id: int, layout: PartitionLayout) -> None:
+    """Check that DGL's files of a partition have the nodes of the layout, and edges between them only."""
+    graph, _, _, book, _, _, _ = dgl.distributed.load_partition(str(config_path), part_id)
+    node_ids = graph.ndata[dgl.NID]
+    _check(
+        bool(graph.ndata["inner_node"].bool().all()) and bool(graph.edata["inner_edge"].bool().all()),
+        f"partition {part_id}: DGL's files hold nodes or edges of other partitions",
+    )
+    type_ids, in_type = (found.numpy() for found in book.map_to_per_ntype(node_ids))
+    for number, ntype in enumerate(book.ntypes):
+        start, end = layout.node_range(ntype, part_id)
+        same = np.array_equal(np.sort(in_type[type_ids == number]), np.arange(start, end))
+        _check(same, f"partition {part_id}: DGL's files hold other nodes of type {ntype} than the id maps")
+    types_here = set(graph.edata[dgl.ETYPE].tolist())
+    every = set(load_json(config_path)[Field.EDGE_TYPE_IDS].values())
+    _check(types_here == every, f"partition {part_id}: DGL's files have no edge of some type")
 
 
 def _check(condition: bool, message: str) -> None:

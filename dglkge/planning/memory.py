@@ -30,8 +30,11 @@ KEPT_BLOCK_BYTES = 32 * MIB
 NAME_BYTES = 57
 """Bytes of a name in memory besides its letters: a string object and its place in a list."""
 
-KNOWN_TRIPLE_BYTES = 72
-"""Bytes of known answers per triple: two sorted indices (32) and the sort of one (40)."""
+KNOWN_TRIPLE_BYTES = 16
+"""Bytes of the index of known answers per triple: 8 in each direction, in a file that all trainers map."""
+
+KNOWN_SORT_BYTES, KNOWN_CHUNK_BYTES = 8, 64 * MIB
+"""Private memory of the trainer that builds it: per triple of the largest relation, and of a chunk."""
 
 SPARE_SHARE = 1.125
 """Buffers are allocated an eighth larger than requested."""
@@ -173,12 +176,15 @@ def _plan_host(
         ("tables", table_bytes),
         ("optimizer state", state_bytes),
         ("graph of DGL's servers", graph_bytes if num_servers else 0),
-        ("server heap after loading the graph", num_servers * SERVER_BYTES_PER_EDGE * part.num_edges),
+        ("server heap after loading the graph", num_servers * SERVER_BYTES_PER_EDGE * part.num_graph_edges),
         ("temporary copy while tables are created", creating),
         ("edges and ids, mapped files", mapped),
         ("batches and ranking", work),
         ("exchange between trainers", exchange),
-        ("known answers and degrees", num_trainers * negatives_bytes(config, size)),
+        (
+            "known answers and degrees",
+            known_bytes(config, size) + num_trainers * negatives_bytes(config, size),
+        ),
         ("names", name_bytes(size)),
         ("checkpoint's background copy", copy_bytes),
         ("interpreters and libraries", base_bytes),
@@ -269,12 +275,27 @@ def negatives_bytes(config: Config, size: DatasetSize) -> int:
     if not is_sampled(config):
         return 0
     chosen = config.negatives
-    known = KNOWN_TRIPLE_BYTES * size.splits[TRAIN] if chosen.mask_known else 0
     num_entities = sum(count for table, count in size.num_rows.items() if table != RELATION)
     # Every sampler of a side has its own sums.
     counts = negatives_per_side(config)
     num_samplers = len(counts if config.sampling.num_ranges > 1 else set(counts))
-    return known + num_samplers * DEGREE_BYTES * num_entities * bool(chosen.degree_power)
+    return num_samplers * DEGREE_BYTES * num_entities * bool(chosen.degree_power)
+
+
+def known_bytes(config: Config, size: DatasetSize) -> int:
+    """Return the memory of the index of known answers, once for a machine, and of building it.
+
+    The relation of most triples may have all of them: what sorting it takes is an upper bound.
+    """
+    ranks = config.evaluation.split != "none" or bool(config.evaluation.valid_every_epochs)
+    if ranks and config.evaluation.filtered:
+        num_triples, largest = sum(size.splits.values()), max(size.splits.values())
+    elif is_sampled(config) and config.negatives.mask_known:
+        num_triples = largest = size.splits[TRAIN]
+    else:
+        return 0
+    chunk_bytes = min(KNOWN_CHUNK_BYTES, 64 * largest)
+    return KNOWN_TRIPLE_BYTES * num_triples + KNOWN_SORT_BYTES * largest + chunk_bytes
 
 
 def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
@@ -328,13 +349,12 @@ def ranking_bytes(config: Config, size: DatasetSize) -> int:
     """Return the memory that one trainer takes to rank a split."""
     if config.evaluation.split == "none" and not config.evaluation.valid_every_epochs:
         return 0
-    known = KNOWN_TRIPLE_BYTES * sum(size.splits.values()) if config.evaluation.filtered else 0
     num_triples = max(size.splits.get(name, 0) for name in (VALID, config.evaluation.split))
     num_queries = min(config.evaluation.batch_size, config.evaluation.max_triples or num_triples)
     dim = config.model.dimension
     wider = RANKED_WIDE_COPIES * (shared.query_dim(config) - dim)
     queries = 8 * (RANKED_QUERY_NUMBERS * dim + wider) * num_queries
-    return known + queries + RANKING_TILE_BYTES
+    return queries + RANKING_TILE_BYTES
 
 
 def mapped_bytes(part: PartSize, size: DatasetSize) -> int:

@@ -53,10 +53,10 @@ def graph_bytes(part: PartSize) -> int:
     num_nodes = sum(part.num_rows.values()) + part.most_halo_nodes
     # Relations are a node type with one self-loop edge each, see the data set's layout: hence
     # num_rows[RELATION] more edges.
-    num_edges = part.num_edges + part.num_halo_edges + part.num_rows[RELATION]
+    num_edges = part.num_graph_edges + part.num_halo_edges + part.num_rows[RELATION]
     triple_bytes = EDGE_ID_BYTES + (WEIGHT_BYTES if part.has_weights else 0)
     return (
-        part.num_edges * triple_bytes
+        part.num_graph_edges * triple_bytes * part.graph_has_triples
         + num_edges * EDGE_BYTES
         + num_nodes * NODE_BYTES
         + GRAPH_SEGMENTS * SEGMENT_BYTES

@@ -29,7 +29,7 @@ class KnownNegatives:
     ----------
     first, count : (B,) int64
         The answers to query i are ``answers[first[i] : first[i] + count[i]]``.
-    answers, negative_ids : (A,) and (N,) int64
+    answers, negative_ids : (A,) uint32 or int64, and (N,) int64
         Original ids.
     own : (B,) bool
         Whether the query's own entity is a known answer, if it has the type of the answers.
@@ -37,7 +37,7 @@ class KnownNegatives:
 
     first: Ids
     count: Ids
-    answers: Ids
+    answers: npt.NDArray[np.integer]
     negative_ids: Ids
     own: npt.NDArray[np.bool_]
 
@@ -65,7 +65,7 @@ class KnownNegatives:
             self.overwrite(mask, True)
             return
         for row, (first, count) in enumerate(zip(self.first, self.count)):
-            _, columns = find_equal(self.answers[first : first + count], self.negative_ids)
+            _, columns = find_equal(self.answers[first : first + count].astype(np.int64), self.negative_ids)
             mask[row, columns] = True
 
 
@@ -74,24 +74,15 @@ class KnownAnswers:
 
     Parameters
     ----------
-    triples : (T, 3) int64
-        Training triples, by original ids.
-    num_relations : int
+    known : KnownTriples
+        The training triples.
     original_ids : mapping of str to (n,) int64
         Original id of every node id, of each entity type and of the relations.
     """
 
-    def __init__(
-        self, triples: npt.NDArray[np.integer], num_relations: int, original_ids: Mapping[str, Ids]
-    ) -> None:
-        self._known = KnownTriples([triples], num_relations)
-        self._num_relations = num_relations
+    def __init__(self, known: KnownTriples, original_ids: Mapping[str, Ids]) -> None:
+        self._known = known
         self._original_ids = original_ids
-        # Triples whose head is their tail, as relation and entity in one number. Entities are numbered by
-        # type, so those between two types are no loops; their queries have no entity of their own to score.
-        heads, relations, tails = triples.T
-        is_loop = heads == tails
-        self._loops = np.unique(heads[is_loop].astype(np.int64) * num_relations + relations[is_loop])
 
     def among(
         self,
@@ -117,5 +108,7 @@ class KnownAnswers:
         entities = self._original_ids[anchor_type][anchors]
         relation_ids = self._original_ids[RELATION][relations]
         first, count, answers = self._known.runs(side, entities, relation_ids)
-        own = np.isin(entities * self._num_relations + relation_ids, self._loops)
+        # Entities are numbered by type: between two types an equal number is another entity, and such queries
+        # have no entity of their own to score.
+        own = self._known.contain(side, entities, relation_ids, entities)
         return KnownNegatives(first, count, answers, self._original_ids[answer_type][negative_ids], own)

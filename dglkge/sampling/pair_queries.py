@@ -6,7 +6,7 @@ partitioned.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,6 +64,10 @@ class PairIndex:
     def num_answers(self) -> Ids:
         """Number of relations of each pair, (P,)."""
         return np.diff(self.starts)
+
+    def blocks(self) -> Iterator[tuple[int, int, Ids]]:
+        """Yield all pairs as one block: first pair, end, and their relations (A,)."""
+        yield 0, len(self), self.answers
 
 
 def _changes(columns: Sequence[Ids]) -> npt.NDArray[np.bool_]:

@@ -8,13 +8,14 @@ depend on how the graph was partitioned. An epoch is one pass over the queries; 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, Union
 
 import numpy as np
 import numpy.typing as npt
 
+from dglkge.data.known_triples import KnownTriples
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.sampling import epoch_plan
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, trainer_share
@@ -22,6 +23,9 @@ from dglkge.sampling.pair_queries import PairIndex, PairRun
 from dglkge.typing import RELATION, Side
 
 Ids = npt.NDArray[np.int64]
+
+BLOCK_ANSWERS = 1 << 20
+"""Answers that are read at a time; the answers to one query may be more."""
 
 
 def _no_phase(phase: str) -> None:
@@ -37,9 +41,8 @@ class QueryIndex:
 
     Parameters
     ----------
-    triples : (T, 3) integer array
-        Head, relation and tail.
-    num_relations : int
+    known : KnownTriples
+        The training triples, as one split. Their answers are read where they are.
 
     Attributes
     ----------
@@ -48,33 +51,31 @@ class QueryIndex:
     relations, anchors : (Q,) int64
         Relation and given entity of each query.
     starts : (Q + 1,) int64
-    answers : (A,) int64
-        Distinct answers of query i, ascending: ``answers[starts[i]:starts[i + 1]]``.
 
     Examples
     --------
-    >>> index = QueryIndex(np.array([[0, 0, 1], [0, 0, 2], [0, 0, 2]]), num_relations=1)
+    >>> index = QueryIndex(KnownTriples([np.array([[0, 0, 1], [0, 0, 2], [0, 0, 2]])], num_relations=1))
     >>> list(zip(index.sides.tolist(), index.anchors.tolist(), np.diff(index.starts).tolist()))
     [(0, 0, 2), (1, 1, 1), (1, 2, 1)]
     """
 
-    def __init__(self, triples: npt.NDArray[np.integer], num_relations: int) -> None:
-        heads, relations, tails = (np.asarray(column, np.int64) for column in triples.T)
-        # (side, relation, entity) packed into one int64: one sort groups all queries.
-        width = int(max(heads.max(initial=0), tails.max(initial=0))) + 1
-        codes = np.concatenate([relations * width + heads, (num_relations + relations) * width + tails])
-        answers = np.concatenate([tails, heads])
-        order = np.lexsort((answers, codes))
-        codes, answers = codes[order], answers[order]
-        # The same triple may occur twice in the data; its answer counts once.
-        is_new = np.ones(len(codes), bool)
-        is_new[1:] = (codes[1:] != codes[:-1]) | (answers[1:] != answers[:-1])
-        codes, self.answers = codes[is_new], answers[is_new]
-        queries, first = np.unique(codes, return_index=True)
-        self.starts: Ids = np.append(first, len(codes)).astype(np.int64)
-        self.sides: Ids = queries // (num_relations * width)
-        self.relations: Ids = queries // width % num_relations
-        self.anchors: Ids = queries % width
+    def __init__(self, known: KnownTriples) -> None:
+        sides, relations, anchors, starts = [], [], [], []
+        self._answers: list[npt.NDArray[np.integer]] = []
+        offset = 0
+        for side, wanted in enumerate((Side.TAIL, Side.HEAD)):
+            (direction,) = known.directions(wanted)
+            first, entities = direction.queries()
+            anchors.append(entities)
+            relations.append(np.searchsorted(direction.starts, first, side="right") - 1)
+            sides.append(np.full(len(first), side, np.int64))
+            starts.append(first + offset)
+            self._answers.append(direction.answers)
+            offset += len(direction.answers)
+        self.sides: Ids = np.concatenate(sides)
+        self.relations: Ids = np.concatenate(relations)
+        self.anchors: Ids = np.concatenate(anchors)
+        self.starts: Ids = np.append(np.concatenate(starts), offset)
 
     def __len__(self) -> int:
         return len(self.anchors)
@@ -83,6 +84,20 @@ class QueryIndex:
     def num_answers(self) -> Ids:
         """Number of answers of each query, (Q,)."""
         return np.diff(self.starts)
+
+    def blocks(self) -> Iterator[tuple[int, int, Ids]]:
+        """Yield blocks of queries as first query, end, and their answers (A,), ascending for each query."""
+        offset = 0
+        for answers in self._answers:
+            first, stop = np.searchsorted(self.starts[:-1], [offset, offset + len(answers)]).tolist()
+            while first < stop:
+                # At least one query; more while their answers are few enough.
+                end = int(np.searchsorted(self.starts, self.starts[first] + BLOCK_ANSWERS, side="right")) - 1
+                end = min(max(end, first + 1), stop)
+                run = slice(*(self.starts[[first, end]] - offset))
+                yield first, end, answers[run].astype(np.int64)
+                first = end
+            offset += len(answers)
 
 
 @dataclass(frozen=True)
@@ -314,13 +329,17 @@ class ShardAnswers:
     def __init__(
         self, index: AnswerIndex, is_asked: npt.NDArray[np.bool_], node_ids: Ids, first: int, stop: int
     ) -> None:
-        query_of = np.repeat(np.arange(len(index)), index.num_answers)
-        kept = np.flatnonzero(is_asked[query_of])
-        nodes = node_ids[index.answers[kept]]
-        is_here = (nodes >= first) & (nodes < stop)
-        counts = np.bincount(query_of[kept[is_here]], minlength=len(index))
+        counts = np.zeros(len(index), np.int64)
+        places = [_no_ids()]
+        for start, end, answers in index.blocks():
+            query_of = np.repeat(np.arange(end - start), np.diff(index.starts[start : end + 1]))
+            kept = np.flatnonzero(is_asked[start:end][query_of])
+            nodes = node_ids[answers[kept]]
+            is_here = (nodes >= first) & (nodes < stop)
+            counts[start:end] = np.bincount(query_of[kept[is_here]], minlength=end - start)
+            places.append(nodes[is_here] - first)
         self.starts: Ids = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        self.places: Ids = nodes[is_here] - first
+        self.places: Ids = np.concatenate(places)
 
     def of(self, query_ids: Ids) -> tuple[Ids, Ids]:
         """Return (starts, places) of some queries, in CSR form as above."""

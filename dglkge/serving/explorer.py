@@ -269,7 +269,7 @@ class Explorer:
         found = []
         for place in np.flatnonzero(sum(count for _, count, _ in runs.values())):
             parts = {
-                split: answers[first[place] : first[place] + count[place]]
+                split: answers[first[place] : first[place] + count[place]].astype(np.int64)
                 for split, (first, count, answers) in runs.items()
             }
             names = [split for split, part in parts.items() for _ in part]

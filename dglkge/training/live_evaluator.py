@@ -9,7 +9,6 @@ import torch
 from tqdm import tqdm
 
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import SPLITS
 from dglkge.data.known_triples import KnownTriples
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.table_set import TableSet
@@ -102,6 +101,5 @@ class LiveEvaluator:
     def _known_triples(self) -> KnownTriples | None:
         """Return the known answers that filtered ranking leaves out; built once."""
         if self._protocol.filtered and self._known is None:
-            everything = [self._dataset.split(name) for name in SPLITS]
-            self._known = KnownTriples(everything, len(self._dataset.relations))
+            self._known = self._dataset.known_triples()
         return self._known

@@ -2,12 +2,14 @@
 
     python examples/benchmarks/growth.py sizes --values 10000,100000,1000000,10000000 --work /some/disk
     python examples/benchmarks/growth.py dimension --dataset data/fb15k237
-    python examples/benchmarks/growth.py partition --values 100000,1000000 --work /some/disk
+    python examples/benchmarks/growth.py partition --values 1000000,10000000 --triples_per_entity 10 \\
+        --work /some/disk --partition_options "--max_memory 500MB"
 
 Jobs train a few hundred batches of an epoch with one server. "sizes" makes graphs with as many edges as
-entities (synthetic_graph.py), and "partition" runs partition.py on them, beside a plain pandas read of the
-same file. The exponent is that of the cost between a row and the one before: of processor time per edge in
-jobs, where 0 is no growth and 1 is linear, and of seconds in all for "partition", where 1 is linear.
+entities (synthetic_graph.py), and "partition" runs partition.py on them, beside a plain read of the same file
+by pyarrow, into a table of dictionary columns. The exponent is that of the cost between a row and the one
+before: of processor time per edge in jobs, where 0 is no growth and 1 is linear, and of seconds in all for
+"partition", where 1 is linear.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shlex
 import shutil
 import sys
 import tempfile
@@ -39,19 +42,22 @@ DEFAULT_VALUES = {
 NUM_EPOCHS = 2  # the second, when everything is warm, counts
 LIMIT_SECONDS = 900.0
 NUM_RELATIONS = 100
-# Strings, as the partitioner reads names. quoting=3 is csv.QUOTE_NONE.
-PANDAS_READ = (
-    "import sys, pandas; print(len(pandas.read_csv(sys.argv[1], sep='\\t', header=None, dtype=str,"
-    " keep_default_na=False, quoting=3)))"
-)
+PYARROW_READ = """
+import sys, pyarrow as pa, pyarrow.csv as csv
+names = ["head", "relation", "tail"]
+types = dict.fromkeys(names, pa.dictionary(pa.int32(), pa.string()))
+parse = csv.ParseOptions(delimiter="\\t", quote_char=False)
+print(csv.read_csv(sys.argv[1], csv.ReadOptions(column_names=names), parse,
+                   csv.ConvertOptions(column_types=types)).num_rows)
+"""
 
 JOB_HEADER = (
     "| {what} | edges/s | CPU s per million edges | exponent | GFLOP/s | peak memory, GB "
     "| start to first batch, s |\n|--:|--:|--:|--:|--:|--:|--:|"
 )
 PARTITION_HEADER = (
-    "| triples | seconds per million | exponent | pandas, seconds per million | ratio "
-    "| peak memory, GB | per million, GB | pandas, peak GB | ratio |\n|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    "| triples | seconds per million | exponent | pyarrow, seconds per million | ratio "
+    "| peak memory, GB | per million, GB | pyarrow, peak GB | ratio |\n|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
 )
 
 
@@ -71,6 +77,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--batches", type=int, default=150, help="of each epoch (default: 150)")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
     add("--work", type=Path, help="folder for graphs, which are kept there (default: a temporary one)")
+    add("--triples_per_entity", type=int, default=1, help="of the graphs that are partitioned (1)")
+    add("--partition_options", default="", help='more options of partition.py, e.g. "--max_memory 1GB"')
     add("--json", type=Path, help="file for all figures")
     return parser
 
@@ -82,20 +90,27 @@ def exponent(costs: Sequence[float], sizes: Sequence[float]) -> float | None:
     return math.log(costs[-1] / costs[-2]) / math.log(sizes[-1] / sizes[-2])
 
 
-def triples_of(num: int, work: Path) -> Path:
-    """Return a folder with a synthetic graph of so many edges and entities; made unless it is there."""
-    folder = work / f"triples-{num}"
+def triples_of(num: int, work: Path, per_entity: int = 1) -> Path:
+    """Return a folder with a synthetic graph of so many edges; made unless it is there."""
+    folder = work / (f"triples-{num}" if per_entity == 1 else f"triples-{num}-{per_entity}")
     if not folder.exists():
         command = [sys.executable, str(our_job.SCRIPT.with_name("synthetic_graph.py"))]
-        command += ["--entities", str(num), "--edges", str(num), "--relations", str(NUM_RELATIONS)]
+        command += [
+            "--entities",
+            str(num // per_entity),
+            "--edges",
+            str(num),
+            "--relations",
+            str(NUM_RELATIONS),
+        ]
         run_watched([*command, "--output", str(folder)], work / "synthetic.log", LIMIT_SECONDS)
     return folder
 
 
-def partition_command(triples: Path, output: Path) -> list[str]:
-    """Return the command that makes a dataset of one partition."""
+def partition_command(triples: Path, output: Path, options: Sequence[str] = ()) -> list[str]:
+    """Return the command that makes a dataset, of one partition unless the options say otherwise."""
     program = our_job.REPOSITORY / "partition_tools" / "partition.py"
-    return [sys.executable, str(program), "--input", str(triples), "--output", str(output)]
+    return [sys.executable, str(program), "--input", str(triples), "--output", str(output), *options]
 
 
 def dataset_of(num: int, work: Path) -> Path:
@@ -153,16 +168,20 @@ def job_rows(args: argparse.Namespace, values: Sequence[int], work: Path) -> tup
     return lines, found
 
 
-def partition_rows(values: Sequence[int], work: Path) -> tuple[list[str], list[Any]]:
-    """Partition a graph of each size, and read its file with pandas; returns table and figures."""
+def partition_rows(
+    args: argparse.Namespace, values: Sequence[int], work: Path
+) -> tuple[list[str], list[Any]]:
+    """Partition a graph of each size, and read its file with pyarrow; returns table and figures."""
     lines, found = PARTITION_HEADER.splitlines(), []
     costs: list[float] = []
     for number, value in enumerate(values):
-        triples, output = triples_of(value, work), work / f"dataset-{value}"
+        triples = triples_of(value, work, args.triples_per_entity)
+        output = work / f"dataset-{value}"
         shutil.rmtree(output, ignore_errors=True)
-        reading = [sys.executable, "-c", PANDAS_READ, str(triples / "train.tsv")]
-        plain = run_watched(reading, work / "pandas.log", LIMIT_SECONDS)
-        ours = run_watched(partition_command(triples, output), work / "partition.log", LIMIT_SECONDS)
+        reading = [sys.executable, "-c", PYARROW_READ, str(triples / "train.tsv")]
+        plain = run_watched(reading, work / "pyarrow.log", LIMIT_SECONDS)
+        command = partition_command(triples, output, shlex.split(args.partition_options))
+        ours = run_watched(command, work / "partition.log", LIMIT_SECONDS)
         costs.append(ours.seconds)
         power = exponent(costs, values[: number + 1])
         millions = value / 1e6
@@ -173,7 +192,7 @@ def partition_rows(values: Sequence[int], work: Path) -> tuple[list[str], list[A
             f"| {ours.peak_bytes / 1e9 / millions:.2f} | {plain.peak_bytes / 1e9:.2f} "
             f"| {ours.peak_bytes / plain.peak_bytes:.1f}× |"
         )
-        found.append({"value": value, "ours": vars(ours), "pandas": vars(plain)})
+        found.append({"value": value, "ours": vars(ours), "pyarrow": vars(plain)})
     return lines, found
 
 
@@ -191,7 +210,9 @@ def main(words: Sequence[str] | None = None) -> int:
     work = (args.work or Path(tempfile.mkdtemp(prefix="growth_benchmark_"))).resolve()
     work.mkdir(parents=True, exist_ok=True)
     try:
-        rows = partition_rows(values, work) if args.what == "partition" else job_rows(args, values, work)
+        rows = (
+            partition_rows(args, values, work) if args.what == "partition" else job_rows(args, values, work)
+        )
     except (DglkgeError, RuntimeError) as error:
         print(f"growth.py: {error}", file=sys.stderr)
         return 1

@@ -43,9 +43,9 @@ def test_partition_a_small_graph(tmp_path):
     row = cells(done.stdout.splitlines()[-1])
     assert row[0] == "3,000" and row[2] == "" and float(row[1]) > 0 and row[4].endswith("×")
     (found,) = json.loads(figures.read_text(encoding="utf-8"))["rows"]
-    assert found["ours"]["peak_bytes"] > 0 and found["pandas"]["seconds"] > 0
+    assert found["ours"]["peak_bytes"] > 0 and found["pyarrow"]["seconds"] > 0
     assert len(Dataset.open(work / "dataset-3000").split("test")) == 1000
-    assert (work / "pandas.log").read_text() == "1000\n"
+    assert (work / "pyarrow.log").read_text() == "1000\n"
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dglkge.config import Config, load_config
+from dglkge.data.known_index import open_known_index
 from dglkge.data.sizes import DatasetSize, PartSize, read_dataset_size
 from dglkge.planning import memory as memory_plan
 from dglkge.planning.memory import MIB, ProcessBase, describe_hosts, plan_memory, readable
@@ -106,11 +108,16 @@ def test_all_entities_as_negatives_are_counted() -> None:
     assert memory_plan.negatives_per_side(chosen, one_part()) == [100_000]
 
 
-def test_masks_and_degrees_are_counted_for_each_trainer() -> None:
+def test_masks_are_counted_once_and_degrees_for_each_trainer() -> None:
     size = one_part()
     name = "known answers and degrees"
     assert item(size, name) == 0
-    assert item(size, name, "negatives.mask_known=true", num_trainers=2) == 2 * 72 * 1_000_000
+    # The index, the sort of its largest relation, and a chunk.
+    masks = (16 + 8 + 64) * 1_000_000
+    assert item(size, name, "negatives.mask_known=true", num_trainers=2) == masks
+    # Ranking maps the index of the other splits as well.
+    filtered = item(size, name, "negatives.mask_known=true", "evaluation.split=test")
+    assert filtered == masks + 16 * 10_000
     degrees = 100_000 * memory_plan.DEGREE_BYTES
     assert item(size, name, "negatives.degree_power=1") == degrees
     assert item(size, name, "negatives.degree_power=1", "negatives.num_for_heads=5") == 2 * degrees
@@ -126,7 +133,7 @@ def test_peak_is_that_of_the_start_or_of_the_work() -> None:
     assert memory_plan.creation_bytes(part, chosen, 10 * table) == memory_plan.KEPT_BLOCK_BYTES
     assert memory_plan.creation_bytes(part, config("model.dimension=2"), 10 * table) == 4 * 2 * 100_000
     (host,) = plan_memory(chosen, one_part(), 1, 1, BASE)
-    start = host.base_bytes + host.shared_memory_bytes + table + memory_plan.SERVER_BYTES_PER_EDGE * 1_000_000
+    start = host.base_bytes + host.shared_memory_bytes + table
     assert host.memory_bytes >= start + host.mapped_bytes
 
 
@@ -165,11 +172,10 @@ def test_candidates_by_hand() -> None:
 
 
 def test_ranking_counts_when_it_is_the_larger() -> None:
-    size = one_part(num_edges=10_000_000)
-    known = memory_plan.KNOWN_TRIPLE_BYTES * 10_010_000
-    assert item(size, "batches and ranking", "evaluation.split=test") > known
-    assert item(size, "batches and ranking", "evaluation.split=test", "evaluation.filtered=false") < known
-    assert item(size, "batches and ranking") < known
+    size, name = one_part(), "batches and ranking"
+    small = ("training.batch_size=10", "evaluation.batch_size=5000")
+    assert item(size, name, *small, "evaluation.split=test") > 4 * 8 * 400 * 5000
+    assert item(size, name, *small) < 4 * 8 * 400 * 5000
 
 
 def test_few_queries_take_little() -> None:
@@ -185,11 +191,13 @@ def test_few_queries_take_little() -> None:
     assert of("evaluation.max_triples=7") == 4 * 8 * 400 * 7
 
 
-def test_known_triples_take_what_is_planned() -> None:
-    """The constant against numpy's own sizes: two sorted indices stay, five arrays are alive in a sort."""
-    triples = np.zeros((1000, 3), np.int64)
-    stays = 2 * (triples[:, 0].copy().nbytes + triples[:, 2].copy().nbytes)
-    assert memory_plan.KNOWN_TRIPLE_BYTES * 1000 == stays + 5 * triples[:, 0].copy().nbytes
+def test_known_answers_take_what_is_planned(tmp_path: Path) -> None:
+    """The constant against the size of a file of 100,000 triples of one relation."""
+    triples = np.zeros((100_000, 3), np.int64)
+    triples[:, 0] = np.arange(100_000)
+    open_known_index(tmp_path, "train", "source", triples, 1)
+    size = (tmp_path / "known_train.index").stat().st_size
+    assert 0 <= size - memory_plan.KNOWN_TRIPLE_BYTES * 100_000 < 5000
 
 
 def test_each_machine_of_a_cluster() -> None:

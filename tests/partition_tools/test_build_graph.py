@@ -8,7 +8,14 @@ import io
 import numpy as np
 import pytest
 
-from dglkge.partition.build_graph import PADDING, assign_nodes, build_graph, metis_parts, symmetric_graph
+from dglkge.partition.build_graph import (
+    LDG_PASSES,
+    assign_nodes,
+    build_graph,
+    ldg_parts,
+    metis_parts,
+    symmetric_graph,
+)
 from dglkge.partition.run_build import GraphJob
 from dglkge.typing import RELATION
 
@@ -63,7 +70,7 @@ def test_metis_keeps_clusters_together():
     assert np.bincount(parts).min() > 80
 
 
-@pytest.mark.parametrize("method", ["metis", "random"])
+@pytest.mark.parametrize("method", ["metis", "ldg", "random"])
 @pytest.mark.parametrize("num_parts", [1, 2, 3])
 def test_every_partition_owns_a_node_of_every_type(method, num_parts):
     with contextlib.redirect_stdout(io.StringIO()):
@@ -77,31 +84,65 @@ def parts_of(a: list[int], b: list[int]) -> dict[str, np.ndarray]:
     return {"a": np.array(a), "b": np.array(b), RELATION: np.array([0, 1, 0])}
 
 
-def test_graph_has_edge_types_by_pair_and_a_loop_per_relation():
-    graph = build_graph(job(), TRAIN, None, parts_of([0, 1, 0, 1], [0, 0, 1]))
-    assert set(graph.canonical_etypes) == {
-        ("a", "a_a", "a"),
-        ("a", "a_b", "b"),
-        ("relation", "relation_relation", "relation"),
-    }
-    heads, tails = graph.edges(etype=("a", "a_a", "a"))
-    assert np.array_equal(np.stack([heads, tails], 1), TRAIN[:4, [0, 2]])
-    data = graph.edges[("a", "a_a", "a")].data
-    assert data["triple_id"].tolist() == [0, 1, 2, 3] and data["relation_id"].tolist() == [0, 0, 1, 1]
-    assert [ends.tolist() for ends in graph.edges(etype="relation_relation")] == [[0, 1, 2]] * 2
+def test_graph_has_one_edge_of_each_type_in_every_partition_and_a_loop_per_relation():
+    parts = parts_of([1, 0, 1, 0], [1, 1, 0])
+    graph = build_graph(job(), parts)
     assert {ntype: graph.num_nodes(ntype) for ntype in graph.ntypes} == {"a": 4, "b": 3, "relation": 3}
+    assert [ends.tolist() for ends in graph.edges(etype="relation_relation")] == [[0, 1, 2]] * 2
+    ends = {"a_a": [[1, 0], [1, 0]], "a_b": [[1, 0], [2, 0]]}
+    assert {name: [one.tolist() for one in graph.edges(etype=name)] for name in ends} == ends
 
 
-def test_partition_without_an_edge_of_a_type_gets_a_padding_edge():
-    parts = parts_of([0, 1, 0, 1], [1, 0, 1])  # both triples to b end in b1, which partition 0 owns
-    weights = np.arange(6, dtype=np.float32)
-    graph = build_graph(job(has_weights=True), TRAIN, weights, parts)
-    data = graph.edges[("a", "a_b", "b")].data
-    assert data["triple_id"].tolist() == [4, 5, PADDING] and data["relation_id"].tolist() == [2, 2, PADDING]
-    assert data["weight"].tolist() == [4, 5, 0]
-    padded_tail = graph.edges(etype=("a", "a_b", "b"))[1][2]
-    assert parts["b"][padded_tail] == 1
-    assert graph.num_edges(("a", "a_a", "a")) == 4
+def greedy(order, heads, tails, num_parts, passes):
+    """The rule of linear deterministic greedy, node by node with lists of Python."""
+    num_nodes, parts = len(order), {}
+    around = [[] for _ in range(num_nodes)]
+    for head, tail in zip(heads, tails):
+        around[head].append(tail)
+        around[tail].append(head)
+    in_degree = [tails.count(node) for node in range(num_nodes)]
+    most_nodes, most_edges = (count * (1.05 / num_parts) for count in (num_nodes, len(heads)))
+    for _ in range(passes):
+        for node in order:
+            parts.pop(node, None)
+            found = []
+            for part in range(num_parts):
+                members = [one for one, of in parts.items() if of == part]
+                load = max(
+                    (len(members) + 1) / most_nodes,
+                    (sum(in_degree[one] for one in members) + in_degree[node]) / most_edges,
+                )
+                near = sum(parts.get(one) == part for one in around[node] if one != node)
+                found.append((-near * max(1 - load, 0), load, part))
+            parts[node] = min(found)[2]
+    return [parts[node] for node in range(num_nodes)]
+
+
+@pytest.mark.parametrize("num_parts", [2, 3])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_ldg_is_the_greedy_rule(num_parts, dtype):
+    rng = np.random.default_rng(3)
+    heads, tails = rng.integers(0, 40, (2, 150))
+    heads[:5] = tails[:5]
+    parts = ldg_parts(
+        heads.astype(dtype),
+        tails.astype(dtype),
+        np.bincount(tails, minlength=40),
+        num_parts,
+        np.random.default_rng(5),
+    )
+    order = np.random.default_rng(5).permutation(40).tolist()
+    assert parts.tolist() == greedy(order, heads.tolist(), tails.tolist(), num_parts, LDG_PASSES)
+
+
+def test_ldg_cuts_less_than_random_and_balances():
+    rng = np.random.default_rng(2)
+    cluster = rng.integers(0, 20, 8000) * 50
+    heads, tails = cluster + rng.integers(0, 50, 8000), cluster + rng.integers(0, 50, 8000)
+    parts = ldg_parts(heads, tails, np.bincount(tails, minlength=1000), 4, np.random.default_rng(0))
+    assert (parts[heads] != parts[tails]).mean() < 0.3  # at random 0.75
+    assert np.bincount(parts).max() <= 1.06 * 250
+    assert np.bincount(parts[tails]).max() <= 1.06 * 2000
 
 
 def test_job_is_taken_once(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dglkge.data.vocabulary import RelationVocabulary
-from dglkge.partition import dataset_writer
+from dglkge.partition import rows
 from dglkge.partition.dataset_writer import PENDING_DESCRIPTION, write_description, write_triples
 from dglkge.partition.ingest import IdTriples, assign_ids
 from tests.partition_tools.reading_back import lines, named_triples
@@ -29,7 +29,7 @@ def write(folder, weights: bool = False):
 
 @pytest.fixture(params=[1, 2, 100])
 def rows_at_a_time(request, monkeypatch):
-    monkeypatch.setattr(dataset_writer, "_ROWS_AT_A_TIME", request.param)
+    monkeypatch.setattr(rows, "ROWS_AT_A_TIME", request.param)
 
 
 @pytest.mark.usefixtures("rows_at_a_time")

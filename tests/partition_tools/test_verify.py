@@ -84,7 +84,7 @@ def test_edges_with_another_relation(partitions):
 def test_triple_in_no_partition(partitions):
     for name in ("triple_ids.npy", "edges.npy"):
         change(partitions / "part1" / name, lambda array: array[1:])
-    with pytest.raises(VerificationError, match="DGL's files hold other edges"):
+    with pytest.raises(VerificationError, match="the partitions hold [0-9]+ of [0-9]+ triples"):
         verify(partitions)
 
 
@@ -110,13 +110,27 @@ def test_dgl_files_of_the_other_partition(partitions):
         verify(partitions)
 
 
-def test_dgl_edge_data_of_other_triples(partitions):
-    path = str(partitions / "part0" / "edge_feat.dgl")
-    features = dgl.data.utils.load_tensors(path)
-    name = next(name for name in features if name.endswith("/triple_id") and len(features[name]) > 2)
-    features[name] = features[name].flip(0)
-    dgl.data.utils.save_tensors(path, features)
-    with pytest.raises(VerificationError, match="partition 0: DGL's files hold other edges"):
+def test_triple_id_that_no_triple_has(partitions):
+    change(partitions / "part0" / "triple_ids.npy", lambda ids: np.append(ids[:-1], 10**6))
+    with pytest.raises(VerificationError, match="partition 0: triple id 1000000 is of no triple"):
+        verify(partitions)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_triples_are_checked_in_pieces(partitions, rows, monkeypatch):
+    monkeypatch.setattr("dglkge.partition.verify._ROWS_AT_A_TIME", rows)
+    verify(partitions)
+    change(partitions / "part0" / "triple_ids.npy", swap_first)
+    with pytest.raises(VerificationError, match="partition 0: (triple ids|edges .* are not)"):
+        verify(partitions)
+
+
+def test_dgl_nodes_that_another_partition_owns(partitions):
+    path = str(partitions / "part0" / "graph.dgl")
+    (graph,), _ = dgl.load_graphs(path)
+    graph.ndata["inner_node"][0] = 0
+    dgl.save_graphs(path, [graph])
+    with pytest.raises(VerificationError, match="partition 0: DGL's files hold nodes or edges of other"):
         verify(partitions)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dglkge.data.known_triples import KnownTriples
 from dglkge.sampling.known_answers import KnownAnswers
 from dglkge.typing import RELATION, Side
 
@@ -25,7 +26,8 @@ ORIGINAL_IDS = {
     side=st.sampled_from(list(Side)),
 )
 def test_masks_are_those_of_looking_at_every_triple(triples, queries, negatives, side) -> None:
-    known = KnownAnswers(np.array(triples, np.int64).reshape(-1, 3), NUM_RELATIONS, ORIGINAL_IDS)
+    index = KnownTriples([np.array(triples, np.int64).reshape(-1, 3)], NUM_RELATIONS)
+    known = KnownAnswers(index, ORIGINAL_IDS)
     anchors, relations = np.array(queries, np.int64).reshape(-1, 2).T
     found = known.among(side, "entity", anchors, relations, "entity", np.array(negatives))
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dglkge.data.dataset import Dataset
+from dglkge.data.known_triples import KnownTriples
 from dglkge.sampling.pair_queries import PairIndex
 from dglkge.sampling.query_batches import QueryBatches, QueryIndex
 from tests.toy_kg import toy_dataset
@@ -38,7 +39,7 @@ def batches_of(dataset: Dataset, machine: int, local_rank: int, trainers: int) -
     """Return the batches of one trainer."""
     types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
     triples = dataset.split("train")
-    index, pairs = QueryIndex(triples, len(types)), PairIndex(triples, types)
+    index, pairs = QueryIndex(KnownTriples([triples], len(types))), PairIndex(triples, types)
     return QueryBatches(index, dataset.layout(), types, 64, machine, local_rank, trainers, 3, pairs)
 
 

@@ -6,19 +6,35 @@ import numpy as np
 import pytest
 
 from dglkge.data.dataset import Dataset
+from dglkge.data.known_triples import KnownTriples
+from dglkge.sampling import query_batches
 from dglkge.sampling.query_batches import QueryBatches, QueryIndex, ShardAnswers
 from dglkge.typing import Side
 from tests.toy_kg import toy_dataset
 
 
-def test_the_index_has_every_query_once_with_its_answers() -> None:
+def answers_of(index: QueryIndex) -> list[list[int]]:
+    """Return the answers of every query."""
+    found, next_query = [], 0
+    for first, end, answers in index.blocks():
+        assert first == next_query < end
+        next_query = end
+        bounds = index.starts[first : end + 1] - index.starts[first]
+        found += [answers[a:b].tolist() for a, b in zip(bounds, bounds[1:])]
+    assert next_query == len(index)
+    return found
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 20])
+def test_the_index_has_every_query_once_with_its_answers(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_batches, "BLOCK_ANSWERS", block)
     triples = np.random.default_rng(1).integers(0, 9, (300, 3))
-    index = QueryIndex(triples, num_relations=9)
-    got = {}
+    index = QueryIndex(KnownTriples([triples], 9))
+    got, answers = {}, answers_of(index)
     for i in range(len(index)):
         key = (int(index.sides[i]), int(index.relations[i]), int(index.anchors[i]))
         assert key not in got
-        got[key] = index.answers[index.starts[i] : index.starts[i + 1]].tolist()
+        got[key] = answers[i]
     expected: dict[tuple[int, int, int], set[int]] = {}
     for h, r, t in triples.tolist():
         expected.setdefault((0, r, h), set()).add(t)
@@ -28,14 +44,14 @@ def test_the_index_has_every_query_once_with_its_answers() -> None:
 
 
 def test_no_triples_have_no_queries() -> None:
-    assert len(QueryIndex(np.empty((0, 3), np.int64), num_relations=1)) == 0
+    assert len(QueryIndex(KnownTriples([], 1))) == 0
 
 
 def batches_of(dataset: Dataset, machine: int, local_rank: int, trainers: int) -> QueryBatches:
     """Return the batches of one trainer."""
     relations = dataset.relations.relations
     types = [(relation.lhs, relation.rhs) for relation in relations]
-    index = QueryIndex(dataset.split("train"), len(relations))
+    index = QueryIndex(dataset.known_triples(["train"]))
     return QueryBatches(index, dataset.layout(), types, 64, machine, local_rank, trainers, seed=3)
 
 
@@ -82,14 +98,15 @@ def test_a_batch_that_was_made_ahead_is_the_same() -> None:
 
 def test_answers_of_a_shard() -> None:
     triples = np.random.default_rng(2).integers(0, 20, (200, 3)) % [20, 3, 20]
-    index = QueryIndex(triples, num_relations=3)
+    index = QueryIndex(KnownTriples([triples], 3))
     node_ids = np.random.default_rng(3).permutation(20)
     is_asked = index.sides == 0
     shard = ShardAnswers(index, is_asked, node_ids, first=5, stop=12)
+    answers = answers_of(index)
     wanted = np.random.default_rng(4).choice(np.flatnonzero(is_asked), 9, replace=False)
     starts, places = shard.of(wanted)
     for i, query in enumerate(wanted.tolist()):
-        nodes = node_ids[index.answers[index.starts[query] : index.starts[query + 1]]]
+        nodes = node_ids[answers[query]]
         expected = sorted(nodes[(nodes >= 5) & (nodes < 12)] - 5)
         assert sorted(places[starts[i] : starts[i + 1]].tolist()) == expected
     assert shard.of(wanted[:0])[0].tolist() == [0]

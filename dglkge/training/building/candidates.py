@@ -65,7 +65,7 @@ def build_query_batches(config: Config, dataset: Dataset, world: World) -> Query
     types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
     predicts_relations = config.training.relation_prediction > 0
     return QueryBatches(
-        QueryIndex(dataset.split(TRAIN), len(types)),
+        QueryIndex(dataset.known_triples([TRAIN])),
         dataset.layout(),
         types,
         config.training.batch_size,

@@ -75,4 +75,4 @@ def build_known(config: Config, dataset: Dataset, layout: PartitionLayout) -> Op
     if not config.negatives.mask_known:
         return None
     original_ids = {name: np.asarray(layout.original_ids(name)) for name in [*dataset.entity_types, RELATION]}
-    return KnownAnswers(dataset.split(TRAIN), dataset.num_relations, original_ids)
+    return KnownAnswers(dataset.known_triples([TRAIN]), original_ids)

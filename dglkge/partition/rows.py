@@ -1,0 +1,102 @@
+"""Rows of triples that are larger than memory: collected in a file, and read a bounded number at a time."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dglkge.errors import StorageError
+
+ROWS_AT_A_TIME = 1 << 20
+_DENSE = 1 << 26
+
+
+class CollectedRows:
+    """An array that grows by blocks, in a file without a name.
+
+    The file is gone when the process ends, however it ends. It is written and not mapped while it grows, so
+    that a full disk is an error.
+
+    Parameters
+    ----------
+    folder : Path or None
+        Folder of the file; None: in memory.
+    shape : tuple of int
+        Shape of a row.
+    dtype : numpy type
+    """
+
+    def __init__(self, folder: Path | None, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
+        self._folder = folder
+        self._shape = shape
+        self._dtype = np.dtype(dtype)
+        self._blocks: list[np.ndarray] = []
+        self._count = 0
+        self._file = None if folder is None else tempfile.TemporaryFile(dir=folder)
+
+    def append(self, block: np.ndarray) -> None:
+        """Add rows (n, ...)."""
+        if self._file is None:
+            self._blocks.append(block)
+        else:
+            try:
+                self._file.write(np.ascontiguousarray(block, self._dtype).tobytes())
+            except OSError as error:
+                raise self._failure(error) from error
+        self._count += len(block)
+
+    def _failure(self, error: OSError) -> StorageError:
+        return StorageError(f"cannot write a temporary file in {self._folder}: {error.strerror or error}")
+
+    def array(self) -> np.ndarray:
+        """Return all rows, (n, ...): of a file a map that may be written to."""
+        if self._file is None or not self._count:
+            return np.concatenate([np.empty((0, *self._shape), self._dtype), *self._blocks])
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise self._failure(error) from error
+        return np.memmap(self._file, self._dtype, "r+", 0, (self._count, *self._shape))
+
+
+def pieces(*arrays: np.ndarray) -> Iterator[tuple[slice, tuple[np.ndarray, ...]]]:
+    """Yield equal slices of arrays of one length, and give back the pages of a mapped file after each."""
+    for start in range(0, len(arrays[0]), ROWS_AT_A_TIME):
+        piece = slice(start, min(start + ROWS_AT_A_TIME, len(arrays[0])))
+        yield piece, tuple(array[piece] for array in arrays)
+        for array in arrays:
+            release(array)
+
+
+def release(array: np.ndarray) -> None:
+    """Give back the pages of a mapped file to the kernel, which keeps what was written to them."""
+    base = array
+    while isinstance(base, np.ndarray):
+        if isinstance(base, np.memmap) and isinstance(base.base, mmap.mmap):
+            base.base.madvise(mmap.MADV_DONTNEED)
+            return
+        base = base.base  # type: ignore[assignment]
+
+
+def distinct_below(arrays: Sequence[np.ndarray], column: int) -> np.ndarray:
+    """Return the distinct numbers of a column of arrays of rows, ascending; they are from 0 on."""
+    largest = -1
+    for rows in arrays:
+        for _, (piece,) in pieces(rows):
+            largest = max(largest, int(piece[:, column].max()))
+    if largest > max(_DENSE, 4 * sum(map(len, arrays))):
+        # Few numbers of a large range: one byte for each number of it would be gigabytes.
+        found = np.empty(0, np.int64)
+        for rows in arrays:
+            for _, (piece,) in pieces(rows):
+                found = np.union1d(found, piece[:, column])
+        return found
+    occurs = np.zeros(largest + 1, bool)
+    for rows in arrays:
+        for _, (piece,) in pieces(rows):
+            occurs[piece[:, column]] = True
+    return np.flatnonzero(occurs)

@@ -1,0 +1,219 @@
+"""The mapped index of known answers: against sets of triples, damaged, stale, shared and without a place."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import multiprocessing
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dglkge.data import known_index
+from dglkge.data.known_index import CHECKED_BYTES, HEADER_BYTES, Direction, open_known_index
+from dglkge.data.known_triples import KnownTriples
+from dglkge.errors import JobError
+from dglkge.typing import Side
+
+FILE = "known_train.index"
+
+
+def random_triples(num: int, largest: int, num_relations: int, seed: int = 1) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    triples = rng.integers(0, largest + 1, (num, 3))
+    triples[:, 1] %= num_relations
+    return np.concatenate([triples, triples[: num // 5]])  # with duplicates
+
+
+def mapped(folder: Path, triples: np.ndarray, num_relations: int, source: str = "abc") -> KnownTriples:
+    index = open_known_index(folder, "train", source, triples, num_relations)
+    return KnownTriples([], num_relations, [lambda: index])
+
+
+def check(known: KnownTriples, triples: np.ndarray, queries: np.ndarray) -> None:
+    """Hold that queries (Q, 2) of entity and relation have the answers that a dict of sets gives."""
+    for side in Side:
+        oracle: dict[tuple[int, int], set[int]] = {}
+        for triple in triples.tolist():
+            oracle.setdefault((triple[side.anchor_column], triple[1]), set()).add(triple[side.column])
+        entities, relations = queries.T
+        expected = [sorted(oracle.get((e, r), set())) for e, r in queries.tolist()]
+        places, answers = known.answers(side, entities, relations)
+        assert [answers[places == i].tolist() for i in range(len(queries))] == expected
+        first, count, found = known.runs(side, entities, relations)
+        assert [found[a : a + n].tolist() for a, n in zip(first, count)] == expected
+        # One answer that is there, if any, and one that may be.
+        asked = np.array([answers[0] if answers else 0 for answers in expected], np.int64)
+        for wanted in (asked, asked + 1):
+            is_known = known.contain(side, entities, relations, wanted)
+            assert is_known.tolist() == [one in answers for one, answers in zip(wanted.tolist(), expected)]
+
+
+@pytest.mark.parametrize(
+    ("largest", "num_relations"), [(5, 1), (40, 7), (1, 300), (2**31 - 1, 3), (2**31, 3), (2**40, 2)]
+)
+@pytest.mark.parametrize("chunk", [16, 1 << 20])
+def test_answers_are_those_of_a_dict(
+    largest: int, num_relations: int, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_index, "_CHUNK_ROWS", chunk)
+    triples = random_triples(300, largest, num_relations)
+    triples[0, 0] = triples[1, 2] = largest
+    queries = np.concatenate(
+        [triples[:, :2], triples[:, [2, 1]], random_triples(50, largest, num_relations)[:, :2]]
+    )
+    known = mapped(tmp_path, triples, num_relations)
+    check(known, triples, queries)
+    (direction,) = known.directions(Side.TAIL)
+    assert direction.answers.itemsize == (4 if largest < 2**31 else 8)
+    first, entities = direction.queries()
+    relations = np.searchsorted(direction.starts, first, side="right") - 1
+    assert list(zip(relations, entities)) == sorted({(r, h) for h, r, _ in triples.tolist()})
+    check(KnownTriples([triples[:100], triples[50:]], num_relations), triples, queries)
+    in_memory_too = KnownTriples(
+        [triples[:30]],
+        num_relations,
+        [lambda: known_index.index_in_memory([triples[20:]], num_relations, list(Side))],
+    )
+    check(in_memory_too, triples, queries)
+
+
+@pytest.mark.parametrize(
+    "triples", [np.zeros((0, 3), np.int64), np.array([[0, 0, 0]]), np.zeros((9, 3), np.int64)]
+)
+def test_few_triples(triples: np.ndarray, tmp_path: Path) -> None:
+    check(mapped(tmp_path, triples, 2), triples, np.array([[0, 0], [0, 1], [1, 0]]))
+    check(mapped(tmp_path, triples, 2), triples, np.zeros((0, 2), np.int64))
+
+
+def test_a_file_takes_16_bytes_a_triple(tmp_path: Path) -> None:
+    triples = random_triples(100_000, 10_000, 50)
+    num_distinct = len(np.unique(triples, axis=0))
+    mapped(tmp_path, triples, 50)
+    size = (tmp_path / FILE).stat().st_size - HEADER_BYTES
+    content = 16 * num_distinct + 2 * 8 * 51
+    assert size == content + 4 * -(-content // CHECKED_BYTES)
+
+
+def inode(folder: Path) -> int:
+    return (folder / FILE).stat().st_ino
+
+
+def test_a_file_is_built_once(tmp_path: Path) -> None:
+    triples = random_triples(100, 9, 2)
+    mapped(tmp_path, triples, 2)
+    before = inode(tmp_path)
+    check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
+    assert inode(tmp_path) == before and os.listdir(tmp_path) == [FILE]
+
+
+def flip(content: bytearray, place: int) -> None:
+    content[place] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda content: content.__delitem__(slice(100, None)), "less than a header"),
+        (lambda content: content.__delitem__(slice(-5, None)), "bytes, expected"),
+        (lambda content: content.extend(b"\0\0\0\0"), "bytes, expected"),
+        (lambda content: flip(content, 3), "does not begin as an index"),
+        (lambda content: flip(content, 60), "header is damaged"),
+        (lambda content: flip(content, HEADER_BYTES + 9), "are damaged"),
+        (lambda content: flip(content, len(content) // 2), "are damaged"),
+        (lambda content: flip(content, len(content) - 1), "checksums are damaged"),
+    ],
+)
+def test_a_damaged_file_is_built_again(damage, reason, tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
+    triples = random_triples(20_000, 900, 5)
+    mapped(tmp_path, triples, 5)
+    whole = (tmp_path / FILE).read_bytes()
+    content = bytearray(whole)
+    damage(content)
+    (tmp_path / FILE).write_bytes(content)
+    caplog.set_level(logging.INFO)
+    check(mapped(tmp_path, triples, 5), triples, triples[:50, :2])
+    (record,) = caplog.records
+    assert reason in record.getMessage() and "is built again" in record.getMessage()
+    assert (tmp_path / FILE).read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("source", "num_relations", "rows"), [("other", 2, 100), ("abc", 3, 100), ("abc", 2, 90)]
+)
+def test_an_index_of_other_triples_is_built_again(source, num_relations, rows, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    mapped(tmp_path, random_triples(100, 9, 2)[:100], 2)
+    before = inode(tmp_path)
+    triples = random_triples(100, 9, 2, seed=8)[:rows]
+    check(mapped(tmp_path, triples, num_relations, source), triples, triples[:, :2])
+    assert inode(tmp_path) != before
+
+
+def test_another_process_that_holds_the_lock_is_waited_for(tmp_path: Path) -> None:
+    triples = random_triples(10, 9, 2)
+    handle = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(JobError, match="another process has been building .*known_train.index for 0 s"):
+            open_known_index(tmp_path, "train", "abc", triples, 2, limit_seconds=0.2)
+    finally:
+        os.close(handle)
+    check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
+
+
+def open_in_process(folder: Path, triples: np.ndarray, inodes: multiprocessing.SimpleQueue) -> None:
+    check(mapped(folder, triples, 3), triples, triples[:20, :2])
+    inodes.put(inode(folder))
+
+
+def test_processes_at_the_same_time_share_one_file(tmp_path: Path) -> None:
+    triples = random_triples(50_000, 900, 3)
+    context = multiprocessing.get_context("fork")
+    inodes = context.SimpleQueue()
+    processes = [context.Process(target=open_in_process, args=(tmp_path, triples, inodes)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert len({inodes.get() for _ in processes}) == 1
+    assert os.listdir(tmp_path) == [FILE]
+
+
+def test_without_a_place_for_the_file_it_is_built_in_memory(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / ".known_train.index.partial").mkdir()
+    triples = random_triples(100, 9, 2)
+    check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
+    (record,) = caplog.records
+    assert "each process builds its own index of known answers" in record.getMessage()
+    assert "known_train.index: Is a directory" in record.getMessage()
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    triples = random_triples(100, 9, 2)
+    check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
+    assert os.listdir(tmp_path) == []
+
+
+def test_large_files_are_opened_without_reading_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    triples = random_triples(30_000, 900, 3)
+    mapped(tmp_path, triples, 3)
+    content = bytearray((tmp_path / FILE).read_bytes())
+    flip(content, HEADER_BYTES + CHECKED_BYTES + 1)
+    (tmp_path / FILE).write_bytes(content)
+    monkeypatch.setattr(known_index, "MAX_CHECKED", 2)
+    before = inode(tmp_path)
+    mapped(tmp_path, triples, 3)
+    assert inode(tmp_path) == before
+
+
+def test_directions_are_views_of_the_file(tmp_path: Path) -> None:
+    (direction,) = mapped(tmp_path, random_triples(100, 9, 2), 2).directions(Side.HEAD)
+    assert isinstance(direction, Direction)
+    assert not direction.keys.flags.owndata and not direction.answers.flags.writeable

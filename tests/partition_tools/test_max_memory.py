@@ -1,0 +1,149 @@
+"""Bounded memory: the same data set at any limit, and limits that are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dglkge.data.quality import NumberedTriples, measure_quality
+from dglkge.errors import InputError, StorageError
+from dglkge.partition import inputs, rows
+from dglkge.partition.inputs import Options, check_metis_memory, parse_memory
+from dglkge.partition.make_dataset import partition_files
+from dglkge.partition.rows import CollectedRows, distinct_below, pieces
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("64MB", 64_000_000), ("1.5 GiB", 3 << 29), ("900000000", 900_000_000), ("2gb", 2 * 10**9)],
+)
+def test_sizes(text: str, expected: int) -> None:
+    assert parse_memory(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "GB", "-1GB", "2TB", "two", "1e9"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(InputError, match=r"--max-memory is .*, expected bytes with KB, .* e.g. 2GB"):
+        parse_memory(text)
+
+
+def test_metis_is_refused_where_it_does_not_fit() -> None:
+    assert check_metis_memory(1000, 10**9) == 1000 * inputs.METIS_TRIPLE_BYTES
+    with pytest.raises(
+        InputError, match=r"METIS needs about .* GB for 100,000,000 triples, --max-memory is 1.0 GB: "
+    ):
+        check_metis_memory(10**8, 10**9)
+    with pytest.raises(InputError, match="the machine's free memory is .* GB: give --method ldg or random"):
+        check_metis_memory(10**12, None)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files of a data set but DGL's own, which have times in them, and the log."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix not in (".dgl", ".log")
+    }
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@pytest.mark.parametrize("method", ["ldg", "random"])
+def test_any_limit_gives_the_same_data_set(
+    typed: bool, method: str, tmp_path: Path, build_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(4)
+    names = [f"{kind}{i}" for kind in "ab" for i in range(40)]
+    frame = pd.DataFrame(
+        {"head": rng.choice(names, 900), "relation": rng.integers(0, 6, 900), "tail": rng.choice(names, 900)}
+    )
+    frame["weight"] = rng.random(900).astype(np.float32)
+    frame = pd.concat([frame, frame[:50]])
+    frame.to_csv(tmp_path / "all.tsv", sep="\t", header=False, index=False)
+    (tmp_path / "types.tsv").write_text("".join(f"{name}\t{name[0]}\n" for name in names))
+    found = []
+    for number, limit in enumerate((None, 64 * 10**6)):
+        options = Options(
+            num_parts=2,
+            method=method,
+            columns=inputs.Columns(order=("head", "relation", "tail", "weight")),
+            entity_types=tmp_path / "types.tsv" if typed else None,
+            split=(0.8, 0.1, 0.1),
+            name="same",
+            max_memory=limit,
+        )
+        if limit is not None:
+            # As few rows at a time, and as many buckets, as a large graph would have.
+            monkeypatch.setattr(rows, "ROWS_AT_A_TIME", 64)
+            monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", 50)
+            monkeypatch.setattr("dglkge.data.quality.INDEXED_BYTES", 64 * 10**6 // 100)
+        partition_files([tmp_path / "all.tsv"], tmp_path / str(number), options)
+        found.append(content(tmp_path / str(number)))
+    assert sorted(found[0]) == sorted(found[1])
+    for name, expected in found[0].items():
+        assert found[1][name] == expected, name
+    report = json.loads(found[0]["partitions/report.json"])
+    assert report["method"] == method and report["quality"]["duplicates"]["train"] > 0
+    # Nothing is left of the temporary files.
+    assert {path.name for path in tmp_path.iterdir()} == {"all.tsv", "types.tsv", "0", "1"}
+
+
+@pytest.mark.parametrize("num_buckets", [2, 7, 100])
+def test_buckets_do_not_change_the_figures(num_buckets: int) -> None:
+    rng = np.random.default_rng(9)
+    splits = {}
+    for split, num in (("train", 600), ("valid", 90), ("test", 80)):
+        heads, tails = rng.integers(0, 30, (2, num)).astype(np.int32)
+        splits[split] = (heads, rng.integers(0, 5, num).astype(np.int32), tails)
+    # A symmetric relation, so that there are pairs of relations and implied triples.
+    heads, relations, tails = splits["train"]
+    splits["train"] = tuple(
+        np.concatenate(columns)
+        for columns in (
+            (heads, tails[:300], heads[:50]),
+            (relations % 4, np.full(300, 4), np.full(50, 4)),
+            (tails, heads[:300], tails[:50]),
+        )
+    )
+    triples = NumberedTriples(splits, 31, 5, "e{}".format, "r{}".format)
+    whole = measure_quality(triples)
+    parts = measure_quality(triples, 110 * 1120 // num_buckets)
+    assert parts.report == whole.report
+    for split, leaks in whole.leaks.items():
+        for name, mask in vars(leaks).items():
+            assert np.array_equal(getattr(parts.leaks[split], name), mask)
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_rows_are_collected(in_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "ROWS_AT_A_TIME", 4)
+    found = CollectedRows(tmp_path if in_file else None, (3,), np.int32)
+    blocks = [np.arange(3 * n).reshape(n, 3).astype(np.int32) for n in (5, 0, 2, 9)]
+    for block in blocks:
+        found.append(block)
+    array = found.array()
+    for _, (piece,) in pieces(array):
+        piece += 1
+    assert np.array_equal(array, np.concatenate(blocks) + 1)
+    assert distinct_below([array], 1).tolist() == np.unique(array[:, 1]).tolist()
+    assert not list(tmp_path.iterdir())
+    assert CollectedRows(tmp_path if in_file else None, (3,), np.int32).array().shape == (0, 3)
+
+
+def test_few_large_numbers_take_no_large_array() -> None:
+    assert distinct_below([np.array([[2**31 - 1], [5], [5]], np.int32)], 0).tolist() == [5, 2**31 - 1]
+
+
+def test_a_folder_without_room(tmp_path: Path) -> None:
+    found = CollectedRows(tmp_path, (3,), np.int32)
+    assert found._file is not None
+    found._file.close()
+    found._file = open("/dev/full", "wb", buffering=0)
+    with pytest.raises(
+        StorageError, match=f"cannot write a temporary file in {tmp_path}: No space left on device"
+    ):
+        found.append(np.zeros((2, 3), np.int32))
+    found._file.close()
