@@ -25,6 +25,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import DESCRIPTION
 from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
 from dglkge.inference.run import Run, open_run
+from dglkge.launch.console import plain_text
 from dglkge.training.building.components import check_config
 
 if TYPE_CHECKING:
@@ -268,8 +269,10 @@ def _run_job(command: Sequence[str], config: Config, is_shown: bool) -> None:
     output = cast(IO[bytes], process.stdout)
     try:
         for data in output:
-            lines.append(data.decode(errors="replace").rstrip())
-            show(lines[-1])
+            line = data.decode(errors="replace").rstrip()
+            # With DGLKGE_LOG_FORMAT=json the lines are objects; errors are found in their messages.
+            lines.extend(plain_text(line).splitlines())
+            show(line)
         status = process.wait()
     except BaseException:
         # SIGTERM, which commits like Ctrl-C, but is not ignored in the background of a shell.

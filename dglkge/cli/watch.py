@@ -33,6 +33,7 @@ node_exporter's textfile collector reads. docs/watching.md lists the metrics.
 exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad input; 1 for a full disk."""
 
 NONE = "–"
+PIPE_COLUMNS = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,14 +127,15 @@ def _follow(look: Any, interval: float, finished: str) -> int:
 
 
 def _as_text(state: Mapping[str, Any]) -> str:
-    """Return a frame as text, as wide as the terminal, or 100 columns."""
+    """Return a frame as text, as wide as the terminal; elsewhere no line is broken."""
     from rich.console import Console
 
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    console = Console(width=None if is_terminal else 100, force_terminal=is_terminal or None)
+    console = Console(width=None if is_terminal else PIPE_COLUMNS, force_terminal=is_terminal or None)
     with console.capture() as capture:
         console.print(_frame(state))
-    return capture.get().rstrip("\n")
+    # Cells of a table are padded.
+    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
 
 
 def _frame(state: Mapping[str, Any]) -> RenderableType:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.distributed.log_format import JsonFormatter, parse_line, timestamp
+from dglkge.distributed.log_format import JsonFormatter, json_line, parse_line, timestamp
+from dglkge.errors import InputError
 from dglkge.launch.console import as_json, plain_text
 from tests.launch.conftest import ROOT
 
@@ -104,6 +105,18 @@ def test_what_is_no_such_object_becomes_a_message(text: str) -> None:
     wrapped = as_json("server 1", text)
     assert json.loads(wrapped)["message"] == text and plain_text(wrapped) == text
     assert as_json("server 2", wrapped) == wrapped
+
+
+def test_training_from_python_finds_the_error_in_it() -> None:
+    """dglkge.train raises what its launcher says, in either form."""
+    from dglkge.config import Config
+    from dglkge.train_job import _run_job
+
+    line = json_line("launcher", "error", "dglkge-launch: error: no such field")
+    for text in (line, "dglkge-launch: error: no such field"):
+        command = [sys.executable, "-c", f"print({text!r}); raise SystemExit(2)"]
+        with pytest.raises(InputError, match="^no such field$"):
+            _run_job(command, Config(), False)
 
 
 def test_a_script_alone_obeys_the_variable() -> None:
