@@ -132,16 +132,7 @@ def launch_node(
         For its environment.
     """
     line: list[str | Path] = [sys.executable, "-m", "dglkge.cli.launch", "--node_rank", str(rank)]
-    line += [
-        "--num_trainers",
-        "1",
-        "--num_omp_threads",
-        "1",
-        "--log_dir",
-        folder / "logs",
-        *options,
-        *command,
-    ]
+    line += ["--num_trainers", "1", "--num_omp_threads", "1", "--log_dir", folder / "logs"]
     given = {**environment(), "DGLKGE_SECRET": SECRET, **(variables or {})}
     with open(node_log(folder, rank), "ab") as log:
         return host.popen([*line, *options, *command], env=given, stdout=log, stderr=subprocess.STDOUT)
