@@ -33,8 +33,8 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run",
         metavar="RUN",
-        help="folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE; or the URL "
-        "of a run (s3://bucket/run), of which the newest version is downloaded to ~/.cache/dglkge/runs",
+        help="folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE; or the "
+        "URL of a run (s3://bucket/run), of which the newest version is downloaded to ~/.cache/dglkge/runs",
     )
 
 
