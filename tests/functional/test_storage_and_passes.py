@@ -117,7 +117,9 @@ def test_two_hosts_walk_over_the_same_sets(tmp_path):
     for first, second in zip(records(tmp_path / "alone"), records(tmp_path / "hosts")):
         assert [first[name] for name in PLACE] == [second[name] for name in PLACE]
         assert first["stats"]["count"] == second["stats"]["count"]
-        for name in ("eval_stats_before", "eval_stats_after"):
+        assert first.keys() == second.keys()
+        # A pass without a batch of its own, as the second chunk of the small set, has no numbers from before.
+        for name in first.keys() & {"eval_stats_before", "eval_stats_after"}:
             assert first[name]["count"] == second[name]["count"]
             for metric, value in first[name]["metrics"].items():
                 assert second[name]["metrics"][metric] == pytest.approx(value, rel=0.02, abs=0.02), metric

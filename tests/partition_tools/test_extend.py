@@ -62,12 +62,12 @@ def test_old_ids_and_partitions_stay(tmp_path, typed):
         assert np.array_equal(parts[0], parts[1][: len(parts[0])])
         for part in range(2):
             # In a checkpoint's file rows stand by original id: the old ones, then the new ones.
-            rows = [
+            stored = [
                 np.sort(one.layout().original_ids(type_)[slice(*one.layout().node_range(type_, part))])
                 for one in (old, new)
             ]
-            assert np.array_equal(rows[1][: len(rows[0])], rows[0])
-            assert (rows[1][len(rows[0]) :] >= len(before)).all()
+            assert np.array_equal(stored[1][: len(stored[0])], stored[0])
+            assert (stored[1][len(stored[0]) :] >= len(before)).all()
     assert new.relations.relations[: old.num_relations] == old.relations.relations
     assert new.num_relations == old.num_relations + 1
     sets = new.edge_set_of_triples()
