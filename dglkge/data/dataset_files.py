@@ -45,7 +45,9 @@ TRAIN, VALID, TEST = SPLITS = ("train", "valid", "test")
 ID_BYTES = 8
 WEIGHT_BYTES = 4
 TRIPLE_BYTES = 3 * ID_BYTES
-"""A triple of a split, or of a partition's edge table: head, relation and tail."""
+"""A triple of a split: head, relation and tail."""
+EDGE_ROW_BYTES = 12
+"""A triple of a partition's edge table; as many as of a split in data sets up to version 1.2."""
 NODE_MAP_BYTES = 2 * ID_BYTES
 """A node in both id maps."""
 EDGE_ID_BYTES = 2 * ID_BYTES

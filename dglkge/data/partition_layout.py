@@ -14,7 +14,7 @@ from dglkge.data.dataset_files import Field, load_json
 from dglkge.errors import InputError
 
 
-def load_array(path: Path, shape: tuple[int | None, ...], dtype: type[np.generic]) -> np.ndarray:
+def load_array(path: Path, shape: tuple[int | None, ...], *dtypes: type[np.generic]) -> np.ndarray:
     """Map an array of a data set into memory, read-only.
 
     Parameters
@@ -23,8 +23,8 @@ def load_array(path: Path, shape: tuple[int | None, ...], dtype: type[np.generic
         A ``.npy`` file.
     shape : tuple of int or None
         The shape that it must have; None stands for any length.
-    dtype : numpy type
-        The type that it must have.
+    *dtypes : numpy types
+        The types that it may have.
 
     Raises
     ------
@@ -39,10 +39,10 @@ def load_array(path: Path, shape: tuple[int | None, ...], dtype: type[np.generic
     except (ValueError, EOFError) as error:
         raise InputError(f"{path} is cut off or no array file: {error}") from error
     fits = array.ndim == len(shape) and all(want in (None, got) for want, got in zip(shape, array.shape))
-    if not fits or array.dtype != dtype:
+    if not fits or array.dtype not in dtypes:
+        expected = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise InputError(
-            f"{path} holds an array {array.shape} of {array.dtype}, "
-            f"expected {shape} of {np.dtype(dtype).name}"
+            f"{path} holds an array {array.shape} of {array.dtype}, expected {shape} of {expected}"
         )
     return array
 
@@ -55,8 +55,8 @@ class EdgeTable:
     ----------
     triple_ids : (m,) int64
         Their rows in ``train.npy``, ascending.
-    edges : (m, 3) int64
-        Head, relation and tail of each as node ids.
+    edges : (m, 3) int32 or int64
+        Head, relation and tail of each as node ids; int64 in data sets of older versions.
     weights : (m,) float32 or None
         Weight of each, where the dataset has weights.
     """
@@ -209,7 +209,7 @@ class PartitionLayout:
         if part_id not in self._edge_tables:
             folder = self.part_path(part_id)
             triple_ids = load_array(folder / dataset_files.TRIPLE_IDS, (None,), np.int64)
-            edges = load_array(folder / dataset_files.EDGES, (len(triple_ids), 3), np.int64)
+            edges = load_array(folder / dataset_files.EDGES, (len(triple_ids), 3), np.int32, np.int64)
             path = folder / dataset_files.WEIGHTS
             # A partition has weights if the data set has: the file decides, so the layout needs no
             # description of the data set.

@@ -347,13 +347,14 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
             return files
 
         id_files = create(dataset_files.TRIPLE_IDS, "<i8", ())
-        edge_files = create(dataset_files.EDGES, "<i8", (3,))
+        id_type = "<i4" if max(map(layout.num_nodes, layout.ntypes)) <= np.iinfo(np.int32).max else "<i8"
+        edge_files = create(dataset_files.EDGES, id_type, (3,))
         weight_files = [] if weights is None else create(dataset_files.WEIGHTS, "<f4", ())
         for lhs, rhs, start, rows in _pieces(job, train):
             owner = owners(rhs, rows)
             for part_id in range(job.num_parts):
                 mine = np.flatnonzero(owner == part_id)
-                edges = np.empty((len(mine), 3), "<i8")
+                edges = np.empty((len(mine), 3), id_type)
                 for column, ntype in enumerate((lhs, RELATION, rhs)):
                     edges[:, column] = node_ids[ntype][rows[mine, column]]
                 edge_files[part_id].write(edges.tobytes())

@@ -34,8 +34,8 @@ MIN_MEMORY = 64 * 10**6
 """Least value of ``--max-memory``: pieces of triples take tens of MB however few are read at a time."""
 
 METIS_TRIPLE_BYTES = 250
-"""Peak of METIS for each triple: measured were 240 with 10^6 triples and 230 with 10^7, in four partitions,
-by ``growth.py partition --partition_options "--num_parts 4"`` less the same with ``--method random``."""
+"""Peak of METIS for each triple. Measured were 240 with 10^6 triples and 230 with 10^7, in four partitions:
+``growth.py partition --partition_options "--num_parts 4"`` less the same with ``--method random``."""
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 
 from dglkge.config import Config
 from dglkge.config.schema import NEGATIVE_SAMPLING
-from dglkge.data.dataset_files import ID_BYTES, NODE_MAP_BYTES, TRAIN, TRIPLE_BYTES, VALID, WEIGHT_BYTES
+from dglkge.data.dataset_files import (
+    EDGE_ROW_BYTES,
+    ID_BYTES,
+    NODE_MAP_BYTES,
+    TRAIN,
+    TRIPLE_BYTES,
+    VALID,
+    WEIGHT_BYTES,
+)
 from dglkge.data.sizes import DatasetSize, PartSize
 from dglkge.planning import shared_memory as shared
 from dglkge.registry import registry_of
@@ -360,7 +368,8 @@ def ranking_bytes(config: Config, size: DatasetSize) -> int:
 def mapped_bytes(part: PartSize, size: DatasetSize) -> int:
     """Return the bytes of the data set's files that trainers map: one copy, in the page cache, for all."""
     # On one machine row i of the edges is triple i: the file of triple ids is mapped but never read.
-    edge = TRIPLE_BYTES + (ID_BYTES if len(size.parts) > 1 else 0)
+    edge = TRIPLE_BYTES if part.graph_has_triples else EDGE_ROW_BYTES
+    edge += ID_BYTES if len(size.parts) > 1 else 0
     edge += WEIGHT_BYTES if part.has_weights else 0
     nodes = NODE_MAP_BYTES * sum(size.num_rows.values())
     return edge * part.num_edges + nodes + TRIPLE_BYTES * sum(size.splits.values())

@@ -254,8 +254,8 @@ class EdgeBatches:
         """Read the edges of a share, by rows of the edge table, and sort them by chunk and edge type."""
         enter("edges")
         # Rows are gathered first and transposed after: one pass over the mapped file. The copy makes each
-        # column contiguous.
-        heads, relations, tails = np.take(self._all_edges, rows, axis=0).T.copy()
+        # column contiguous; ids of 32 bits become those of 64 that everything else takes.
+        heads, relations, tails = np.take(self._all_edges, rows, axis=0).T.astype(np.int64, order="C")
         pairs = self._pair_of_relation[relations]
         # Places ascend, so the chunks are sorted already; with one edge type nothing is left to sort.
         order = np.lexsort((pairs, chunks)) if len(self._pairs) > 1 else slice(None)
