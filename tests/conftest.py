@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import os
 import uuid
@@ -62,9 +64,22 @@ def marked_processes(mark: str) -> list[psutil.Process]:
     return found
 
 
+def locked_files(names: set[str]) -> set[str]:
+    """Select the files that a living process holds a lock on."""
+    found = set()
+    for name in names:
+        with contextlib.suppress(OSError), open(SHARED_MEMORY / name, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                found.add(name)
+    return found
+
+
 def unused_segments() -> set[str]:
     """Return the names in /dev/shm that no living process has mapped; the others are some live job's."""
     names = {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
+    names -= locked_files(names)  # entries of jobs, records of watchdogs
     for process in psutil.process_iter() if names else ():
         try:
             names -= {Path(region.path).name for region in process.memory_maps()}
@@ -96,7 +111,7 @@ def launches_jobs(nodeid: str) -> bool:
 def worker_group(nodeid: str, own_each: bool) -> str:
     """Return the group of a test, which one worker runs: the tests of its file, or all that launch jobs.
 
-    A /dev/shm takes one launched job at a time: DGL's names of shared memory do not tell jobs apart.
+    In one /dev/shm those take turns: some look at all that lies there.
     """
     return "jobs" if launches_jobs(nodeid) and not own_each else nodeid.split("::")[0]
 
@@ -172,29 +187,6 @@ def pytest_report_header(config: pytest.Config) -> str:
     """Say whose shared memory the tests use."""
     why_shared = config.stash.get(WHY_SHARED, None)
     return "shared memory: " + ("the tests' own" if why_shared is None else f"the machine's ({why_shared})")
-
-
-def other_job(mark: str) -> str | None:
-    """Describe the process that holds the machine's shared memory, if these tests have not started it."""
-    from dglkge.launch.local_site import machine_lock_owner  # not before: numpy starts threads
-
-    pid = machine_lock_owner()
-    if pid is None:
-        return None
-    try:
-        if psutil.Process(pid).environ().get(MARK) == mark:
-            return None
-        return f"pid {pid}"
-    except psutil.Error:
-        return "its process cannot be seen from here"
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests that launch jobs while somebody else's job holds the machine."""
-    if WHY_SHARED in item.config.stash and launches_jobs(item.nodeid):
-        holder = other_job(item.config.stash[SESSION_MARK])
-        if holder is not None:
-            pytest.skip(f"another job runs on this machine ({holder}) and {item.config.stash[WHY_SHARED]}")
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """What the tests inherit from whoever starts them, put right before the first test.
 
 A shell's background, ``nohup``, a scheduler or a CI system may start them with signals ignored or blocked and
-without a standard input, and another job may hold the machine's one ``/dev/shm``, in which DGL's names do not
-tell jobs apart. So the tests get the signals that every program starts with, and shared memory of their own
-where the kernel allows it.
+without a standard input, and other jobs may have their memory in the machine's one ``/dev/shm``, all of which
+some tests look at. So the tests get the signals that every program starts with, and shared memory of their
+own where the kernel allows it.
 """
 
 from __future__ import annotations

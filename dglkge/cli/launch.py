@@ -5,16 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import getpass
+import itertools
 import json
 import os
+import socket
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine, read_ip_config
+from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.log_format import TEXT
 from dglkge.distributed.preemption import RESTART_STATUS
@@ -39,7 +43,7 @@ from dglkge.launch.process_plan import (
 from dglkge.launch.remote.node import place_of_this_node, run_node
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
 from dglkge.launch.remote.session import SshSettings
-from dglkge.launch.script_config import Needs, dataset_needs, script_config
+from dglkge.launch.script_config import Needs, dataset_needs, planned_hosts, script_config
 from dglkge.launch.site import Site, SiteChooser
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
@@ -160,10 +164,11 @@ class _Job:
     name: str
     place: NodePlace | None = None
     nodes: Rendezvous | None = None
+    attempts: Iterator[int] = field(default_factory=itertools.count)
 
     def plan(self, log_dir: Path) -> list[PlannedProcess]:
-        """Plan an attempt for ``--dry_run``: no file is sent, no machine is locked."""
-        site, hosts, settings, config = self._prepare(log_dir, is_locked=False)
+        """Plan an attempt for ``--dry_run``: no file is sent, nothing is registered."""
+        site, hosts, settings, config = self._prepare(log_dir, is_registered=False)
         # With --sync the machines have no files yet, so a check would only find that.
         if not self.options.sync:
             site.check(hosts, settings, self._needs(settings, config))
@@ -172,7 +177,7 @@ class _Job:
     def run(self, log_dir: Path) -> JobResult:
         """Run one attempt to its end."""
         console, here = self.console, self.places.here
-        site, hosts, settings, config = self._prepare(log_dir, is_locked=True)
+        site, hosts, settings, config = self._prepare(log_dir, is_registered=True)
         # The files come before the check, which looks for them on the machines.
         site.send_files(self.command, config, self.options.part_config, self.places)
         site.check(hosts, settings, self._needs(settings, config))
@@ -220,15 +225,33 @@ class _Job:
             return dataclasses.replace(result, is_interrupted=True)
         return result
 
-    def _prepare(self, log_dir: Path, is_locked: bool) -> tuple[Site, list[Host], JobSettings, Config | None]:
+    def _prepare(
+        self, log_dir: Path, is_registered: bool
+    ) -> tuple[Site, list[Host], JobSettings, Config | None]:
         """Read the inputs of an attempt anew: the machines, their cores, the configuration."""
         here = self.places.here
         machines = self._machines(here)
+        config = script_config(self.command, here)
         site = self.sites.choose(machines)
-        hosts = site.connect(machines, is_locked)
+        hosts = site.connect(machines, self._entry(log_dir, config) if is_registered else None)
         settings = _settings(self.options, self.command, hosts, machines, log_dir, self.places)
-        settings = dataclasses.replace(settings, job=self.name)
-        return site, hosts, settings, script_config(self.command, here)
+        hosts = site.with_ports(hosts, machines, settings.num_servers)
+        settings = dataclasses.replace(settings, job=self.name, attempt=next(self.attempts))
+        return site, hosts, settings, config
+
+    def _entry(self, log_dir: Path, config: Config | None) -> JobEntry:
+        """Describe the job for the registers of its machines."""
+        return JobEntry(
+            self.name,
+            user=_user_name(),
+            host=socket.gethostname(),
+            launcher_pid=os.getpid(),
+            command=self.command,
+            folder=str(self.places.workspace),
+            run="" if config is None else str(self.places.on_machines(Path(config.output)).resolve()),
+            log_dir=str(log_dir),
+            started=time.time(),
+        )
 
     def _machines(self, here: Path) -> list[Machine]:
         """Return the machines of an attempt; waits for the nodes of a job without SSH."""
@@ -246,7 +269,25 @@ class _Job:
         here = self.places.here
         found, shared_memory = dataset_needs(config, here)
         graph = settings.part_config or (None if found is None else str(self.places.on_machines(found)))
-        return Needs(graph, shared_memory)
+        planned = planned_hosts(config, here, settings.num_trainers, settings.num_servers)
+        if config is None:
+            return Needs(graph, shared_memory)
+        return Needs(
+            graph,
+            shared_memory,
+            {each.machine: each.memory_bytes - each.mapped_bytes - each.base_bytes for each in planned},
+            {each.machine: each.structure_bytes for each in planned},
+            config.tables.storage,
+            (str(self.places.on_machines(Path(config.tables.folder))),) if config.tables.folder else (),
+        )
+
+
+def _user_name() -> str:
+    """Return the name of this user; the number if it has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # Python 3.13 raises the latter
+        return str(os.getuid())
 
 
 def _check_script(command: Sequence[str], workspace: Path) -> None:

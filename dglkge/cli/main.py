@@ -38,12 +38,14 @@ COMMANDS = {
     "inspect": ("inspect_run", "show a checkpoint's version, progress, model, tables and files"),
     "checkpoint": ("checkpoint", "inspect, verify or convert a checkpoint"),
     "plan": ("plan", "estimate memory, /dev/shm, disk and time of a configuration"),
+    "jobs": ("jobs", "list the training jobs of this machine"),
+    "stop": ("stop", "stop a training job of this machine; it commits first"),
     "tune": ("tune", "search for good settings: many trials on small subgraphs, few on large ones"),
 }
 """Command: its module in :mod:`dglkge.cli`, and its line of help: ``dglkge --help`` imports no command."""
 
 DESCRIPTION = """Make data sets, train embeddings, and evaluate, query, export and inspect trained models.
-All but train and tune only read and write files; no server runs."""
+All but train, tune, jobs and stop only read and write files; no server runs."""
 EPILOG = """Each command has its own help with examples:
   dglkge predict --help
 Scripts of your own train under dglkge-launch; examples/train.py is the one to copy:

@@ -78,9 +78,17 @@ def run(args: argparse.Namespace) -> int:
     ranges = plan_walks(args, config, size, hosts, there)
     seconds = epoch_seconds(config, size, num_trainers, measure_rates(config))
     # Every machine of the plan is compared with this one, as the others' resources are not known here.
-    problems = [f"machine {host.machine}: {text}" for host in hosts for text in misfits(host, there)]
+    in_files = config.tables.storage == "disk"
+    problems = [
+        f"machine {host.machine}: {text}"
+        for host in hosts
+        for text in misfits(host, there, in_files=in_files)
+    ]
+    # The launcher puts tables into files where /dev/shm is too small.
+    if problems and not in_files and not any(misfits(host, there, in_files=True) for host in hosts):
+        problems, in_files = [], True
     if args.json:
-        report = _report(hosts, there, seconds, problems)
+        report = _report(hosts, there, seconds, problems) | {"tables_in_files": in_files}
         for machine, found in zip(report["machines"], ranges or []):
             machine["ranges"] = None if found is None else dataclasses.asdict(found)
         print_json(report)
@@ -88,6 +96,12 @@ def run(args: argparse.Namespace) -> int:
         _print_plan(hosts, there, seconds, problems)
         for host, found in zip(hosts, ranges or []):
             print_text(_describe_walk(host.machine, found))
+        if in_files:
+            num_bytes = max(host.shared_memory_bytes - host.structure_bytes for host in hosts)
+            print_text(
+                f"tables are files of {human_bytes(num_bytes)} a machine (tables.storage, tables.folder); "
+                f"/dev/shm needs {human_bytes(max(host.structure_bytes for host in hosts))}"
+            )
     return DOES_NOT_FIT_STATUS if problems else 0
 
 
@@ -189,6 +203,11 @@ def _report(
             "memory_bytes": there.memory_bytes,
             "shared_memory_bytes": there.shared_memory_bytes,
             "disk_bytes": there.disk_bytes,
+            "other_jobs": there.claims.num_jobs,
+            "planned_by_other_jobs": {
+                "memory_bytes": there.claims.memory_bytes,
+                "shared_memory_bytes": there.claims.shared_memory_bytes,
+            },
         },
         "epoch_seconds": round(seconds, 2),
         "problems": problems,
@@ -210,6 +229,12 @@ def _print_plan(hosts: list[PlannedHost], there: HostMemory, seconds: float, pro
     )
     rows += [[what, *map(human_bytes, needed), human_bytes(has)] for what, needed, has in totals]
     print_columns(header, rows)
+    if there.claims.num_jobs:
+        memory, shared = there.claims.memory_bytes, there.claims.shared_memory_bytes
+        print_text(
+            f"{there.claims.num_jobs} other job(s) run here (dglkge jobs); 'here now' is without the "
+            f"{human_bytes(memory)} of memory, and {human_bytes(shared)} in /dev/shm, that they still take"
+        )
     print_text(f"an epoch should take about {seconds:.3g} s on machines like this one")
     for problem in problems:
         print_text(f"does not fit: {problem}")

@@ -510,6 +510,25 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class TablesConfig:
+    """Where a launched job keeps its tables while it trains."""
+
+    storage: str = setting(
+        "memory",
+        "memory: in /dev/shm, or in files where that is too small; disk: in mapped files, for which the page "
+        "cache is the memory; both give the same tables",
+        one_of("memory", "disk"),
+        resume=FREE,
+    )
+    folder: str = setting(
+        "",
+        "folder of such files, which are removed after the job; empty: the first of $TMPDIR, /tmp and "
+        "/var/tmp that has the room",
+        resume=FREE,
+    )
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """The ranking of the entities."""
 
@@ -565,6 +584,7 @@ class Config:
     negatives: NegativesConfig = section(NegativesConfig, "negatives")
     optimizer: OptimizerConfig = section(OptimizerConfig, "optimizer")
     training: TrainingConfig = section(TrainingConfig, "epochs and batches")
+    tables: TablesConfig = section(TablesConfig, "tables during training")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "checkpoints")
     evaluation: EvaluationConfig = section(EvaluationConfig, "evaluation")
 

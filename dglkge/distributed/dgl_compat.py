@@ -2,9 +2,10 @@
 
 It holds the differences between the supported versions (1.1.3 and 2.1.0), DGL's start and shutdown, the
 timeout of its requests, and functions of DGL that are replaced for a while. Each work-around states what DGL
-does, and why the replacement is safe. Two files have reasons to stay apart: :mod:`dglkge.optim` is usable
-without dglkge and has a file like this one of its own, and ``dglkge/launch/script_runner.py`` is a program
-that runs scripts without importing anything of ours.
+does, and why the replacement is safe. Three files have reasons to stay apart: :mod:`dglkge.optim` is usable
+without dglkge and has a file like this one of its own, ``dglkge/launch/script_runner.py`` is a program that
+runs scripts without importing anything of ours, and ``dgl_memory.py`` gives DGL's shared memory the job's
+names in such scripts too.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from dglkge.distributed.server_ports import (
     is_own_address,
     wait_until_listening,
 )
-from dglkge.distributed.world import choose_dgl_backend
+from dglkge.distributed.world import choose_dgl_backend, segment_prefix, table_folder
 
 choose_dgl_backend()  # before the import
 
 import dgl  # noqa: E402
 import dgl.distributed  # noqa: E402
+
+from dglkge.distributed import dgl_memory  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +65,7 @@ def serve(ip_config: str) -> None:
     PortTakenError
         If another program listens on the server's port.
     """
+    dgl_memory.install(segment_prefix(), table_folder())
     with without_sleep(dgl.distributed.rpc_server), _port_errors():
         dgl.distributed.initialize(ip_config)
     sys.exit(0)
@@ -86,6 +90,7 @@ def connect(ip_config: str) -> None:
         stack.enter_context(holder)
         return address
 
+    dgl_memory.install(segment_prefix(), table_folder())
     with contextlib.ExitStack() as stack:
         # DGL's get_local_usable_addr (rpc_client.py, both versions) binds a free port, closes it and listens
         # there later; in between any connection of the machine may get that port. The replacement returns the

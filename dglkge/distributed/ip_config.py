@@ -5,13 +5,13 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dglkge.errors import InputError
 
 DEFAULT_PORT = 30050
-"""Port of a machine's first server if its line has none; DGL's default too."""
+"""DGL's default port of a machine's first server; if a line has none the launcher chooses from here on."""
 
 HIGHEST_PORT = 65535
 
@@ -30,11 +30,14 @@ class Machine:
         Port of the machine's first server; server i listens on ``port + i``.
     num_servers : int or None
         DGL-KE's third column; None if absent.
+    has_port : bool
+        Whether the line has a port. Without one the launcher finds a free one.
     """
 
     address: str
     port: int = DEFAULT_PORT
     num_servers: int | None = None
+    has_port: bool = field(default=True, compare=False)
 
 
 def read_ip_config(path: str | Path) -> list[Machine]:
@@ -120,7 +123,7 @@ def _parse_fields(fields: Sequence[str], where: str) -> Machine:
     _check_address(fields[0], where)
     port = _number(fields[1], 1, HIGHEST_PORT, "port", where) if len(fields) > 1 else DEFAULT_PORT
     num_servers = _number(fields[2], 1, HIGHEST_PORT, "number of servers", where) if len(fields) > 2 else None
-    return Machine(fields[0], port, num_servers)
+    return Machine(fields[0], port, num_servers, has_port=len(fields) > 1)
 
 
 def _check_address(address: str, where: str) -> None:

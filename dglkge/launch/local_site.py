@@ -1,15 +1,15 @@
-"""Site of a job on this machine alone, the lock on a machine, and checks that remote agents use too."""
+"""Site of a job on this machine alone, a job's place on a machine, and checks that remote agents use too."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import dataclasses
 import ipaddress
 import logging
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Callable
 
@@ -17,21 +17,24 @@ import psutil
 
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine, is_read_by_dgl, write_ip_config
+from dglkge.distributed.jobs import JobEntry, Registration, live_jobs, register_lock
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import script_runner
-from dglkge.launch.ports import check_server_ports, describe_pid, find_master_port
+from dglkge.launch.ports import check_server_ports, find_master_port, find_server_ports
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
-from dglkge.launch.script_config import Needs, check_part_config
+from dglkge.launch.script_config import MachineNeeds, Needs, check_part_config
 from dglkge.launch.shared_memory import (
     SHARED_MEMORY_FOLDER,
     check_shared_memory,
     dgl_segments,
+    job_segments,
+    remove_segments,
     remove_stale_segments,
     segment_names,
     segment_users,
-    stale_segments,
     wait_for_watchdogs,
 )
+from dglkge.launch.table_files import TableFolder, roomy_folder, usual_folders
 from dglkge.launch.watched_process import LocalExecutor
 from dglkge.planning.control_groups import cores_to_use, quota_of_cores
 
@@ -122,80 +125,137 @@ def resolve(address: str) -> str:
 logger = logging.getLogger(__name__)
 
 
-@contextlib.contextmanager
-def lock_machine(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
-    """Lock the machine's shared memory for one job; remove segments that killed jobs have left.
-
-    The lock is on the folder itself: it needs no file, the kernel releases it when the process ends, and it
-    has the same scope as the shared memory (containers with a folder of their own do not share it).
-
-    Parameters
-    ----------
-    folder : str
-        Folder of POSIX shared memory.
-
-    Raises
-    ------
-    NotReadyError
-        If another job holds the lock (the message names its launcher), or processes of one do not end.
-    """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise NotReadyError(f"cannot open {folder}, where DGL's tables lie: {error.strerror}") from None
-    try:
-        try:
-            # Python opens files with O_CLOEXEC: children do not inherit the lock, so it ends with the
-            # launcher.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise NotReadyError(
-                f"another job runs on this machine ({_describe_holder(folder)}): the names of DGL's "
-                "shared memory do not tell jobs apart, so two would overwrite each other; "
-                "wait for it or end it"
-            ) from None
-        clear_machine(folder)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def clear_machine(folder: str = SHARED_MEMORY_FOLDER) -> None:
-    """Wait for the watchdogs of earlier jobs and attempts, and remove segments of killed ones.
-
-    The caller must hold the machine's lock.
+def clear_machine(job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> None:
+    """Wait for the watchdogs of ended jobs and of this job's attempts, and remove what those have left.
 
     Raises
     ------
     NotReadyError
         If a watchdog does not end.
     """
-    wait_for_watchdogs(folder)
-    removed = remove_stale_segments(folder)
+    wait_for_watchdogs(job, folder)
+    # Of earlier attempts: their processes have ended.
+    removed = remove_segments(job_segments(job, segment_names(folder)), folder)
+    removed += remove_stale_segments(folder)
     if removed:
         logger.info("removed %d segments of shared memory that a killed job had left", len(removed))
 
 
-def machine_lock_owner(folder: str = SHARED_MEMORY_FOLDER) -> int | None:
-    """Return the pid that holds the lock of :func:`lock_machine`; 0 in another container, None if free.
+RECORD_BYTES = 2**17
+"""Room in shared memory for the entry of a job and the records of its watchdogs, a few pages each."""
 
-    Reads the kernel's list of locks (man 5 proc_locks), without a lock of its own.
+
+class MachineJob:
+    """A job on this machine: its registration, ports, plan and tables; for launchers and their agents.
+
+    Attributes
+    ----------
+    note : str
+        Where the tables are, if they are files; else empty.
     """
-    status = os.stat(folder)
-    # The form of a file in /proc/locks: major and minor number in hex, inode in decimal.
-    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    with open("/proc/locks", encoding="ascii") as locks:
-        for line in locks:
-            fields = line.split()
-            if fields[1] == "FLOCK" and fields[5] == device:
-                return max(0, int(fields[4]))
-    return None
 
+    def __init__(self) -> None:
+        self._registration: Registration | None = None
+        self._tables: TableFolder | None = None
+        self.note = ""
 
-def _describe_holder(folder: str) -> str:
-    """Describe the process that holds the lock."""
-    pid = machine_lock_owner(folder)
-    return describe_pid(pid) if pid else "its process cannot be seen from here"
+    @property
+    def job(self) -> str:
+        """Id of the registered job; empty without one."""
+        return self._registration.entry.job if self._registration is not None else ""
+
+    def register(self, entry: JobEntry) -> None:
+        """Register the job, or prepare the machine for its next attempt.
+
+        Raises
+        ------
+        NotReadyError
+            If another job has the same run folder, or processes of an ended one do not end.
+        """
+        if self._registration is None:
+            self._registration = Registration(entry)
+        self._remove_tables()
+        clear_machine(self.job)
+
+    def choose_server_ports(self, address: str, num_servers: int) -> int:
+        """Return the first of free ports for the servers; other jobs that register here keep theirs.
+
+        Raises
+        ------
+        NotReadyError
+            If there are none.
+        """
+        with register_lock():
+            others = [entry for entry in live_jobs() if entry.job != self.job]
+            first = find_server_ports(address, num_servers, {port for each in others for port in each.ports})
+            if self._registration is not None:
+                self._registration.update(ports=tuple(range(first, first + num_servers)))
+        return first
+
+    def claim(self, needs: MachineNeeds) -> str:
+        """Check that the plan fits beside those of other jobs, enter it, and make the folder of tables.
+
+        Returns
+        -------
+        str
+            Folder of the tables, if they are files; empty: they are in shared memory.
+
+        Raises
+        ------
+        NotReadyError
+            If the tables fit neither into shared memory nor, where that is possible, into a folder.
+        """
+        self.note = ""
+        shared, memory = needs.shared_memory_bytes, needs.memory_bytes
+        with register_lock():
+            base, reason = self._base_of_tables(needs)
+            if base is not None:
+                check_shared_memory(needs.structure_bytes + RECORD_BYTES, self.job)
+                in_files, shared = shared - needs.structure_bytes, needs.structure_bytes
+                memory -= in_files
+                self.note = f"tables are files in {base} ({in_files / 1e9:.2f} GB): {reason}"
+            if self._registration is None:
+                return ""
+            if base is not None:
+                self._tables = TableFolder(base, self.job)
+            self._registration.update(shared_memory_bytes=shared, memory_bytes=memory)
+        return "" if self._tables is None else str(self._tables.path)
+
+    def _base_of_tables(self, needs: MachineNeeds) -> tuple[Path | None, str]:
+        """Return the folder in which tables shall be files, and why; None for shared memory."""
+        reason = "tables.storage is disk"
+        if needs.storage != "disk":
+            try:
+                check_shared_memory(
+                    needs.shared_memory_bytes and needs.shared_memory_bytes + RECORD_BYTES, self.job
+                )
+                return None, ""
+            except NotReadyError as error:
+                reason = str(error)
+                if not needs.structure_bytes:  # a script of another project: how it shares is unknown
+                    raise
+        needed = needs.shared_memory_bytes - needs.structure_bytes
+        folders = [Path(folder) for folder in needs.table_folders] or usual_folders(needs.storage == "disk")
+        base = roomy_folder(folders, needed)
+        if base is None:
+            raise NotReadyError(
+                f"{reason}; files take {needed / 1e9:.2f} GB, and none of {', '.join(map(str, folders))} has "
+                "that room: give another tables.folder"
+            )
+        return base, reason
+
+    def _remove_tables(self) -> None:
+        """Remove the files of tables of the attempt before."""
+        if self._tables is not None:
+            self._tables.remove()
+            self._tables = None
+
+    def release(self) -> None:
+        """Remove the tables, end the registration."""
+        self._remove_tables()
+        if self._registration is not None:
+            self._registration.release()
+            self._registration = None
 
 
 class LocalSite:
@@ -209,24 +269,36 @@ class LocalSite:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._held = contextlib.ExitStack()
-        self._is_held = False
+        self._job = MachineJob()
+        self._table_folder = ""
 
-    def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
-        """Find this machine in ip_config, and lock it for the job.
+    def connect(self, machines: Sequence[Machine], entry: JobEntry | None) -> list[Host]:
+        """Find this machine in ip_config, and register the job.
 
         Raises
         ------
         InputError
-            If ip_config has it several times, or another job holds the lock.
+            If ip_config has it several times, or another job has the same run folder.
         """
         hosts = locate_hosts(machines, local_interfaces(), usable_cores())
-        if is_locked and self._is_held:
-            clear_machine()  # of segments of the attempt before
-        elif is_locked:
-            self._held.enter_context(lock_machine())
-            self._is_held = True
+        if entry is not None:
+            self._job.register(entry)
         return hosts
+
+    def with_ports(self, hosts: Sequence[Host], machines: Sequence[Machine], num_servers: int) -> list[Host]:
+        """Choose free ports for the servers if ip_config gives none.
+
+        Raises
+        ------
+        NotReadyError
+            If there are none.
+        """
+        return [
+            host
+            if machine.has_port
+            else dataclasses.replace(host, port=self._job.choose_server_ports(host.address, num_servers))
+            for host, machine in zip(hosts, machines)
+        ]
 
     def check(self, hosts: Sequence[Host], settings: JobSettings, needs: Needs) -> None:
         """Check for problems that would keep the job from running.
@@ -236,7 +308,7 @@ class LocalSite:
         InputError
             If the partition file does not fit, a port is not free, or shared memory is too small.
         """
-        check_shared_memory(needs.shared_memory_bytes.get(0, 0))
+        self._table_folder = self._job.claim(needs.on_machine(0))
         if settings.part_config is not None:
             check_part_config(Path(settings.part_config), len(hosts))
         for host in hosts:
@@ -268,23 +340,23 @@ class LocalSite:
         # Chosen at each attempt: another program may have taken the port of the attempt before.
         master_port = find_master_port(hosts[0].address, server_ports)
         runner = (sys.executable, str(Path(script_runner.__file__).resolve()))
+        hosts = [dataclasses.replace(host, table_folder=self._table_folder) for host in hosts]
         return plan_processes(hosts, settings, master_port, runner, os.environ)
 
     def warnings(self) -> list[str]:
         """Return warnings about shared memory."""
-        return shared_memory_warnings()
+        return [*filter(None, [self._job.note]), *shared_memory_warnings()]
 
     def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
         """Do nothing: the launcher's own log folder is the job's."""
 
     def executor(self) -> LocalExecutor:
         """Return what runs processes here."""
-        return LocalExecutor(self._folder)
+        return LocalExecutor(self._folder, self._job.job)
 
     def close(self) -> None:
-        """Release the lock."""
-        self._held.close()
-        self._is_held = False
+        """End the registration."""
+        self._job.release()
 
 
 def write_job_files(log_dir: Path, hosts: Sequence[Host]) -> None:
@@ -303,27 +375,16 @@ def write_job_files(log_dir: Path, hosts: Sequence[Host]) -> None:
 
 
 def shared_memory_warnings() -> list[str]:
-    """Return warnings about DGL's shared memory that exists before the job.
-
-    Returns
-    -------
-    list of str
-        About other jobs (started without this launcher), and about segments that no process has mapped.
-    """
-    segments = dgl_segments(segment_names()) - stale_segments()  # removed at the lock
-    users = segment_users(segments)
-    warnings = [
-        f"another DGL job may run on this machine and share its tables: {describe_pid(pid)}"
-        for pid in sorted(set(users.values()))
+    """Return a warning about memory that DGL has left, started without this launcher; empty if none."""
+    segments = dgl_segments(segment_names())
+    stale = sorted(segments - segment_users(segments).keys())
+    if not stale:
+        return []
+    some = ", ".join(stale[:3]) + (", ..." if len(stale) > 3 else "")
+    return [
+        f"{len(stale)} shared-memory segments of an earlier DGL job lie in {SHARED_MEMORY_FOLDER} and take "
+        f"memory, used by no process ({some}); remove them"
     ]
-    stale = sorted(segments - users.keys())
-    if stale:
-        some = ", ".join(stale[:3]) + (", ..." if len(stale) > 3 else "")
-        warnings.append(
-            f"{len(stale)} shared-memory segments of an earlier DGL job lie in /dev/shm, used by no process "
-            f"({some}); remove them, or DGL takes over those of equal names"
-        )
-    return warnings
 
 
 def find_unreadable_arguments(ip_config: Path, command: Sequence[str], folder: Path) -> list[str]:

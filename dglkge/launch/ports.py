@@ -125,19 +125,28 @@ def find_master_port(address: str, avoid: Collection[int]) -> int:
     )
 
 
-def find_server_ports(address: str, num_servers: int) -> int:
+def find_server_ports(address: str, num_servers: int, avoid: Collection[int] = ()) -> int:
     """Return the first of as many free ports in a row as a machine has servers, from 30050 to 30549.
+
+    Parameters
+    ----------
+    address : str
+    num_servers : int
+    avoid : collection of int
+        Ports that other jobs are about to take.
 
     Raises
     ------
     NotReadyError
         If there are none.
     """
-    # As for torch's rendezvous: jobs that start together should not try the same ports.
+    # As for torch's rendezvous: jobs that start together should not try the same ports. Those in containers
+    # with one network do not see each other's choice, and a trainer would join the other job's server.
     start = random.SystemRandom().randrange(SERVER_PORT_TRIES)
     for offset in range(SERVER_PORT_TRIES):
         first = DEFAULT_PORT + (start + offset) % SERVER_PORT_TRIES
-        if not any(bind_error(address, port) for port in range(first, first + num_servers)):
+        ports = range(first, first + num_servers)
+        if not any(port in avoid or bind_error(address, port) for port in ports):
             return first
     last = DEFAULT_PORT + SERVER_PORT_TRIES - 1
     raise NotReadyError(

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dglkge.distributed.jobs import job_prefix
 from dglkge.distributed.log_format import TEXT
 from dglkge.distributed.log_format import VARIABLE as LOG_FORMAT_VARIABLE
+from dglkge.distributed.world import JOB_VARIABLE, SEGMENTS_VARIABLE, TABLE_FOLDER_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,8 @@ class Host:
         Network interface of the address; None if unknown.
     runner : tuple of str
         Interpreter there and its arguments before the script. Empty: the runner of all machines.
+    table_folder : str
+        Folder of the job's tables there, if they are files; empty: they are in shared memory.
     """
 
     address: str
@@ -90,6 +94,7 @@ class Host:
     num_cores: int
     interface: str | None = None
     runner: tuple[str, ...] = ()
+    table_folder: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,9 @@ class JobSettings:
         ``text`` or ``json``: how trainers and servers log.
     job : str
         Id of the job, equal for all its attempts, in the lease on the run's folder.
+    attempt : int
+        Number of the attempt: each has names of its own in shared memory, so that none meets what processes
+        of the one before still hold.
     """
 
     command: tuple[str, ...]
@@ -142,6 +150,7 @@ class JobSettings:
     has_own_disks: bool = False
     log_format: str = TEXT
     job: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -225,6 +234,8 @@ def plan_processes(
             conveniences["GLOO_SOCKET_IFNAME"] = host.interface
         # The user's own values of conveniences win; those of DGL's and torch's protocol must be ours.
         base = {key: value for key, value in conveniences.items() if key not in inherited} | shared
+        if host.table_folder or TABLE_FOLDER_VARIABLE in inherited:  # an outer job's is not ours
+            base[TABLE_FOLDER_VARIABLE] = host.table_folder
         for local in range(settings.num_servers):
             number = machine * settings.num_servers + local
             own = {
@@ -284,7 +295,8 @@ def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]
     if settings.log_format != TEXT:
         environment[LOG_FORMAT_VARIABLE] = settings.log_format
     if settings.job:
-        environment["DGLKGE_JOB"] = settings.job
+        environment[JOB_VARIABLE] = settings.job
+        environment[SEGMENTS_VARIABLE] = f"{job_prefix(settings.job)}{settings.attempt}~"
     if settings.part_config is not None:
         environment["DGL_CONF_PATH"] = settings.part_config
     return environment

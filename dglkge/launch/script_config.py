@@ -11,8 +11,9 @@ from typing import Any
 
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import Field, load_json
-from dglkge.data.sizes import dataset_size, locate_partitions
+from dglkge.data.sizes import dataset_size, locate_partitions, read_dataset_size
 from dglkge.errors import InputError
+from dglkge.planning.memory import PlannedHost, plan_memory
 from dglkge.planning.shared_memory import shared_memory_bytes
 
 
@@ -71,6 +72,17 @@ def _read(path: Path) -> Any:
 
 
 @dataclass(frozen=True)
+class MachineNeeds:
+    """Needs on one machine; see :class:`Needs`. No bytes: unknown."""
+
+    shared_memory_bytes: int = 0
+    memory_bytes: int = 0
+    structure_bytes: int = 0
+    storage: str = "memory"
+    table_folders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Needs:
     """Needs of a job on its machines, as far as they are known.
 
@@ -80,10 +92,33 @@ class Needs:
         DGL's partition file, as a path on the machines.
     shared_memory_bytes : mapping of int to int
         By number of the machine.
+    memory_bytes : mapping of int to int
+        Memory of all processes, shared memory included, without files that are only mapped and without
+        interpreters and libraries; by number of the machine.
+    structure_bytes : mapping of int to int
+        The part of the shared memory that stays there where tables are files; by number of the machine.
+    storage : str
+        ``tables.storage`` of the configuration.
+    table_folders : tuple of str
+        Folders for tables in files, as paths on the machines: the first with enough room is taken.
     """
 
     partition_file: str | None = None
     shared_memory_bytes: Mapping[int, int] = field(default_factory=dict)
+    memory_bytes: Mapping[int, int] = field(default_factory=dict)
+    structure_bytes: Mapping[int, int] = field(default_factory=dict)
+    storage: str = "memory"
+    table_folders: tuple[str, ...] = ()
+
+    def on_machine(self, machine: int) -> MachineNeeds:
+        """Return the needs on one machine."""
+        return MachineNeeds(
+            self.shared_memory_bytes.get(machine, 0),
+            self.memory_bytes.get(machine, 0),
+            self.structure_bytes.get(machine, 0),
+            self.storage,
+            self.table_folders,
+        )
 
 
 def script_config(command: Sequence[str], folder: Path) -> Config | None:
@@ -147,3 +182,25 @@ def dataset_needs(config: Config | None, folder: Path) -> tuple[Path | None, dic
         return found, {machine: shared_memory_bytes(part, config) for machine, part in enumerate(parts)}
     except InputError:
         return found, {}
+
+
+def planned_hosts(
+    config: Config | None, folder: Path, num_trainers: int, num_servers: int
+) -> list[PlannedHost]:
+    """Return the plan of a job's machines; empty if unknown.
+
+    Parameters
+    ----------
+    config : Config or None
+        None: nothing is known.
+    folder : Path
+        Base of relative paths.
+    num_trainers, num_servers : int
+        On each machine.
+    """
+    if config is None:
+        return []
+    try:
+        return plan_memory(config, read_dataset_size(folder / config.dataset), num_trainers, num_servers)
+    except InputError:
+        return []

@@ -7,11 +7,18 @@ DGL registers ``exit_client`` with ``atexit`` (all versions): a barrier of all t
 trainer that raised would block there until the others exit, which wait for it, and no launcher could see that
 it failed. So this program skips that handler in a failed process, and only that one: other exit handlers run,
 and the status is the one that the interpreter would have given.
+
+DGL's shared memory has no name of the job either. As soon as the script has imported ``dgl.distributed``,
+this program installs ``dglkge/distributed/dgl_memory.py``, which gives it one.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import io
 import os
 import runpy
@@ -19,9 +26,66 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Sequence
 
 INTERRUPTED_STATUS = 130
 EXIT_HANDLERS_SECONDS = 3.0
+DGL_PACKAGE = "dgl.distributed"
+SEGMENTS_VARIABLE = "DGLKGE_SEGMENTS"
+TABLE_FOLDER_VARIABLE = "DGLKGE_TABLE_FOLDER"
+"""Set by the launcher: beginning of the names of the job's shared memory, and folder of tables in files."""
+
+
+class DglFinder(importlib.abc.MetaPathFinder):
+    """Finds ``dgl.distributed`` as usual, and installs the job's names once it has been imported.
+
+    Parameters
+    ----------
+    prefix : str
+        Beginning of the names.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the usual spec of the package, whose loader installs the names afterwards."""
+        if name != DGL_PACKAGE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_install(module: types.ModuleType) -> None:
+                execute(module)
+                install_names(self._prefix)
+
+            spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
+        return spec
+
+
+def install_names(prefix: str) -> None:
+    """Give DGL's shared memory in this process the names of the job."""
+    if importlib.util.find_spec("dglkge") is None:
+        # Last: nothing of the script's may be hidden by it.
+        sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
+    importlib.import_module("dglkge.distributed.dgl_memory").install(
+        prefix, os.environ.get(TABLE_FOLDER_VARIABLE, ""), os.environ.get("DGL_IP_CONFIG", "")
+    )
+
+
+def prepare_names() -> None:
+    """Install the job's names now or after the import of DGL, if our launcher started this process."""
+    prefix = os.environ.get(SEGMENTS_VARIABLE, "")
+    if not prefix:
+        return
+    if DGL_PACKAGE in sys.modules:
+        install_names(prefix)
+    else:
+        sys.meta_path.insert(0, DglFinder(prefix))
 
 
 def run(arguments: list[str]) -> None:
@@ -92,6 +156,7 @@ def exit_without_dgl_shutdown(status: int) -> None:
 
 def main() -> None:
     """Run the script or module of the command line."""
+    prepare_names()
     try:
         run(sys.argv[1:])
     except BaseException as error:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator
 
+from dglkge.distributed.jobs import (
+    claims_of_others,
+    is_locked,
+    job_of_segment,
+    job_prefix,
+    live_jobs,
+    remove_stale_entries,
+)
 from dglkge.errors import NotReadyError
 from dglkge.launch.watchdog import RECORD_PREFIX, SHARED_MEMORY_FOLDER, mapped_segments
 
@@ -40,7 +47,9 @@ def dgl_segments(names: Collection[str]) -> set[str]:
     """Select the names that DGL gives: tensors of the kvstore, and parts of a shared graph.
 
     Graph G is shared as ``G``, ``G_node_...``, ``G_edge_...`` and, for each edge type, ``GG_0_csc_...``.
+    Names with the id of a job are not among them.
     """
+    names = {name for name in names if not job_of_segment(name)}
     graphs = {name[: -len(GRAPH_MARK)] for name in names if name.endswith(GRAPH_MARK)}
     starts = tuple(
         start for graph in graphs for start in (f"{graph}_node_", f"{graph}_edge_", f"{graph}{graph}_")
@@ -79,34 +88,54 @@ def remove_segments(names: Iterable[str], folder: str = SHARED_MEMORY_FOLDER) ->
     return removed
 
 
-def remove_job_segments(segments: Collection[str], before: Collection[str]) -> list[str]:
-    """Remove segments that watchdogs have seen, and new segments of DGL that no process has mapped.
+def job_segments(job: str, names: Iterable[str]) -> set[str]:
+    """Select the names of a job's own shared memory."""
+    return {name for name in names if job and name.startswith(job_prefix(job))}
 
-    The latter were created by a process that was killed before its watchdog scanned it.
+
+def remove_job_segments(job: str, segments: Collection[str], before: Collection[str]) -> list[str]:
+    """Remove a job's own segments, and others of its scripts that watchdogs have seen.
 
     Parameters
     ----------
+    job : str
+        Id of the job, which begins its names; empty if there are none.
     segments : collection of str
         Those that the watchdogs have seen.
     before : collection of str
         Those that existed before the job; they are kept.
     """
-    # Names that existed before are kept even if the job used them: they may be another job's.
-    new = segment_names() - set(before)
-    unseen = dgl_segments(new) - set(segments)
-    return remove_segments((new & set(segments)) | (unseen - segment_users(unseen).keys()))
+    names = segment_names()
+    # Names that existed before are kept even if the job used them: they may be another program's. A name with
+    # another job's id was never this job's.
+    seen = {name for name in (names - set(before)) & set(segments) if not job_of_segment(name)}
+    return remove_segments(seen | job_segments(job, names))
 
 
-def check_shared_memory(needed_bytes: int, folder: str = SHARED_MEMORY_FOLDER) -> None:
+def check_shared_memory(needed_bytes: int, job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> None:
     """Raise NotReadyError if the tables do not fit into free shared memory; the message has both figures.
 
     Without this check a process would die of SIGBUS when it writes to a page that cannot be allocated.
+
+    Parameters
+    ----------
+    needed_bytes : int
+    job : str
+        Id of the job; what other jobs have planned and not yet allocated is not free for it.
+    folder : str
+        Folder of POSIX shared memory.
     """
     free_bytes = shutil.disk_usage(folder).free
-    if needed_bytes > free_bytes:
+    claims = claims_of_others(job, folder)
+    if needed_bytes > free_bytes - claims.shared_memory_bytes:
+        others = ""
+        if claims.shared_memory_bytes:
+            others = (
+                f", of which other jobs will take {claims.shared_memory_bytes / 1e9:.2f} GB (dglkge jobs)"
+            )
         raise NotReadyError(
             f"the tables need {needed_bytes / 1e9:.2f} GB of shared memory, "
-            f"{folder} has {free_bytes / 1e9:.2f} GB free"
+            f"{folder} has {free_bytes / 1e9:.2f} GB free{others}"
         )
 
 
@@ -116,8 +145,21 @@ WATCHDOG_EXIT_SECONDS = 15.0
 POLL_SECONDS = 0.1
 
 
-def wait_for_watchdogs(folder: str = SHARED_MEMORY_FOLDER, seconds: float = WATCHDOG_EXIT_SECONDS) -> None:
-    """Wait until all watchdogs of earlier jobs have ended: they may still remove shared memory.
+def wait_for_watchdogs(
+    job: str = "", folder: str = SHARED_MEMORY_FOLDER, seconds: float = WATCHDOG_EXIT_SECONDS
+) -> None:
+    """Wait until the watchdogs of ended jobs, and of this job's earlier attempts, have ended.
+
+    They still end processes, which hold ports, memory and files of the run.
+
+    Parameters
+    ----------
+    job : str
+        Id of the job that is about to start processes.
+    folder : str
+        Folder of POSIX shared memory.
+    seconds : float
+        Limit of the wait.
 
     Raises
     ------
@@ -125,9 +167,8 @@ def wait_for_watchdogs(folder: str = SHARED_MEMORY_FOLDER, seconds: float = WATC
         If one still runs after the timeout.
     """
     deadline = time.monotonic() + seconds
-    while any(is_alive for _, is_alive in _records(folder)):
+    while names := _live_records_of_ended_jobs(job, folder):
         if time.monotonic() > deadline:
-            names = [name for name, is_alive in _records(folder) if is_alive]
             pids = ", ".join(name[len(RECORD_PREFIX) :].partition("-")[0] for name in names)
             raise NotReadyError(
                 f"processes of an earlier job have not ended on this machine after {seconds:g} s "
@@ -136,47 +177,74 @@ def wait_for_watchdogs(folder: str = SHARED_MEMORY_FOLDER, seconds: float = WATC
         time.sleep(POLL_SECONDS)
 
 
+def _live_records_of_ended_jobs(job: str, folder: str) -> list[str]:
+    """Return the records of watchdogs that run although their job has ended, or is this one."""
+    running = {entry.job for entry in live_jobs(folder)} - {job}
+    return [name for name, is_alive in _records(folder) if is_alive and _job_of(folder, name) not in running]
+
+
 def stale_segments(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
     """Return the shared memory that :func:`remove_stale_segments` would remove."""
-    records = [name for name, is_alive in _records(folder) if not is_alive]
-    return set().union(*(_stale_segments_of(folder, record) for record in records))
+    # Names first: a job is registered before it makes any, so those of a job that registers meanwhile are not
+    # in the list.
+    names = segment_names(folder)
+    records = list(_records(folder))
+    running = {entry.job for entry in live_jobs(folder)}
+    running |= {_job_of(folder, name) for name, is_alive in records if is_alive}
+    found = {
+        name
+        for name in names
+        if job_of_segment(name) and job_of_segment(name) not in running and _is_own(folder, name)
+    }
+    for record, is_alive in records:
+        if not is_alive:
+            found |= _stale_segments_of(folder, record)
+    return found
 
 
 def remove_stale_segments(folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
-    """Remove shared memory of jobs whose watchdogs were killed.
+    """Remove shared memory of jobs that have ended without removing it, and their entries and records.
 
-    DGL opens segments with O_CREAT and without O_EXCL, so a later job would silently use one of an equal
-    name. Removed are those that no process has mapped: segments that a killed watchdog had seen, and segments
-    of DGL that did not exist before its job, which may have been created between its last scan and its end.
+    Removed are all segments with the id of a job that has neither launcher nor watchdog any more, and
+    segments of other names that a killed watchdog had seen and that no process has mapped.
 
     Returns
     -------
     list of str
         Names of the segments, sorted.
     """
-    removed: list[str] = []
+    removed = remove_segments(stale_segments(folder), folder)
     for record in [name for name, is_alive in _records(folder) if not is_alive]:
-        removed += remove_segments(_stale_segments_of(folder, record), folder)
         with contextlib.suppress(OSError):  # another user's
             os.unlink(os.path.join(folder, record))
-    return sorted(removed)
+    remove_stale_entries(folder)
+    return removed
+
+
+def _job_of(folder: str, record: str) -> str:
+    """Return the id of the job of a watchdog's record; empty if unknown."""
+    try:
+        with open(os.path.join(folder, record), encoding="utf-8") as file:
+            return str(json.load(file).get("job", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""
 
 
 def _stale_segments_of(folder: str, record: str) -> set[str]:
-    """Return the unused segments of a job whose watchdog was killed, from its record."""
+    """Return the unused segments without a job's name that a killed watchdog had seen, from its record."""
     try:
         with open(os.path.join(folder, record), encoding="utf-8") as file:
-            content = json.load(file)
-        protected, segments = set(content["protected"]), dict(content["segments"])
+            segments = dict(json.load(file)["segments"])
     except (OSError, ValueError, KeyError, TypeError):
-        return set()  # half-written, or there was no room: nothing is known of its job
-    names = segment_names(folder)
+        return set()  # half-written, or there was no room: nothing is known of its process
     # A later segment of the same name has another inode and is not removed.
-    seen = {name for name in names if segments.get(name) == _inode(folder, name)}
-    unseen = dgl_segments(names) - protected
-    left = {name for name in seen | unseen if _is_own(folder, name)}
+    seen = {
+        name
+        for name in segment_names(folder)
+        if not job_of_segment(name) and segments.get(name) == _inode(folder, name) and _is_own(folder, name)
+    }
     # Last, as it reads the maps of all processes.
-    return left - segment_users(left).keys()
+    return seen - segment_users(seen).keys()
 
 
 def _records(folder: str) -> Iterator[tuple[str, bool]]:
@@ -185,18 +253,11 @@ def _records(folder: str) -> Iterator[tuple[str, bool]]:
         if not name.startswith(RECORD_PREFIX):
             continue
         try:
-            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+            with open(os.path.join(folder, name), "rb") as file:
+                is_alive = is_locked(file.fileno())
         except OSError:  # removed meanwhile
             continue
-        try:
-            # A shared lock succeeds only if no watchdog holds its exclusive one, and two callers do not
-            # collide.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            yield name, False
-        except BlockingIOError:
-            yield name, True
-        finally:
-            os.close(descriptor)
+        yield name, is_alive
 
 
 def _inode(folder: str, name: str) -> int:

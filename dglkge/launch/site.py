@@ -9,6 +9,7 @@ from typing import Callable, Protocol
 
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.jobs import JobEntry
 from dglkge.launch.local_site import LocalSite, are_all_local, local_interfaces
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess
 from dglkge.launch.remote.remote_site import RemoteSite
@@ -26,14 +27,18 @@ class Site(Protocol):
     a shared disk) and :class:`SyncedSite` (several machines, each with its own disk).
     """
 
-    def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
-        """Connect to the machines of ip_config, and lock each for this job if `is_locked`.
+    def connect(self, machines: Sequence[Machine], entry: JobEntry | None) -> list[Host]:
+        """Connect to the machines of ip_config, and register the job on each; without an entry do not.
 
         Raises
         ------
         InputError
             If ip_config does not make sense. Problems of single machines are raised by :meth:`check`.
         """
+        ...
+
+    def with_ports(self, hosts: Sequence[Host], machines: Sequence[Machine], num_servers: int) -> list[Host]:
+        """Choose free ports for the servers of machines to which ip_config gives none."""
         ...
 
     def send_files(

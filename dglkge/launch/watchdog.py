@@ -5,7 +5,8 @@ milliseconds and works over any channel that carries stdin, stdout and stderr.
 
 stdin
     The first line is the request in JSON: ``command``, ``environment`` (added to the watchdog's own),
-    ``folder`` to run in, ``protected_segments`` (shared memory that existed before the job) and
+    ``folder`` to run in, ``protected_segments`` (shared memory that existed before the job), ``job`` (its id,
+    which begins the names of its own shared memory), ``table_folder`` (its tables, if they are files) and
     ``heartbeat_timeout`` in seconds (0 for a pipe on one machine, which always reaches an end of file). Each
     further line is a signal number: SIGKILL goes to the process and all its descendants, others to the
     process alone. An empty line is a heartbeat. After an end of file, or without a line for
@@ -18,9 +19,9 @@ stderr
     ended it), ``{"error": "..."}`` if it could not be started, and ``{}`` every HEARTBEAT_SECONDS as a
     heartbeat if there is a ``heartbeat_timeout``.
 
-While the process runs, the watchdog holds a lock on a record in the folder of shared memory, which lists the
-segments that it has seen. A record without a lock belongs to a watchdog that was killed: the next job removes
-the segments that it lists (``shared_memory.py``).
+While the process runs, the watchdog holds a lock on a record in the folder of shared memory, which has the
+job's id and lists the segments that it has seen. A record without a lock belongs to a watchdog that was
+killed: the next job removes the segments that it lists (``shared_memory.py``).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import fcntl
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +41,8 @@ import time
 SHARED_MEMORY_FOLDER = "/dev/shm"
 RECORD_PREFIX = "dglkge-keeper-"
 """Kept from earlier versions, whose records are still cleaned up."""
+ENTRY_PREFIX, ENTRY_SUFFIX = "dglkge-job-", ".json"
+"""As dglkge/distributed/jobs.py has them: this program imports nothing of ours."""
 SCAN_SECONDS = 1.0
 SELDOM_SCAN_SECONDS = 16.0
 SCAN_GROWTH = 1.25
@@ -104,12 +108,12 @@ class Record:
 
     Parameters
     ----------
-    protected_segments : iterable of str
-        Shared memory that existed before the job.
+    job : str
+        Id of the job; empty if unknown.
     """
 
-    def __init__(self, protected_segments: set[str]) -> None:
-        self._protected = sorted(protected_segments)
+    def __init__(self, job: str = "") -> None:
+        self._job = job
         name = f"{RECORD_PREFIX}{os.getpid()}-{time.time_ns()}"
         self._path = os.path.join(SHARED_MEMORY_FOLDER, name)
         unlocked = os.path.join(SHARED_MEMORY_FOLDER, f".{name}")
@@ -123,7 +127,7 @@ class Record:
 
     def write(self, segments: dict[str, int]) -> None:
         """Write the segments that were seen, with the inode of each."""
-        text = json.dumps({"protected": self._protected, "segments": segments})
+        text = json.dumps({"job": self._job, "segments": segments})
         with contextlib.suppress(OSError):
             if self._descriptor is not None:
                 # Overwritten in place: a new file would have to be locked again.
@@ -148,15 +152,28 @@ class Watchdog:
         Shared memory that is not the job's.
     heartbeat_timeout : float
         Seconds without a line from the launcher after which it counts as dead; 0: never.
+    job : str
+        Id of the job, which begins the names of its own shared memory; empty if there are none.
+    table_folder : str
+        Folder of the job's tables, if they are files.
     """
 
-    def __init__(self, protected_segments: list[str], heartbeat_timeout: float = 0.0) -> None:
+    def __init__(
+        self,
+        protected_segments: list[str],
+        heartbeat_timeout: float = 0.0,
+        job: str = "",
+        table_folder: str = "",
+    ) -> None:
         # Segments of other programs, or of a job that was started without this launcher, are never removed.
         self._protected = set(protected_segments)
         self._heartbeat_timeout = heartbeat_timeout
         self._last_received = self._last_sent = time.monotonic()
         self._segments: dict[str, int] = {}
-        self._record = Record(self._protected)
+        self._job = job
+        self._own_prefix = f"dglkge-{job}-" if job else ""
+        self._table_folder = table_folder
+        self._record = Record(job)
         self._pid = 0
         self._status: int | None = None
         self._next_scan = 0.0
@@ -311,14 +328,39 @@ class Watchdog:
             self._reap()
         self._send(signal.SIGKILL)
         self._end_descendants(signal.SIGKILL)
+        self._remove_tables()
         # The next job may use the names by now: then the inode differs, or a process has mapped the segment.
         # Every process is looked at, since a process of the next job may be the child of another watchdog.
         used = set().union(*(mapped_segments(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()))
-        # No launcher is left to do this; :mod:`dglkge.launch.shared_memory` does it otherwise.
-        for name, inode in self._segments.items():
+        # No launcher is left to do this; :mod:`dglkge.launch.shared_memory` does it otherwise. Names of the
+        # job's own are removed unseen as well: no other job has them.
+        own = {name: segment_inode(name) for name in self._own_segments()}
+        for name, inode in {**self._segments, **own}.items():
             if name not in used and segment_inode(name) == inode:
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(SHARED_MEMORY_FOLDER, name))
+        self._remove_entry()
+
+    def _remove_entry(self) -> None:
+        """Remove the job's entry in the machine's register, unless its launcher or agent still holds it."""
+        if not self._own_prefix:
+            return
+        path = os.path.join(SHARED_MEMORY_FOLDER, f"{ENTRY_PREFIX}{self._job}{ENTRY_SUFFIX}")
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
+
+    def _remove_tables(self) -> None:
+        """Remove the folder of the job's tables. Processes that still map files of it keep them."""
+        if self._table_folder:
+            shutil.rmtree(self._table_folder, ignore_errors=True)
+
+    def _own_segments(self) -> list[str]:
+        """Return the names in shared memory that begin with the job's id."""
+        with contextlib.suppress(OSError):
+            names = os.listdir(SHARED_MEMORY_FOLDER)
+            return [name for name in names if self._own_prefix and name.startswith(self._own_prefix)]
+        return []
 
 
 def report(**message: object) -> None:
@@ -343,7 +385,12 @@ def main() -> int:
     request = read_request()
     if request is None:
         return 1
-    watchdog = Watchdog(request["protected_segments"], request.get("heartbeat_timeout", 0.0))
+    watchdog = Watchdog(
+        request["protected_segments"],
+        request.get("heartbeat_timeout", 0.0),
+        request.get("job", ""),
+        request.get("table_folder", ""),
+    )
     try:
         watchdog.start(request["command"], request["environment"], request["folder"])
         watchdog.watch()

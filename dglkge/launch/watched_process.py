@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol, cast
 
+from dglkge.distributed.world import JOB_VARIABLE, TABLE_FOLDER_VARIABLE
 from dglkge.launch import watchdog
 from dglkge.launch.process_plan import PlannedProcess
 from dglkge.launch.shared_memory import remove_job_segments, remove_stale_segments, segment_names
@@ -93,6 +94,8 @@ class WatchedProcess:
             "environment": dict(planned.environment),
             "folder": folder,
             "protected_segments": sorted(protected_segments),
+            "job": planned.environment.get(JOB_VARIABLE, ""),
+            "table_folder": planned.environment.get(TABLE_FOLDER_VARIABLE, ""),
             "heartbeat_timeout": HEARTBEAT_TIMEOUT_SECONDS if is_remote else 0.0,
         }
         self._write(program + json.dumps(request).encode() + b"\n")
@@ -217,10 +220,13 @@ class LocalExecutor:
     ----------
     folder : str
         Working folder of the processes.
+    job : str
+        Id of the job; empty if it has no shared memory of its own names.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, job: str = "") -> None:
         self._folder = folder
+        self._job = job
         # Segments that exist before the first process are not the job's, whatever their names.
         self._before = segment_names()
 
@@ -232,4 +238,5 @@ class LocalExecutor:
 
     def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
         """Remove shared memory of the ended job."""
-        return remove_job_segments(set().union(*segments.values()), self._before) + remove_stale_segments()
+        seen = set().union(*segments.values())
+        return remove_job_segments(self._job, seen, self._before) + remove_stale_segments()

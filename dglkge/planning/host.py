@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from dglkge.distributed.jobs import Claims, claims_of_others
 from dglkge.planning.control_groups import PROCESS, free_memory
 from dglkge.planning.memory import BASE_OF_DGL, PlannedHost, ProcessBase, readable
 
@@ -26,20 +27,25 @@ class HostMemory:
         Room in ``/dev/shm``.
     disk_bytes : int
         Room where the checkpoint goes.
+    claims : Claims
+        What other jobs of this machine will still take. It is subtracted from the figures above.
     """
 
     memory_bytes: int
     shared_memory_bytes: int
     disk_bytes: int
+    claims: Claims = Claims()
 
 
-def host_memory(output: str | Path) -> HostMemory:
-    """Measure the free resources of this machine.
+def host_memory(output: str | Path, job: str = "") -> HostMemory:
+    """Measure the free resources of this machine, without what other jobs have planned.
 
     Parameters
     ----------
     output : str or Path
         Folder of the run, which need not exist.
+    job : str
+        Id of the asking job, whose own plan is not subtracted.
     """
     folder = Path(output).resolve()
     # disk_usage needs an existing path: the nearest parent that exists is on the same file system.
@@ -47,7 +53,13 @@ def host_memory(output: str | Path) -> HostMemory:
         folder = folder.parent
     shared = SHARED_MEMORY_FOLDER
     room = shutil.disk_usage(shared).free if shared.is_dir() else 0
-    return HostMemory(available_memory(), room, shutil.disk_usage(folder).free)
+    claims = claims_of_others(job, str(shared))
+    return HostMemory(
+        max(0, available_memory() - claims.memory_bytes),
+        max(0, room - claims.shared_memory_bytes),
+        shutil.disk_usage(folder).free,
+        claims,
+    )
 
 
 def installed_base() -> ProcessBase:
@@ -78,7 +90,9 @@ def available_memory(info: Path = MEMORY_INFO, process: Path = PROCESS) -> int:
     return available if allowed is None else min(available, allowed)
 
 
-def misfits(planned: PlannedHost, there: HostMemory, has_started: bool = False) -> list[str]:
+def misfits(
+    planned: PlannedHost, there: HostMemory, has_started: bool = False, in_files: bool = False
+) -> list[str]:
     """Return the resources that a plan exceeds; mapped files can be dropped from memory and do not count.
 
     Parameters
@@ -87,6 +101,8 @@ def misfits(planned: PlannedHost, there: HostMemory, has_started: bool = False) 
     there : HostMemory
     has_started : bool
         Whether the processes run already, with their interpreters and libraries loaded.
+    in_files : bool
+        Whether tables are files: only the graph's structure is then in ``/dev/shm``.
 
     Returns
     -------
@@ -95,12 +111,21 @@ def misfits(planned: PlannedHost, there: HostMemory, has_started: bool = False) 
     """
     # Pages of mapped files are clean: the kernel drops them under pressure instead of failing.
     needed = planned.memory_bytes - planned.mapped_bytes - (planned.base_bytes if has_started else 0)
+    shared = planned.shared_memory_bytes
+    if in_files:
+        # The kernel writes their pages out under pressure.
+        needed, shared = needed - (shared - planned.structure_bytes), planned.structure_bytes
     found = []
+    others = ""
+    if there.claims.memory_bytes or there.claims.shared_memory_bytes:
+        others = f" beside {there.claims.num_jobs} other job(s) (dglkge jobs)"
     if needed > there.memory_bytes:
-        found.append(f"{readable(needed)} of memory are needed and {readable(there.memory_bytes)} are there")
-    if planned.shared_memory_bytes > there.shared_memory_bytes:
         found.append(
-            f"{readable(planned.shared_memory_bytes)} of {SHARED_MEMORY_FOLDER} are needed and "
-            f"{readable(there.shared_memory_bytes)} are there"
+            f"{readable(needed)} of memory are needed and {readable(there.memory_bytes)} are there{others}"
+        )
+    if shared > there.shared_memory_bytes:
+        found.append(
+            f"{readable(shared)} of {SHARED_MEMORY_FOLDER} are needed and "
+            f"{readable(there.shared_memory_bytes)} are there{others}"
         )
     return found

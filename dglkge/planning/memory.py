@@ -117,6 +117,8 @@ class PlannedHost:
         The part of it that is files only mapped, which the system may drop.
     disk_bytes : int
         Files of this machine's share of the checkpoint, while a new version is written beside the old one.
+    structure_bytes : int
+        The part of what lies in ``/dev/shm`` that stays there where tables are files.
     """
 
     machine: int
@@ -125,6 +127,7 @@ class PlannedHost:
     base_bytes: int
     mapped_bytes: int
     disk_bytes: int
+    structure_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -201,7 +204,8 @@ def _plan_host(
     # The new version is written beside the old one, which is dropped after it is published.
     versions = 2 + _kept_versions(config)
     disk_bytes = versions * (table_bytes + state_bytes)
-    return PlannedHost(machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes)
+    structure = shared.structure_bytes(part) if num_servers else 0
+    return PlannedHost(machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure)
 
 
 def creation_bytes(part: PartSize, config: Config, later_bytes: int) -> int:

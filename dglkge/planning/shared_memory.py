@@ -21,10 +21,15 @@ EDGE_BYTES = 29
 """Bytes per edge, halo and relation edges too: source 8, number 8, original id 8, type 4, ownership 1."""
 NODE_BYTES = 17
 """Bytes per node and halo node: original id 8, start of its edges 8, ownership 1."""
+STRUCTURE_EDGE_BYTES = 16
+"""Of these: source and number."""
+STRUCTURE_NODE_BYTES = 8
+"""Of these: start of its edges."""
 SEGMENT_BYTES = 4096
 """Size of a page; a segment is a whole number of pages."""
 # Each segment may end in the middle of a page; the sum assumes the worst, one page each.
 GRAPH_SEGMENTS = 14
+STRUCTURE_SEGMENTS = 4
 
 
 def shared_memory_bytes(part: PartSize, config: Config) -> int:
@@ -60,6 +65,17 @@ def graph_bytes(part: PartSize) -> int:
         + num_edges * EDGE_BYTES
         + num_nodes * NODE_BYTES
         + GRAPH_SEGMENTS * SEGMENT_BYTES
+    )
+
+
+def structure_bytes(part: PartSize) -> int:
+    """Return the bytes of the graph's structure, which stay in ``/dev/shm`` where all else is in files."""
+    num_nodes = sum(part.num_rows.values()) + part.most_halo_nodes
+    num_edges = part.num_edges + part.num_halo_edges + part.num_rows[RELATION]
+    return (
+        num_edges * STRUCTURE_EDGE_BYTES
+        + num_nodes * STRUCTURE_NODE_BYTES
+        + STRUCTURE_SEGMENTS * SEGMENT_BYTES
     )
 
 

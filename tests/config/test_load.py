@@ -249,7 +249,7 @@ DOCUMENTED = {
 }
 """The table in docs/checkpoints.md, and whole sections:"""
 
-SECTIONS = {schema.FREE: ("checkpoint", "evaluation")}
+SECTIONS = {schema.FREE: ("checkpoint", "evaluation", "tables")}
 SECTIONS[schema.FIXED] = ("model", "loss", "regularizer", "sampling", "negatives", "optimizer")
 
 

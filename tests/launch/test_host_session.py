@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 from dglkge import __version__
+from dglkge.distributed.jobs import JobEntry, live_jobs
+from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
 from dglkge.launch.local_site import local_interfaces, usable_cores
 from dglkge.launch.remote.session import HostSession, SshSettings, close_all
@@ -26,7 +28,7 @@ CHECK = {
     "part_config": None,
     "part_id": 0,
     "num_parts": 1,
-    "shared_memory_bytes": 0,
+    "needs": {},
 }
 
 
@@ -58,7 +60,7 @@ def test_every_obstacle_is_found(session: HostSession, tmp_path: Path) -> None:
         "port": 65535,
         "num_servers": 2,
         "part_config": str(tmp_path / "ring.json"),
-        "shared_memory_bytes": 10**18,
+        "needs": {"shared_memory_bytes": 10**18},
     }
     answer = session.call("check", **question)
     texts = " | ".join(answer["problems"])
@@ -100,17 +102,36 @@ def test_failed_tasks(session: HostSession) -> None:
     assert session.call("describe")
 
 
-def test_one_job_at_a_time(session: HostSession) -> None:
-    """The second agent is told who holds the machine; the lock ends with its holder."""
-    session.call("lock")
-    second = HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+def test_jobs_side_by_side(session: HostSession) -> None:
+    """A second job is taken, unless it has the same run folder; an entry ends with its agent."""
+    first, second = (JobEntry(new_nonce(), run="/runs/one", host="here", launcher_pid=7) for _ in range(2))
+    session.call("register", entry=first.to_dict())
+    session.call("register", entry=first.to_dict())  # its next attempt
+    other = HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
     try:
-        with pytest.raises(InputError, match=r"another job runs on this machine \(pid \d+: .*remote\.agent"):
-            second.call("lock")
+        with pytest.raises(
+            InputError, match=f"/runs/one is in use: another job writes there, job {first.job} "
+        ):
+            other.call("register", entry=second.to_dict())
+        other.call("register", entry={**second.to_dict(), "run": "/runs/two"})
+        assert {first.job, second.job} <= {entry.job for entry in live_jobs()}
         session.close()
-        second.call("lock")
+        assert first.job not in {entry.job for entry in live_jobs()}
     finally:
-        second.close()
+        other.close()
+
+
+def test_ports_that_two_jobs_choose(session: HostSession) -> None:
+    """Ports that a job has chosen and not yet taken are no other's."""
+    other = HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+    try:
+        chosen = []
+        for agent in (session, other):
+            agent.call("register", entry=JobEntry(new_nonce()).to_dict())
+            chosen.append(agent.call("choose_server_ports", address="127.0.0.1", num_servers=3))
+        assert not set(range(chosen[0], chosen[0] + 3)) & set(range(chosen[1], chosen[1] + 3))
+    finally:
+        other.close()
 
 
 def agent_process() -> psutil.Process:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from dglkge.distributed.jobs import job_prefix, live_jobs
 from dglkge.launch.shared_memory import dgl_segments, segment_names
 
 if importlib.util.find_spec("dgl") is None:
@@ -53,6 +55,32 @@ def test_runs_to_its_end(start) -> None:
         assert f"[trainer {rank}] rank {rank} nodes 64 moved True threads 1\n" in output
     assert "[launcher] all processes ended well after " in output
     assert job.left() == []
+
+
+def test_sampler_processes(start, ip_config: Path) -> None:
+    """Samplers are new interpreters: they find the graph under the job's names too, and the ports found."""
+    ip_config.write_text("127.0.0.1\n")
+    job = start(["--num_samplers", "1", "--num_omp_threads", "1"], "--sample")
+    job.wait_for(*BEGUN)
+    output = job.finish()
+    assert job.launcher.returncode == 0, output
+    for rank in (0, 1):
+        assert f"[trainer {rank}] rank {rank} sampled 32 of 32\n" in output
+    assert job.left() == []
+
+
+def test_all_segments_have_the_jobs_name(start) -> None:
+    """None that another job could meet: graph, partition book, feature and embedding."""
+    job = start([], "--steps", ENDLESS)
+    job.wait_for(*BEGUN)
+    (entry,) = [entry for entry in live_jobs() if entry.launcher_pid == job.launcher.pid]
+    names = {name for name in segment_names() if name.startswith(job_prefix(entry.job))}
+    for part in ("ring_node_meta", "ring_edge_edge_map", "feature", "emb", "_csc_"):
+        assert [name for name in names if part in name], (part, names)
+    assert not dgl_segments(segment_names())
+    job.launcher.send_signal(signal.SIGKILL)
+    job.await_none_left()
+    assert not [name for name in segment_names() if name.startswith(job_prefix(entry.job))]
 
 
 @pytest.mark.parametrize(("role", "number"), [("server", 0), ("trainer", 1)])

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from dglkge.distributed.ip_config import Machine
-from dglkge.launch.local_site import machine_lock_owner
+from dglkge.distributed.jobs import JobEntry, live_jobs
+from dglkge.distributed.lease import new_nonce
 from dglkge.launch.process_plan import JobSettings
 from dglkge.launch.remote.remote_site import PreflightError, RemoteSite
 from dglkge.launch.remote.session import SshSettings
@@ -26,6 +27,7 @@ from dglkge.launch.watchdog import RECORD_PREFIX
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 ADDRESS = "127.0.0.1"
+ENTRY = JobEntry(new_nonce())
 SEGMENTS = Path("/dev/shm")
 
 
@@ -51,8 +53,7 @@ def segment() -> Iterator[Path]:
 def record(segment: Path) -> Iterator[Path]:
     """A watchdog's record of that segment."""
     path = SEGMENTS / f"{RECORD_PREFIX}1-{uuid.uuid4().hex}"
-    before = sorted(other.name for other in SEGMENTS.iterdir() if other != segment)
-    path.write_text(json.dumps({"protected": before, "segments": {segment.name: segment.stat().st_ino}}))
+    path.write_text(json.dumps({"job": "", "segments": {segment.name: segment.stat().st_ino}}))
     yield path
     path.unlink(missing_ok=True)
 
@@ -65,7 +66,7 @@ def test_segments_that_a_keeper_still_removes_are_not_protected(
     def leave(descriptor: int) -> None:
         """Do as a watchdog does whose launcher has gone."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
-        while machine_lock_owner() is None and time.monotonic() < deadline:
+        while not live_jobs() and time.monotonic() < deadline:
             time.sleep(0.01)
         segment.unlink()
         record.unlink()
@@ -75,7 +76,7 @@ def test_segments_that_a_keeper_still_removes_are_not_protected(
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     watchdog = threading.Thread(target=leave, args=(descriptor,))
     watchdog.start()
-    hosts = cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
+    hosts = cluster.connect([Machine(ADDRESS, 1)], ENTRY)
     watchdog.join()
     assert [host.address for host in hosts] == [ADDRESS]
     segment.touch()
@@ -86,13 +87,13 @@ def test_segments_that_a_keeper_still_removes_are_not_protected(
 def test_each_attempt_clears_what_the_one_before_has_left(
     cluster: RemoteSite, segment: Path, record: Path
 ) -> None:
-    """The lock is held from the first attempt on; a watchdog may be killed in any of them."""
+    """The job is registered from the first attempt on; a watchdog may be killed in any of them."""
     left = record.rename(SEGMENTS / f"later-{uuid.uuid4().hex}")
     try:
-        cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
+        cluster.connect([Machine(ADDRESS, 1)], ENTRY)
         assert segment.exists()
         left.rename(record)
-        cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
+        cluster.connect([Machine(ADDRESS, 1)], ENTRY)
         assert not segment.exists() and not record.exists()
     finally:
         left.unlink(missing_ok=True)
@@ -100,14 +101,14 @@ def test_each_attempt_clears_what_the_one_before_has_left(
 
 def test_an_argument_of_a_task_may_have_the_name_of_the_timeout(cluster: RemoteSite, tmp_path: Path) -> None:
     """The agent's task ``hold_version`` has an argument ``seconds`` of its own."""
-    cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
+    cluster.connect([Machine(ADDRESS, 1)], ENTRY)
     (session,) = cluster._sessions.values()
     assert session.call("hold_version", 10.0, folder=str(tmp_path), known="", seconds=1.0) is None
 
 
 def test_a_machine_that_goes_before_the_port_is_chosen(cluster: RemoteSite) -> None:
     """The error names the machine, and is one after which another attempt may be made."""
-    hosts = cluster.connect([Machine(ADDRESS, 1)], is_locked=True)
+    hosts = cluster.connect([Machine(ADDRESS, 1)], ENTRY)
     children = psutil.Process().children()
     (agent,) = [child for child in children if "launch.remote.agent" in " ".join(child.cmdline())]
     agent.kill()

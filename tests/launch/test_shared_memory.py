@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 import uuid
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dglkge.distributed.jobs import JobEntry, Registration
+from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
 from dglkge.launch.shared_memory import (
     check_shared_memory,
@@ -100,23 +103,36 @@ def test_no_names_no_search(names: object, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_room_for_the_tables(tmp_path: Path) -> None:
     """What does not fit is refused with both figures."""
-    check_shared_memory(0, str(tmp_path))
-    with pytest.raises(InputError, match=r"the tables need 1000000000\.00 GB of shared memory, .* GB free"):
-        check_shared_memory(10**18, str(tmp_path))
+    check_shared_memory(0, folder=str(tmp_path))
+    with pytest.raises(InputError, match=r"the tables need 1000000000\.00 GB of shared memory, .* GB free$"):
+        check_shared_memory(10**18, folder=str(tmp_path))
+
+
+def test_room_beside_other_jobs(tmp_path: Path) -> None:
+    """What another job has planned and not yet allocated is not free; the job's own plan is."""
+    job, free = new_nonce(), shutil.disk_usage(tmp_path).free
+    other = Registration(JobEntry(job, shared_memory_bytes=free // 2 + 2**30), str(tmp_path))
+    try:
+        with pytest.raises(InputError, match=r"GB free, of which other jobs will take \d+\.\d\d GB"):
+            check_shared_memory(free // 2, folder=str(tmp_path))
+        check_shared_memory(free // 2, job, str(tmp_path))
+    finally:
+        other.release()
+    check_shared_memory(free // 2, folder=str(tmp_path))
 
 
 def test_segments_of_a_job() -> None:
-    """Those that watchdogs saw and new ones of DGL's used by no process go; what was there before stays."""
-    mark = uuid.uuid4().hex
-    seen, unseen, old, foreign = (
-        f"{mark}-{kind}" for kind in ("seen", "x-kvdata-", "old-kvdata-", "foreign")
-    )
-    paths = [Path(SHARED_MEMORY_FOLDER, name) for name in (seen, unseen, old, foreign)]
+    """Those of its id go, and those that its watchdogs saw; what was there before and other jobs' stay."""
+    mark, job, other = uuid.uuid4().hex, new_nonce(), new_nonce()
+    own, seen, old, foreign = (
+        f"dglkge-{job}-0~x-kvdata-", f"{mark}-seen", f"{mark}-old", f"dglkge-{other}-0~x-kvdata-"
+    )  # fmt: skip
+    paths = [Path(SHARED_MEMORY_FOLDER, name) for name in (own, seen, old, foreign)]
     for path in paths:
         path.touch()
     try:
-        before = segment_names() - {seen, unseen, foreign}
-        assert remove_job_segments({seen, old}, before) == sorted([seen, unseen])
+        before = segment_names() - {seen, own, foreign}
+        assert remove_job_segments(job, {seen, old, foreign}, before) == sorted([own, seen])
         assert [path.exists() for path in paths] == [False, False, True, True]
     finally:
         for path in paths:

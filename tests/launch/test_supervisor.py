@@ -21,6 +21,7 @@ from dglkge.launch.process_plan import SERVER, TRAINER, Limits, PlannedProcess
 from dglkge.launch.supervisor import Supervisor
 from dglkge.launch.watched_process import LocalExecutor
 
+JOB = uuid.uuid4().hex[:16]
 SHORT = Limits(failure_seconds=0.5, stop_seconds=0.5, exit_seconds=0.5)
 FOREVER = "import signal; print('waits', flush=True)\nwhile True: signal.pause()"
 STUBBORN = f"import signal\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\n{FOREVER}"
@@ -61,7 +62,7 @@ class Run:
             )  # fmt: skip
             for number, (role, code) in enumerate(scripts)
         ]
-        executor = LocalExecutor(str(folder))
+        executor = LocalExecutor(str(folder), JOB)
         supervisor = Supervisor(executor, Console.of(self.out, self.err), folder, limits)
         self.result: JobResult = supervisor.run(plan)
         self.statuses = {process.name: process.status for process in self.result.processes}
@@ -401,7 +402,7 @@ def test_shared_memory_of_a_failed_job_is_removed(run) -> None:
     """What the job made is removed after a failure; what was there before stays, used by the job or not."""
     mark = uuid.uuid4().hex
     shared = Path("/dev/shm")
-    seen, unseen, before = f"dglkge-{mark}", f"node~{mark}-kvdata-", f"old~{mark}-kvdata-"
+    seen, unseen, before = f"dglkge-{mark}", f"dglkge-{JOB}-0~{mark}-kvdata-", f"old~{mark}-kvdata-"
     foreign = f"other-{mark}"
     (shared / before).touch()
     try:
@@ -410,7 +411,7 @@ def test_shared_memory_of_a_failed_job_is_removed(run) -> None:
         job = run(servers, [killed_at_once])
         assert job.result.status == 137
         left = {name for name in (seen, unseen, before, foreign) if (shared / name).exists()}
-        assert left == {before, foreign}  # the foreign one is used by no process, but not DGL's by its name
+        assert left == {before, foreign}  # the foreign one was never seen, and has not the job's id
     finally:
         for name in (seen, unseen, before, foreign):
             (shared / name).unlink(missing_ok=True)
@@ -424,7 +425,7 @@ def test_a_full_log_disk_does_not_end_the_job(run, tmp_path: Path) -> None:
     )
     if mounted.returncode:
         pytest.skip(f"this container may not mount a tmpfs: {mounted.stderr.strip()}")
-    name = f"node~{uuid.uuid4().hex}-kvdata-"
+    name = f"dglkge-{JOB}-0~{uuid.uuid4().hex}-kvdata-"
     try:
         code = segment_script(name, "for i in range(5000): print('a line of the log, number', i)")
         job = run([code.replace("5000", "1")], [code, DONE])

@@ -16,9 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dglkge.distributed.jobs import JobEntry, Registration
+from dglkge.distributed.lease import new_nonce
 from dglkge.errors import NotReadyError
 from dglkge.launch import watchdog
-from dglkge.launch.local_site import lock_machine
+from dglkge.launch.local_site import clear_machine
 from dglkge.launch.shared_memory import remove_stale_segments, wait_for_watchdogs
 
 TIMEOUT_SECONDS = 30
@@ -265,21 +267,23 @@ def test_a_keeper_that_is_late_leaves_the_next_jobs_memory(keep, change: str) ->
 
 
 def test_what_a_killed_keeper_leaves_is_removed_by_the_next_job(keep) -> None:
-    """Everything of a job is killed at once: the lock of the next job waits for no one, and clears up."""
-    mark = uuid.uuid4().hex
-    seen, unseen, old, foreign = (
-        f"{mark}-seen", f"node~{mark}-kvdata-", f"old~{mark}-kvdata-", f"{mark}-foreign"
+    """Everything of a job is killed at once: the next job waits for nothing, and clears up."""
+    mark, job, other = uuid.uuid4().hex, new_nonce(), new_nonce()
+    seen, own, old, foreign, living = (
+        f"{mark}-seen", f"dglkge-{job}-0~x", f"{mark}-old", f"{mark}-foreign", f"dglkge-{other}-0~x"
     )  # fmt: skip
-    paths = {name: Path("/dev/shm") / name for name in (seen, unseen, old, foreign)}
+    paths = {name: Path("/dev/shm") / name for name in (seen, own, old, foreign, living)}
     paths[old].touch()
+    neighbour = Registration(JobEntry(other))
     try:
         before = [path.name for path in Path("/dev/shm").iterdir()]
-        running = keep("", command=[sys.executable, "-c", SEGMENT_MAKER, seen], protected_segments=before)
+        command = [sys.executable, "-c", SEGMENT_MAKER, seen]
+        running = keep("", command=command, protected_segments=before, job=job)
         process = psutil.Process(running.report()["pid"])
         assert running.line() == b"ready\n"
         assert running.report() == {"segments": [seen]}
-        paths[unseen].touch()
-        paths[foreign].touch()
+        for name in (own, foreign, living):
+            paths[name].touch()
         with pytest.raises(
             NotReadyError, match=f"after 0.2 s .their watchdogs: pid {running.process.pid}.; end"
         ):
@@ -288,12 +292,47 @@ def test_what_a_killed_keeper_leaves_is_removed_by_the_next_job(keep) -> None:
         running.process.kill()
         running.process.wait(TIMEOUT_SECONDS)
         process.wait(TIMEOUT_SECONDS)
-        with lock_machine():
-            left = {name for name, path in paths.items() if path.exists()}
-        assert left == {old, foreign}
-        assert not list(Path("/dev/shm").glob(f"{watchdog.RECORD_PREFIX}*"))
+        clear_machine()
+        left = {name for name, path in paths.items() if path.exists()}
+        assert left == {old, foreign, living}
+        assert not list(Path("/dev/shm").glob(f"{watchdog.RECORD_PREFIX}{running.process.pid}-*"))
     finally:
+        neighbour.release()
         for path in paths.values():
+            path.unlink(missing_ok=True)
+
+
+def test_watchdogs_of_a_living_job_are_not_waited_for(keep) -> None:
+    """Only those of ended jobs are, and those of the asking job itself: its attempt before."""
+    job = new_nonce()
+    entry = Registration(JobEntry(job))
+    try:
+        running = keep(WAIT_FOR_EVER, job=job)
+        running.report()
+        assert running.line() == b"ready\n"
+        wait_for_watchdogs(new_nonce(), seconds=0.2)
+        with pytest.raises(NotReadyError, match="after 0.2 s"):
+            wait_for_watchdogs(job, seconds=0.2)
+    finally:
+        entry.release()
+
+
+def test_a_jobs_own_memory_goes_unseen_when_the_launcher_is_gone(keep) -> None:
+    """Made between two scans, or never mapped: the job's id in the name is enough; others' stay."""
+    job, other = new_nonce(), new_nonce()
+    own, foreign = (Path(f"/dev/shm/dglkge-{each}-0~x") for each in (job, other))
+    entry = Path(f"/dev/shm/dglkge-job-{job}.json")
+    try:
+        running = keep(WAIT_FOR_EVER, job=job)
+        running.report()
+        assert running.line() == b"ready\n"
+        for path in (own, foreign, entry):
+            path.touch()
+        running.process.stdin.close()
+        running.process.wait(TIMEOUT_SECONDS)
+        assert (own.exists(), foreign.exists(), entry.exists()) == (False, True, False)
+    finally:
+        for path in (own, foreign, entry):
             path.unlink(missing_ok=True)
 
 
@@ -321,11 +360,11 @@ def test_a_record_is_never_seen_without_its_lock(monkeypatch: pytest.MonkeyPatch
         lock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", look_and_lock)
-    record = watchdog.Record({"protected"})
+    record = watchdog.Record("a1b2")
     try:
         (path,) = Path("/dev/shm").glob(pattern)
         assert seen == [[]]
-        assert json.loads(path.read_text()) == {"protected": ["protected"], "segments": {}}
+        assert json.loads(path.read_text()) == {"job": "a1b2", "segments": {}}
     finally:
         record.remove()
     assert not list(Path("/dev/shm").glob(f"*{pattern}"))

@@ -47,6 +47,11 @@ def train(args: argparse.Namespace) -> None:
             print(f"rank {dist.get_rank()} of {dist.get_world_size()} has begun", flush=True)
             if args.raise_on_rank == dist.get_rank():
                 raise RuntimeError(f"rank {dist.get_rank()} was asked to fail")
+    if args.sample:
+        sampler = dgl.dataloading.NeighborSampler([2])
+        batches = dgl.dataloading.DistNodeDataLoader(graph, mine, sampler, batch_size=16)
+        num_sampled = sum(len(seeds) for _, seeds, _ in batches)
+        print(f"rank {dist.get_rank()} sampled {num_sampled} of {len(mine)}", flush=True)
     total = torch.tensor(float(len(mine)))
     dist.all_reduce(total)
     dist.barrier()
@@ -65,6 +70,7 @@ if __name__ == "__main__":
     parser.add_argument("--part_config")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--raise_on_rank", type=int)
+    parser.add_argument("--sample", action="store_true")
     arguments = parser.parse_args()
     if arguments.partition:
         partition(arguments.partition, arguments.num_parts)

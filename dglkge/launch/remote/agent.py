@@ -1,13 +1,14 @@
-"""Agent of the launcher on a machine: a small RPC server over stdin and stdout, which also locks the machine.
+"""Agent of the launcher on a machine: a small RPC server over stdin and stdout, which also registers the job.
 
 stdin has one JSON object per line, ``{"id": number, "do": name of a task, ...arguments}``; an empty line is a
-heartbeat. stdout has one reply for each, with its id and ``ok`` or ``error``. The agent exits, and releases
-the lock, at the end of stdin or after HEARTBEAT_TIMEOUT_SECONDS without a line.
+heartbeat. stdout has one reply for each, with its id and ``ok`` or ``error``. The agent exits, and ends
+the registration, at the end of stdin or after HEARTBEAT_TIMEOUT_SECONDS without a line.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -20,21 +21,20 @@ from typing import Any
 
 from dglkge import __version__
 from dglkge.distributed.ip_config import Machine, write_ip_config
+from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import DglkgeError, InputError
 from dglkge.launch import script_runner
 from dglkge.launch.local_site import (
-    clear_machine,
+    MachineJob,
     is_local,
     local_interfaces,
-    lock_machine,
     shared_memory_warnings,
     usable_cores,
 )
 from dglkge.launch.ports import check_server_ports, find_master_port
 from dglkge.launch.remote import host_files, run_copies
-from dglkge.launch.script_config import check_part, check_part_config
+from dglkge.launch.script_config import MachineNeeds, check_part, check_part_config
 from dglkge.launch.shared_memory import (
-    check_shared_memory,
     remove_job_segments,
     remove_stale_segments,
     segment_names,
@@ -58,6 +58,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def check_machine(
+    held: MachineJob,
     address: str,
     port: int,
     num_servers: int,
@@ -66,12 +67,14 @@ def check_machine(
     part_config: str | None,
     part_id: int,
     num_parts: int,
-    shared_memory_bytes: int,
+    needs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Check for all problems that would keep a job from running on this machine.
 
     Parameters
     ----------
+    held : MachineJob
+        The job on this machine.
     address, port, num_servers
         Of the servers.
     folder : str
@@ -82,13 +85,14 @@ def check_machine(
         DGL's partition file, relative to the folder.
     part_id, num_parts : int
         The machine's own partition, and how many there must be.
-    shared_memory_bytes : int
-        Bytes that the servers will put into shared memory; 0 if unknown.
+    needs : mapping
+        Fields of :class:`MachineNeeds`.
 
     Returns
     -------
     dict
-        ``problems``, a list of sentences; ``fingerprint`` of the partition file or None.
+        ``problems``, a list of sentences; ``fingerprint`` of the partition file or None; ``table_folder`` of
+        the tables if they are files, else empty, and ``note`` about it.
     """
     problems: list[str] = []
 
@@ -104,12 +108,17 @@ def check_machine(
     attempt(_check_address, address)
     attempt(_check_folder, folder, script)
     attempt(check_server_ports, address, port, num_servers)
-    attempt(check_shared_memory, shared_memory_bytes)
+    table_folder = attempt(held.claim, MachineNeeds(**needs))
     # Compared between machines: partitions of two runs of the partitioner do not fit each other.
     fingerprint = None
     if part_config is not None:
         fingerprint = attempt(_check_partition, Path(folder, part_config), part_id, num_parts)
-    return {"problems": problems, "fingerprint": fingerprint}
+    return {
+        "problems": problems,
+        "fingerprint": fingerprint,
+        "table_folder": table_folder or "",
+        "note": held.note,
+    }
 
 
 def choose_master_port(address: str, avoid: Sequence[int]) -> int:
@@ -136,9 +145,9 @@ def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
         raise InputError(f"cannot write logs to {log_dir}: {error.strerror}") from None
 
 
-def clean_up(segments: Sequence[str], before: Sequence[str]) -> list[str]:
+def clean_up(held: MachineJob, segments: Sequence[str], before: Sequence[str]) -> list[str]:
     """Remove shared memory of an ended job on this machine."""
-    return remove_job_segments(set(segments), set(before)) + remove_stale_segments()
+    return remove_job_segments(held.job, set(segments), set(before)) + remove_stale_segments()
 
 
 def _installed_version(package: str) -> str | None:
@@ -179,10 +188,8 @@ def _check_partition(path: Path, part_id: int, num_parts: int) -> str:
 
 TASKS: Mapping[str, Callable[..., Any]] = {
     "describe": describe_machine,
-    "check": check_machine,
     "choose_master_port": choose_master_port,
     "write_job_files": write_job_files,
-    "clean_up": clean_up,
     "list_files": host_files.list_files,
     "stale_files": host_files.stale_files,
     "make_staging": host_files.make_staging,
@@ -204,21 +211,23 @@ def serve(requests: int, answers: int) -> None:
         File descriptors.
     """
     pending = b""
-    is_held = False
+    job = MachineJob()
 
-    def lock() -> list[str]:
-        """Lock the machine, or clear it after an earlier attempt; return the segments that are kept."""
-        nonlocal is_held
-        if is_held:
-            clear_machine()
-        else:
-            held.enter_context(lock_machine())
-            is_held = True
+    def register(entry: Mapping[str, Any]) -> list[str]:
+        """Register the job, or prepare for its next attempt; return the segments that are kept."""
+        job.register(JobEntry.from_dict(entry))
         return sorted(segment_names())
 
     with contextlib.ExitStack() as held:
-        tasks = {**TASKS, "lock": lock}
-        # Without this timeout an agent would keep the lock after the launcher's machine has lost power.
+        held.callback(job.release)
+        tasks: dict[str, Callable[..., Any]] = {
+            **TASKS,
+            "register": register,
+            "check": functools.partial(check_machine, job),
+            "clean_up": functools.partial(clean_up, job),
+            "choose_server_ports": job.choose_server_ports,
+        }
+        # Without this timeout an agent would keep the entry after the launcher's machine has lost power.
         while select.select([requests], [], [], HEARTBEAT_TIMEOUT_SECONDS)[0]:
             try:
                 data = os.read(requests, 65536)
@@ -242,7 +251,7 @@ def _answer(tasks: Mapping[str, Callable[..., Any]], request: dict[str, Any]) ->
         return {"id": number, "ok": tasks[name](**request)}
     except DglkgeError as error:
         return {"id": number, "error": str(error)}
-    # A defect in one task must not end the agent: the machine's lock would be released.
+    # A defect in one task must not end the agent: the job's entry would be gone.
     except Exception as error:
         return {"id": number, "error": f"{name} failed: {error!r}"}
 

@@ -16,6 +16,7 @@ from typing import Any
 from dglkge import __version__
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import watchdog
 from dglkge.launch.local_site import is_local, local_interfaces, resolve
@@ -185,20 +186,22 @@ class RemoteSite:
         self._folder = folder
         self._sessions: dict[str, HostSession] = {}
         self._described: dict[str, dict[str, Any]] = {}
+        self._checked: dict[str, dict[str, Any]] = {}
         self._problems: Problems = []
         self._order: list[str] = []
         self._before: dict[str, list[str]] = {}
         self._num_working = 0
 
-    def connect(self, machines: Sequence[Machine], is_locked: bool) -> list[Host]:
+    def connect(self, machines: Sequence[Machine], entry: JobEntry | None) -> list[Host]:
         """Start missing agents, and get the facts that the plan depends on.
 
         Parameters
         ----------
         machines : sequence of Machine
             Sessions with other machines are closed.
-        is_locked : bool
-            Whether to lock each machine for this job, and to remove segments of earlier jobs and attempts.
+        entry : JobEntry or None
+            Registers the job on each machine, and removes segments of ended jobs and attempts; None: a dry
+            run.
 
         Returns
         -------
@@ -224,14 +227,28 @@ class RemoteSite:
                 self._sessions[address] = self._open(address, names[address])
         # All machines reply in parallel: a login over SSH takes most of a second.
         self._described = self._call_all({address: {} for address in addresses}, "describe")
-        if is_locked:
-            # listed only under the lock: watchdogs of an ended job might remove some of them before
-            self._before = self._call_all({address: {} for address in self._described}, "lock")
+        if entry is not None:
+            # Listed after the registration: watchdogs of an ended job might remove some of them before.
+            question = {"entry": entry.to_dict()}
+            self._before = self._call_all(dict.fromkeys(self._described, question), "register")
         return [
             _host(address, machine, self._described[address])
             for address, machine in zip(addresses, machines)
             if address in self._described
         ]
+
+    def with_ports(self, hosts: Sequence[Host], machines: Sequence[Machine], num_servers: int) -> list[Host]:
+        """Choose free ports for the servers of machines to which ip_config gives none."""
+        wanted = {address for address, machine in zip(self._order, machines) if not machine.has_port}
+        found = self._call_all(
+            {
+                host.address: {"address": host.address, "num_servers": num_servers}
+                for host in hosts
+                if host.address in wanted
+            },
+            "choose_server_ports",
+        )
+        return [dataclasses.replace(host, port=found.get(host.address, host.port)) for host in hosts]
 
     def check(self, hosts: Sequence[Host], settings: JobSettings, needs: Needs) -> None:
         """Check all machines for all problems that would keep the job from running.
@@ -259,12 +276,13 @@ class RemoteSite:
                 "part_config": needs.partition_file,
                 "part_id": self._order.index(host.address),
                 "num_parts": len(self._order),
-                "shared_memory_bytes": needs.shared_memory_bytes.get(self._order.index(host.address), 0),
+                "needs": dataclasses.asdict(needs.on_machine(self._order.index(host.address))),
             }
             for host in hosts
         }
         self._problems += compare_versions(self._described, __version__)
         found = self._call_all(questions, "check")
+        self._checked = found
         for address, answer in found.items():
             self._problems += [(address, text) for text in answer["problems"]]
         prints = {address: answer["fingerprint"] for address, answer in found.items()}
@@ -288,6 +306,8 @@ class RemoteSite:
         # Chosen as late as possible: any program may take the port until torch binds it.
         ports = self._call_all({first.address: question}, "choose_master_port")
         raise_problems(self._problems, len(self._order))
+        folders = {address: answer["table_folder"] for address, answer in self._checked.items()}
+        hosts = [dataclasses.replace(host, table_folder=folders.get(host.address, "")) for host in hosts]
         return plan_processes(hosts, settings, ports[first.address], (), os.environ)
 
     def send_files(
@@ -319,7 +339,10 @@ class RemoteSite:
 
     def warnings(self) -> list[str]:
         """Return the warnings of all agents."""
-        return [
+        notes = [
+            f"{address}: {answer['note']}" for address, answer in self._checked.items() if answer["note"]
+        ]
+        return notes + [
             f"{address}: {warning}"
             for address, described in self._described.items()
             for warning in described["warnings"]
@@ -330,7 +353,7 @@ class RemoteSite:
         return ClusterExecutor(self._sessions, self._before, self._folder)
 
     def close(self) -> None:
-        """End all agents, and with them the locks on the machines."""
+        """End all agents, and with them the job's entries on the machines."""
         close_all(list(self._sessions.values()))
         self._sessions = {}
 

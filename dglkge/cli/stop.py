@@ -1,0 +1,105 @@
+"""``dglkge stop``: asks the launcher of a job to stop it with a commit, and waits until it is gone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+
+from dglkge.cli.common import print_text
+from dglkge.distributed.jobs import JobEntry, live_jobs, matching_jobs, process_start
+from dglkge.errors import FAILURE_STATUS, InputError
+
+DESCRIPTION = """Stop a training job of this machine: its launcher gets SIGTERM, the trainers commit what they
+have and leave, and starting the same command again goes on from there. Exit status 0 once the job is gone, 1
+if it still runs after the time limit, 2 if there is no such job or it is another user's."""
+EXAMPLES = """examples:
+  dglkge stop runs/mine
+  dglkge stop 1f0c66a5            the job's id, or its beginning, from dglkge jobs
+  dglkge stop runs/mine --now     without a commit: back to the last one"""
+
+POLL_SECONDS = 0.1
+SECOND_SIGNAL_SECONDS = 1.0
+"""Time in which the launcher takes the first signal: two that come at once may count as one."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "job", metavar="RUN|JOB", help="folder of the run, id of the job, or pid of its launcher"
+    )
+    parser.add_argument("--now", action="store_true", help="do not wait for a commit")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=180.0,
+        metavar="S",
+        help="limit of the wait (default: %(default)g; trainers have 120 s to commit, see dglkge-launch "
+        "--stop_seconds)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Stop the job."""
+    if not 0 < args.seconds <= 86400:
+        raise InputError(f"--seconds is {args.seconds:g}; expected seconds above 0 and up to 86400")
+    entry = _find(args.job)
+    deadline = time.monotonic() + args.seconds
+    _send(entry)
+    if args.now and not _is_gone_by(entry, min(deadline, time.monotonic() + SECOND_SIGNAL_SECONDS)):
+        _send(entry)  # a second signal ends the trainers without a commit
+    if not _is_gone_by(entry, deadline):
+        print_text(f"{entry.describe()} still runs after {args.seconds:g} s; --now ends it without a commit")
+        return FAILURE_STATUS
+    print_text(f"stopped {entry.describe()}; its logs: {entry.log_dir}")
+    return 0
+
+
+def _find(text: str) -> JobEntry:
+    """Return the one job that is meant.
+
+    Raises
+    ------
+    InputError
+        If there is none or more than one, or if its launcher is on another machine.
+    """
+    jobs = live_jobs()
+    found = matching_jobs(text, jobs)
+    if len(found) != 1:
+        known = ", ".join(entry.run or entry.job for entry in found or jobs) or "none"
+        what = "several jobs match" if found else "no job of this machine matches"
+        raise InputError(f"{what} {text!r}; {'they are' if found else 'running'}: {known} (dglkge jobs)")
+    (entry,) = found
+    if entry.pid != entry.launcher_pid:
+        raise InputError(f"{entry.describe()} was launched from another machine: stop it there")
+    return entry
+
+
+def _send(entry: JobEntry) -> None:
+    """Send SIGTERM to the launcher.
+
+    Raises
+    ------
+    InputError
+        If it is another user's, or in another container.
+    """
+    if process_start(entry.pid) != entry.pid_started:
+        if _is_gone_by(entry, time.monotonic()):
+            return
+        raise InputError(f"{entry.describe()} runs in another container: stop it there")
+    try:
+        os.kill(entry.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        raise InputError(f"{entry.describe()} is not yours to stop") from None
+
+
+def _is_gone_by(entry: JobEntry, deadline: float) -> bool:
+    """Wait until the job has ended; False at the deadline."""
+    while any(other.job == entry.job for other in live_jobs()):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True

@@ -1,0 +1,190 @@
+"""Names and places of DGL's shared memory: the one door between a job and what its processes share.
+
+DGL names its segments after graph and table only (1.1.3 and 2.1.0), so two jobs on one machine would take
+over each other's. :func:`install` puts a job's own prefix in front of every name. All of DGL's shared memory
+comes through these places, in both versions:
+
+=================================================== =====================================================
+``empty_shared_mem`` in four modules                tables, partition book, node and edge data
+``exist_shared_mem_array`` in two modules           tests for the last two
+``dist_graph._copy_graph_to_shared_mem``            the graph's structure, which servers write
+``dist_graph._get_graph_from_shared_mem``           the graph's structure, which clients read
+``dist_context.init_process``                       first function of sampler processes
+``dist_tensor._default_init_data``                  first rows of a table, zeros
+``rpc.copy_data_to_shared_memory``                  copies first rows to where they stay
+``rpc.read_ip_config``                              addresses and ports of the servers
+=================================================== =====================================================
+
+With a folder, all of it but the graph's structure is in files there, mapped by servers and trainers alike:
+the page cache is their memory. Names, rows and updates stay as they are, so results do too. Zeros are not
+written: DGL would make the whole table in its own memory and copy it, and new memory and new files are zero.
+
+The structure goes through C++ (and graphbolt in 2.1.0), which gets the graph's name with the prefix. Both
+versions import the functions by name, so they are replaced in the modules that use them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import math
+import os
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+
+MOST_NAME_BYTES = 255
+"""NAME_MAX: the longest name of a segment."""
+MOST_GRAPH_BYTES = 100
+"""Longest graph name with prefix: C++ writes it twice into a name, with up to 40 bytes more."""
+
+_MODULES = ("kvstore", "dist_graph", "graph_partition_book", "shared_mem_utils")
+_installed: list[str] = []
+
+
+def install(prefix: str, folder: str = "", ip_config: str = "") -> None:
+    """Give the shared memory that DGL makes in this process names of the job; call it before DGL starts.
+
+    Parameters
+    ----------
+    prefix : str
+        Beginning of all names. An empty one changes nothing.
+    folder : str
+        An existing folder of this job alone, for tables in files; empty: in shared memory.
+    ip_config : str
+        The launcher's own file, which DGL reads whatever file a script names: it has the ports that were
+        found.
+
+    Raises
+    ------
+    RuntimeError
+        If another prefix or folder was installed before.
+    """
+    if not prefix or _installed == [prefix, folder]:
+        return
+    if _installed:
+        raise RuntimeError(f"shared memory is named {_installed} already, not {[prefix, folder]}")
+    _installed.extend([prefix, folder])
+    modules: dict[str, Any] = {name: importlib.import_module(f"dgl.distributed.{name}") for name in _MODULES}
+    in_files: dict[str, Any] = {
+        "empty_shared_mem": functools.partial(file_array, folder),
+        "exist_shared_mem_array": functools.partial(has_file, folder),
+    }
+    for module in modules.values():
+        for name, in_file in in_files.items():
+            if hasattr(module, name):
+                function = in_file if folder else getattr(module, name)
+                setattr(module, name, _with_first_named(function, prefix, MOST_NAME_BYTES))
+    graph = modules["dist_graph"]
+    graph._get_graph_from_shared_mem = _with_first_named(
+        graph._get_graph_from_shared_mem, prefix, MOST_GRAPH_BYTES
+    )
+    copy_graph = graph._copy_graph_to_shared_mem
+
+    def copy_named(structure: Any, name: str, *rest: Any) -> Any:
+        return copy_graph(structure, named(prefix, name, MOST_GRAPH_BYTES), *rest)
+
+    graph._copy_graph_to_shared_mem = copy_named
+    context: Any = importlib.import_module("dgl.distributed.dist_context")
+    # Samplers are new interpreters: they unpickle this function, and so install the names first.
+    context.init_process = functools.partial(run_sampler, prefix, folder, ip_config)
+    _skip_zeros()
+    if ip_config:
+        rpc: Any = importlib.import_module("dgl.distributed.rpc")
+        read = rpc.read_ip_config
+        rpc.read_ip_config = lambda _given, *rest: read(ip_config, *rest)
+
+
+def run_sampler(prefix: str, folder: str, ip_config: str, *arguments: Any) -> None:
+    """Run DGL's loop of a sampler process under the job's names."""
+    context: Any = importlib.import_module("dgl.distributed.dist_context")
+    original = context.init_process
+    install(prefix, folder, ip_config)
+    original(*arguments)
+
+
+def _skip_zeros() -> None:
+    """Let new tables of zeros be made in place: neither in the server's own memory nor copied."""
+    dist_tensor: Any = importlib.import_module("dgl.distributed.dist_tensor")
+    rpc: Any = importlib.import_module("dgl.distributed.rpc")
+    copy = rpc.copy_data_to_shared_memory
+
+    # wraps: clients pickle the function by its name in DGL, under which servers find this one.
+    @functools.wraps(dist_tensor._default_init_data)
+    def one_zero(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros((), dtype=dtype).expand(tuple(shape))
+
+    @functools.wraps(copy)
+    def copy_unless_zero(to: torch.Tensor, rows: torch.Tensor) -> None:
+        if rows.numel() > 1 and not any(rows.stride()):  # one number that stands for all
+            if bool(rows[(0,) * rows.ndim]):
+                to.copy_(rows)
+        else:
+            copy(to, rows)
+
+    dist_tensor._default_init_data = one_zero
+    rpc.copy_data_to_shared_memory = copy_unless_zero
+
+
+def file_array(folder: str, name: str, is_create: bool, shape: Sequence[int], dtype: str = "float32") -> Any:
+    """Return an array of DGL's over a mapped file, as ``empty_shared_mem`` does over shared memory.
+
+    Parameters
+    ----------
+    folder, name : str
+        Where the file lies.
+    is_create : bool
+        Whether to make it, of zeros; else it exists.
+    shape : sequence of int
+    dtype : str
+        DGL's name of the type.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be made, or the disk has no room for it.
+    """
+    backend: Any = importlib.import_module("dgl.backend")
+    path = os.path.join(folder, name.lstrip("/"))
+    # DGL's own arrays hold bool as bytes too.
+    kind = torch.uint8 if dtype == "bool" else backend.data_type_dict[dtype]
+    size = math.prod(shape)
+    if is_create:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            if size:
+                # Takes the room now: on a full disk a write to a mapped page would end the process by SIGBUS.
+                os.posix_fallocate(descriptor, 0, size * torch.empty(0, dtype=kind).element_size())
+        finally:
+            os.close(descriptor)
+    if size:
+        rows = torch.from_file(path, shared=True, size=size, dtype=kind).view(tuple(shape))
+    else:
+        rows = torch.empty(tuple(shape), dtype=kind)  # mmap refuses an empty file
+    return backend.zerocopy_to_dgl_ndarray(rows)
+
+
+def has_file(folder: str, name: str) -> bool:
+    """Whether an array of DGL's exists as a file."""
+    return os.path.exists(os.path.join(folder, name.lstrip("/")))
+
+
+def named(prefix: str, name: str, most_bytes: int = MOST_NAME_BYTES) -> str:
+    """Return a segment's name with the prefix, once; one that gets too long ends with its hash instead."""
+    slash, plain = ("/", name[1:]) if name.startswith("/") else ("", name)
+    if plain.startswith(prefix):
+        return name
+    if len((prefix + plain).encode()) > most_bytes:
+        plain = hashlib.sha256(plain.encode()).hexdigest()[:32]
+    return f"{slash}{prefix}{plain}"
+
+
+def _with_first_named(function: Callable[..., Any], prefix: str, most_bytes: int) -> Any:
+    """Wrap a function whose first argument is a name."""
+
+    def call(name: str, *rest: Any, **options: Any) -> Any:
+        return function(named(prefix, name, most_bytes), *rest, **options)
+
+    return call

@@ -1,0 +1,356 @@
+"""Register of the jobs of this machine: a locked file for each, in the folder of shared memory.
+
+``dglkge-job-<id>.json`` says who runs what in which folder, and what the job will take of memory. Its
+launcher (on machines that are reached over SSH, its agent there) holds a lock on the file as long as it
+lives, so a file without a lock belongs to a job that has ended or was killed. The folder has the scope that
+is wanted: containers that share it share its room too.
+
+All names in shared memory that a job makes begin with :func:`job_prefix`, so what an ended job has left is
+found by its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dglkge.errors import NotReadyError
+
+SHARED_MEMORY_FOLDER = "/dev/shm"
+ENTRY_PREFIX, ENTRY_SUFFIX = "dglkge-job-", ".json"
+
+REGISTER_LOCK_SECONDS = 20.0
+"""Limit of the wait for the register, which others hold for milliseconds."""
+POLL_SECONDS = 0.05
+
+_JOB_NAME = re.compile(r"dglkge-([0-9a-f]{16})-")
+_BLOCK_BYTES = 512
+"""Unit of ``st_blocks`` (man 3 stat)."""
+
+
+def job_prefix(job: str) -> str:
+    """Return what the names of all shared memory of a job begin with."""
+    return f"dglkge-{job}-"
+
+
+def job_of_segment(name: str) -> str:
+    """Return the id of the job that a name in shared memory belongs to; empty for other names."""
+    found = _JOB_NAME.match(name)
+    return found.group(1) if found else ""
+
+
+@dataclass(frozen=True)
+class JobEntry:
+    """What the register knows of a job on this machine.
+
+    Attributes
+    ----------
+    job : str
+        Its id.
+    user : str
+        Name of the user who started it.
+    host : str
+        Name of the machine of the launcher.
+    launcher_pid : int
+        Number of the launcher there.
+    pid : int
+        Number of the process of this machine that holds the entry: the launcher, or its agent.
+    pid_started : int
+        Start of that process in clock ticks since the boot: tells it from a later one of the same number.
+    command : tuple of str
+        Script or module with its arguments.
+    folder : str
+        Working folder.
+    run : str
+        Folder of the run; empty for scripts of other projects.
+    log_dir : str
+        Folder of the logs.
+    started : float
+        Seconds since the epoch.
+    ports : tuple of int
+        Ports of the job's servers on this machine, taken or about to be.
+    shared_memory_bytes : int
+        Planned bytes in shared memory on this machine; 0 if unknown.
+    memory_bytes : int
+        Planned bytes of memory on this machine, shared memory included; 0 if unknown.
+    """
+
+    job: str
+    user: str = ""
+    host: str = ""
+    launcher_pid: int = 0
+    pid: int = 0
+    pid_started: int = 0
+    command: tuple[str, ...] = ()
+    folder: str = ""
+    run: str = ""
+    log_dir: str = ""
+    started: float = 0.0
+    ports: tuple[int, ...] = ()
+    shared_memory_bytes: int = 0
+    memory_bytes: int = 0
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> JobEntry:
+        """Build an entry from JSON values; ignores fields of later versions."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        values = {key: value for key, value in content.items() if key in known}
+        for name in ("command", "ports"):
+            values[name] = tuple(values.get(name, ()))
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the entry as JSON values."""
+        return dataclasses.asdict(self)
+
+    def describe(self) -> str:
+        """Return ``job 1234 of user x, launcher pid 12 on host`` for messages."""
+        whose = self.user or "unknown"
+        return f"job {self.job} of user {whose}, launcher pid {self.launcher_pid} on {self.host}"
+
+
+class Registration:
+    """This process's hold on the entry of a job.
+
+    Parameters
+    ----------
+    entry : JobEntry
+    folder : str
+        Folder of the register.
+
+    Raises
+    ------
+    NotReadyError
+        If the register cannot be written, or another job of this machine has the same run folder.
+    """
+
+    def __init__(self, entry: JobEntry, folder: str = SHARED_MEMORY_FOLDER) -> None:
+        self._folder = folder
+        self.entry = dataclasses.replace(entry, pid=os.getpid(), pid_started=process_start(os.getpid()))
+        name = f"{ENTRY_PREFIX}{entry.job}{ENTRY_SUFFIX}"
+        self._path = os.path.join(folder, name)
+        unlocked = os.path.join(folder, f".{name}.{os.getpid()}")
+        with register_lock(folder):
+            _refuse_same_run(entry, folder)
+            try:
+                # Python opens files with O_CLOEXEC: children do not inherit the lock.
+                self._descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._write()
+                # After the lock: an entry without one counts as that of an ended job.
+                os.rename(unlocked, self._path)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    os.unlink(unlocked)
+                raise NotReadyError(f"cannot register the job in {folder}: {error.strerror}") from None
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the entry."""
+        self.entry = dataclasses.replace(self.entry, **changes)
+        with contextlib.suppress(OSError):  # no room: the entry stays as it was
+            self._write()
+
+    def release(self) -> None:
+        """Remove the entry."""
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write(self) -> None:
+        """Overwrite the file in place: a new one would have to be locked again."""
+        text = json.dumps(self.entry.to_dict()).encode()
+        os.pwrite(self._descriptor, text, 0)
+        os.ftruncate(self._descriptor, len(text))
+
+
+def _refuse_same_run(entry: JobEntry, folder: str) -> None:
+    """Raise NotReadyError if another live job writes to the run's folder."""
+    for other in live_jobs(folder):
+        if entry.run and other.run == entry.run and other.job != entry.job:
+            raise NotReadyError(
+                f"{entry.run} is in use: another job writes there, {other.describe()}; wait for it, end it "
+                f"(dglkge stop {other.job}), or give another output"
+            )
+
+
+@contextlib.contextmanager
+def register_lock(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
+    """Hold the register, for moments in which one process looks and then writes.
+
+    The lock is on the folder itself: no file is left. Earlier versions hold it for the time of their job.
+
+    Raises
+    ------
+    NotReadyError
+        If the folder does not exist, or another process keeps the lock.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise NotReadyError(f"cannot open {folder}, where DGL's tables lie: {error.strerror}") from None
+    try:
+        deadline = time.monotonic() + REGISTER_LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise NotReadyError(
+                        f"another process has kept {folder} locked for {REGISTER_LOCK_SECONDS:g} s: a job of "
+                        "an earlier version of dglkge, which shares the machine with no other; wait for it"
+                    ) from None
+                time.sleep(POLL_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def live_jobs(folder: str = SHARED_MEMORY_FOLDER) -> list[JobEntry]:
+    """Return the jobs that run on this machine, the oldest first."""
+    found = [entry for entry, is_live in _entries(folder) if is_live]
+    return sorted(found, key=lambda entry: (entry.started, entry.job))
+
+
+def remove_stale_entries(folder: str = SHARED_MEMORY_FOLDER) -> None:
+    """Remove the entries of jobs that have ended without it; ignores those of other users."""
+    for entry, is_live in _entries(folder):
+        if not is_live:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(folder, f"{ENTRY_PREFIX}{entry.job}{ENTRY_SUFFIX}"))
+
+
+def _entries(folder: str) -> Iterator[tuple[JobEntry, bool]]:
+    """Yield all entries, each with whether its job is live."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return
+    for name in names:
+        if not (name.startswith(ENTRY_PREFIX) and name.endswith(ENTRY_SUFFIX)):
+            continue
+        job = name[len(ENTRY_PREFIX) : -len(ENTRY_SUFFIX)]
+        try:
+            with open(os.path.join(folder, name), "rb") as file:
+                is_live = is_locked(file.fileno())
+                text = file.read()
+        except OSError:  # removed meanwhile
+            continue
+        try:
+            entry = JobEntry.from_dict(json.loads(text))
+        except (ValueError, TypeError, AttributeError):
+            entry = JobEntry(job)  # read while it was written
+        yield (entry if entry.job == job else JobEntry(job)), is_live
+
+
+def is_locked(descriptor: int) -> bool:
+    """Whether another process holds an exclusive lock on an open file."""
+    try:
+        # A shared lock: two that look at the same time do not meet. It ends when the file is closed.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def allocated_bytes(job: str, folder: str = SHARED_MEMORY_FOLDER) -> int:
+    """Return the bytes of shared memory that a job has allocated."""
+    total = 0
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        for item in found:
+            if item.name.startswith(job_prefix(job)):
+                with contextlib.suppress(OSError):
+                    total += item.stat(follow_symlinks=False).st_blocks * _BLOCK_BYTES
+    return total
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Bytes that other jobs of this machine have planned and not yet allocated.
+
+    Attributes
+    ----------
+    shared_memory_bytes : int
+        In shared memory.
+    memory_bytes : int
+        Of memory, shared memory included.
+    num_jobs : int
+        Number of other live jobs.
+    """
+
+    shared_memory_bytes: int = 0
+    memory_bytes: int = 0
+    num_jobs: int = 0
+
+
+def claims_of_others(job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> Claims:
+    """Return what the other live jobs of this machine will still allocate.
+
+    Parameters
+    ----------
+    job : str
+        Id of the asking job, which does not count.
+    folder : str
+        Folder of the register.
+    """
+    shared = memory = num_jobs = 0
+    for entry in live_jobs(folder):
+        if entry.job == job:
+            continue
+        num_jobs += 1
+        in_segments = allocated_bytes(entry.job, folder)
+        shared += max(0, entry.shared_memory_bytes - in_segments)
+        memory += max(0, entry.memory_bytes - in_segments - _resident_bytes(entry.pid))
+    return Claims(shared, memory, num_jobs)
+
+
+def _resident_bytes(root: int) -> int:
+    """Return the resident bytes of a process and its descendants, without shared memory."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                # The second field is the name in parentheses, which may contain spaces and parentheses.
+                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    members, pending = set(), [root]
+    while pending:
+        pid = pending.pop()
+        members.add(pid)
+        pending += [child for child, parent in parents.items() if parent == pid and child not in members]
+    total = 0
+    for pid in members:
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
+                for line in status:
+                    if line.startswith(("RssAnon:", "RssFile:")):
+                        total += int(line.split()[1]) * 1024
+    return total
+
+
+def process_start(pid: int) -> int:
+    """Return the start of a process in clock ticks since the boot; 0 if it cannot be seen."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def matching_jobs(text: str, jobs: Sequence[JobEntry]) -> list[JobEntry]:
+    """Return the jobs that a user means: by run folder, by id or its beginning, or by pid of the launcher."""
+    folder = os.path.realpath(text)
+    by_run = [entry for entry in jobs if entry.run and os.path.realpath(entry.run) == folder]
+    if by_run:
+        return by_run
+    by_pid = [entry for entry in jobs if text.isdigit() and entry.launcher_pid == int(text)]
+    return by_pid or [entry for entry in jobs if text and entry.job.startswith(text)]

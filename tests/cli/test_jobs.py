@@ -1,0 +1,113 @@
+"""``dglkge jobs`` and ``dglkge stop``: what they print, whom they signal, whom they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dglkge.cli.main import main
+from dglkge.distributed.jobs import JobEntry, Registration
+from dglkge.distributed.lease import new_nonce
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = """
+import os, signal, sys
+from dglkge.distributed.jobs import JobEntry, Registration
+job, run, num_signals = sys.argv[1], sys.argv[2], int(sys.argv[3])
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+pid = os.getpid()
+entry = Registration(JobEntry(job, user="ann", host="here", launcher_pid=pid, run=run, log_dir="/logs"))
+print("ready", flush=True)
+for _ in range(num_signals):
+    signal.sigwait([signal.SIGTERM])
+    print("signal", flush=True)
+entry.release()
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator:
+    """Start a process that is registered as a job's launcher and ends after so many SIGTERM."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(num_signals: int) -> str:
+        job = new_nonce()
+        command = [sys.executable, "-c", LAUNCHER, job, str(tmp_path / job), str(num_signals)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, env=environment))
+        assert started[-1].stdout.readline() == b"ready\n"
+        return job
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_list(launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = launcher(1)
+    assert main(["jobs"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if job in line.split()]
+    assert " ann " in line and line.endswith(str(tmp_path / job))
+    assert main(["jobs", "--json"]) == 0
+    (found,) = [entry for entry in json.loads(capsys.readouterr().out) if entry["job"] == job]
+    assert found["run"] == str(tmp_path / job) and found["is_launched_here"]
+    assert found["allocated_shared_memory_bytes"] == 0
+
+
+@pytest.mark.parametrize("by", ["run", "job", "beginning"])
+def test_stop(launcher, tmp_path: Path, by: str, capsys: pytest.CaptureFixture[str]) -> None:
+    job = launcher(1)
+    name = {"run": str(tmp_path / job), "job": job, "beginning": job[:12]}[by]
+    assert main(["stop", name, "--seconds", "30"]) == 0
+    assert capsys.readouterr().out.startswith(f"stopped job {job} of user ann, launcher pid ")
+    assert main(["stop", name]) == 2
+    assert f"no job of this machine matches {name!r}; running: " in capsys.readouterr().err
+
+
+def test_stop_now_is_a_second_signal(launcher, capsys: pytest.CaptureFixture[str]) -> None:
+    """One signal lets the trainers commit; the limit of the wait is kept."""
+    job = launcher(2)
+    assert main(["stop", job, "--seconds", "0.3"]) == 1
+    assert "still runs after 0.3 s; --now ends it without a commit" in capsys.readouterr().out
+    job = launcher(2)
+    assert main(["stop", job, "--now", "--seconds", "30"]) == 0
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
+def test_limits(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stop", "x", "--seconds", seconds]) == 2
+    assert "expected seconds above 0 and up to 86400" in capsys.readouterr().err
+
+
+def test_who_cannot_be_stopped_from_here(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job whose launcher is on another machine, and another user's: one line each, and no signal sent."""
+    sent: list[tuple[int, int]] = []
+
+    def refuse(pid: int, number: int) -> None:
+        sent.append((pid, number))
+        raise PermissionError
+
+    monkeypatch.setattr("dglkge.cli.stop.os.kill", refuse)
+    here, away = (
+        Registration(JobEntry(new_nonce(), launcher_pid=pid, host="far")) for pid in (os.getpid(), 1)
+    )
+    try:
+        assert main(["stop", away.entry.job]) == 2
+        assert "was launched from another machine: stop it there" in capsys.readouterr().err
+        assert sent == []
+        assert main(["stop", here.entry.job]) == 2
+        assert "is not yours to stop" in capsys.readouterr().err
+        assert sent == [(os.getpid(), signal.SIGTERM)]
+    finally:
+        here.release()
+        away.release()

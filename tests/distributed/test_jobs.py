@@ -1,0 +1,125 @@
+"""The register of a machine's jobs: entries of living jobs, what they still claim, who is meant by a name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dglkge.distributed.jobs import (
+    Claims,
+    JobEntry,
+    Registration,
+    claims_of_others,
+    job_of_segment,
+    job_prefix,
+    live_jobs,
+    matching_jobs,
+    process_start,
+    register_lock,
+    remove_stale_entries,
+)
+from dglkge.distributed.lease import new_nonce
+from dglkge.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+ONE, TWO = "00000000000000a1", "00000000000000b2"
+
+HOLDER = """
+import sys
+from dglkge.distributed.jobs import JobEntry, Registration
+job = JobEntry(sys.argv[2], run="/runs/one", user="eve", host="here", launcher_pid=5)
+entry = Registration(job, sys.argv[1])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_entry_lives_as_long_as_its_process(tmp_path: Path) -> None:
+    """Another process's entry is read; after kill -9 it is stale, refuses nobody, and is removed."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path), ONE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        (entry,) = live_jobs(str(tmp_path))
+        assert (entry.job, entry.user, entry.pid) == (ONE, "eve", holder.pid)
+        assert entry.pid_started == process_start(holder.pid) > 0
+        with pytest.raises(InputError) as caught:
+            Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path))
+        assert str(caught.value) == (
+            f"/runs/one is in use: another job writes there, job {ONE} of user eve, launcher pid 5 on here; "
+            f"wait for it, end it (dglkge stop {ONE}), or give another output"
+        )
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert live_jobs(str(tmp_path)) == []
+    second = Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path))
+    remove_stale_entries(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [f"dglkge-job-{TWO}.json"]
+    second.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_entries_that_cannot_be_read(tmp_path: Path) -> None:
+    """Half-written, of a later version with more fields, or with another job's id: never an error."""
+    (tmp_path / f"dglkge-job-{ONE}.json").write_text('{"job": "')
+    (tmp_path / "dglkge-job-x.json").write_text(json.dumps({"job": TWO, "colour": "red"}))
+    assert live_jobs(str(tmp_path)) == []
+    assert JobEntry.from_dict({"job": TWO, "colour": "red", "ports": [1]}) == JobEntry(TWO, ports=(1,))
+    held = Registration(JobEntry(TWO), str(tmp_path))
+    (tmp_path / f"dglkge-job-{TWO}.json").write_text("[1")
+    assert live_jobs(str(tmp_path)) == [JobEntry(TWO)]
+    held.release()
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="absent, where DGL's tables lie: No such file or directory"):
+        with register_lock(str(tmp_path / "absent")):
+            pass
+
+
+def test_claims_are_what_is_planned_and_not_allocated(tmp_path: Path) -> None:
+    """Segments that exist count as taken, not the asking job's own plan, nor that of ended jobs."""
+    folder = str(tmp_path)
+    entry = Registration(JobEntry(ONE, shared_memory_bytes=10 * 2**20, memory_bytes=2**50), folder)
+    assert claims_of_others(ONE, folder) == Claims()
+    assert claims_of_others("", folder).shared_memory_bytes == 10 * 2**20
+    (tmp_path / f"{job_prefix(ONE)}0~table").write_bytes(b"x" * 2**22)
+    (tmp_path / f"{job_prefix(TWO)}0~table").write_bytes(b"x" * 2**22)
+    found = claims_of_others(TWO, folder)
+    assert found.shared_memory_bytes == pytest.approx(6 * 2**20, abs=2**16)
+    # This process has taken some megabytes of what its entry plans.
+    assert 2**50 - 2**40 < found.memory_bytes < 2**50 - 2**22 - 2**20
+    entry.update(memory_bytes=1)
+    assert claims_of_others(TWO, folder).memory_bytes == 0
+    entry.release()
+    assert claims_of_others(TWO, folder) == Claims()
+
+
+def test_names_of_segments() -> None:
+    job = new_nonce()
+    assert job_of_segment(f"{job_prefix(job)}0~x-kvdata-") == job
+    for other in (f"dglkge-job-{job}.json", "dglkge-keeper-1-2", "node~_N~emb_0-kvdata-", f"dglkge-{job}"):
+        assert job_of_segment(other) == ""
+
+
+def test_jobs_that_a_name_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run folder, relative or with a link; an id or its beginning; a pid of a launcher."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    one, two = JobEntry(ONE, run=str(tmp_path / "run"), launcher_pid=12), JobEntry(TWO, launcher_pid=13)
+    for text, expected in {
+        "run": [one], "link/": [one], ONE: [one], "00000000000000b": [two], "0": [one, two], "13": [two],
+        "other": [], "": [],
+    }.items():  # fmt: skip
+        assert matching_jobs(text, [one, two]) == expected, text

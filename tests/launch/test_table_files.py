@@ -1,0 +1,66 @@
+"""Folders of tables that are files: where they are put, and that what killed jobs leave is removed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dglkge.distributed.lease import new_nonce
+from dglkge.errors import InputError
+from dglkge.launch.local_site import MachineJob
+from dglkge.launch.script_config import MachineNeeds
+from dglkge.launch.table_files import TableFolder, file_system, free_bytes, roomy_folder, usual_folders
+
+
+def test_stale_folders_go_and_held_ones_stay(tmp_path: Path) -> None:
+    """A folder whose lock nobody holds is a killed job's; other folders and files are not touched."""
+    stale, other = tmp_path / f"dglkge-{new_nonce()}-x", tmp_path / "dglkge-mine"
+    for folder in (stale, other):
+        folder.mkdir()
+        (folder / "lock").touch()
+        (folder / "table").write_bytes(b"x")
+    first = TableFolder(tmp_path, new_nonce())
+    assert not stale.exists() and other.exists()
+    second = TableFolder(tmp_path, new_nonce())
+    assert first.path.exists() and first.path != second.path
+    assert (first.path.stat().st_mode & 0o777) == 0o700
+    for folder in (first, second):
+        folder.remove()
+    assert sorted(tmp_path.iterdir()) == [other]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"cannot make a folder for tables in .*/file/sub: Not a directory"):
+        TableFolder(tmp_path / "file" / "sub", new_nonce())
+
+
+def test_room(tmp_path: Path) -> None:
+    """The first with room is taken; a folder that does not exist yet has the room of its parent."""
+    absent = tmp_path / "absent" / "deeper"
+    assert free_bytes(absent) > 0
+    assert free_bytes(Path("/proc/self/nothing")) == 0 or os.geteuid() == 0
+    assert roomy_folder([absent, tmp_path], 1) == absent
+    assert roomy_folder([absent, tmp_path], 2**62) is None
+    assert file_system(Path("/proc/self")) == "proc"
+    assert usual_folders() and all(file_system(folder) != "tmpfs" for folder in usual_folders(on_disk=True))
+
+
+def test_claims(tmp_path: Path) -> None:
+    """Tables go into files by choice or where shared memory is too small; scripts of others are refused."""
+    job = MachineJob()
+    folders = (str(tmp_path),)
+    assert job.claim(MachineNeeds(0)) == "" and job.note == ""
+    job.claim(MachineNeeds(2**20, structure_bytes=2**10, storage="disk", table_folders=folders))
+    assert job.note == f"tables are files in {tmp_path} (0.00 GB): tables.storage is disk"
+    assert list(tmp_path.iterdir()) == []  # a dry run
+    with pytest.raises(
+        InputError, match=r"^the tables need \S+ GB of shared memory, /dev/shm has \S+ GB free$"
+    ):
+        job.claim(MachineNeeds(2**60))
+    with pytest.raises(
+        InputError, match=rf"GB free; files take \S+ GB, and none of {tmp_path} has that room: give another"
+    ):
+        job.claim(MachineNeeds(2**60, structure_bytes=1, table_folders=folders))
