@@ -261,7 +261,7 @@ class _Job:
         if self.nodes is not None:
             return self.nodes.machines(ip_config, address)
         if ip_config is None:  # --nodes 1
-            return [Machine(address or "127.0.0.1")]
+            return [Machine(address or "127.0.0.1", has_port=False)]
         return read_ip_config(ip_config)
 
     def _needs(self, settings: JobSettings, config: Config | None) -> Needs:

@@ -99,8 +99,8 @@ def test_triples_follow_the_walk_and_rows_belong_to_them(order: str) -> None:
             needed |= {(PAIRS[group.pair][0], ranges[0]), (PAIRS[group.pair][1], ranges[1])}
             if not seen or seen[-1] != ranges:
                 seen.append(ranges)
-        assert needed <= trainer.order.ranges_at(1, index)
-        assert {number for _, number in trainer.order.ranges_at(1, index)} == {
+        assert needed <= trainer.walk.ranges_at(1, index)
+        assert {number for _, number in trainer.walk.ranges_at(1, index)} == {
             number for ranges in batch.ranges for number in ranges
         }
         assert trainer.place(1, index + 1)["bucket"] == list(batch.ranges[-1])
@@ -111,7 +111,7 @@ def test_triples_follow_the_walk_and_rows_belong_to_them(order: str) -> None:
 
 def test_the_schedule_announces_the_next_bucket() -> None:
     (trainer,) = toy_trainers(1, 1, 4)
-    order, counts = trainer.order, toy_buckets(1, 4)[0].counts
+    order, counts = trainer.walk, toy_buckets(1, 4)[0].counts
     # Brute force: the bucket of every position of two epochs.
     buckets = []
     for epoch in (0, 1):

@@ -37,7 +37,7 @@ class ToyPages:
 def test_the_next_bucket_is_read_before_its_first_batch() -> None:
     (trainer,) = toy_trainers(1, 1, 4, batch_size=20)
     notes: list[tuple[str, str, int]] = []
-    prefetcher = Prefetcher(trainer.order, {name: [ToyPages(name, notes)] for name in ("person", "place")})
+    prefetcher = Prefetcher(trainer.walk, {name: [ToyPages(name, notes)] for name in ("person", "place")})
     held: set[tuple[str, int]] = set()
     try:
         for epoch in (0, 1):
@@ -49,7 +49,7 @@ def test_the_next_bucket_is_read_before_its_first_batch() -> None:
                     assert ((name, number) in held) == (what == "push")
                     held ^= {(name, number)}
                 notes.clear()
-                wanted = trainer.order.ranges_at(epoch, index) | trainer.order.ranges_after(epoch, index)
+                wanted = trainer.walk.ranges_at(epoch, index) | trainer.walk.ranges_after(epoch, index)
                 assert held == wanted
                 if index + 1 < len(trainer):
                     first = trainer.walk.pieces(epoch, *trainer.walk.window(index + 1))[0]
@@ -64,7 +64,7 @@ def test_closing_does_not_wait_for_all_ranges() -> None:
     notes: list[tuple[str, str, int]] = []
     pages = ToyPages("person", notes)
     pages.gate = threading.Event()
-    prefetcher = Prefetcher(trainer.order, {"person": [pages]})
+    prefetcher = Prefetcher(trainer.walk, {"person": [pages]})
     prefetcher.advance(0, 0)
     assert not prefetcher.settle(0.01)
     closing = threading.Thread(target=prefetcher.close)

@@ -11,7 +11,7 @@ from dglkge.errors import InputError
 from dglkge.model.kge_model import build_model
 from dglkge.model.losses import build_loss
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
-from dglkge.training.building.edge_sets import check_edge_sets
+from dglkge.training.building.components import check_edge_sets
 from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.typing import RELATION, Relation, Side
 

@@ -67,6 +67,7 @@ def test_a_trainer_opens_its_data_set_once(tmp_path: Path) -> None:
     graph = f"partitions/{json.loads((dataset / 'dataset.json').read_text())['graph_name']}.json"
     expected = {"dataset.json", "relations.tsv", "entities/entity.txt", graph, "partitions/report.json"}
     expected |= {f"{name}.npy" for name in ("train", "valid", "test")}
+    expected |= {f"known_{name}.index" for name in ("train", "valid", "test")}
     expected |= {f"partitions/part0/{name}.npy" for name in ("triple_ids", "edges")}
     expected |= {
         f"partitions/{way}_ids_{name}.npy" for way in ("node", "original") for name in ("entity", "relation")

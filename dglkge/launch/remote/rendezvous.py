@@ -262,7 +262,7 @@ class Rendezvous:
             raise InputError(
                 "the IPv4 address of this node is not known, which DGL needs: give it with --address"
             )
-        return [Machine(own), *map(Machine, self.addresses())]
+        return [Machine(address, has_port=False) for address in (own, *self.addresses())]
 
     def transport(self, rank: int) -> NodeTransport:
         """Return how to reach a node, whether or not it is connected at present."""

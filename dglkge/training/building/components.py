@@ -28,7 +28,6 @@ from dglkge.model.regularizers import (
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
-from dglkge.training.building.edge_sets import check_edge_sets
 from dglkge.training.building.loss_settings import check_loss_settings, check_negatives, configured_reduction
 from dglkge.training.building.mirrored import check_storage
 from dglkge.training.building.optimizer_options import check_optimizer
@@ -197,6 +196,31 @@ def check_objective(config: Config, regularizer: Regularizer | None) -> None:
             f"training.objective {chosen.objective} takes training.synchronous true: every trainer scores "
             "the queries of all"
         )
+
+
+def check_edge_sets(config: Config) -> None:
+    """Refuse edge sets and held-out triples where batches are of queries and not of triples.
+
+    Raises
+    ------
+    InputError
+        Naming the field.
+    """
+    names = config.training.edge_sets
+    if len(set(names)) != len(names):
+        raise InputError(f"training.edge_sets is {list(names)}: a set occurs twice; expected each once")
+    if config.training.objective != K_VS_ALL:
+        return
+    for field, value, allowed in (
+        ("training.edge_sets", list(names), []),
+        ("training.rows", config.training.rows, "all"),
+        ("evaluation.eval_fraction", config.evaluation.eval_fraction, 0.0),
+    ):
+        if value != allowed:
+            raise InputError(
+                f"{field} is {value!r} and training.objective is {K_VS_ALL}, whose batches are queries with "
+                f"the answers of all triples; allowed: {allowed!r}, or another objective"
+            )
 
 
 def check_bucket_order(config: Config) -> None:

@@ -22,33 +22,6 @@ from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.training.passes import Passes
 from dglkge.typing import RELATION
 
-_K_VS_ALL = "k_vs_all"
-
-
-def check_edge_sets(config: Config) -> None:
-    """Refuse edge sets and held-out triples where batches are of queries and not of triples.
-
-    Raises
-    ------
-    InputError
-        Naming the field.
-    """
-    names = config.training.edge_sets
-    if len(set(names)) != len(names):
-        raise InputError(f"training.edge_sets is {list(names)}: a set occurs twice; expected each once")
-    if config.training.objective != _K_VS_ALL:
-        return
-    for field, value, allowed in (
-        ("training.edge_sets", list(names), []),
-        ("training.rows", config.training.rows, "all"),
-        ("evaluation.eval_fraction", config.evaluation.eval_fraction, 0.0),
-    ):
-        if value != allowed:
-            raise InputError(
-                f"{field} is {value!r} and training.objective is {_K_VS_ALL}, whose batches are queries with "
-                f"the answers of all triples; allowed: {allowed!r}, or another objective"
-            )
-
 
 def configured_order(config: Config, dataset: Dataset) -> TripleOrder:
     """Return the order of an epoch: all triples as one set, or the named sets one after another.
