@@ -16,8 +16,8 @@ DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference mode
     launch/test_launch_dgl_job.py partition_tools/test_partition_command.py partition_tools/test_build_graph.py)
 # The launcher's tests that run once more as an ordinary user and in the background: each lane a minute or two.
 LAUNCHER_TESTS := $(addprefix tests/launch/test_,any_machine.py background_stream.py console.py control_groups.py \
-    host_memory.py job_lock.py launch_command.py local_hosts.py log_format.py ports.py restarts.py shared_memory.py \
-    supervisor.py watchdog.py launch_dgl_job.py::test_runs_to_its_end)
+    host_memory.py launch_command.py local_hosts.py log_format.py ports.py restarts.py shared_memory.py \
+    supervisor.py table_files.py watchdog.py launch_dgl_job.py::test_runs_to_its_end)
 VENV := .venv
 VENV2 := .venv-dgl2
 VENV_DEMO := $(if $(filter dgl2,$(LANE)),$(VENV2),$(VENV))

@@ -39,7 +39,7 @@ MpiDefault=none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir=/run/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -75,7 +75,7 @@ class Slurm:
         (folder / "slurm.conf").write_text(SLURM_CONF.format(hosts=hosts, folder=folder))
         names = "".join(f"{host.address} {host.name}\n" for host in hosts)
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
-        for name in ("bin", "state", *(f"spool-{host.name}" for host in hosts)):
+        for name in ("bin", "state"):
             (folder / name).mkdir()
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
@@ -86,9 +86,9 @@ class Slurm:
         self._environment = {**environment(), "SLURM_CONF": str(folder / "slurm.conf"), "PATH": path}
         for host in hosts:
             # Names of the hosts; what munge and SLURM write outside of the folder is on tmpfs of the host.
-            host.run(
-                ["sh", "-ec", f"mount --bind {folder}/hosts /etc/hosts; mkdir -m 755 /run/munge"], check=True
-            )
+            # The paths of SLURM's sockets must be short.
+            folders = f"mkdir -m 755 /run/munge /run/spool-{host.name}"
+            host.run(["sh", "-ec", f"mount --bind {folder}/hosts /etc/hosts; {folders}"], check=True)
             files = {"pid-file": "pid", "log-file": "log", "seed-file": "seed"}
             options = [f"--{option}=/run/munge/{name}" for option, name in files.items()]
             self._start(host, "munged", "--foreground", "--force", f"--key-file={folder}/munge.key", *options)

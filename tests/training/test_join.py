@@ -21,7 +21,7 @@ def config(*settings: str) -> Config:
 
 
 def small_machine(monkeypatch: pytest.MonkeyPatch, shared_bytes: int) -> None:
-    monkeypatch.setattr(join, "host_memory", lambda output: HostMemory(2**40, shared_bytes, 2**40))
+    monkeypatch.setattr(join, "host_memory", lambda output, job: HostMemory(2**40, shared_bytes, 2**40))
 
 
 def test_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -51,6 +51,6 @@ def test_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_joining_refuses_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join, "host_memory", lambda output: HostMemory(2**20, 2**40, 2**40))
+    monkeypatch.setattr(join, "host_memory", lambda output, job: HostMemory(2**20, 2**40, 2**40))
     with pytest.raises(InputError, match="of memory are needed"), join.join_cluster(config()):
         pass

@@ -406,6 +406,7 @@ def test_an_epoch_in_bucket_order_continues_on_its_partitions_only(
             if batch.index == 2:
                 break
         break
+    assert [epoch for epoch, _ in first.trained] == [0] * 3, first.epochs.finished()
     first.checkpoints.finish()
     progress = open_checkpoint(tmp_path).meta.progress
     assert (progress["batches_done"], progress["order_mark"]) == (2, 7)

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
+from dglkge.checkpoint.stores import is_url, open_store
 from dglkge.config import Config
 from dglkge.config.schema import OBJECTIVES
 from dglkge.errors import InputError
@@ -29,7 +30,6 @@ from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
 from dglkge.training.building.loss_settings import check_loss_settings, check_negatives, configured_reduction
-from dglkge.training.building.mirrored import check_storage
 from dglkge.training.building.optimizer_options import check_optimizer
 from dglkge.training.early_stopping import check_early_stopping
 from dglkge.training.schedule import check_schedule
@@ -221,6 +221,32 @@ def check_edge_sets(config: Config) -> None:
                 f"{field} is {value!r} and training.objective is {K_VS_ALL}, whose batches are queries with "
                 f"the answers of all triples; allowed: {allowed!r}, or another objective"
             )
+
+
+def check_storage(config: Config) -> None:
+    """Refuse a URL in place of the run's folder, and one that cannot be opened; nothing is read.
+
+    Raises
+    ------
+    InputError
+        Naming the field.
+    """
+    if is_url(config.output):
+        raise InputError(
+            f"output is {config.output!r}; expected a folder of this machine: checkpoint.storage takes the "
+            "URL to which versions are committed as well"
+        )
+    url = config.checkpoint.storage
+    if not url:
+        return
+    try:
+        open_store(url)
+    except InputError as error:
+        raise InputError(f"checkpoint.storage: {error}") from None
+    if url.startswith("file:") and Path("/" + url[5:].lstrip("/")).resolve() == Path(config.output).resolve():
+        raise InputError(
+            f"checkpoint.storage is {url!r}, which is the run's own folder; expected another one"
+        )
 
 
 def check_bucket_order(config: Config) -> None:

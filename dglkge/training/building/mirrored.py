@@ -3,41 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Callable
 
 from dglkge.checkpoint.mirror import Mirror, StoredVersion
-from dglkge.checkpoint.stores import is_url, open_store
 from dglkge.config import Config
 from dglkge.distributed.lease import Lease
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, DglkgeError, InputError, JobError, StorageError
-
-
-def check_storage(config: Config) -> None:
-    """Refuse a URL in place of the run's folder, and one that cannot be opened; nothing is read.
-
-    Raises
-    ------
-    InputError
-        Naming the field.
-    """
-    if is_url(config.output):
-        raise InputError(
-            f"output is {config.output!r}; expected a folder of this machine: checkpoint.storage takes the "
-            "URL to which versions are committed as well"
-        )
-    url = config.checkpoint.storage
-    if not url:
-        return
-    try:
-        open_store(url)
-    except InputError as error:
-        raise InputError(f"checkpoint.storage: {error}") from None
-    if url.startswith("file:") and Path("/" + url[5:].lstrip("/")).resolve() == Path(config.output).resolve():
-        raise InputError(
-            f"checkpoint.storage is {url!r}, which is the run's own folder; expected another one"
-        )
 
 
 def open_mirror(config: Config, cluster: Cluster, lease: Lease) -> Mirror | None:
