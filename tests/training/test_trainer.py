@@ -399,7 +399,7 @@ def test_an_epoch_in_bucket_order_continues_on_its_partitions_only(
         monkeypatch.setattr(EdgeBatches, "order_mark", mark)
         return ToyRun(tmp_path, *settings)
 
-    first = life(7, "checkpoint.every_batches=2")
+    first = life(7, "checkpoint.every_batches=2", "checkpoint.background=false")
     for _ in first.epochs.remaining_until(2):
         for batch in first.trainer.batches():
             first.trainer.step(batch)
