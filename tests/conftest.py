@@ -219,6 +219,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if before is None:
         return
     left = end_processes(session.config.stash[SESSION_MARK])
+    from dglkge.distributed.jobs import remove_stale_entries  # only now: files of tests set up what it reads
+
+    # A launcher that a test has killed cannot remove its entry in the register of jobs; the next job does so.
+    remove_stale_entries(str(SHARED_MEMORY))
     left += [f"/dev/shm/{name}" for name in sorted(unused_segments() - before)]
     if hasattr(session.config, "workeroutput"):  # this process is a worker, and its /dev/shm goes with it
         session.config.workeroutput["left_behind"] = left
