@@ -19,7 +19,6 @@ and with all its files then takes its place: a manifest is written after all of 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
@@ -40,6 +39,7 @@ from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file
 from dglkge.checkpoint.stores import is_url, open_store, retried
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.errors import CheckpointError, StorageError, write_error
+from dglkge.file_lock import wait_for_lock
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,6 @@ OPEN_ATTEMPTS = 3
 """Attempts to read a version while a job publishes newer ones and removes it."""
 LOCK_SECONDS = 600.0
 """Limit of the wait for another process that downloads the same run."""
-LOCK_POLL_SECONDS = 0.2
 
 _POINTER = f"{layout.CHECKPOINT_FOLDER}/{layout.VERSION_FILE}"
 
@@ -520,18 +519,11 @@ def _cache_folder() -> Path:
 @contextlib.contextmanager
 def _only_this_process(folder: Path, url: str) -> Iterator[None]:
     """Keep other processes of this machine from downloading to the same folder."""
-    deadline = time.monotonic() + LOCK_SECONDS
     with open(folder / layout.LOCK_FILE, "w", encoding="utf-8") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise StorageError(
-                        f"another process has been downloading {url} to {folder} for {LOCK_SECONDS:g} s"
-                    ) from None
-                time.sleep(LOCK_POLL_SECONDS)
+        if not wait_for_lock(lock, LOCK_SECONDS):
+            raise StorageError(
+                f"another process has been downloading {url} to {folder} for {LOCK_SECONDS:g} s"
+            )
         yield  # closing the file releases the lock
 
 

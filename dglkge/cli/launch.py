@@ -26,7 +26,7 @@ from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError
 from dglkge.launch.arguments import build_parser, parse_arguments
 from dglkge.launch.console import LAUNCHER_LOG, Console
 from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
-from dglkge.launch.local_site import find_unreadable_arguments, write_job_files
+from dglkge.launch.local_site import write_job_files
 from dglkge.launch.node_place import NodePlace
 from dglkge.launch.open_files import allow_open_files
 from dglkge.launch.ports import with_ports_chosen_again
@@ -183,10 +183,7 @@ class _Job:
         site.check(hosts, settings, self._needs(settings, config))
         plan = site.plan(hosts, settings)
         allow_open_files(len(plan))
-        unreadable = []
-        if self.place is None or self.place.has_ip_config:
-            unreadable = find_unreadable_arguments(here / self.options.ip_config, self.command, here)
-        for warning in [*site.warnings(), *unreadable]:
+        for warning in site.warnings():
             console.message(f"warning: {warning}")
         # After all checks: a refused job leaves no folder.
         write_job_files(log_dir, hosts)

@@ -14,6 +14,7 @@ from dglkge.cli.common import COMPLETED_SHELLS, add_import_argument, flush_outpu
 
 COMMANDS = {
     "partition": ("partition", "turn triples into a data set folder with DGL partitions"),
+    "extend": ("extend", "add triples and entities to a data set; old ids and partitions stay"),
     "config": ("show_config", "every field of a configuration with its default and help"),
     "recipes": ("recipes", "the configurations that ship, by name"),
     "train": ("train", "train a configuration: dglkge-launch with a script that is in the package"),

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from dglkge.cli.script import run_script, sigterm_raises
 
 DESCRIPTION = "Turn triples (head, relation, tail) into a data set folder that dglkge trains from."
 EXAMPLES = """\
@@ -254,43 +254,13 @@ def make(arguments: argparse.Namespace) -> None:
         ) from error
 
 
-def _terminate(signal_number: int, frame: object) -> None:
-    """Raise, so that the temporary folder is removed and the child process is ended."""
-    raise SystemExit(128 + signal_number)
-
-
 def run(args: argparse.Namespace) -> int:
     """Partition as a command of ``dglkge``."""
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
+    with sigterm_raises():
         make(args)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Partition as a script of its own; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="partition.py",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_arguments(parser)
-    args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="partition.py: %(message)s")
-    # After the arguments are parsed, so that --help needs no package.
-    from dglkge.errors import DglkgeError, InputError
-
-    try:
-        return run(args)
-    except InputError as error:
-        sys.stderr.write(f"partition.py: {error}\n")
-        return 2
-    except DglkgeError as error:
-        sys.stderr.write(f"partition.py: {error}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write("partition.py: interrupted; nothing was left behind\n")
-        return 130
+    return run_script("partition.py", sys.modules[__name__], argv)

@@ -114,7 +114,7 @@ def plan_walks(
 ) -> list[RangePlan | None] | None:
     """Plan the walk of each machine over its ranges; None for a machine that no number of ranges fits.
 
-    Returns None if nobody asked, the run has one range, and its tables fit.
+    Returns None if no memory is given, the run has one range, and its tables fit.
     """
     # Imported here: compiled loops are loaded with it, which --help does without.
     from dglkge.planning.ranges import MOST_RANGES, parse_bytes, plan_ranges, propose_ranges, range_budget

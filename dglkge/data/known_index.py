@@ -18,12 +18,10 @@ triple of a chunk of 2**20. A file gets its size first, so that a full disk is a
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import mmap
 import os
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +32,7 @@ import numpy as np
 
 from dglkge.data.dataset_files import known_index_path, partial_path
 from dglkge.errors import JobError
+from dglkge.file_lock import wait_for_lock
 from dglkge.typing import Side
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,6 @@ MAX_CHECKED = 1024
 LOCK_SECONDS = 3600.0
 """Limit of the wait for another process that builds the same index."""
 
-_POLL_SECONDS = 0.1
 _CHUNK_ROWS = 1 << 20
 _RANDOM_ABOVE = 64 << 20
 _MAGIC = b"dglkge known answers 1\n"
@@ -281,21 +279,14 @@ class _UnfitError(Exception):
 @contextlib.contextmanager
 def _locked(folder: Path, path: Path, limit_seconds: float) -> Iterator[None]:
     """Hold the lock of the folder; the kernel releases it when the process ends."""
-    end = time.monotonic() + limit_seconds
     # The folder itself is locked: no lock file is left behind in a data set.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise JobError(
-                        f"another process has been building {path} for {limit_seconds:.0f} s (the limit): "
-                        "end it, or wait and start again"
-                    ) from None
-                time.sleep(_POLL_SECONDS)
+        if not wait_for_lock(handle, limit_seconds):
+            raise JobError(
+                f"another process has been building {path} for {limit_seconds:.0f} s (the limit): "
+                "end it, or wait and start again"
+            )
         yield
     finally:
         os.close(handle)

@@ -102,18 +102,6 @@ def write_ip_config(path: str | Path, machines: Sequence[Machine]) -> None:
     )
 
 
-def is_read_by_dgl(path: str | Path) -> bool:
-    """Whether DGL's own parser reads every line of a file (which :func:`read_ip_config` accepts).
-
-    DGL (``rpc.read_ip_config``, all versions) stops at the first line that has not one or two fields, prints
-    an error and continues with the machines before it. Blank lines at the end therefore do no harm.
-    """
-    lines = Path(path).read_bytes().decode("utf-8").rstrip().split("\n")
-    return all(len(line.split()) in (1, 2) and "#" not in line for line in lines) and not lines[0].startswith(
-        "\ufeff"
-    )
-
-
 def _parse_fields(fields: Sequence[str], where: str) -> Machine:
     """Convert the fields of one line; `where` is ``file:line``."""
     if len(fields) > 3:

@@ -17,19 +17,18 @@ import fcntl
 import json
 import os
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dglkge.errors import NotReadyError
+from dglkge.file_lock import wait_for_lock
 
 SHARED_MEMORY_FOLDER = "/dev/shm"
 ENTRY_PREFIX, ENTRY_SUFFIX = "dglkge-job-", ".json"
 
 REGISTER_LOCK_SECONDS = 20.0
 """Limit of the wait for the register, which others hold for milliseconds."""
-POLL_SECONDS = 0.05
 
 _JOB_NAME = re.compile(r"dglkge-([0-9a-f]{16})-")
 _BLOCK_BYTES = 512
@@ -199,18 +198,11 @@ def register_lock(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
     except OSError as error:
         raise NotReadyError(f"cannot open {folder}, where DGL's tables lie: {error.strerror}") from None
     try:
-        deadline = time.monotonic() + REGISTER_LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise NotReadyError(
-                        f"another process has kept {folder} locked for {REGISTER_LOCK_SECONDS:g} s: a job of "
-                        "an earlier version of dglkge, which shares the machine with no other; wait for it"
-                    ) from None
-                time.sleep(POLL_SECONDS)
+        if not wait_for_lock(descriptor, REGISTER_LOCK_SECONDS):
+            raise NotReadyError(
+                f"another process has kept {folder} locked for {REGISTER_LOCK_SECONDS:g} s: a job of "
+                "an earlier version of dglkge, which shares the machine with no other; wait for it"
+            )
         yield
     finally:
         os.close(descriptor)

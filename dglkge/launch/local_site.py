@@ -16,7 +16,7 @@ from typing import Callable
 import psutil
 
 from dglkge.config import Config
-from dglkge.distributed.ip_config import Machine, is_read_by_dgl, write_ip_config
+from dglkge.distributed.ip_config import Machine, write_ip_config
 from dglkge.distributed.jobs import JobEntry, Registration, live_jobs, register_lock
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import script_runner
@@ -384,28 +384,4 @@ def shared_memory_warnings() -> list[str]:
     return [
         f"{len(stale)} shared-memory segments of an earlier DGL job lie in {SHARED_MEMORY_FOLDER} and take "
         f"memory, used by no process ({some}); remove them"
-    ]
-
-
-def find_unreadable_arguments(ip_config: Path, command: Sequence[str], folder: Path) -> list[str]:
-    """Warn if an argument of the script is an ip_config.txt that this launcher reads and DGL does not.
-
-    Scripts for DGL's launcher pass the file to ``dgl.distributed.initialize`` themselves.
-
-    Parameters
-    ----------
-    ip_config : Path
-        The file that the launcher read.
-    command : sequence of str
-        The script and its arguments.
-    folder : Path
-        Working folder of the script.
-    """
-    # Arguments may have the form --ip_config=FILE: the part behind "=" is compared.
-    named = [word for word in command[1:] if folder / word.rpartition("=")[2] == ip_config]
-    if not named or is_read_by_dgl(ip_config):
-        return []
-    return [
-        f"the script is given {named[0]}, where DGL's own parser stops at the first blank line, comment or "
-        "third column; unless the script reads the variable DGL_IP_CONFIG, keep to lines 'ip port'"
     ]

@@ -318,7 +318,18 @@ def test_every_command_says_that_there_is_no_run(call, tmp_path):
     (tmp_path / "triples.tsv").write_text("a\tb\tc\n")
     for command in COMMANDS:
         # Of these, a run is no argument.
-        if command in ("partition", "quality", "config", "recipes", "train", "plan", "tune", "jobs", "stop"):
+        if command in (
+            "partition",
+            "extend",
+            "quality",
+            "config",
+            "recipes",
+            "train",
+            "plan",
+            "tune",
+            "jobs",
+            "stop",
+        ):
             continue
         action = ["inspect"] if command == "checkpoint" else []
         status, out, err = call(command, *action, tmp_path / "nowhere", *more.get(command, []))

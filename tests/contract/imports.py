@@ -16,7 +16,7 @@ FLOORS = {
     4: {"training", "inference", "tuning"},
     3: {"sampling", "embeddings", "checkpoint", "evaluation", "launch", "planning", "partition"},
     2: {"data", "model", "distributed", "config"},
-    1: {"typing", "registry", "errors", "optim", "kernels"},
+    1: {"typing", "registry", "errors", "file_lock", "optim", "kernels"},
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 

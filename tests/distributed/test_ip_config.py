@@ -9,7 +9,6 @@ import pytest
 from dglkge.distributed.ip_config import (
     DEFAULT_PORT,
     Machine,
-    is_read_by_dgl,
     read_ip_config,
     write_ip_config,
 )
@@ -136,15 +135,15 @@ def test_written_file_is_normal(tmp_path: Path) -> None:
         "10.0.0.1 1\n\n",
         "\n10.0.0.1\n",
         "10.0.0.1",
+        "10.0.0.1 # a\n",
+        "#10.0.0.1\n10.0.0.2\n",
+        "\ufeff10.0.0.1\n",
     ],
 )
-def test_is_read_by_dgl_agrees_with_dgl(tmp_path: Path, text: str) -> None:
-    """DGL's parser finds all machines exactly where we say that it does; it finds all in what we write."""
+def test_dgl_reads_what_is_written(tmp_path: Path, text: str) -> None:
+    """DGL's own parser, which knows no blank lines and no third column, finds all machines in our file."""
     rpc = pytest.importorskip("dgl.distributed.rpc", reason="dgl is not installed")
-    path = _write(tmp_path, text)
-    machines = read_ip_config(path)
-    found = {ip: port for _, ip, port, _ in rpc.read_ip_config(str(path), 1).values()}
-    assert is_read_by_dgl(path) == (found == {machine.address: machine.port for machine in machines})
+    machines = read_ip_config(_write(tmp_path, text))
     clean = tmp_path / "clean.txt"
     write_ip_config(clean, machines)
     servers = rpc.read_ip_config(str(clean), 2)
@@ -153,10 +152,3 @@ def test_is_read_by_dgl_agrees_with_dgl(tmp_path: Path, text: str) -> None:
         for machine_id, machine in enumerate(machines)
         for server_id in range(2)
     ]
-    assert is_read_by_dgl(clean)
-
-
-@pytest.mark.parametrize("text", ["10.0.0.1 # a\n", "#10.0.0.1\n10.0.0.2\n", "\ufeff10.0.0.1\n"])
-def test_comments_are_not_for_dgl(tmp_path: Path, text: str) -> None:
-    """Comments and a byte order mark are ours alone."""
-    assert not is_read_by_dgl(_write(tmp_path, text))
