@@ -28,7 +28,6 @@ from dglkge.launch.console import LAUNCHER_LOG, Console
 from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
 from dglkge.launch.local_site import write_job_files
 from dglkge.launch.node_place import NodePlace
-from dglkge.launch.open_files import allow_open_files
 from dglkge.launch.ports import with_ports_chosen_again
 from dglkge.launch.process_plan import (
     Host,
@@ -47,6 +46,7 @@ from dglkge.launch.script_config import Needs, dataset_needs, planned_hosts, scr
 from dglkge.launch.site import Site, SiteChooser
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
+from dglkge.launch.watched_process import allow_open_files
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import IO, Protocol, cast
 
 from dglkge.distributed.world import JOB_VARIABLE, TABLE_FOLDER_VARIABLE
+from dglkge.errors import InputError
 from dglkge.launch import watchdog
 from dglkge.launch.process_plan import PlannedProcess
 from dglkge.launch.shared_memory import remove_job_segments, remove_stale_segments, segment_names
@@ -24,6 +26,40 @@ LOST_STATUS = 255
 REAP_SECONDS = 5.0
 START_SECONDS = 30.0
 """Time until the first report of a watchdog on another machine: SSH has to connect before."""
+
+FILES_OF_PROCESS = 4
+"""Three pipes to the watchdog of a process, and its log."""
+
+FILES_OF_LAUNCHER = 32
+"""All others: standard streams, the lock on the machine, files that are read, connections that are set up."""
+
+
+def allow_open_files(num_processes: int) -> None:
+    """Raise this process's limit as far as a job needs it; processes that it starts inherit the limit.
+
+    Parameters
+    ----------
+    num_processes : int
+        Processes of the job.
+
+    Raises
+    ------
+    InputError
+        If the highest limit that this user may set is too low.
+    """
+    needed = FILES_OF_PROCESS * num_processes + FILES_OF_LAUNCHER
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise InputError(
+            f"the launcher of {num_processes} processes needs {needed} open files, and the limit is {hard}: "
+            "raise it (ulimit -n, LimitNOFILE of systemd), or start fewer trainers"
+        )
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # a sandbox may forbid it; then a later open shows the limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class WatchedProcess:
