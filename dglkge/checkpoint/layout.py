@@ -81,6 +81,8 @@ class Progress:
     GLOBAL_BATCH_SIZE = "global_batch_size"
     EPOCH_LOSS = "epoch_loss"
     EPOCH_TRIPLES = "epoch_triples"
+    PASSES_DONE = "passes_done"
+    """Of the open epoch: edge sets and chunks that have ended in it."""
     EPOCH_MEASURED = "epoch_measured"
     """Triples with batch statistics; the sums of these are ``epoch_reg``, ``epoch_violators_lhs``, ..."""
     VALIDATION_PENDING = "validation_pending"

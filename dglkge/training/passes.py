@@ -103,6 +103,10 @@ class Passes:
                 if one.first_batch == batches_done < one.end_batch:
                     self._before = self._held_out.evaluate(one.edge_set, one.chunk)
 
+    def num_ended(self, batches_done: int) -> int:
+        """Return the number of passes that have ended after so many batches of an epoch."""
+        return sum(one.end_batch <= batches_done for one in self._passes) if batches_done else 0
+
     def ending(self, batches_done: int) -> list[Pass]:
         """Return the passes that end with a batch; several where chunks are shorter than batches."""
         # An empty set at the beginning has a record too.

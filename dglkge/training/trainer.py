@@ -549,6 +549,8 @@ class Trainer:
             progress[Progress.VALIDATION_PENDING] = 1
         if self._ended_after is not None:
             progress[Progress.ENDED_AFTER] = self._ended_after
+        if passes := self._passes.num_ended(batches_done):
+            progress[Progress.PASSES_DONE] = passes
         if batches_done and self._edge_batches.order_mark:
             progress[Progress.ORDER_MARK] = self._edge_batches.order_mark
         so_far = self._so_far if self._report is None else self._report.so_far(batches_done)

@@ -67,6 +67,19 @@ def test_a_record_of_each_pass(tmp_path):
         assert found[number + 1]["stats"]["metrics"]["loss"] == pytest.approx(loss_of(range(3, 5)))
 
 
+@pytest.mark.parametrize("batches, passes", [(1, 0), (3, 1), (4, 1)])
+def test_a_version_has_the_passes_that_ended_in_its_epoch(tmp_path, batches, passes):
+    settings = (CHUNKS, "training.num_epochs=2", "checkpoint.every_batches=1", "checkpoint.background=false")
+    run = ToyRun(tmp_path / "run", *settings)
+    epochs = run.epochs.remaining_until(2)
+    next(epochs)
+    for batch in run.trainer.batches():
+        if batch.index == batches:
+            break
+        run.trainer.step(batch)
+    assert run.checkpoints.latest().progress.get("passes_done", 0) == passes
+
+
 def test_a_version_after_each_pass(tmp_path):
     run = ToyRun(tmp_path / "run", CHUNKS, "training.num_epochs=2", "checkpoint.every_epochs=0")
     for _ in run.epochs.remaining_until(2):
