@@ -163,6 +163,7 @@ def epoch_record(
     chunk: int = 0,
     num_sets: int = 1,
     num_chunks: int = 1,
+    measures: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Return the record of a pass of an epoch, in PyTorch-BigGraph's form for a pass over one bucket.
 
@@ -178,12 +179,14 @@ def epoch_record(
         The pass in the epoch, from 0 on.
     num_sets, num_chunks : int
         Edge sets of an epoch, and chunks of each.
+    measures : mapping of str to float, optional
+        Further means, by name.
     """
     return {
         "lhs_partition": 0,
         "rhs_partition": 0,
         "index": (epoch * num_sets + edge_set) * num_chunks + chunk,
-        "stats": {"count": num_triples, "metrics": {"loss": mean_loss}},
+        "stats": {"count": num_triples, "metrics": {"loss": mean_loss, **(measures or {})}},
         "epoch_idx": epoch,
         "edge_path_idx": edge_set,
         "edge_chunk_idx": chunk,

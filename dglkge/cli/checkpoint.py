@@ -12,10 +12,12 @@ from dglkge.inference.choices import EXPORT_FORMATS, IMPORT_FORMATS
 
 DESCRIPTION = """Show a checkpoint (inspect), compare every file with its checksum (verify), or convert it.
 
-convert --to FORMAT writes the rows for other programs, like dglkge export. convert --to run creates a run on
+convert --to FORMAT writes the rows for other programs, like dglkge export. convert --to bigraph writes a
+folder that PyTorch-BigGraph resumes from, at the pass where the run stands. convert --to run creates a run on
 a data set, which can be evaluated and resumed, from a checkpoint of PyTorch-BigGraph, or with --from FORMAT
 from files of rows. Entities, relations and types are matched by name; see --type."""
 CONVERT_EXAMPLES = """  dglkge checkpoint convert runs/demo --to parquet --output tables/
+  dglkge checkpoint convert runs/demo --to bigraph --output bigraph_model/
   dglkge checkpoint convert bigraph_model/ --to run --dataset data/mine --output runs/theirs
   dglkge checkpoint convert tables/ --from parquet --score-function complex --reciprocal --to run \\
       --dataset data/mine --output runs/back"""
@@ -24,7 +26,7 @@ EXAMPLES = f"""examples:
   dglkge checkpoint verify runs/demo/checkpoint/epoch_10
 {CONVERT_EXAMPLES}"""
 
-TO_RUN = "run"
+TO_RUN, TO_BIGRAPH = "run", "bigraph"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         formatter_class=raw,
     )
     convert.add_argument("run", metavar="SOURCE", help="a run, a checkpoint, or a folder of files for --from")
-    convert.add_argument("--to", required=True, choices=[TO_RUN, *EXPORT_FORMATS], help="what to write")
+    convert.add_argument(
+        "--to", required=True, choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS], help="what to write"
+    )
     convert.add_argument(
         "--from", dest="source_format", choices=IMPORT_FORMATS, help="format of files of rows to read"
     )
@@ -99,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
 def _convert(args: argparse.Namespace) -> int:
     """Write the files, or the run."""
     # Here: --help does without torch and pandas.
+    from dglkge.checkpoint.bigraph_copy import copy_for_bigraph
     from dglkge.checkpoint.conversion import convert_to_run
     from dglkge.checkpoint.reader import open_checkpoint
     from dglkge.data.dataset import Dataset
@@ -119,6 +124,12 @@ def _convert(args: argparse.Namespace) -> int:
             raise InputError(f"--from goes with --to {TO_RUN}, got --to {args.to}")
         if args.type:
             raise InputError(f"--type goes with --to {TO_RUN}, got --to {args.to}")
+        if args.to == TO_BIGRAPH:
+            if args.overwrite:
+                raise InputError(f"--overwrite goes with the other formats of --to; got --to {TO_BIGRAPH}")
+            version = copy_for_bigraph(open_checkpoint(args.run), output)
+            print_text(f"version {version}, the number of finished passes, is in {output}")
+            return 0
         written = open_run(args.run).export(args.to, output, overwrite=args.overwrite)
         print_columns(["file"], [[path] for path in written])
         return 0

@@ -405,6 +405,13 @@ class TrainingConfig:
         "and runs of several trainers differ from one another",
         resume=UNTIL_FINISHED,
     )
+    batch_statistics: bool = setting(
+        False,
+        "write reg, the regularizer's part of the loss, and violators_lhs and violators_rhs, the mean number "
+        "of negatives that score above the true head and the true tail, to stats.jsonl and "
+        "training_stats.json",
+        resume=FREE,
+    )
     profile: bool = setting(
         False,
         "write how long each phase of a batch took, over all trainers, to stats.jsonl once an epoch",

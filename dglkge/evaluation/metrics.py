@@ -107,6 +107,37 @@ class RankingResult:
     num_equal: Optional[Mapping[Side, np.ndarray]] = None
     categories: Optional[RelationCategories] = None
 
+    @classmethod
+    def joined(cls, results: Sequence[RankingResult], places: Optional[np.ndarray] = None) -> RankingResult:
+        """Return the result of all triples of several results of the same relations.
+
+        Parameters
+        ----------
+        results : sequence of RankingResult
+            At least one; protocol and categories of the first are taken.
+        places : (n,) int64 array, optional
+            Place of each of their triples in the new result; by default they follow each other.
+        """
+        order = slice(None) if places is None else np.argsort(places, kind="stable")
+
+        def join(arrays: Sequence[np.ndarray]) -> np.ndarray:
+            joined: np.ndarray = np.concatenate(arrays)[order]
+            return joined
+
+        def join_sides(name: str) -> dict[Side, np.ndarray]:
+            sides = [getattr(one, name) for one in results]
+            return {side: join([one[side] for one in sides]) for side in results[0].ranks}
+
+        has_counts = all(one.num_greater is not None and one.num_equal is not None for one in results)
+        return replace(
+            results[0],
+            relation_ids=join([one.relation_ids for one in results]),
+            ranks=join_sides("ranks"),
+            num_negatives=join_sides("num_negatives"),
+            num_greater=join_sides("num_greater") if has_counts else None,
+            num_equal=join_sides("num_equal") if has_counts else None,
+        )
+
     @property
     def both(self) -> RankingMetrics:
         """Metrics over the queries of both sides."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ from dglkge.evaluation.categories import relation_categories
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.evaluation.protocol import Protocol
+from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.calibration import Calibration
 from dglkge.inference.choices import Known
 from dglkge.inference.exports.export import export_tables
@@ -531,6 +532,19 @@ class Run:
         result = evaluator.evaluate(triples, known, self.tables, shards, progress=progress)
         categories = relation_categories(dataset.split(TRAIN), dataset.num_relations)
         return replace(result, categories=categories)
+
+    def evaluate_buckets(
+        self,
+        edge_sets: EdgeSets,
+        protocol: Optional[Protocol] = None,
+        num_ranges: int = 1,
+        progress: Optional[Callable[[int], object]] = None,
+    ) -> Iterator[BucketResult]:
+        """Rank edge sets bucket by bucket: a generator of (edge set, bucket, result), and then of averages.
+
+        See :func:`dglkge.inference.bucket_evaluation.evaluate_buckets`.
+        """
+        return evaluate_buckets(self, edge_sets, protocol, num_ranges, progress)
 
     def export(
         self,

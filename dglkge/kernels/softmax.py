@@ -176,6 +176,29 @@ def ignore_known(
 
 
 @compiled
+def count_above(scores: np.ndarray, positive: np.ndarray, own: np.ndarray) -> int:
+    """Count the negatives, the own entities among them, that score above the true answer.
+
+    Parameters
+    ----------
+    scores : np.ndarray
+        "(Q, N)" scores of the negatives, float32 or bfloat16 words.
+    positive, own : np.ndarray
+        "(Q,) float32" scores of the true answer and of the own entity.
+    """
+    row = np.empty(scores.shape[1], np.float32)
+    total = 0
+    for i in range(scores.shape[0]):
+        load_row(scores[i], row)
+        total += own[i] > positive[i]
+        above = np.int32(0)
+        for j in range(row.shape[0]):
+            above += np.int32(row[j] > positive[i])
+        total += above
+    return total
+
+
+@compiled
 def softmax(
     scores: np.ndarray,
     positive: np.ndarray,

@@ -81,6 +81,7 @@ from dglkge.training.objectives import dot_softmax
 from dglkge.training.objectives.autograd_loss import AutogradLoss
 from dglkge.training.objectives.dot_softmax import DotSoftmax
 from dglkge.training.objectives.global_vectors import GlobalVectors
+from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.relation_prediction import SampledWithRelations
 from dglkge.training.objectives.row_dropout import RowDropout
 from dglkge.training.stats import PhaseClock
@@ -401,10 +402,13 @@ def _build_train_step(
     is_reference = config.training.kernels == REFERENCE
     matmul_dtype = getattr(torch, config.training.matmul_dtype)
     # Compiled loops read rows in place, where no vector is added to them.
+    measures = BatchMeasures() if config.training.batch_statistics else None
     if dot_softmax.is_compiled(model, loss) and not is_reference and global_vectors is None:
-        of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock, list(negatives))
+        of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock, list(negatives), measures)
     else:
-        of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype)
+        of_groups = AutogradLoss(
+            model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype, measures
+        )
     if config.training.relation_prediction:
         of_relations = build_relation_loss(config, model, tables, batches, world, clock, dropout)
         of_groups = SampledWithRelations(of_groups, of_relations)
@@ -424,6 +428,7 @@ def _build_train_step(
         global_vectors,
         frozen,
         touched,
+        measures,
     )
 
 

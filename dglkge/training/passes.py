@@ -6,9 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from dglkge.checkpoint.shared_texts import epoch_record, pass_of, read_stats
 from dglkge.sampling.triple_order import Pass
 from dglkge.training.held_out import HeldOutEvaluator
+from dglkge.training.objectives.measures import MEASURES
+
+NUM_SUMS = 3 + len(MEASURES)
+"""Triples, their loss, triples with batch statistics, and the sums of these."""
 
 
 class StatsHandler(Protocol):
@@ -47,8 +54,8 @@ class Passes:
         self._handlers: list[StatsHandler] = []
         # Records of the passes that were committed before this start of the job.
         self._earlier: list[dict[str, Any]] = []
-        # Triples and summed loss of the epoch that its records have already.
-        self._recorded = (0, 0.0)
+        # Sums of the epoch that its records have already.
+        self._recorded = np.zeros(NUM_SUMS)
         self._before: Optional[dict[str, Any]] = None
 
     def __len__(self) -> int:
@@ -73,11 +80,10 @@ class Passes:
         open_pass = (epoch, done[-1].edge_set, done[-1].chunk) if done else (epoch, -1, -1)
         # A save that was killed may have left records of passes that are trained again.
         self._earlier = [record for record in read_stats(folder) if pass_of(record) <= open_pass]
-        self._recorded = (0, 0.0)
+        self._recorded = np.zeros(NUM_SUMS)
         for record in self._earlier:
             if pass_of(record)[0] == epoch:
-                stats = record["stats"]
-                self._add(stats["count"], stats["metrics"]["loss"] * stats["count"])
+                self._recorded += _sums_of(record["stats"])
 
     def add_handler(self, handler: StatsHandler) -> None:
         """Add a handler, which gets the records of earlier starts of the job at once."""
@@ -91,11 +97,15 @@ class Passes:
         A pass that a former start of the job began is not ranked: its record has no ``eval_stats_before``.
         """
         if batches_done == 0:
-            self._recorded = (0, 0.0)  # the epoch before may have been left by `break`
+            self._recorded = np.zeros(NUM_SUMS)  # the epoch before may have been left by `break`
         if self._held_out is not None:
             for one in self._passes:
                 if one.first_batch == batches_done < one.end_batch:
                     self._before = self._held_out.evaluate(one.edge_set, one.chunk)
+
+    def num_ended(self, batches_done: int) -> int:
+        """Return the number of passes that have ended after so many batches of an epoch."""
+        return sum(one.end_batch <= batches_done for one in self._passes) if batches_done else 0
 
     def ending(self, batches_done: int) -> list[Pass]:
         """Return the passes that end with a batch; several where chunks are shorter than batches."""
@@ -103,36 +113,36 @@ class Passes:
         first = 0 if batches_done == 1 else batches_done
         return [one for one in self._passes if first <= one.end_batch <= batches_done]
 
-    def end(
-        self, epoch: int, ended: Sequence[Pass], num_triples: int, summed_loss: float
-    ) -> list[dict[str, Any]]:
+    def end(self, epoch: int, ended: Sequence[Pass], sums: Sequence[float]) -> list[dict[str, Any]]:
         """Return the records of passes that ended; a collective where triples are held out.
 
         Parameters
         ----------
         epoch : int
         ended : sequence of Pass
-        num_triples : int
-            Triples trained in the epoch so far, over all trainers.
-        summed_loss : float
-            Their loss.
+        sums : sequence of float
+            Over the triples that were trained in the epoch so far, and over all trainers: their number, their
+            loss and, with batch statistics, the number of triples that have some, and the sums of
+            :data:`dglkge.training.objectives.measures.MEASURES`.
         """
+        so_far = np.zeros(NUM_SUMS)
+        so_far[: len(sums)] = sums
+        of_passes = so_far - self._recorded
         records = []
         for one in ended:
             # One of them has batches of its own; its record has the triples of all.
             has_batches = one.first_batch < one.end_batch
-            count = num_triples - self._recorded[0] if has_batches else 0
-            loss = summed_loss - self._recorded[1] if has_batches else 0.0
-            record = epoch_record(
-                epoch, count, loss / max(count, 1), one.edge_set, one.chunk, self._num_sets, self._num_chunks
-            )
+            count, loss, measured, *measures = of_passes if has_batches else np.zeros(NUM_SUMS)
+            means = {name: float(total / measured) for name, total in zip(MEASURES, measures) if measured}
+            place = (one.edge_set, one.chunk, self._num_sets, self._num_chunks)
+            record = epoch_record(epoch, int(count), float(loss / max(count, 1)), *place, means)
             if self._held_out is not None:
                 if has_batches and self._before is not None:
                     record["eval_stats_before"] = self._before
                 record["eval_stats_after"] = self._held_out.evaluate(one.edge_set, one.chunk)
             records.append(record)
         self._before = None
-        self._add(num_triples - self._recorded[0], summed_loss - self._recorded[1])
+        self._recorded = so_far
         return records
 
     def tell(self, record: Mapping[str, Any]) -> None:
@@ -140,5 +150,10 @@ class Passes:
         for handler in self._handlers:
             handler.on_stats(record, False)
 
-    def _add(self, num_triples: int, summed_loss: float) -> None:
-        self._recorded = (self._recorded[0] + num_triples, self._recorded[1] + summed_loss)
+
+def _sums_of(stats: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    """Return the sums of a record's pass, see :meth:`Passes.end`."""
+    count, metrics = stats["count"], stats["metrics"]
+    measured = count if all(name in metrics for name in MEASURES) else 0
+    means = [metrics.get(name, 0.0) for name in MEASURES]
+    return np.array([count, count * metrics["loss"], measured, *(measured * mean for mean in means)])

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from dglkge.data.dataset_files import VALID
 from dglkge.distributed.log_format import timestamp
 from dglkge.distributed.runtime import Cluster, log_folder
 from dglkge.distributed.world import World
+from dglkge.training.objectives.measures import MEASURES
 from dglkge.training.process_usage import ProcessUsage
 
 PHASES = (
@@ -100,12 +101,15 @@ REPORTS_PER_EPOCH = 20
 class LossSoFar:
     """Sums over the batches of an epoch so far: loss, triples and bytes sent.
 
+    With batch statistics four more: the triples that have some, and the sums of
+    :data:`dglkge.training.objectives.measures.MEASURES`.
+
     Attributes
     ----------
     epoch : int
-    total : (3,) array
+    total : (3 or 7,) array
         Over all trainers, up to the last report.
-    recent : (3,) array
+    recent : (3 or 7,) array
         Of this trainer, since then.
     """
 
@@ -141,6 +145,8 @@ class EpochReport:
         By default one without servers.
     place : callable, optional
         Takes the number of batches that are done, returns fields of the line about the place in the order.
+    has_measures : bool
+        Whether batches have the statistics of :class:`.objectives.measures.BatchMeasures`.
     """
 
     def __init__(
@@ -158,8 +164,10 @@ class EpochReport:
         follow: Callable[[dict[str, float], int], object] = lambda values, step: None,
         usage: ProcessUsage | None = None,
         place: Callable[[int], dict[str, Any]] = lambda batches_done: {},
+        has_measures: bool = False,
     ) -> None:
         self._place = place
+        num_sums = num_epoch_sums(has_measures)
         self._check = check
         self._follow = follow
         self._clock = PhaseClock() if clock is None else clock
@@ -174,10 +182,10 @@ class EpochReport:
         self._every = reports_apart(num_batches)
         self._num_batches = num_batches
         # This trainer's summed loss, triples and bytes since the last report, and all trainers' before that.
-        self._recent = np.zeros(3) if before is None else before.recent.copy()
-        self._epoch_total = np.zeros(3) if before is None else before.total.copy()
+        self._recent = np.zeros(num_sums) if before is None else before.recent.copy()
+        self._epoch_total = np.zeros(num_sums) if before is None else before.total.copy()
         # Last counted batch and its sums. It is not done until the loop requests the next one.
-        self._open = (first_batch, np.zeros(3))
+        self._open = (first_batch, np.zeros(num_sums))
         self._started = self._last = time.monotonic()
         self._title = f"epoch {epoch + 1}/{num_epochs}"
         self._has_bar = bar
@@ -187,9 +195,17 @@ class EpochReport:
             total=num_batches, initial=first_batch, desc=self._title, unit="batch", disable=not bar
         )
 
-    def count(self, batches_done: int, loss: float, num_triples: int, num_bytes: int = 0) -> None:
+    def count(
+        self,
+        batches_done: int,
+        loss: float,
+        num_triples: int,
+        num_bytes: int = 0,
+        measures: Sequence[float] | npt.NDArray[np.float64] = (),
+    ) -> None:
         """Count a trained batch and the bytes that it sent to other machines (step 7 of a batch)."""
-        self._open = (batches_done, np.array([loss, num_triples, num_bytes], dtype=float))
+        more = [num_triples, *measures] if len(measures) else []
+        self._open = (batches_done, np.array([loss, num_triples, num_bytes, *more], dtype=float))
         self._recent += self._open[1]
         self._own_bytes += num_bytes
         if batches_done % self._every == 0 or batches_done == self._num_batches:
@@ -212,7 +228,8 @@ class EpochReport:
         usage = self._usage.measure(self._own_bytes)
         # One message for both.
         both = self._cluster.sum(np.concatenate([self._recent, usage.ravel()]))
-        total, usage = both[:3], both[3:].reshape(usage.shape)
+        num_sums = len(self._recent)
+        total, usage = both[:num_sums], both[num_sums:].reshape(usage.shape)
         self._recent[:] = 0
         self._epoch_total += total
         phases = self._phases(batches_done)
@@ -226,6 +243,7 @@ class EpochReport:
                 "num_batches": self._num_batches,
                 "loss": total[0] / max(total[1], 1),
                 "epoch_loss": self._epoch_total[0] / max(self._epoch_total[1], 1),
+                **means_of(total),
                 "edges_per_second": total[1] / max(now - self._last, 1e-9),
                 "epoch_seconds": now - self._started,
                 "bytes_sent": int(self._epoch_total[2]),
@@ -240,6 +258,7 @@ class EpochReport:
                 "train/epoch_loss": self._epoch_total[0] / max(self._epoch_total[1], 1),
                 "train/edges_per_second": record["edges_per_second"],
                 "train/epoch": self._epoch + batches_done / self._num_batches,
+                **{f"train/{name}": value for name, value in means_of(total).items()},
             }
             self._follow(values, self._epoch * self._num_batches + batches_done)
             speed = f"{record['edges_per_second']:,.0f}"
@@ -274,6 +293,18 @@ class EpochReport:
             return {}
         total = self._cluster.sum(np.array([memory_bytes()], dtype=np.int64))
         return {"num_trainers": self._cluster.world.world_size, "trainer_memory_bytes": int(total[0])}
+
+
+def num_epoch_sums(has_measures: bool) -> int:
+    """Return the length of the arrays of :class:`LossSoFar`."""
+    return 4 + len(MEASURES) if has_measures else 3
+
+
+def means_of(sums: npt.NDArray[np.float64]) -> dict[str, float]:
+    """Return the means of batch statistics by name, given an array of :class:`LossSoFar`; empty without."""
+    if len(sums) == num_epoch_sums(False) or not sums[3]:
+        return {}
+    return dict(zip(MEASURES, (sums[4:] / sums[3]).tolist()))
 
 
 def memory_bytes() -> int:

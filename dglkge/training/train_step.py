@@ -25,6 +25,7 @@ from dglkge.training.objectives.autograd_loss import AutogradLoss
 from dglkge.training.objectives.dot_softmax import DotSoftmax
 from dglkge.training.objectives.global_vectors import GlobalVectors, row_gradients
 from dglkge.training.objectives.k_vs_all import request_queries
+from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.relation_prediction import SampledWithRelations
 from dglkge.training.objectives.row_dropout import RowDropout
 from dglkge.training.objectives.rows import RowRequest, Scratch, request_rows
@@ -65,6 +66,8 @@ class TrainStep:
         Tables whose rows are not updated.
     touched : mapping of str to (n,) bool array, optional
         Whether a row is updated, by table and node id; without it all are.
+    measures : BatchMeasures, optional
+        Those that the loss adds to.
 
     Attributes
     ----------
@@ -88,7 +91,9 @@ class TrainStep:
         global_vectors: GlobalVectors | None = None,
         frozen: Collection[str] = (),
         touched: Mapping[str, np.ndarray] | None = None,
+        measures: BatchMeasures | None = None,
     ) -> None:
+        self.measures = measures
         self._touched = {id(tables[name].embedding): mask for name, mask in (touched or {}).items()}
         self._frozen = {id(tables[name].embedding) for name in frozen}
         self._dropout = dropout

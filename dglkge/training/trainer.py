@@ -36,6 +36,7 @@ from dglkge.training.control import TrainingControl
 from dglkge.training.epochs import CommitPolicy, ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.objectives.global_vectors import GlobalVectors
+from dglkge.training.objectives.measures import MEASURES
 from dglkge.training.passes import Passes, StatsHandler
 from dglkge.training.process_usage import ProcessUsage
 from dglkge.training.stats import (
@@ -44,6 +45,7 @@ from dglkge.training.stats import (
     PhaseClock,
     append_validation,
     describe_job,
+    num_epoch_sums,
     reports_apart,
     wants_bar,
 )
@@ -173,7 +175,7 @@ class Trainer:
         self._report = EpochReport(
             self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock, before,
             self._checkpoints.records.check_lease, self._track, self._usage,
-            functools.partial(self._edge_batches.place, epoch),
+            functools.partial(self._edge_batches.place, epoch), self._train_step.measures is not None,
         )  # fmt: skip
         try:
             self.stop_if_asked()
@@ -217,11 +219,11 @@ class Trainer:
             return False
         so_far = self._report.so_far(done)
         # The last batch of an epoch was reported: its sums are those of all trainers.
-        recent = np.zeros(3) if done == num_batches else self.cluster.sum(so_far.recent)
-        loss, num_triples, _ = so_far.total + recent
+        recent = np.zeros_like(so_far.recent) if done == num_batches else self.cluster.sum(so_far.recent)
+        loss, num_triples, _, *measured = so_far.total + recent
         if self._passes.ranks_held_out:
             self._settle()
-        for record in self._passes.end(epoch, ended, int(num_triples), float(loss)):
+        for record in self._passes.end(epoch, ended, [num_triples, loss, *measured]):
             self._checkpoints.add_stats(record)
             if self.cluster.world.rank == 0:
                 self._passes.tell(record)
@@ -265,8 +267,9 @@ class Trainer:
         self._must_stop = self._train_step.someone_must_stop
         self._clock.enter("other")
         before, self._bytes_sent = self._bytes_sent, self._bytes_sent_so_far()
+        measures = () if self._train_step.measures is None else self._train_step.measures.take()
         if self._report is not None:
-            self._report.count(batch.index + 1, loss, len(batch), self._bytes_sent - before)
+            self._report.count(batch.index + 1, loss, len(batch), self._bytes_sent - before, measures)
         return loss
 
     def _bytes_sent_so_far(self) -> int:
@@ -462,7 +465,7 @@ class Trainer:
         self._epochs.restore(meta.progress[Progress.FINISHED_EPOCHS])
         self._position = (self._epochs.finished(), self._resumed_batches(meta))
         self._committed = (self._epochs.finished(), self._batches_done)
-        self._so_far = _loss_so_far(meta)
+        self._so_far = _loss_so_far(meta, self._train_step.measures is not None)
         self._ended = self._epochs.finished()
         if self._is_over(meta):
             self._epochs.end(self._ended)
@@ -546,12 +549,15 @@ class Trainer:
             progress[Progress.VALIDATION_PENDING] = 1
         if self._ended_after is not None:
             progress[Progress.ENDED_AFTER] = self._ended_after
+        if passes := self._passes.num_ended(batches_done):
+            progress[Progress.PASSES_DONE] = passes
         if batches_done and self._edge_batches.order_mark:
             progress[Progress.ORDER_MARK] = self._edge_batches.order_mark
         so_far = self._so_far if self._report is None else self._report.so_far(batches_done)
         if batches_done and so_far is not None and so_far.epoch == finished_epochs:
-            loss, num_triples, _ = so_far.total + self.cluster.sum(so_far.recent)
+            loss, num_triples, _, *measured = so_far.total + self.cluster.sum(so_far.recent)
             progress[Progress.EPOCH_LOSS], progress[Progress.EPOCH_TRIPLES] = float(loss), int(num_triples)
+            progress.update(zip(_EPOCH_MEASURES, map(float, measured)))
         return progress
 
     def _resumed_batches(self, meta: CheckpointMeta) -> int:
@@ -603,10 +609,16 @@ class Trainer:
         self._checkpoints.records.write_json(RUN_METRICS_FILE, metrics)
 
 
-def _loss_so_far(meta: CheckpointMeta) -> LossSoFar | None:
+_EPOCH_MEASURES = (Progress.EPOCH_MEASURED, *(f"epoch_{name}" for name in MEASURES))
+
+
+def _loss_so_far(meta: CheckpointMeta, has_measures: bool) -> LossSoFar | None:
     """Return the recorded loss of a checkpoint's open epoch, None if absent."""
     progress = meta.progress
     if not progress[Progress.BATCHES_DONE] or Progress.EPOCH_LOSS not in progress:
         return None
-    total = np.array([progress[Progress.EPOCH_LOSS], progress[Progress.EPOCH_TRIPLES], 0], dtype=float)
-    return LossSoFar(progress[Progress.FINISHED_EPOCHS], total, np.zeros(3))
+    total = np.zeros(num_epoch_sums(has_measures))
+    total[:2] = progress[Progress.EPOCH_LOSS], progress[Progress.EPOCH_TRIPLES]
+    # Batches that were trained without statistics are not in these.
+    total[3:] = [progress.get(name, 0.0) for name in _EPOCH_MEASURES[: len(total) - 3]]
+    return LossSoFar(progress[Progress.FINISHED_EPOCHS], total, np.zeros_like(total))

@@ -35,9 +35,14 @@ def train_epoch(trainer: Any, cluster: Any, max_batches: int, marks: dict[str, f
             break
     # The epoch ends when the slowest trainer has ended it.
     cluster.barrier()
-    seconds = time.perf_counter() - clock
+    seconds, ended_at = time.perf_counter() - clock, time.time()
     total = cluster.sum(np.array([edges, time.process_time() - processor]))
-    return {"edges": int(total[0]), "seconds": seconds, "processor_seconds": float(total[1])}
+    return {
+        "edges": int(total[0]),
+        "seconds": seconds,
+        "processor_seconds": float(total[1]),
+        "ended_at": ended_at,
+    }
 
 
 def main() -> int:

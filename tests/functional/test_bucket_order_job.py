@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import subprocess
 import time
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from dglkge.checkpoint.reader import open_checkpoint
+from dglkge.launch.table_files import MEMORY_FILE_SYSTEMS, file_system
 from tests import warm
 from tests.functional import job as commands
 from tests.functional.simulated_hosts import train_on_hosts
@@ -93,6 +96,48 @@ def test_a_resume_inside_a_bucket_is_bit_identical(undisturbed: Path, tmp_path: 
     assert again.returncode == 0, said
     for name, rows in tables(undisturbed).items():
         np.testing.assert_array_equal(tables(tmp_path / "run")[name], rows, err_msg=name)
+
+
+def test_tables_on_a_disk_are_those_in_memory(tmp_path: Path) -> None:
+    """Two trainers with a server; ranges are read ahead and pushed out on the disk."""
+    if file_system(tmp_path) in MEMORY_FILE_SYSTEMS:
+        pytest.skip(f"{tmp_path} is in memory; set TMPDIR to a folder on a disk")
+    found = []
+    for storage in ("memory", "disk"):
+        folder = tmp_path / storage
+        folder.mkdir()
+        settings = (
+            *(f"dataset={toy_dataset()}", f"output={folder / 'run'}", "evaluation.split=none"),
+            *("model.dimension=16", "training.num_epochs=2", "training.batch_size=30"),
+            *("negatives.num_uniform=20", "optimizer.name=row_adagrad", "training.matmul_dtype=float32"),
+            *("sampling.num_ranges=4", f"tables.storage={storage}", f"tables.folder={folder / 'tables'}"),
+        )
+        done = commands.train(folder, 2, *settings)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found.append(files(folder / "run"))
+    # Removed with the job.
+    assert list((tmp_path / "disk" / "tables").iterdir()) == []
+    memory, disk = found
+    assert sorted(memory) == sorted(disk)
+    assert {"embeddings_entity_0:embeddings", "embeddings_entity_0:optimizer/sum"} <= set(memory)
+    for name, values in memory.items():
+        np.testing.assert_array_equal(disk[name], values, err_msg=name)
+    turns = [json.loads(line) for line in (tmp_path / "disk/run/stats.jsonl").read_text().splitlines()]
+    assert {line["num_buckets"] for line in turns} == {16}
+
+
+def files(run: Path) -> dict[str, np.ndarray]:
+    """Read all datasets of the newest version, but for PyTorch-BigGraph's blob."""
+    found: dict[str, np.ndarray] = {}
+
+    def read(stem: str, name: str, one: h5py.Dataset | h5py.Group) -> None:
+        if isinstance(one, h5py.Dataset) and one.dtype.kind != "V":
+            found[f"{stem}:{name}"] = one[...]
+
+    for path in sorted((run / "checkpoint").glob("*.h5")):
+        with h5py.File(path) as file:
+            file.visititems(functools.partial(read, path.name.rsplit(".v", 1)[0]))
+    return found
 
 
 def test_two_hosts_walk_over_their_own_pairs(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from dglkge.checkpoint import hdf5_format, layout, open_checkpoint, restore
+from dglkge.checkpoint.bigraph_copy import PassCount
 from dglkge.data.dataset import Dataset
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import save_toy_named, toy_meta, toy_tables
@@ -270,6 +271,48 @@ def test_assertions_of_its_own_test_and_a_resume(optimizer: str, dataset: Datase
     check_written(tmp_path / "converted" / "checkpoint", 1)
     text = (tmp_path / "converted" / "checkpoint" / "training_stats.json").read_text()
     assert text == (folder / "training_stats.json").read_text() != ""
+
+
+@pytest.mark.parametrize("edge_sets", [(), ("train", "news")])
+@pytest.mark.parametrize("num_chunks", [1, 3])
+def test_passes_are_counted_as_its_trainer_does(edge_sets: tuple[str, ...], num_chunks: int) -> None:
+    """Its own arithmetic, for every pass of three epochs."""
+    manager = pytest.importorskip("torchbiggraph.train").IterationManager
+    paths = list(edge_sets) or ["train"]
+    training = {"edge_sets": list(edge_sets), "edge_chunks": num_chunks}
+    for epoch in range(3):
+        for passes in range(len(paths) * num_chunks):
+            progress = {"finished_epochs": epoch, "passes_done": passes}
+            count = PassCount.of(toy_meta(config={"training": training}, progress=progress))
+            theirs = manager(3, paths, num_chunks, iteration_idx=count.finished)
+            assert theirs.epoch_idx == epoch
+            assert theirs.edge_path_idx * num_chunks + theirs.edge_chunk_idx == passes
+            expected = {**count.attributes(), "iteration/num_epochs": 3}
+            assert theirs.get_checkpoint_metadata() == expected
+
+
+def test_it_resumes_at_the_epoch_whatever_the_cadence_of_commits_was(
+    dataset: Dataset, tmp_path: Path
+) -> None:
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    more = ("optimizer.name=row_adagrad", "optimizer.lr=0.001", "training.num_epochs=2")
+    cadence = ("checkpoint.every_batches=2", "evaluation.split=none")
+    done = commands.train_alone(*settings(dataset.path, run, *more, *cadence))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert open_checkpoint(run).version > 2
+    done = commands.dglkge("checkpoint", "convert", str(run), "--to", "bigraph", "--output", str(copy))
+    assert done.returncode == 0, done.stderr
+    assert f"version 2, the number of finished passes, is in {copy}" in done.stdout
+    check_written(copy, 2)
+    edges = write_edges(tmp_path / "train", dataset.split("train"))
+    config = write_config(tmp_path / "c.py", described(copy), edge_paths=[str(edges)], num_epochs=4)
+    found = re.findall(r"Starting epoch (\d+) / (\d+)", biggraph("train", config))
+    assert found == [("3", "4"), ("4", "4")]
+    assert open_checkpoint(copy).version == 4
+    before, after = (open_checkpoint(one)["entity"] for one in (run, copy))
+    names = list(dataset.vocabulary("entity").names)
+    moved = (before[names] - after[names]).abs().max()
+    assert 0 < moved < 0.5
 
 
 def test_its_export_reads_ours(ours: Path, dataset: Dataset, tmp_path: Path) -> None:

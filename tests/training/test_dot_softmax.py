@@ -16,6 +16,7 @@ from dglkge.model.score_functions import ComplEx
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
 from dglkge.training.objectives.autograd_loss import AutogradLoss
 from dglkge.training.objectives.dot_softmax import DotSoftmax, is_compiled
+from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.rows import Group, RowRequest, Scratch, request_rows
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import RELATION, Side
@@ -171,6 +172,49 @@ def test_loops_and_autograd_equal_the_model_in_float64(
         AutogradLoss(case.model, Softmax(), penalty, own_entity, clock),
     ):
         assert_close(case.run(loss), wanted, rtol=1e-5, atol=1e-6)
+
+
+def count_violators(case: Case, own_entity: bool) -> dict[Side, int]:
+    """Count negatives above the true answer in float64, one by one."""
+    rows = {name: table.local_rows.double() for name, table in case.tables.items()}
+    relation_ids, start, found = batch(False).relations, 0, dict.fromkeys(Side, 0)
+    for group in case.groups:
+        for place in range(len(group)):
+            relation = rows[RELATION][relation_ids[start + place]][None]
+            head, tail = int(group.head_ids[place]), int(group.tail_ids[place])
+            for side, anchor_type, anchor, truth_type, truth in (
+                (Side.TAIL, group.lhs, head, group.rhs, tail),
+                (Side.HEAD, group.rhs, tail, group.lhs, head),
+            ):
+                query = case.model.query(rows[anchor_type][[anchor]], relation, side)
+                scores = case.model.compare(query, rows[truth_type])[0]
+                candidates = group.negatives[side].ids.tolist()
+                candidates += [anchor] if own_entity and anchor_type == truth_type else []
+                found[side] += sum(bool(scores[one] > scores[truth]) for one in candidates if one != truth)
+        start += len(group)
+    return found
+
+
+@pytest.mark.parametrize("regularizer", ["none", "n3", "lp", "dura"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
+@pytest.mark.parametrize("own_entity", [False, True], ids=["others", "own"])
+def test_penalty_and_violators_of_loops_and_autograd(
+    own_entity: bool, weighted: bool, regularizer: str
+) -> None:
+    case, clock = Case("complex", True, weighted), PhaseClock()
+    penalty = regularizer_of(regularizer, case.model)
+    wanted = expected(case, penalty, own_entity)[0] - expected(case, None, own_entity)[0]
+    above = count_violators(case, own_entity)
+    assert all(above.values())
+    measures = BatchMeasures()
+    for loss in (
+        DotSoftmax(case.model, penalty, own_entity, torch.float32, clock, measures=measures),
+        AutogradLoss(case.model, Softmax(), penalty, own_entity, clock, measures=measures),
+    ):
+        case.run(loss)
+        reg, lhs, rhs = measures.take()
+        assert reg == pytest.approx(wanted, rel=1e-4, abs=1e-5)
+        assert (lhs, rhs) == (above[Side.HEAD], above[Side.TAIL])
 
 
 @pytest.mark.parametrize("by_autograd", [False, True], ids=["loops", "autograd"])

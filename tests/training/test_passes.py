@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dglkge.training.objectives.measures import BatchMeasures
 from tests.training.toy_trainer import BATCH_SIZE, NUM_TRIPLES, ToyRun
 
 CHUNKS = "training.edge_chunks=2"
@@ -66,6 +67,19 @@ def test_a_record_of_each_pass(tmp_path):
         assert found[number + 1]["stats"]["metrics"]["loss"] == pytest.approx(loss_of(range(3, 5)))
 
 
+@pytest.mark.parametrize("batches, passes", [(1, 0), (3, 1), (4, 1)])
+def test_a_version_has_the_passes_that_ended_in_its_epoch(tmp_path, batches, passes):
+    settings = (CHUNKS, "training.num_epochs=2", "checkpoint.every_batches=1", "checkpoint.background=false")
+    run = ToyRun(tmp_path / "run", *settings)
+    epochs = run.epochs.remaining_until(2)
+    next(epochs)
+    for batch in run.trainer.batches():
+        if batch.index == batches:
+            break
+        run.trainer.step(batch)
+    assert run.checkpoints.latest().progress.get("passes_done", 0) == passes
+
+
 def test_a_version_after_each_pass(tmp_path):
     run = ToyRun(tmp_path / "run", CHUNKS, "training.num_epochs=2", "checkpoint.every_epochs=0")
     for _ in run.epochs.remaining_until(2):
@@ -77,21 +91,57 @@ def test_a_version_after_each_pass(tmp_path):
         break
 
 
+def test_batch_statistics_are_means_over_the_triples_of_a_pass(tmp_path):
+    run = ToyRun(tmp_path / "run", CHUNKS, "training.num_epochs=2", measures=BatchMeasures())
+    run.train(2)
+    run.checkpoints.finish()
+    for record, batches in zip(lines(tmp_path / "run"), [range(3), range(3, 5)] * 2):
+        expected = {"loss": loss_of(batches), "reg": 2 * loss_of(batches)}
+        expected.update(violators_lhs=0, violators_rhs=3)
+        assert record["stats"]["metrics"] == pytest.approx(expected)
+    reports = [json.loads(line) for line in (tmp_path / "run" / "stats.jsonl").read_text().splitlines()]
+    assert [one["reg"] for one in reports] == [2 * one["loss"] for one in reports]
+    assert {(one["violators_lhs"], one["violators_rhs"]) for one in reports} == {(0, 3)}
+
+
+def test_batch_statistics_that_begin_inside_an_epoch(tmp_path):
+    settings = ("training.num_epochs=1", "checkpoint.every_batches=1", "checkpoint.background=false")
+    first = ToyRun(tmp_path / "run", *settings)
+    epochs = first.epochs.remaining_until(1)
+    next(epochs)
+    for batch in first.trainer.batches():
+        if batch.index == FIRST_PASS:
+            break
+        first.trainer.step(batch)
+    second = ToyRun(tmp_path / "run", *settings, measures=BatchMeasures())
+    second.train(1)
+    second.checkpoints.finish()
+    (record,) = lines(tmp_path / "run")
+    metrics = record["stats"]["metrics"]
+    assert (metrics["loss"], record["stats"]["count"]) == (pytest.approx(loss_of(range(5))), 23)
+    assert (metrics["reg"], metrics["violators_rhs"]) == (pytest.approx(2 * loss_of(range(3, 5))), 3)
+
+
+@pytest.mark.parametrize("measured", [False, True])
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 4])
-def test_records_of_a_job_that_was_killed_are_those_of_one_that_was_not(tmp_path, stop_at):
-    whole, seen = ToyRun(tmp_path / "whole", CHUNKS, "training.num_epochs=2"), Collected()
+def test_records_of_a_job_that_was_killed_are_those_of_one_that_was_not(tmp_path, stop_at, measured):
+    def measures():
+        return BatchMeasures() if measured else None
+
+    whole = ToyRun(tmp_path / "whole", CHUNKS, "training.num_epochs=2", measures=measures())
+    seen = Collected()
     whole.trainer.add_stats_handler(seen)
     whole.train(2)
     whole.checkpoints.finish()
     settings = (CHUNKS, "training.num_epochs=2", "checkpoint.every_batches=1", "checkpoint.background=false")
-    first = ToyRun(tmp_path / "run", *settings)
+    first = ToyRun(tmp_path / "run", *settings, measures=measures())
     epochs = first.epochs.remaining_until(2)
     next(epochs)
     for batch in first.trainer.batches():
         if batch.index == stop_at:
             break  # killed: nothing of it is committed
         first.trainer.step(batch)
-    second, replayed = ToyRun(tmp_path / "run", *settings), Collected()
+    second, replayed = ToyRun(tmp_path / "run", *settings, measures=measures()), Collected()
     second.trainer.add_stats_handler(replayed)
     second.train(2)
     second.checkpoints.finish()

@@ -20,9 +20,10 @@ from dglkge.distributed.world import World
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
 from dglkge.sampling.triple_order import plan_passes
 from dglkge.training.epochs import ElasticEpochs
+from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.passes import Passes
 from dglkge.training.trainer import Trainer
-from dglkge.typing import TablePart
+from dglkge.typing import Side, TablePart
 from tests.checkpoint.toy_checkpoint import toy_meta
 
 NUM_TRIPLES, BATCH_SIZE, NUM_BATCHES = 23, 5, 5
@@ -76,6 +77,7 @@ class ToyRun:
     """One life of a run in a folder, and the triples that it has ``trained``.
 
     A triple's loss is the number of its batch. With ``own_config`` its checkpoints hold the configuration.
+    With ``measures`` a triple's penalty is twice its batch's number, and it has 3 violators for its tail.
     ``lrs`` are those of the optimizer's groups at the start; ``lrs_of_batches`` has those of each batch.
     """
 
@@ -88,7 +90,9 @@ class ToyRun:
         lrs: Sequence[float] = (),
         mirror: Mirror | None = None,
         held_out: Any = None,
+        measures: BatchMeasures | None = None,
     ) -> None:
+        self.measures = measures
         sets = ["dataset=toy", f"output={folder}", f"training.batch_size={BATCH_SIZE}", *settings]
         config = load_config(None, ["training.progress=never", *sets])
         self.tables = ToyTables(person=ToyTable("person", 23), relation=ToyTable("relation", 2))
@@ -136,6 +140,9 @@ class ToyRun:
         self.lrs_of_batches.append([group["lr"] for group in self.param_groups])
         for table in self.tables.values():
             table.rows += len(batch)
+        if self.measures is not None:
+            self.measures.add_penalty(2.0 * batch.index * len(batch))
+            self.measures.add_violators(Side.TAIL, 3 * len(batch))
         return float(batch.index * len(batch))
 
     def train(self, until: int) -> None:

@@ -161,6 +161,11 @@ def check_objective(config: Config, regularizer: Regularizer | None) -> None:
             f"training.relation_prediction is {chosen.relation_prediction:g}: a relation of "
             f"{config.model.score_function} has no parameters to predict it by; allowed: 0"
         )
+    if chosen.batch_statistics and chosen.objective != NEGATIVE_SAMPLING:
+        raise InputError(
+            f"training.batch_statistics is true and training.objective is {chosen.objective}, which has no "
+            f"sampled negatives to count; allowed: false, or objective {NEGATIVE_SAMPLING}"
+        )
     if chosen.objective == NEGATIVE_SAMPLING:
         if chosen.label_smoothing:
             raise InputError(

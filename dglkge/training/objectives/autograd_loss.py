@@ -12,6 +12,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
 from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.negatives import find_equal
+from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.rows import Group
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
@@ -34,6 +35,8 @@ class AutogradLoss:
     matmul_dtype : torch.dtype
         Type of the matmuls that score negatives: ``torch.float32`` or ``torch.bfloat16``. Queries and the
         scores of true answers are float32 in any case.
+    measures : BatchMeasures, optional
+        Gets the penalty and the violators of each batch.
     """
 
     reads_in_place = False
@@ -47,7 +50,9 @@ class AutogradLoss:
         clock: PhaseClock,
         is_reference: bool = False,
         matmul_dtype: torch.dtype = torch.float32,
+        measures: BatchMeasures | None = None,
     ) -> None:
+        self._measures = measures
         self._model = model
         self._is_reference = is_reference
         self._compare = model.compare_plainly if is_reference else model.compare
@@ -118,6 +123,9 @@ class AutogradLoss:
             is_known = is_truth if known is None else is_truth | known.own
             ignored = torch.cat([ignored, torch.from_numpy(is_known)[:, None]], dim=1)
         positive = model.compare_pairs(query, truths)
+        if self._measures is not None:
+            above = (scores.detach() > positive.detach()[:, None]) & ~ignored
+            self._measures.add_violators(side, int(above.sum()))
         if group.labels is None:
             losses = self._loss(positive, scores, ignored)
         else:
@@ -130,4 +138,8 @@ class AutogradLoss:
         if penalty is None:
             own_rows = relations if places is None else relations[torch.from_numpy(places)]
             penalty = model.penalty(self._regularizer, anchors, own_rows, truths, side)
+        if self._measures is not None:
+            of_triples = penalty.detach()
+            weights = None if group.weights is None else torch.from_numpy(group.weights)
+            self._measures.add_penalty((of_triples if weights is None else of_triples * weights).sum().item())
         return losses + penalty

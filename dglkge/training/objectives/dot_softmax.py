@@ -22,6 +22,7 @@ from dglkge.model.losses import IGNORED_SCORE, Loss
 from dglkge.model.negative_terms import Mean
 from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.known_answers import KnownNegatives
+from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.penalties import GroupPenalty
 from dglkge.training.objectives.rows import Group, Negatives, Scratch
 from dglkge.training.stats import PhaseClock
@@ -56,6 +57,8 @@ class DotSoftmax:
     clock : PhaseClock
     sides : collection of Side
         Sides that are trained: those of the negatives of each group.
+    measures : BatchMeasures, optional
+        Gets the penalty and the violators of each batch.
     """
 
     reads_in_place = True
@@ -69,7 +72,9 @@ class DotSoftmax:
         matmul_dtype: torch.dtype,
         clock: PhaseClock,
         sides: Collection[Side] = tuple(Side),
+        measures: BatchMeasures | None = None,
     ) -> None:
+        self._measures = measures
         self._model = model
         self._dim = model.dim
         self._operator = (model.score_function.complex_valued, model.reciprocal)
@@ -109,10 +114,12 @@ class DotSoftmax:
         numbers = (positive, own, factors, missing, own_shares)
         for block, negatives, true_ids, known in _blocks(group):
             of_block = [array[block] for array in numbers]
+            sides = [side for side, run in _sides(num).items() if block.start <= run.start < block.stop]
             # Rows beyond the block are queries of the next block or padding: their scores are set to 0 below.
             shape = slice(block.start, block.start + _rounded(len(true_ids)))
             loss += self._against(
-                queries[shape], negatives, true_ids, known, of_block, of_queries[shape], id(negatives) in seen
+                *(queries[shape], negatives, true_ids, known, of_block, of_queries[shape]),
+                *(id(negatives) in seen, sides),
             )
             seen.add(id(negatives))
         for side, block in _sides(num).items():
@@ -121,7 +128,7 @@ class DotSoftmax:
                 of_queries[block] = 0
                 missing[block] = own_shares[block] = 0
         outputs = [places.gradients.numpy() for places in (group.heads, group.tails, group.relations)]
-        loss += dot.write_gradients(
+        penalty = dot.write_gradients(
             *rows,
             self._operator,
             words(of_queries),
@@ -131,7 +138,10 @@ class DotSoftmax:
             self._penalty.n3,
             *outputs,
         )
-        return loss + self._penalty.add(group, factors[:num])
+        penalty += self._penalty.add(group, factors[:num])
+        if self._measures is not None:
+            self._measures.add_penalty(penalty * global_size)
+        return loss + penalty
 
     def _ignore_own(self, group: Group, own: np.ndarray) -> None:
         """Overwrite the own entity's scores "(2, B)" where it does not count."""
@@ -154,6 +164,7 @@ class DotSoftmax:
         numbers: Sequence[np.ndarray],
         of_queries: torch.Tensor,
         adds: bool,
+        sides: Sequence[Side],
     ) -> float:
         """Score queries (Q, D) against negatives and write or add to their gradients; returns the loss.
 
@@ -174,6 +185,12 @@ class DotSoftmax:
             # Known answers of equally many queries for each side of the block.
             of_side = scores[number * len(one.own) : (number + 1) * len(one.own)]
             one.overwrite(words(of_side), self._ignored, slots)
+        if self._measures is not None:
+            each = len(true_ids) // len(sides)
+            for turn, side in enumerate(sides):
+                run = slice(turn * each, (turn + 1) * each)
+                above = softmax.count_above(words(scores[run]), numbers[0][run], numbers[1][run])
+                self._measures.add_violators(side, above)
         loss: float = softmax.softmax(words(scores[: len(true_ids)]), *numbers)
         scores[len(true_ids) :] = 0
         clock.enter("backward")

@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from dglkge.checkpoint.layout import RUN_METRICS_FILE, RUN_STATS_FILE
 from measuring.processes import Finished, run_watched
@@ -15,6 +15,8 @@ from measuring.run_figures import Epoch, RunFigures
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SCRIPT = REPOSITORY / "examples" / "benchmarks" / "timed_train.py"
+TIMINGS = "timings.json"
+VARIABLES = {"PYTHONPATH": str(REPOSITORY)}
 START_MARKS = ("script", "imported", "joined", "built", "training", "first_batch")
 
 
@@ -26,6 +28,7 @@ def train(
     limit_seconds: float,
     max_batches: int = 0,
     max_epochs: int = 0,
+    within: Callable[[list[str]], list[str]] = list,
 ) -> RunFigures:
     """Run a configuration with one server and some trainers.
 
@@ -43,14 +46,30 @@ def train(
         Leave each epoch after so many batches; 0 trains it whole.
     max_epochs : int
         End after so many epochs, without a last commit; 0 trains the configuration's epochs.
+    within : callable
+        Makes of the command another one that runs it, in a control group for example.
 
     Raises
     ------
     RuntimeError
         If the job fails.
     """
-    folder.mkdir(parents=True)
-    ip_config, timings = folder / "ip_config.txt", folder / "timings.json"
+    command = within(job_command(config, sets, num_trainers, folder, max_batches, max_epochs))
+    done = run_watched(command, folder / "job.log", limit_seconds, VARIABLES)
+    return figures(done, json.loads((folder / TIMINGS).read_text("utf-8")), folder / "run", num_trainers)
+
+
+def job_command(
+    config: Path | None,
+    sets: Sequence[str],
+    num_trainers: int,
+    folder: Path,
+    max_batches: int = 0,
+    max_epochs: int = 0,
+) -> list[str]:
+    """Return the command of :func:`train`, and make its folder; a second one resumes the run there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ip_config, timings = folder / "ip_config.txt", folder / TIMINGS
     ip_config.write_text(f"127.0.0.1 {_free_port()}\n", encoding="utf-8")
     command = [
         *(sys.executable, "-m", "dglkge.cli.launch", "--ip_config", str(ip_config)),
@@ -61,9 +80,7 @@ def train(
     ]
     for setting in [*sets, f"output={folder / 'run'}", "training.progress=never"]:
         command += ["--set", setting]
-    path = {"PYTHONPATH": str(REPOSITORY)}
-    done = run_watched(command, folder / "job.log", limit_seconds, path)
-    return figures(done, json.loads(timings.read_text(encoding="utf-8")), folder / "run", num_trainers)
+    return command
 
 
 def figures(done: Finished, timings: dict[str, Any], run: Path, num_trainers: int) -> RunFigures:

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import h5py
 import numpy as np
@@ -34,6 +34,7 @@ BATCH_NEGATIVES = 50
 
 _LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) +(?:\[.*?\] +)?(.*)$")
 _PROCESSED = re.compile(r"Processed (\d+) edges in ([\d.]+) s")
+_LOADED = re.compile(r"Processed \d+ edges .*; io: ([\d.]+) s")
 _STARTING = re.compile(r"Starting epoch (\d+) /")
 _MRR = re.compile(r"^Stats: .*\bmrr: +([\d.e+-]+)")
 
@@ -135,6 +136,7 @@ def train(
     sets: Sequence[str],
     folder: Path,
     limit_seconds: float,
+    within: Callable[[list[str]], list[str]] = list,
 ) -> RunFigures:
     """Run it on a dataset of ours with Hogwild workers; where it has one partition, it can rank too.
 
@@ -149,6 +151,8 @@ def train(
     folder : Path
         New folder for its data, model and logs.
     limit_seconds : float
+    within : callable
+        Makes of the command of training another one that runs it, in a control group for example.
 
     Raises
     ------
@@ -164,7 +168,7 @@ def train(
     log = folder / "train.log"
     # Its command in the peer's environment, run by that environment's interpreter.
     program = python.parent / "torchbiggraph_train"
-    done = run_watched([str(python), str(program), str(path)], log, limit_seconds, ALLOCATOR)
+    done = run_watched(within([str(python), str(program), str(path)]), log, limit_seconds, ALLOCATOR)
     mrr = None
     if config.evaluation.split == "test" and num_parts == 1:
         script = Path(__file__).with_name("pbg_filtered_ranking.py")
@@ -204,6 +208,17 @@ def figures(done: Finished, log: str, mrr: float | None) -> RunFigures:
         job_seconds=done.seconds,
         mrr=mrr,
     )
+
+
+def loading_seconds(log: str) -> list[float]:
+    """Return the seconds in which it loaded and wrote the partitions of the buckets, for each epoch."""
+    epochs: list[float] = []
+    for _, message in timed_lines(log):
+        if _STARTING.search(message):
+            epochs.append(0.0)
+        elif loaded := _LOADED.search(message):
+            epochs[-1] += float(loaded.group(1))
+    return epochs
 
 
 def timed_lines(log: str) -> list[tuple[float, str]]:

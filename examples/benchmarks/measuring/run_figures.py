@@ -21,11 +21,14 @@ class Epoch:
         Time in batches.
     processor_seconds : float
         Of the trainers in that time; 0 where it is not known.
+    ended_at : float
+        In seconds since 1970; 0 where it is not known.
     """
 
     edges: int
     seconds: float
     processor_seconds: float = 0.0
+    ended_at: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,166 @@
+"""Ranking of edge sets bucket by bucket, with the averages afterwards: results as they come.
+
+The sequence is PyTorch-BigGraph's (``do_eval_and_report_stats``): every bucket of an edge set, the edge set,
+and at the end all edge sets together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Union
+
+import numpy as np
+
+from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import SPLITS, TRAIN
+from dglkge.data.range_walk import range_bounds, ranges_of
+from dglkge.errors import InputError, unknown_name
+from dglkge.evaluation.categories import relation_categories
+from dglkge.evaluation.evaluator import RankingEvaluator
+from dglkge.evaluation.metrics import RankingResult
+from dglkge.evaluation.protocol import Protocol
+from dglkge.typing import Side
+
+if TYPE_CHECKING:
+    from dglkge.inference.run import Run
+
+EdgeSets = Union[str, Sequence[str], Mapping[str, np.ndarray]]
+
+
+class BucketResult(NamedTuple):
+    """Ranks of some triples.
+
+    Attributes
+    ----------
+    edge_set : str or None
+        None: all edge sets together.
+    bucket : (int, int) or None
+        Range of the heads and range of the tails; None: all buckets of the edge set.
+    result : RankingResult
+    """
+
+    edge_set: Optional[str]
+    bucket: Optional[tuple[int, int]]
+    result: RankingResult
+
+
+def evaluate_buckets(
+    run: Run,
+    edge_sets: EdgeSets,
+    protocol: Optional[Protocol] = None,
+    num_ranges: int = 1,
+    progress: Optional[Callable[[int], object]] = None,
+) -> Iterator[BucketResult]:
+    """Rank edge sets bucket by bucket; yields each result when it is there, then the averages.
+
+    Candidates come from all ranges, so that results do not depend on the buckets: those of an edge set are
+    those of :meth:`dglkge.inference.run.Run.evaluate` for its triples. Only sampled candidates
+    (``num_candidates``) are drawn by a triple's place in its bucket.
+
+    Parameters
+    ----------
+    run : Run
+    edge_sets : str, sequence of str, or mapping of str to (n, 3) int64 array
+        Names of splits and of edge sets of the training triples; or triples by a name of your choice, as
+        original ids.
+    protocol : Protocol, optional
+        By default filtered ranking among all entities; its split is not used.
+    num_ranges : int
+        The ids of each entity type are cut into so many equal ranges; a bucket is a pair of them.
+    progress : callable, optional
+        Called with the number of queries just ranked.
+
+    Yields
+    ------
+    BucketResult
+        Of each bucket with triples, in the order of ranges; of the edge set, with ``bucket`` None; at the end
+        of all edge sets, with ``edge_set`` None as well.
+
+    Raises
+    ------
+    InputError
+        Before anything is ranked: if a name is unknown, an edge set is empty, or ``num_ranges`` is below 1.
+    """
+    if num_ranges < 1:
+        raise InputError(f"num_ranges must be at least 1, got {num_ranges}")
+    chosen = _triples_of(run.dataset, edge_sets)
+    # A generator would raise at its first value only.
+    return _evaluate(run, chosen, protocol or Protocol(), num_ranges, progress)
+
+
+def _evaluate(
+    run: Run,
+    edge_sets: Mapping[str, np.ndarray],
+    protocol: Protocol,
+    num_ranges: int,
+    progress: Optional[Callable[[int], object]],
+) -> Iterator[BucketResult]:
+    dataset = run.dataset
+    # Triples of the caller are true as well: none of them is a wrong answer to another's query.
+    known = run.known_triples(list(edge_sets.values())) if protocol.filtered else None
+    shards = run.shards(run.tables.entity_types)
+    categories = relation_categories(dataset.split(TRAIN), dataset.num_relations)
+    of_sets = []
+    for name, triples in edge_sets.items():
+        evaluator = RankingEvaluator(run.model, run.tables.meta.relations, replace(protocol, split=name))
+        buckets = _buckets(dataset, triples, num_ranges)
+        found, places = [], []
+        for bucket in np.unique(buckets).tolist():
+            here = np.flatnonzero(buckets == bucket)
+            result = evaluator.evaluate(triples[here], known, run.tables, shards, progress=progress)
+            found.append(replace(result, categories=categories))
+            places.append(here)
+            lhs, rhs = divmod(bucket, num_ranges)
+            yield BucketResult(name, (lhs, rhs), found[-1])
+        of_sets.append(RankingResult.joined(found, np.concatenate(places)))
+        yield BucketResult(name, None, of_sets[-1])
+    together = RankingResult.joined(of_sets)
+    names = replace(protocol, split="+".join(edge_sets))
+    yield BucketResult(None, None, replace(together, protocol=names))
+
+
+def _triples_of(dataset: Dataset, edge_sets: EdgeSets) -> dict[str, np.ndarray]:
+    """Return the triples of each edge set by name.
+
+    Raises
+    ------
+    InputError
+        If there is no such edge set, or it is empty.
+    """
+    if isinstance(edge_sets, Mapping):
+        found = {str(name): np.ascontiguousarray(one, np.int64) for name, one in edge_sets.items()}
+    else:
+        names = [edge_sets] if isinstance(edge_sets, str) else list(edge_sets)
+        found = {name: _named(dataset, name) for name in names}
+    if not found:
+        raise InputError("there is no edge set to rank; expected at least one")
+    for name, triples in found.items():
+        if not len(triples):
+            raise InputError(f"the edge set {name!r} has no triples to rank")
+    return found
+
+
+def _named(dataset: Dataset, name: str) -> np.ndarray:
+    """Return the triples of a split, or of an edge set of the training triples."""
+    sets = dataset.edge_set_names
+    numbers = dataset.edge_set_of_triples()
+    # With several sets "train" is the first of them, as in training.edge_sets.
+    if numbers is not None and name in sets:
+        return dataset.split(TRAIN)[np.flatnonzero(numbers == sets.index(name))]
+    if name not in SPLITS:
+        raise unknown_name("edge set", name, [*SPLITS, *(one for one in sets if one not in SPLITS)])
+    return dataset.split(name)
+
+
+def _buckets(dataset: Dataset, triples: np.ndarray, num_ranges: int) -> np.ndarray:
+    """Return the bucket (n,) of each triple: the head's range times the number of ranges, plus the tail's."""
+    relations = dataset.relations.relations
+    found = np.zeros(len(triples), np.int64)
+    for column, weight, side in ((0, num_ranges, Side.HEAD), (2, 1, Side.TAIL)):
+        types = np.array([relation.candidate_type(side) for relation in relations])[triples[:, 1]]
+        for entity_type in np.unique(types).tolist():
+            here = types == entity_type
+            bounds = range_bounds(np.array([0, dataset.num_entities(entity_type)]), num_ranges)
+            found[here] += weight * ranges_of(triples[here, column], bounds, num_ranges)
+    return found

@@ -1,0 +1,127 @@
+"""A copy of a version for PyTorch-BigGraph: the number of passes as its version, rows and records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import pytest
+
+from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.bigraph_copy import PassCount, copy_for_bigraph
+from dglkge.errors import CheckpointError, InputError
+from dglkge.typing import RELATION
+from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
+
+
+def save(folder: Path, training: dict, finished: int, passes: int = 0, versions: int = 1) -> Path:
+    """Save a run at some point of its training, after so many commits."""
+    progress = {"finished_epochs": finished, "batches_done": 17, "global_batch_size": 100}
+    if passes:
+        progress["passes_done"] = passes
+    meta = toy_meta(config={"training": training}, progress=progress, optimizer="row_adagrad")
+    for _ in range(versions):
+        save_toy(folder / "checkpoint", meta, toy_tables(meta), num_parts=2)
+    return folder
+
+
+def resumed_place(folder: Path) -> tuple[int, int, int]:
+    """Return epoch, edge path and chunk that PyTorch-BigGraph resumes with: the arithmetic of its trainer."""
+    version = int((folder / "checkpoint_version.txt").read_text())
+    chunks = json.loads((folder / "config.json").read_text())["num_edge_chunks"]
+    with h5py.File(folder / f"model.v{version}.h5") as file:
+        paths = int(file.attrs["iteration/num_edge_paths"])
+    return version // chunks // paths, version // chunks % paths, version % chunks
+
+
+@pytest.mark.parametrize("versions", [1, 5])
+@pytest.mark.parametrize(
+    ("training", "finished", "passes", "place"),
+    [
+        ({}, 3, 0, (3, 0, 0)),
+        ({"num_epochs": 9}, 1, 0, (1, 0, 0)),
+        ({"edge_chunks": 4}, 2, 3, (2, 0, 3)),
+        ({"edge_chunks": 2, "edge_sets": ["train", "news"]}, 2, 3, (2, 1, 1)),
+        ({"edge_sets": ["train", "news"]}, 0, 1, (0, 1, 0)),
+    ],
+)
+def test_it_resumes_at_the_pass_whatever_the_cadence_was(
+    tmp_path, training, finished, passes, place, versions
+):
+    run = save(tmp_path / "run", training, finished, passes, versions)
+    assert open_checkpoint(run).version == versions
+    version = copy_for_bigraph(open_checkpoint(run), tmp_path / "copy")
+    assert resumed_place(tmp_path / "copy") == place
+    with h5py.File(tmp_path / "copy" / f"embeddings_person_1.v{version}.h5") as file:
+        names = ("epoch_idx", "edge_path_idx", "edge_chunk_idx")
+        assert tuple(int(file.attrs[f"iteration/{name}"]) for name in names) == place
+
+
+def test_rows_and_state_by_name(tmp_path):
+    run = save(tmp_path / "run", {}, 2)
+    copy_for_bigraph(open_checkpoint(run), tmp_path / "copy")
+    ours, theirs = open_checkpoint(run), open_checkpoint(tmp_path / "copy")
+    assert theirs.version == 2 and theirs.meta.progress["finished_epochs"] == 2
+    names = list(ours.vocabulary("person").names)
+    assert list(theirs.vocabulary("person").names) != names  # part after part, by row
+    assert theirs["person"][names].numpy().tobytes() == ours["person"][names].numpy().tobytes()
+    assert theirs[RELATION][:].numpy().tobytes() == ours[RELATION][:].numpy().tobytes()
+    for part in (0, 1):
+        with (
+            h5py.File(run / "checkpoint" / f"embeddings_person_{part}.v1.h5") as old,
+            h5py.File(tmp_path / "copy" / f"embeddings_person_{part}.v2.h5") as new,
+        ):
+            assert sorted(new) == ["embeddings", "optimizer"] and list(new["optimizer"]) == ["state_dict"]
+            state = [file["optimizer/state_dict"][...].tobytes() for file in (old, new)]
+            assert state[0] == state[1]
+            assert json.loads(new.attrs["config/json"])["checkpoint_path"] == str(tmp_path / "copy")
+        for name in (f"entity_count_person_{part}.txt", f"entity_names_person_{part}.json"):
+            assert (tmp_path / "copy" / name).read_text() == (run / "checkpoint" / name).read_text()
+    assert not list(tmp_path.glob(".copy*"))
+
+
+def test_records_of_passes_that_the_version_does_not_have_are_left_out(tmp_path):
+    run = save(tmp_path / "run", {"edge_chunks": 2}, 1, 1)
+    records = [
+        {
+            "epoch_idx": epoch,
+            "edge_path_idx": 0,
+            "edge_chunk_idx": chunk,
+            "stats": {"count": 1, "metrics": {}},
+        }
+        for epoch in range(3)
+        for chunk in range(2)
+    ]
+    text = "".join(json.dumps(one) + "\n" for one in records)
+    (run / "checkpoint" / "training_stats.json").write_text(text)
+    assert copy_for_bigraph(open_checkpoint(run), tmp_path / "copy") == 3
+    found = (tmp_path / "copy" / "training_stats.json").read_text().splitlines()
+    assert [json.loads(line) for line in found] == records[:3]
+
+
+def test_refusals_leave_nothing(tmp_path):
+    run = save(tmp_path / "run", {}, 0)
+    with pytest.raises(CheckpointError, match="has no finished pass"):
+        copy_for_bigraph(open_checkpoint(run), tmp_path / "copy")
+    run = save(tmp_path / "again", {}, 1)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(InputError, match=r"full exists and is no empty folder"):
+        copy_for_bigraph(open_checkpoint(run), tmp_path / "full")
+    copy_for_bigraph(open_checkpoint(run), tmp_path / "theirs")
+    with pytest.raises(InputError, match="was written by PyTorch-BigGraph"):
+        copy_for_bigraph(open_checkpoint(tmp_path / "theirs"), tmp_path / "copy")
+    path = run / "checkpoint" / "embeddings_person_0.v1.h5"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"embeddings_person_0.v1.h5 is damaged"):
+        copy_for_bigraph(open_checkpoint(run), tmp_path / "copy")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["again", "full", "run", "theirs"]
+
+
+def test_passes_of_a_run_without_edge_sets():
+    meta = toy_meta()
+    assert PassCount.of(meta) == PassCount(("train",), 1, 2)
+    assert PassCount.of(meta).attributes()["iteration/edge_path"] == "train"

@@ -1,0 +1,134 @@
+"""The benchmark of tables on a disk: arguments, comparison of tables, table of figures, control groups."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from dglkge.errors import InputError
+
+MIB = 2**20
+
+
+def write(folder: Path, rows: np.ndarray, version: int = 1) -> Path:
+    """Write one part of one table as a checkpoint has it."""
+    (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+    with h5py.File(folder / "checkpoint" / f"embeddings_entity_0.v{version}.h5", "w") as file:
+        file.attrs["config/json"] = str(folder)
+        file.create_dataset("embeddings", data=rows)
+        file.create_dataset("optimizer/sum", data=rows[:, 0])
+    return folder
+
+
+def test_tables_are_compared_bit_by_bit(benchmark_module, tmp_path):
+    compare = benchmark_module("out_of_core").different_tables
+    rows = np.arange(12, dtype=np.float32).reshape(4, 3)
+    rows[1, 1] = np.nan
+    one = write(tmp_path / "one", rows)
+    # An older version does not count.
+    write(tmp_path / "other", rows + 1)
+    assert compare(one, write(tmp_path / "other", rows, version=2)) == []
+    rows[2, 2] = np.nextafter(rows[2, 2], np.float32(9))
+    changed = write(tmp_path / "changed", rows)
+    assert compare(one, changed) == ["embeddings_entity_0:embeddings"]
+    assert compare(one, tmp_path / "none") == ["files ['embeddings_entity_0'] and []"]
+    with h5py.File(changed / "checkpoint" / "embeddings_entity_0.v1.h5", "a") as file:
+        del file["optimizer/sum"]
+    assert compare(one, changed) == ["embeddings_entity_0", "embeddings_entity_0:embeddings"]
+
+
+def test_the_limit_is_a_share_of_the_tables_and_the_memory_beside_them(benchmark_module):
+    module = benchmark_module("out_of_core")
+    plan = module.Plan(table_bytes=800 * MIB, own_bytes=300 * MIB, ranges=None)
+
+    def limit(*words: str) -> int:
+        return module.memory_limit(module.build_parser().parse_args(["--work", "w", *words]), plan)
+
+    assert limit() == 500 * MIB
+    assert limit("--beside", "0") == 200 * MIB
+    assert limit("--beside", "1G", "--share", "0.5") == (400 + 1024) * MIB
+    assert limit("--limit", "64M") == 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epochs", "1"], "--epochs must be at least 2, got 1"),
+        (["--share", "1.5"], "--share must be between 0 and 1, got 1.5"),
+        (["--beside", "much"], "'much' is no size"),
+    ],
+)
+def test_mistakes_are_errors_before_anything_runs(benchmark_module, tmp_path, capsys, words, message):
+    assert benchmark_module("out_of_core").main(["--work", str(tmp_path / "work"), *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "work").exists()
+
+
+def test_rows_of_the_table(benchmark_module):
+    module = benchmark_module("out_of_core")
+    ranges = {"num_ranges": 8, "order": "inside_out", "loads": 29, "read_bytes": 3 * 10**9}
+    memory = {"limit_bytes": 0, "edges_per_second": 1000.0}
+    disk = {"limit_bytes": 10**9, "edges_per_second": 750.0, "peak_group_bytes": 9 * 10**8}
+    disk.update(read_bytes=25 * 10**8, written_bytes=35 * 10**8, different_tables=[])
+    killed = {"limit_bytes": 10**9, "edges_per_second": 1.0, "different_tables": ["a:b"]}
+    found = {
+        "plan": {"table_bytes": 2 * 10**9, "own_bytes": 10**9, "ranges": ranges},
+        "disk": "vda (ext4)",
+        "runs": {module.MEMORY: [memory], module.DISK: [disk, disk], module.KILLED: [killed]},
+        "peer_problem": "killed\nat once",
+    }
+    lines = module.report(found).splitlines()
+    assert lines[2:5] == [
+        "| in memory | none |  | 1,000 | 1.00 |  |  |  |  |",
+        "| on disk, limited | 1.00 | 0.90 | 750 | 0.75 | 2.50 | 3.50 | 3.00 | yes |",
+        "| killed and resumed | 1.00 | 0.00 |  |  |  |  |  | no: a:b |",
+    ]
+    assert {line.count("|") for line in lines[:5]} == {10}
+    assert lines[-1] == "PyTorch-BigGraph is left out: killed"
+
+
+@pytest.fixture
+def group(benchmark_module):
+    """A control group of 64 MiB, if this process may make one."""
+    module = benchmark_module("measuring.memory_group")
+    try:
+        made = module.MemoryGroup(64 * MIB)
+    except InputError as error:
+        pytest.skip(str(error))
+    with made:
+        yield made
+    assert not made.path.exists()
+
+
+def test_a_group_limits_its_processes_and_kills_them_at_the_end(group):
+    fill = "x = bytearray(b'x' * 256 * 2**20); print(len(x))"
+    done = subprocess.run(
+        group.command([sys.executable, "-c", fill]), capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == -9 and not done.stdout
+    assert group.out_of_memory_kills() == 1
+    assert 32 * MIB < group.peak_bytes() <= 64 * MIB
+    sleeper = subprocess.Popen(group.command(["sleep", "600"]))
+    while sleeper.pid not in group.processes():
+        assert sleeper.poll() is None
+    group.kill()
+    assert sleeper.wait(10) == -9 and group.processes() == []
+
+
+def test_bytes_between_two_moments(benchmark_module, tmp_path):
+    module = benchmark_module("measuring.disk_traffic")
+    stat = tmp_path / "stat"
+    stat.write_text("1 0 10 5 1 0 20 5 0 0 0")
+    disk = module.Disk("disk", "ext4", stat)
+    assert disk.counted() == (5120, 10240) and str(disk) == "disk (ext4)"
+    with module.DiskTraffic(disk) as traffic:
+        stat.write_text("1 0 110 5 1 0 20 5 0 0 0")
+    moments = [sample[0] for sample in traffic._samples]
+    assert traffic.between(moments[0], moments[-1]) == (100 * 512, 0)
+    found = module.Disk.of(tmp_path)
+    assert found.file_system != "unknown" and (found.stat is None or found.counted()[1] > 0)
