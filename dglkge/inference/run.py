@@ -148,7 +148,10 @@ class Run:
         """The score function at its dimension."""
         meta = self.tables.meta
         imports = recorded_imports(meta.config)
-        return build_model(meta.score_function, meta.dim, meta.reciprocal, imports, meta.score_options)
+        model = build_model(meta.score_function, meta.dim, meta.reciprocal, imports, meta.score_options)
+        if model.module is not None:
+            model.load_module(self.tables.dense_parameters(), str(self.tables.path))
+        return model
 
     @cached_property
     def dataset(self) -> Dataset:
