@@ -579,6 +579,7 @@ class Run:
         meta = checkpoint.meta
         files = checkpoint.manifest.versioned_files
         files += checkpoint.manifest.all_texts.values()
+        num_dense = sum(values.numel() for values in checkpoint.dense_parameters().values())
         # PyTorch-BigGraph writes no checksums, so nothing of its checkpoints can be verified.
         with_checksum = [entry for entry in files if entry.crc32 != UNKNOWN_CRC32]
         return {
@@ -591,6 +592,7 @@ class Run:
                 "dimension": meta.dim,
                 "reciprocal_relations": meta.reciprocal,
                 **meta.score_options,
+                **({"dense_parameters": num_dense} if num_dense else {}),
             },
             "optimizer": dict(meta.optimizer),
             "dataset": {

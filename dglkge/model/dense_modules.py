@@ -21,6 +21,9 @@ from dglkge.errors import InputError
 from dglkge.kernels.hashing import stream_key
 from dglkge.model.initializers import normal_rows, uniform_rows
 
+ROWS_WITHOUT_GRADIENTS = 256
+"""Rows that a module computes at a time where nothing is kept for a backward pass: ranking and prediction."""
+
 POSITION_STD = 0.02
 """Standard deviation of the positions of tokens at the start (Devlin et al. 2019)."""
 
@@ -78,14 +81,19 @@ def run(module: nn.Module, *rows: torch.Tensor) -> torch.Tensor:
     """Return a module's output for rows, (..., D_i) each -> (..., Dq); see ``ScoreFunction.run_module``."""
     shape = torch.broadcast_shapes(*(one.shape[:-1] for one in rows))
     flat = tuple(one.expand(*shape, one.shape[-1]).reshape(-1, one.shape[-1]) for one in rows)
-    dtype = flat[0].dtype
-    if dtype == torch.float32:
-        made = module(*flat)
-    else:
+    dtype, step = flat[0].dtype, len(flat[0])
+    if not torch.is_grad_enabled():
+        step = ROWS_WITHOUT_GRADIENTS
+    converted: dict[str, torch.Tensor] = {}
+    if dtype != torch.float32:
         # Ranking is exact in float64: the parameters are converted for this call, the module keeps its own.
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         converted = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
-        made = torch.func.functional_call(module, converted, flat)
+    pieces = [
+        torch.func.functional_call(module, converted, part) if converted else module(*part)
+        for part in zip(*(one.split(max(1, step)) for one in flat))
+    ]
+    made = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return made.reshape(*shape, made.shape[-1])
 
 

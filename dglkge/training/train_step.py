@@ -178,6 +178,7 @@ class TrainStep:
             **more,
         )
         if self._dense is not None:
+            self._clock.enter("update")
             # Every trainer updates its own copy: nothing is exchanged.
             self._dense.update(self._optimizer.clip_factor if more else 1.0)
         self.someone_must_stop = self._optimizer.step_sum > 0

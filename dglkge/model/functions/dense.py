@@ -99,8 +99,9 @@ class TuckER(Dot, ScoreFunction):
         return self.relation_dim(dim) * dim * dim
 
     def query_numbers(self, dim: int) -> int:
-        """Return the size of M(r) where each query has one of its own; 0 where relations are shared."""
-        return 0
+        """Return a bound for M(r), once for each relation of a batch: at most 64 KiB of each query."""
+        # Relations are far fewer than queries; a batch of many relations needs more, up to D D each.
+        return min(dim * dim, 1 << 14)
 
     def _core(self, rows: torch.Tensor) -> torch.Tensor:
         """Return W (Dr, D * D) in the type of some rows."""
