@@ -281,6 +281,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
         part = TablePart(table, 0, torch.arange(count), torch.empty(count, width), state)
         take_over(source, part, saved_ids, saved)
         parts[table] = part
+    parts[RELATION] = dataclasses.replace(parts[RELATION], shared=source.dense_tensors())
     # Other programs may write records without the number of an epoch, by which append_stats selects.
     stats = [one for one in shared_texts.read_stats(source.path) if isinstance(one.get("epoch_idx"), int)]
     return save_converted(output, meta, parts, names, stats)

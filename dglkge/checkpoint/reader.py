@@ -17,7 +17,7 @@ import torch
 from dglkge.checkpoint import bigraph_reader, hdf5_format, layout
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.mirror import local_path
-from dglkge.checkpoint.relation_layout import global_vector_path
+from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, global_vector_path
 from dglkge.checkpoint.restore import read_relations, read_state
 from dglkge.checkpoint.storage import CheckpointStorage, check_open_file
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
@@ -279,6 +279,10 @@ class TablesByName:
         """Return all rows of a table, as one shard for each file."""
         return self[table].shards
 
+    def dense_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the dense parameters of the score function's module by name; none where it has none."""
+        return {}
+
 
 class Checkpoint(TablesByName):
     """One version of a checkpoint, for reading. Get one from :func:`open_checkpoint`.
@@ -403,6 +407,26 @@ class Checkpoint(TablesByName):
             path = global_vector_path(entity_type)
             found = file[path][...] if path in file else np.zeros(0)
         return found if found.any() else None
+
+    def dense_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the dense parameters of the score function's module by name; none where it has none."""
+        name = self.manifest.of_table(RELATION)[0].name
+        with hdf5_format.open_file(self.path / name, self._files[name]) as file:
+            return dense_parameters(file)
+
+    def dense_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the dense parameters and their optimizer's state, by dataset of the model file."""
+        name = self.manifest.of_table(RELATION)[0].name
+        found: dict[str, torch.Tensor] = {}
+        with hdf5_format.open_file(self.path / name, self._files[name]) as file:
+
+            def visit(path: str, item: Any) -> None:
+                if hasattr(item, "shape"):
+                    found[f"{DENSE_GROUP}/{path}"] = torch.from_numpy(np.asarray(item[()]))
+
+            if DENSE_GROUP in file:
+                file[DENSE_GROUP].visititems(visit)
+        return found
 
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of optimizer state in a table's first file, by name."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.errors import CheckpointError, InputError, unknown_name
@@ -20,6 +21,21 @@ RECIPROCAL_GROUP = "reciprocal"
 
 GLOBAL_SUMS_GROUP = "global_sums"
 """Holds Adagrad's sums of the global vectors, where PyTorch-BigGraph does not look."""
+
+DENSE_GROUP = "dense"
+"""Holds the dense parameters of a score function's module and their optimizer's state; PyTorch-BigGraph does
+not look there."""
+
+
+def dense_path(kind: str, *names: str) -> str:
+    """Return the dataset of a dense parameter (kind ``parameters``), or of a tensor of its optimizer."""
+    return "/".join([DENSE_GROUP, kind, *names])
+
+
+def dense_parameters(file: Any) -> dict[str, torch.Tensor]:
+    """Return the dense parameters of an open model file, by name; none where the model has none."""
+    group = file.get(dense_path("parameters"), {})
+    return {name: torch.from_numpy(np.asarray(group[name][()])) for name in group}
 
 
 def global_vector_path(entity_type: str) -> str:

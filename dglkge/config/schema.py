@@ -131,6 +131,12 @@ class ModelConfig:
     init_scale: float = setting(1e-3, "standard deviation of the initial rows", above(0))
     p: int = setting(0, "keci: basis vectors of the Clifford algebra with square 1", at_least(0))
     q: int = setting(1, "keci: basis vectors of the Clifford algebra with square -1", at_least(0))
+    relation_dimension: int = setting(
+        0, "tucker: numbers in a relation's row; 0: as many as in an entity's", at_least(0)
+    )
+    channels: int = setting(32, "conve, conex: filters of the convolution", at_least(1))
+    layers: int = setting(1, "transformer: layers of the encoder", at_least(1))
+    heads: int = setting(4, "transformer: heads of the attention", at_least(1))
     entity_dropout: float = setting(
         0.0,
         "share of the numbers of each entity's row that a batch sets to 0; others are divided by 1 - share",
@@ -295,12 +301,14 @@ class OptimizerConfig:
     )
     clip_norm: float = setting(
         0.0,
-        "limit of the 2-norm of a batch's gradient, over all rows of all tables and trainers; 0: none",
+        "limit of the 2-norm of a batch's gradient, over all rows of all tables and trainers, and dense "
+        "parameters; 0: none",
         at_least(0),
     )
     clip_value: float = setting(
         0.0,
-        "limit of the size of each number of a row's gradient, before the norm is taken; 0: none",
+        "limit of the size of each number of a row's or dense parameter's gradient, before the norm is "
+        "taken; 0: none",
         at_least(0),
     )
     schedule: str = setting(
@@ -317,6 +325,31 @@ class OptimizerConfig:
     )
     warmup_batches: int = setting(
         0, "batches in which the learning rates grow linearly to those of the schedule; 0: none", at_least(0)
+    )
+
+
+@dataclass(frozen=True)
+class DenseConfig:
+    """The optimizer of the dense parameters of score functions that have a module."""
+
+    optimizer: str = setting("Adam", "class of torch.optim, e.g. Adam, AdamW or SGD", not_empty)
+    lr: float = setting(1e-3, "learning rate", above(0))
+    options: tuple[str, ...] = setting(
+        (), "its options, each a text NAME=VALUE, e.g. [weight_decay=0.01, eps=1e-6]"
+    )
+    schedule: str = setting(
+        "",
+        "class of torch.optim.lr_scheduler that changes its learning rate; empty: that of "
+        "optimizer.schedule, if there is one",
+    )
+    schedule_options: tuple[str, ...] = setting(
+        (), "its options, each a text NAME=VALUE, e.g. [T_max=20, eta_min=0.001]"
+    )
+    schedule_every: str = setting(
+        "epoch",
+        "it goes one step further after each epoch, or after each batch; ReduceLROnPlateau after each "
+        "ranking of the valid split",
+        one_of("epoch", "batch"),
     )
 
 
@@ -590,6 +623,7 @@ class Config:
     sampling: SamplingConfig = section(SamplingConfig, "order of the triples of an epoch")
     negatives: NegativesConfig = section(NegativesConfig, "negatives")
     optimizer: OptimizerConfig = section(OptimizerConfig, "optimizer")
+    dense: DenseConfig = section(DenseConfig, "dense parameters")
     training: TrainingConfig = section(TrainingConfig, "epochs and batches")
     tables: TablesConfig = section(TablesConfig, "tables during training")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "checkpoints")

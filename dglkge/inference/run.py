@@ -149,7 +149,10 @@ class Run:
         """The score function at its dimension."""
         meta = self.tables.meta
         imports = recorded_imports(meta.config)
-        return build_model(meta.score_function, meta.dim, meta.reciprocal, imports, meta.score_options)
+        model = build_model(meta.score_function, meta.dim, meta.reciprocal, imports, meta.score_options)
+        if model.module is not None:
+            model.load_module(self.tables.dense_parameters(), str(self.tables.path))
+        return model
 
     @cached_property
     def dataset(self) -> Dataset:
@@ -590,6 +593,7 @@ class Run:
         meta = checkpoint.meta
         files = checkpoint.manifest.versioned_files
         files += checkpoint.manifest.all_texts.values()
+        num_dense = sum(values.numel() for values in checkpoint.dense_parameters().values())
         # PyTorch-BigGraph writes no checksums, so nothing of its checkpoints can be verified.
         with_checksum = [entry for entry in files if entry.crc32 != UNKNOWN_CRC32]
         return {
@@ -602,6 +606,7 @@ class Run:
                 "dimension": meta.dim,
                 "reciprocal_relations": meta.reciprocal,
                 **meta.score_options,
+                **({"dense_parameters": num_dense} if num_dense else {}),
             },
             "optimizer": dict(meta.optimizer),
             "dataset": {

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from dglkge.errors import InputError
+from dglkge.model.dense_modules import load_parameters
 from dglkge.model.initializers import INITIALIZERS
 from dglkge.model.options import build_with_options
 from dglkge.model.regularizers import Regularizer
@@ -29,11 +31,13 @@ class KgeModel:
         The table's row then holds both: its first half answers (h, r, ?), its second half (?, r, t), each
         by the forward operation on the entity given. These are PyTorch-BigGraph's dynamic relations:
         the first half is its ``lhs`` operator, which works on heads, and the second its ``rhs`` operator.
+    seed : int
+        Of the initial dense parameters, where the score function owns a module.
 
     Raises
     ------
     InputError
-        If the score function has no rows of that dimension.
+        If the score function has no rows of that dimension, or needs reciprocal relations.
 
     Examples
     --------
@@ -42,11 +46,42 @@ class KgeModel:
     8
     """
 
-    def __init__(self, score_function: ScoreFunction, dim: int, reciprocal: bool) -> None:
+    def __init__(self, score_function: ScoreFunction, dim: int, reciprocal: bool, seed: int = 0) -> None:
         score_function.check_dim(dim)
-        self.score_function = score_function if reciprocal else score_function.static()
+        if score_function.needs_reciprocal and not reciprocal:
+            raise InputError(
+                f"model.reciprocal_relations is false and the score function {type(score_function).__name__} "
+                "computes queries from heads only; allowed: true"
+            )
+        self.score_function = (score_function if reciprocal else score_function.static()).bound(dim, seed)
         self.dim = dim
         self.reciprocal = reciprocal
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        """The module with the dense parameters; None where there are none."""
+        return self.score_function.module if self.score_function.has_module else None
+
+    def load_module(self, values: Mapping[str, torch.Tensor], where: str) -> None:
+        """Take trained dense parameters, which get no gradients from then on.
+
+        Parameters
+        ----------
+        values : mapping of str to tensor
+            By name, as in ``module.named_parameters()``.
+        where : str
+            For the error message.
+
+        Raises
+        ------
+        InputError
+            If a parameter is missing, has another shape, or is none of the module's.
+        """
+        module = self.module
+        if module is None:
+            return
+        load_parameters(module, values, where)
+        module.requires_grad_(False)
 
     @property
     def relation_width(self) -> int:
@@ -232,6 +267,7 @@ def build_model(
     reciprocal: bool,
     imports: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
+    seed: int = 0,
 ) -> KgeModel:
     """Build a model from a score function's name.
 
@@ -247,6 +283,8 @@ def build_model(
         Modules that are imported first where the name is not registered.
     options : mapping of str to int, optional
         Parameters of the score function's constructor.
+    seed : int
+        See :class:`KgeModel`.
 
     Raises
     ------
@@ -257,4 +295,4 @@ def build_model(
     if score_function not in SCORE_FUNCTIONS:
         import_modules(imports)
     made = build_with_options(SCORE_FUNCTIONS, score_function, dict(options or {}))
-    return KgeModel(made, dim, reciprocal)
+    return KgeModel(made, dim, reciprocal, seed)

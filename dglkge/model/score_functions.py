@@ -12,6 +12,7 @@ so a static operator holds ``adjoint(r)``.
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, ClassVar
@@ -24,8 +25,11 @@ from dglkge.typing import Side
 
 if TYPE_CHECKING:
     import torch
+
+    from dglkge.model import dense_modules
 else:
     torch = deferred("torch")
+    dense_modules = deferred("dglkge.model.dense_modules")
 # Not imported while this file is: it declares score functions of its own.
 bigraph_scores = deferred("dglkge.model.functions.bigraph_scores")
 
@@ -68,10 +72,12 @@ class Operator:
 
 
 class ScoreFunction(Comparator):
-    """Scores triples of rows; stateless. Parameters of a constructor are options: fields of ``model``.
+    """Scores triples of rows. Parameters of a constructor are options: fields of ``model``.
 
     Only :meth:`operate`, :meth:`adjoint` and a comparator are needed; every fact below has a default. The
     comparator adds the costs of a score, see :class:`dglkge.model.functions.comparators.Comparator`.
+
+    It is stateless, unless it owns a module with dense parameters, see :meth:`build_module`.
 
     Attributes
     ----------
@@ -107,6 +113,9 @@ class ScoreFunction(Comparator):
         Whether a relation's row is so wide that a batch should hold it once and not for each triple:
         queries are then asked from :meth:`shared_query`. Not inherited either: a subclass may operate
         otherwise.
+    needs_reciprocal : bool
+        Whether nothing carries a tail back to its head, so that heads can be predicted by relation rows of
+        their own only. :meth:`adjoint` is then not asked for.
     """
 
     help: ClassVar[str] = ""
@@ -120,6 +129,10 @@ class ScoreFunction(Comparator):
     has_offset: ClassVar[bool] = False
     acts_on_candidates: ClassVar[bool] = False
     shares_relations: ClassVar[bool] = False
+    needs_reciprocal: ClassVar[bool] = False
+    # Dimension and seed of the module of a bound score function, and the module once it is built.
+    _binding: tuple[int, int] | None = None
+    _module: torch.nn.Module | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -131,6 +144,74 @@ class ScoreFunction(Comparator):
     def options(self) -> dict[str, Any]:
         """Parameters of the constructor that are attributes of the same names; checkpoints record them."""
         return {name: getattr(self, name) for name in option_names(type(self)) if hasattr(self, name)}
+
+    def build_module(self, dim: int, seed: int) -> torch.nn.Module | None:
+        """Return a new module that computes queries from rows; None where there are no dense parameters.
+
+        The module's parameters are float32 and trained beside the rows. The same dimension and seed give the
+        same values. torch's random numbers may be used: they start from the seed, and the global generator
+        is left as it was. :meth:`operate` calls the module by :meth:`run_module`. Random dropout and batch
+        normalization are refused: the result would depend on how a batch is divided among trainers.
+
+        Parameters
+        ----------
+        dim : int
+            Width of an entity's row.
+        seed : int
+        """
+        return None
+
+    @property
+    def has_module(self) -> bool:
+        """Whether it owns a module."""
+        return type(self).build_module is not ScoreFunction.build_module
+
+    def module_numbers(self, dim: int) -> int:
+        """Return the count of dense parameters; by default those of a module that is built to be counted."""
+        if not self.has_module:
+            return 0
+        return sum(one.numel() for one in self.bound(dim, 0).module.parameters())
+
+    def query_numbers(self, dim: int) -> int:
+        """Return how many numbers the module keeps of a query between forward and backward, for planning."""
+        return 0
+
+    def bound(self, dim: int, seed: int) -> ScoreFunction:
+        """Return this score function with a module of a dimension and seed, which is built when it is used.
+
+        Without a module it is the score function itself.
+        """
+        if not self.has_module or self._binding == (dim, seed):
+            return self
+        made = copy.copy(self)
+        made._binding, made._module = (dim, seed), None
+        return made
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module of a bound score function.
+
+        Raises
+        ------
+        InputError
+            If the module has parameters of another type than float32, or layers that are refused.
+        RuntimeError
+            If the score function owns none, or is not bound.
+        """
+        if self._module is None:
+            if self._binding is None:
+                raise RuntimeError(
+                    f"{type(self).__name__} has no module; bound(dim, seed) returns one that has"
+                )
+            self._module = dense_modules.built(type(self).__name__, self.build_module, *self._binding)
+        return self._module
+
+    def run_module(self, *rows: torch.Tensor) -> torch.Tensor:
+        """Return the module's output for rows, (..., D_i) each -> (..., Dq), computed in the rows' type.
+
+        Leading dimensions broadcast; the module gets matrices (n, D_i) and returns a matrix (n, Dq).
+        """
+        return dense_modules.run(self.module, *rows)
 
     def check_dim(self, dim: int) -> None:
         """Refuse a dimension that this score function has no rows for.
@@ -244,7 +325,11 @@ class ScoreFunction(Comparator):
 SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry(
     "score function",
     lambda name: bigraph_scores.bigraph_score(name),
-    also=("dglkge.model.functions.bilinear", "dglkge.model.functions.projected"),
+    also=(
+        "dglkge.model.functions.bilinear",
+        "dglkge.model.functions.projected",
+        "dglkge.model.functions.dense",
+    ),
 )
 
 

@@ -131,10 +131,13 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         Updates that were skipped, by any trainer, because the row's gradient was not finite.
     step_sum : int
         Sum over all trainers of the numbers ``extra`` given to the last finished step: equal on each.
+    clip_factor : float
+        Factor by which clipping by norm changed the gradient of the last finished step; 1 without clipping.
     """
 
     num_skipped_rows = 0
     step_sum = 0
+    clip_factor = 1.0
     _clipping: Clipping | None = None
     _enter: Callable[[str], None] = staticmethod(ignore_phase)
 
@@ -308,7 +311,12 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._start([table.trace.take() for table in self._tables])
         return loss
 
-    def step_rows(self, gradients: Sequence[tuple[Any, torch.Tensor, torch.Tensor]], extra: int = 0) -> None:
+    def step_rows(
+        self,
+        gradients: Sequence[tuple[Any, torch.Tensor, torch.Tensor]],
+        extra: int = 0,
+        other_squares: float = 0.0,
+    ) -> None:
         """Apply gradient rows that the caller computed; like :meth:`step`, every trainer calls it.
 
         Parameters
@@ -320,6 +328,10 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         extra : int
             An integer that is summed over all trainers with the step, without another round of messages: the
             sum is ``step_sum`` once the step is finished.
+        other_squares : float
+            Sum of the squares of the gradient of parameters that are no rows, the same on every trainer. With
+            ``clip_gradients(norm=...)`` the norm is that of the rows and of these together; multiply these by
+            ``clip_factor`` once the step is finished.
         """
         pairs: dict[str, list] = {table.key: [] for table in self._tables}
         for embedding, ids, rows in gradients:
@@ -327,22 +339,22 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             if key not in pairs:
                 raise self._unknown(embedding)
             pairs[key].append((ids, rows))
-        self._start(list(pairs.values()), extra)
+        self._start(list(pairs.values()), extra, other_squares)
 
     def finish(self) -> None:
         """Wait for the step that runs in the background, if any, and raise its exception."""
         if self._background is not None:
             self._background.finish()
 
-    def _start(self, pairs_by_table: Sequence[Pairs], extra: int = 0) -> None:
+    def _start(self, pairs_by_table: Sequence[Pairs], extra: int = 0, other_squares: float = 0.0) -> None:
         """Apply the gradients, given as (ids, rows) pairs for each table, now or in the background."""
         self.finish()
         # Copies: a scheduler may change the groups while the step runs in the background.
         hyper_of = {key: dict(group) for keys, group in self._keyed_groups() for key in keys}
         if self._background is None:
-            self._run(pairs_by_table, hyper_of, extra)
+            self._run(pairs_by_table, hyper_of, extra, other_squares)
         else:
-            self._background.start(lambda: self._run(pairs_by_table, hyper_of, extra))
+            self._background.start(lambda: self._run(pairs_by_table, hyper_of, extra, other_squares))
 
     def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
         """Each parameter group with the keys of its tables."""
@@ -350,7 +362,11 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     @torch.no_grad()
     def _run(
-        self, pairs_by_table: Sequence[Pairs], hyper_of: Mapping[str, Mapping[str, Any]], extra: int
+        self,
+        pairs_by_table: Sequence[Pairs],
+        hyper_of: Mapping[str, Mapping[str, Any]],
+        extra: int,
+        other_squares: float,
     ) -> None:
         """Merge the gradients, send rows to their owners, and update the rows that this trainer owns."""
         exchange = self._exchange
@@ -365,7 +381,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             gradients = [table.chains for table in self._tables]
             if self._clipping is not None:
                 # One turn: every gradient is merged before the first row changes.
-                gradients, turns = self._clipped(self._clipping, list(turns))
+                gradients, turns = self._clipped(self._clipping, list(turns), other_squares)
             for turn, (selected, active) in enumerate(turns):
                 self._enter("update")
                 for number, table in enumerate(self._tables):
@@ -386,7 +402,10 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._report_nonfinite(num_bad)
 
     def _clipped(
-        self, clipping: Clipping, turns: Sequence[tuple[list[np.ndarray], np.ndarray]]
+        self,
+        clipping: Clipping,
+        turns: Sequence[tuple[list[np.ndarray], np.ndarray]],
+        other_squares: float,
     ) -> tuple[list[GradientRows], list[tuple[list[np.ndarray], np.ndarray]]]:
         """Clip the gradients of all rows that this trainer updates; returns them, and one turn of updates."""
         self._enter("merge")
@@ -396,7 +415,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         if clipping.norm is not None:
             self._enter("exchange")
             squares = self._group.sum(squares)
-        factor = clipping.factor(float(squares[0]))
+        factor = self.clip_factor = clipping.factor(float(squares[0]) + other_squares)
         every = [np.arange(len(rows.ids)) for rows in merged]
         return [rows.scaled(factor) for rows in merged], [(every, turns[0][1])]
 

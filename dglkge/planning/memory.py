@@ -68,6 +68,16 @@ CHAIN_BYTES_PER_ROW = 128
 AUTOGRAD_SCORES = 6
 """Copies of the scores that are alive at once where torch's autograd computes the loss."""
 
+DENSE_BYTES = 40
+"""Bytes of a dense parameter on each trainer: value, gradient and two numbers of an optimizer such as Adam in
+float32; in float64 the gradient and its sum over the trainers, and a temporary copy of either."""
+
+DENSE_STORED_BYTES = 12
+"""Bytes of a dense parameter in a version: its value and two numbers of the optimizer."""
+
+MODULE_ROWS = 256
+"""Queries that a module computes at a time in a ranking (``model/dense_modules.py``)."""
+
 RANKING_TILE_BYTES = 8 * MIB
 """A tile of scores and a tile of candidates of the ranking."""
 
@@ -180,6 +190,9 @@ def _plan_host(
     work = num_trainers * max(batch_bytes(config, size, world_size), ranking_bytes(config, size))
     exchange = num_trainers * exchange_bytes(config, size, world_size)
     later = work + exchange + copy_bytes + name_bytes(size)
+    dense = shared.dense_numbers(config)
+    # One trainer of the job copies what it writes.
+    dense_bytes = num_trainers * DENSE_BYTES * dense + DENSE_STORED_BYTES * dense * (machine == 0)
     creating = creation_bytes(part, config, later) if num_servers else 0
     # Each figure is a peak by itself, and the sum takes them as simultaneous, except batches and ranking,
     # which never are (`work` is the larger one).
@@ -192,6 +205,7 @@ def _plan_host(
         ("edges and ids, mapped files", mapped),
         ("batches and ranking", work),
         ("exchange between trainers", exchange),
+        ("dense parameters", dense_bytes),
         (
             "known answers and degrees",
             known_bytes(config, size) + num_trainers * negatives_bytes(config, size),
@@ -203,7 +217,7 @@ def _plan_host(
     in_shared_memory = table_bytes + state_bytes + graph_bytes if num_servers else 0
     # The new version is written beside the old one, which is dropped after it is published.
     versions = 2 + _kept_versions(config)
-    disk_bytes = versions * (table_bytes + state_bytes)
+    disk_bytes = versions * (table_bytes + state_bytes + DENSE_STORED_BYTES * dense * (machine == 0))
     structure = shared.structure_bytes(part) if num_servers else 0
     return PlannedHost(machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure)
 
@@ -331,6 +345,8 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
         operands += rows
         # Queries that are wider than a row, and their gradients, on both sides.
         operands += 4 * num_relations * (shared.query_dim(config) - dim) * shared.FLOAT_BYTES
+        # What a module keeps of the queries of both sides, and the gradients of its last layers.
+        operands += 3 * num_relations * shared.query_numbers(config) * shared.FLOAT_BYTES
     return int(SPARE_SHARE * (rows + operands + scores)) + candidate_bytes(config, size, world_size)
 
 
@@ -366,6 +382,9 @@ def ranking_bytes(config: Config, size: DatasetSize) -> int:
     dim = config.model.dimension
     wider = RANKED_WIDE_COPIES * (shared.query_dim(config) - dim)
     queries = 8 * (RANKED_QUERY_NUMBERS * dim + wider) * num_queries
+    # A module and its layers for these queries in float64, without gradients.
+    at_a_time = min(num_queries, MODULE_ROWS)
+    queries += 8 * (shared.dense_numbers(config) + shared.query_numbers(config) * at_a_time)
     return queries + RANKING_TILE_BYTES
 
 

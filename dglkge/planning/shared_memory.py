@@ -94,6 +94,18 @@ def query_dim(config: Config) -> int:
     return width
 
 
+def dense_numbers(config: Config) -> int:
+    """Return the count of dense parameters of the score function."""
+    count: int = configured_score_function(config).module_numbers(config.model.dimension)
+    return count
+
+
+def query_numbers(config: Config) -> int:
+    """Return the numbers that the score function's module keeps of a query."""
+    count: int = configured_score_function(config).query_numbers(config.model.dimension)
+    return count
+
+
 def configured_score_function(config: Config) -> Any:
     """Return the score function, which states its widths and its costs."""
     member = registry_of("score function").get(config.model.score_function)

@@ -60,6 +60,7 @@ from dglkge.training.building.components import (
     configured_regularizer,
     with_recorded_imports,
 )
+from dglkge.training.building.dense_optimizer import dense_optimizer
 from dglkge.training.building.edge_sets import build_passes, configured_order, touched_rows
 from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.loss_settings import check_data_of_loss, relation_weights
@@ -79,6 +80,7 @@ from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.objectives import dot_softmax
 from dglkge.training.objectives.autograd_loss import AutogradLoss
+from dglkge.training.objectives.dense_parameters import DenseParameters
 from dglkge.training.objectives.dot_softmax import DotSoftmax
 from dglkge.training.objectives.global_vectors import GlobalVectors
 from dglkge.training.objectives.measures import BatchMeasures
@@ -255,9 +257,10 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     if config.model.global_vectors:
         types, lr = tables.entity_types, config.optimizer.lr
         global_vectors = GlobalVectors(types, model.dim, lr, cluster.sum)
+    dense = _build_dense(config, model, cluster)
     train_step = _build_train_step(
         config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, batches, world,
-        global_vectors,
+        global_vectors, dense,
     )  # fmt: skip
     # Names of entities take memory, and only the trainer that writes a machine's files needs them.
     names = (
@@ -289,7 +292,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     trainer = Trainer(
         config, cluster, tables, optimizer, batches, train_step, evaluator, checkpoints, meta, JOB, clock,
         global_vectors, fill_new_run, _build_trackers(config, cluster, checkpoints),
-        build_passes(config, dataset, batches, model, evaluator.gather, cluster),
+        build_passes(config, dataset, batches, model, evaluator.gather, cluster), dense,
     )  # fmt: skip
     # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
     if world.rank == 0:
@@ -380,6 +383,7 @@ def _build_train_step(
     batches: TrainingBatches,
     world: World,
     global_vectors: GlobalVectors | None,
+    dense: DenseParameters | None,
 ) -> TrainStep:
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
@@ -393,7 +397,7 @@ def _build_train_step(
         )
         return TrainStep(
             full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch,
-            global_vectors=global_vectors, frozen=frozen, touched=touched,
+            global_vectors=global_vectors, frozen=frozen, touched=touched, dense=dense,
         )  # fmt: skip
     negatives = build_negatives(config, dataset, layout, tables, pairs)
     # It is among all entities already.
@@ -429,6 +433,18 @@ def _build_train_step(
         frozen,
         touched,
         measures,
+        dense,
+    )
+
+
+def _build_dense(config: Config, model: KgeModel, cluster: Cluster) -> DenseParameters | None:
+    """Return the dense parameters of the score function's module; None where it has none. A collective."""
+    if model.module is None:
+        return None
+    make = functools.partial(dense_optimizer, config.dense)
+    limits = clipping_of(config.optimizer)
+    return DenseParameters(
+        model.module, make, cluster.sum, cluster.world.rank == 0, limits.get("value", 0.0), "norm" in limits
     )
 
 

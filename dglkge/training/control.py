@@ -39,6 +39,9 @@ class TrainingControl:
         The optimizer's, which are changed; empty where it has none.
     num_batches : int
         Batches of an epoch.
+    dense_groups : sequence of dict
+        Those of the dense parameters' optimizer. They follow the schedule of the rows, unless they have one
+        of their own.
 
     Raises
     ------
@@ -46,14 +49,30 @@ class TrainingControl:
         If the schedule has fewer steps than the run, or its state cannot be saved.
     """
 
-    def __init__(self, config: Config, param_groups: Sequence[dict[str, Any]], num_batches: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        param_groups: Sequence[dict[str, Any]],
+        num_batches: int,
+        dense_groups: Sequence[dict[str, Any]] = (),
+    ) -> None:
         chosen = config.optimizer
-        self._groups = param_groups
+        # The optimizers' own list where there is only one: groups may be added to it later.
+        self._groups = [*param_groups, *dense_groups] if dense_groups else param_groups
+        param_groups = self._groups
         self._at_start = [_plain(group) for group in param_groups]
         self._base = [float(group.get("lr", 0.0)) for group in param_groups]
         self._warmup_batches = chosen.warmup_batches
-        self._steps_batches = chosen.schedule_every == EVERY_BATCH
-        self._schedule = Schedule(chosen, self._base) if chosen.schedule and self._base else None
+        # (name in the state, schedule, whether it goes on after each batch, its groups).
+        self._schedules: list[tuple[str, Schedule, bool, slice]] = []
+        num_rows = len(self._base) - (len(dense_groups) if config.dense.schedule else 0)
+        for name, of, part in (
+            ("schedule", chosen, slice(0, num_rows)),
+            ("dense_schedule", config.dense, slice(num_rows, None)),
+        ):
+            if of.schedule and self._base[part]:
+                schedule = Schedule(of, self._base[part])
+                self._schedules.append((name, schedule, of.schedule_every == EVERY_BATCH, part))
         self._early_stopping: EarlyStopping | None = None
         if config.training.early_stopping_patience:
             training = config.training
@@ -65,15 +84,15 @@ class TrainingControl:
         self._unclaimed: dict[str, Any] = {}
         self._num_batches = self._num_epochs = 0
         self._was_resumed = False
-        if self._schedule is not None:
-            num_steps = config.training.num_epochs * (num_batches if self._steps_batches else 1)
-            self._schedule.check_length(num_steps)
+        for _, schedule, steps_batches, _ in self._schedules:
+            schedule.check_length(config.training.num_epochs * (num_batches if steps_batches else 1))
+        if self._schedules:
             self.to_bytes()
 
     @property
     def uses_mrr(self) -> bool:
         """Whether a ranking of the valid split changes the training that follows."""
-        return self._early_stopping is not None or (self._schedule is not None and self._schedule.follows_mrr)
+        return self._early_stopping is not None or any(one.follows_mrr for _, one, _, _ in self._schedules)
 
     @property
     def must_stop(self) -> bool:
@@ -108,32 +127,37 @@ class TrainingControl:
 
     def before_batch(self) -> None:
         """Set the learning rates of the next batch, where a schedule or a warm-up has them."""
-        if self._schedule is None and not self._warmup_batches:
+        if not self._schedules and not self._warmup_batches:
             return
         factor = warm_up_factor(self._num_batches, self._warmup_batches)
-        lrs = self._base if self._schedule is None else self._schedule.lrs
+        lrs = list(self._base)
+        for _, schedule, _, part in self._schedules:
+            lrs[part] = schedule.lrs
         for group, lr in zip(self._groups, lrs):
             group["lr"] = lr * factor
 
     def after_batch(self) -> None:
         """Count a batch."""
         self._num_batches += 1
-        if self._schedule is not None and self._steps_batches:
-            self._schedule.step()
+        for _, schedule, steps_batches, _ in self._schedules:
+            if steps_batches:
+                schedule.step()
 
     def after_epochs(self, num_epochs: int) -> None:
         """Step a schedule of epochs; may be called several times after the same epoch."""
         while self._num_epochs < num_epochs:
             self._num_epochs += 1
-            if self._schedule is not None and not self._steps_batches and not self._schedule.follows_mrr:
-                self._schedule.step()
+            for _, schedule, steps_batches, _ in self._schedules:
+                if not steps_batches and not schedule.follows_mrr:
+                    schedule.step()
 
     def after_ranking(self, mrr: float) -> None:
         """Count a ranking of the valid split."""
         if self._early_stopping is not None:
             self._early_stopping.add(mrr)
-        if self._schedule is not None and self._schedule.follows_mrr:
-            self._schedule.step(mrr)
+        for _, schedule, _, _ in self._schedules:
+            if schedule.follows_mrr:
+                schedule.step(mrr)
 
     def to_bytes(self) -> bytes:
         """Return the state for a version; empty if training changes nothing but the tables.
@@ -147,7 +171,7 @@ class TrainingControl:
         has_changed = groups != self._at_start
         if not (
             has_changed
-            or self._schedule
+            or self._schedules
             or self._warmup_batches
             or self._early_stopping
             or self._objects
@@ -159,11 +183,12 @@ class TrainingControl:
             "num_batches": self._num_batches,
             "num_epochs": self._num_epochs,
             "param_groups": groups,
-            "schedule": None if self._schedule is None else self._schedule.state_dict(),
+            "schedule": None,
+            **{name: schedule.state_dict() for name, schedule, _, _ in self._schedules},
             "early_stopping": None if self._early_stopping is None else self._early_stopping.state_dict(),
             "objects": {**self._unclaimed, **objects},
         }
-        return _saved(state, f"the state of the training ({_names(objects, self._schedule)})")
+        return _saved(state, f"the state of the training ({_names(objects, bool(self._schedules))})")
 
     def load(self, content: bytes, where: str, num_epochs: int) -> None:
         """Continue from the state of a version.
@@ -184,7 +209,7 @@ class TrainingControl:
         """
         self._was_resumed = True
         if not content:
-            if self._schedule is not None or self._warmup_batches or self._early_stopping is not None:
+            if self._schedules or self._warmup_batches or self._early_stopping is not None:
                 logger.warning("%s has no state of the training: schedule and patience start anew", where)
             self._num_epochs = num_epochs
             return
@@ -207,9 +232,11 @@ class TrainingControl:
         for group, values in zip(self._groups, saved):
             group.update(values)
         self._num_batches, self._num_epochs = int(state["num_batches"]), int(state["num_epochs"])
-        for part, name in ((self._schedule, "schedule"), (self._early_stopping, "early_stopping")):
-            if part is not None and state[name] is not None:
-                part.load_state_dict(state[name])
+        for name, schedule, _, _ in self._schedules:
+            if state.get(name) is not None:
+                schedule.load_state_dict(state[name])
+        if self._early_stopping is not None and state["early_stopping"] is not None:
+            self._early_stopping.load_state_dict(state["early_stopping"])
         self._unclaimed = dict(state["objects"])
         for name, item in self._objects.items():
             if name in self._unclaimed:
@@ -227,9 +254,9 @@ def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _names(objects: Mapping[str, Any], schedule: Schedule | None) -> str:
+def _names(objects: Mapping[str, Any], has_schedule: bool) -> str:
     """Return the parts of a state that may be of any form, for messages."""
-    return ", ".join([*(["optimizer.schedule"] if schedule is not None else []), *map(repr, objects)])
+    return ", ".join([*(["optimizer.schedule"] if has_schedule else []), *map(repr, objects)])
 
 
 def _saved(state: Mapping[str, Any], what: str) -> bytes:

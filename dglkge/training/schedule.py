@@ -10,15 +10,18 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Union
 
 import torch
 import yaml
 from torch.optim import lr_scheduler
 
 from dglkge.config import Config
-from dglkge.config.schema import OptimizerConfig
+from dglkge.config.schema import DenseConfig, OptimizerConfig
 from dglkge.errors import InputError, unknown_name
+
+Scheduled = Union[OptimizerConfig, DenseConfig]
+"""A section of the configuration with a schedule."""
 
 PLATEAU = "ReduceLROnPlateau"
 """The scheduler that is told the valid MRR after each ranking, and is not stepped otherwise."""
@@ -44,8 +47,8 @@ def known_schedules() -> dict[str, type]:
     return {name: kind for name, kind in sorted(found.items()) if name not in _OF_FUNCTIONS}
 
 
-def parse_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the options in texts such as ``"T_max=20"``; values are YAML.
+def parse_options(texts: Sequence[str], field: str = "optimizer.schedule_options") -> dict[str, Any]:
+    """Return the options in texts such as ``"T_max=20"``; values are YAML. The field is for the message.
 
     Raises
     ------
@@ -58,8 +61,7 @@ def parse_options(texts: Sequence[str]) -> dict[str, Any]:
         name = name.strip()
         if not separator or not name.isidentifier() or name in options:
             raise InputError(
-                f"optimizer.schedule_options has {text!r}; allowed: texts NAME=VALUE, each name once, "
-                "e.g. T_max=20"
+                f"{field} has {text!r}; allowed: texts NAME=VALUE, each name once, e.g. T_max=20"
             )
         options[name] = _value(value.strip())
     return options
@@ -83,30 +85,37 @@ def check_schedule(config: Config) -> None:
     InputError
         Naming the field, the value and what is allowed.
     """
-    chosen = config.optimizer
+    rows, dense = config.optimizer, config.dense
+    _check(config, rows, [rows.lr, rows.relation_lr or rows.lr])
+    _check(config, dense, [dense.lr])
+
+
+def _check(config: Config, chosen: Scheduled, lrs: Sequence[float]) -> None:
+    """Refuse the schedule of one section."""
+    name = _section(chosen)
     if not chosen.schedule:
         for field, value in (
             ("schedule_options", list(chosen.schedule_options)),
             ("schedule_every", chosen.schedule_every if chosen.schedule_every == EVERY_BATCH else ""),
         ):
             if value:
-                raise InputError(f"optimizer.{field} is {value}, and optimizer.schedule is empty")
+                raise InputError(f"{name}.{field} is {value}, and {name}.schedule is empty")
         return
     known = known_schedules()
     if chosen.schedule not in known:
-        raise unknown_name("optimizer.schedule", chosen.schedule, list(known))
+        raise unknown_name(f"{name}.schedule", chosen.schedule, list(known))
     if chosen.schedule == PLATEAU:
         if chosen.schedule_every == EVERY_BATCH:
             raise InputError(
-                f"optimizer.schedule_every is batch and optimizer.schedule is {PLATEAU}, which follows the "
+                f"{name}.schedule_every is batch and {name}.schedule is {PLATEAU}, which follows the "
                 "valid MRR; allowed: epoch"
             )
         if not config.evaluation.valid_every_epochs:
             raise InputError(
-                f"optimizer.schedule {PLATEAU} needs evaluation.valid_every_epochs of at least 1, got 0: "
+                f"{name}.schedule {PLATEAU} needs evaluation.valid_every_epochs of at least 1, got 0: "
                 "it follows the valid MRR"
             )
-    tried = Schedule(chosen, [chosen.lr, chosen.relation_lr or chosen.lr])
+    tried = Schedule(chosen, lrs)
     num_epochs = config.training.num_epochs
     try:
         for _ in range(_TRIED_STEPS if chosen.schedule_every == EVERY_BATCH else min(num_epochs, 10_000)):
@@ -115,10 +124,16 @@ def check_schedule(config: Config) -> None:
         raise _refused(chosen, error) from None
 
 
-def _refused(chosen: OptimizerConfig, error: Exception) -> InputError:
+def _section(chosen: Scheduled) -> str:
+    """Return the name of a section."""
+    return "dense" if isinstance(chosen, DenseConfig) else "optimizer"
+
+
+def _refused(chosen: Scheduled, error: Exception) -> InputError:
     given = ", ".join(chosen.schedule_options) or "no options"
     reason = " ".join(str(error).split()) or type(error).__name__
-    return InputError(f"optimizer.schedule {chosen.schedule} with {given}: torch refuses it: {reason}")
+    field = f"{_section(chosen)}.schedule"
+    return InputError(f"{field} {chosen.schedule} with {given}: torch refuses it: {reason}")
 
 
 class Schedule:
@@ -126,7 +141,7 @@ class Schedule:
 
     Parameters
     ----------
-    chosen : OptimizerConfig
+    chosen : OptimizerConfig or DenseConfig
     lrs : sequence of float
         Learning rate of each group at the start.
 
@@ -136,17 +151,18 @@ class Schedule:
         For an option that the scheduler does not have, or a value that torch refuses.
     """
 
-    def __init__(self, chosen: OptimizerConfig, lrs: Sequence[float]) -> None:
+    def __init__(self, chosen: Scheduled, lrs: Sequence[float]) -> None:
+        self._field = f"{_section(chosen)}.schedule"
         kind = known_schedules()[chosen.schedule]
         self.follows_mrr = chosen.schedule == PLATEAU
         allowed = [name for name in inspect.signature(kind).parameters if name not in _NOT_OPTIONS]
-        options = parse_options(chosen.schedule_options)
+        options = parse_options(chosen.schedule_options, f"{self._field}_options")
         for name in options:
             if name not in allowed:
-                raise unknown_name(f"option of optimizer.schedule {chosen.schedule}", name, allowed)
+                raise unknown_name(f"option of {self._field} {chosen.schedule}", name, allowed)
         if options.get("cycle_momentum"):
             raise InputError(
-                "optimizer.schedule_options has cycle_momentum=true: only learning rates are scheduled; "
+                f"{self._field}_options has cycle_momentum=true: only learning rates are scheduled; "
                 "allowed: false"
             )
         if "cycle_momentum" in allowed:
@@ -186,7 +202,7 @@ class Schedule:
         total = getattr(self._scheduler, "total_steps", None)
         if isinstance(total, int) and num_steps > total:
             raise InputError(
-                f"optimizer.schedule {type(self._scheduler).__name__} has {total} steps and the run "
+                f"{self._field} {type(self._scheduler).__name__} has {total} steps and the run "
                 f"{num_steps}; allowed: total_steps of at least that"
             )
 

@@ -22,6 +22,7 @@ from dglkge.sampling.negatives import NegativeSampler
 from dglkge.sampling.query_batches import QueryBatch, TrainingBatch
 from dglkge.training.objectives.all_candidates import CandidateLoss
 from dglkge.training.objectives.autograd_loss import AutogradLoss
+from dglkge.training.objectives.dense_parameters import DenseParameters
 from dglkge.training.objectives.dot_softmax import DotSoftmax
 from dglkge.training.objectives.global_vectors import GlobalVectors, row_gradients
 from dglkge.training.objectives.k_vs_all import request_queries
@@ -62,6 +63,8 @@ class TrainStep:
         Answers that are no negatives.
     global_vectors : GlobalVectors, optional
         Vectors that are added to rows; the loss must not read rows in place.
+    dense : DenseParameters, optional
+        Parameters of the score function's module.
     frozen : collection of str
         Tables whose rows are not updated.
     touched : mapping of str to (n,) bool array, optional
@@ -92,8 +95,10 @@ class TrainStep:
         frozen: Collection[str] = (),
         touched: Mapping[str, np.ndarray] | None = None,
         measures: BatchMeasures | None = None,
+        dense: DenseParameters | None = None,
     ) -> None:
         self.measures = measures
+        self._dense = dense
         self._touched = {id(tables[name].embedding): mask for name, mask in (touched or {}).items()}
         self._frozen = {id(tables[name].embedding) for name in frozen}
         self._dropout = dropout
@@ -140,7 +145,9 @@ class TrainStep:
                 self._dropout.apply(name, request.ids.numpy(), request.copied_rows)
         # The next batch's ids travel in a thread while this one computes.
         self._announce_next(batch)
-        # 5 score: loss and backward; the gradients lie in the requests afterwards.
+        if self._dense is not None:
+            self._dense.clear()
+        # 5 score: loss and backward; the gradients lie in the requests afterwards, and in the module.
         loss = self._loss(plan.groups, 1 if self._sums_batch else batch.global_size)
         if self._dropout is not None:
             # A dropped number is the stored one times its mask, and so is its gradient.
@@ -161,12 +168,24 @@ class TrainStep:
         gradients += dense
         if self._global_vectors is not None:
             self._global_vectors.step(row_gradients(self._tables, plan.requests, dense))
+        # Before the rows change: a clipped gradient's norm is that of rows and dense parameters together.
+        more: dict[str, float] = {}
+        if self._dense is not None:
+            self._clock.enter("exchange")
+            self._dense.sum_gradients()
+            if self._dense.clips_norm:
+                more = {"other_squares": self._dense.squares}
         self._optimizer.step_rows(
             # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
             self._of_trained_rows(gradients),
             # Summed with the step: no round of messages of its own.
             extra=int(self._stop.is_noted),
+            **more,
         )
+        if self._dense is not None:
+            self._clock.enter("update")
+            # Every trainer updates its own copy: nothing is exchanged.
+            self._dense.update(self._optimizer.clip_factor if more else 1.0)
         self.someone_must_stop = self._optimizer.step_sum > 0
         return loss
 

@@ -35,6 +35,7 @@ from dglkge.training.building.warm_start import warm_start
 from dglkge.training.control import TrainingControl
 from dglkge.training.epochs import CommitPolicy, ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
+from dglkge.training.objectives.dense_parameters import DenseParameters
 from dglkge.training.objectives.global_vectors import GlobalVectors
 from dglkge.training.objectives.measures import MEASURES
 from dglkge.training.passes import Passes, StatsHandler
@@ -82,6 +83,8 @@ class Trainer:
         Those of ``training.loggers``, on rank 0.
     passes : Passes, optional
         Those of an epoch; by default the whole of it is one.
+    dense : DenseParameters, optional
+        Those of the train step; saved and resumed with the tables.
     """
 
     def __init__(
@@ -101,7 +104,9 @@ class Trainer:
         fill_new_run: Callable[[], object] = lambda: None,
         trackers: Trackers | None = None,
         passes: Passes | None = None,
+        dense: DenseParameters | None = None,
     ) -> None:
+        self._dense = dense
         self.config = config
         self.cluster = cluster
         self.tables = tables
@@ -134,7 +139,12 @@ class Trainer:
         self._policy = CommitPolicy(config, cluster)
         self._usage = ProcessUsage(cluster.world, num_servers() if cluster.world.launched else 0)
         self._passes = Passes([Pass(0, 0, 0, len(edge_batches))]) if passes is None else passes
-        self._control = TrainingControl(config, getattr(optimizer, "param_groups", []), len(edge_batches))
+        self._control = TrainingControl(
+            config,
+            getattr(optimizer, "param_groups", []),
+            len(edge_batches),
+            [] if dense is None else dense.param_groups,
+        )
         cluster.on_leave(self._leave)
         cluster.on_exit(self._checkpoints.finish)
         self._resume(fill_new_run)
@@ -366,7 +376,10 @@ class Trainer:
         """Give the numbers of a report to the trackers, with the learning rates."""
         lrs = [group["lr"] for group in getattr(self.optimizer, "param_groups", [])]
         # The group of the relations is the second, where they have one.
-        self._trackers.log({**values, **dict(zip(("train/lr", "train/relation_lr"), lrs))}, step)
+        named = dict(zip(("train/lr", "train/relation_lr"), lrs))
+        if self._dense is not None:
+            named["train/dense_lr"] = self._dense.param_groups[0]["lr"]
+        self._trackers.log({**values, **named}, step)
 
     @property
     def _batches_done(self) -> int:
@@ -454,7 +467,8 @@ class Trainer:
             self._checkpoints.fall_back(self.cluster.barrier)
         meta = self._checkpoints.latest()
         if meta is None:
-            warm_start(self.config, self.cluster, self._meta, self._checkpoints.names, self._own_parts)
+            names = self._checkpoints.names
+            warm_start(self.config, self.cluster, self._meta, names, self._own_parts, self._dense)
             fill_new_run()
             return
         check_same_run(meta, self._meta)
@@ -487,6 +501,8 @@ class Trainer:
         """Fill this machine's tables, on one trainer of it; every trainer reads the state of training."""
         if self._global_vectors is not None:
             self._global_vectors.restore(self._checkpoints.storage_of(snapshot))
+        if self._dense is not None:
+            self._dense.restore(self._checkpoints.storage_of(snapshot))
         if self.cluster.world.is_machine_leader:
             *parts, relations = self._own_parts()
             self._checkpoints.restore(parts, relations, snapshot)
@@ -598,9 +614,10 @@ class Trainer:
         if self.cluster.world.rank != 0:
             return None
         part = self.tables[RELATION].whole(self._state(RELATION))
-        if self._global_vectors is None:
-            return part
-        return dataclasses.replace(part, shared=self._global_vectors.tensors())
+        shared = {} if self._global_vectors is None else self._global_vectors.tensors()
+        if self._dense is not None:
+            shared |= self._dense.tensors()
+        return dataclasses.replace(part, shared=shared)
 
     def _write_metrics(self, split: str, result: dict[str, Any]) -> None:
         path = self.output / RUN_METRICS_FILE

@@ -258,7 +258,7 @@ DOCUMENTED = {
 """The table in docs/checkpoints.md, and whole sections:"""
 
 SECTIONS = {schema.FREE: ("checkpoint", "evaluation", "tables")}
-SECTIONS[schema.FIXED] = ("model", "loss", "regularizer", "sampling", "negatives", "optimizer")
+SECTIONS[schema.FIXED] = ("model", "loss", "regularizer", "sampling", "negatives", "optimizer", "dense")
 
 
 @pytest.mark.parametrize("key", [row[0] for row in field_table()])
@@ -375,8 +375,8 @@ def test_modules_to_import(tmp_path: Path) -> None:
 def test_help_lists_the_components_that_a_field_names() -> None:
     texts = {row[0]: row[3] for row in field_table()}
     assert texts["model.score_function"] == (
-        "how a triple is scored: complex, distmult, keci, pairre, quate, rescal, rotate, simple, transe_l1, "
-        "transe_l2, transr, transr_l1, triplere"
+        "how a triple is scored: complex, conex, conve, distmult, keci, pairre, quate, rescal, rotate, "
+        "simple, transe_l1, transe_l2, transformer, transr, transr_l1, triplere, tucker"
     )
     nouns = dict(component_fields())
     assert nouns == {

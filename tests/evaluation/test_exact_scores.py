@@ -10,6 +10,7 @@ import torch
 from dglkge.evaluation.queries import exact_scores, pairs_per_block
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
+from tests.model.dense_oracle import FORWARD_ONLY
 from tests.model.score_oracle import fitting_dim
 
 
@@ -17,7 +18,7 @@ from tests.model.score_oracle import fitting_dim
 @pytest.mark.parametrize("dim", [2, 6, 50, 400])
 def test_place_and_company_do_not_matter(name, dim):
     dim = fitting_dim(name, dim)
-    model = build_model(name, dim, False)
+    model = build_model(name, dim, name in FORWARD_ONLY)
     random = torch.Generator().manual_seed(0)
     width = model.query_dim
     query = torch.randn(5, width, generator=random, dtype=torch.float64)

@@ -243,3 +243,19 @@ def test_wide_queries_are_counted() -> None:
     # Relation rows and their gradients, and autograd's copies of both, are 4 times twice a query.
     more = 4 * 1000 * 2 * (query - 64) * 4 + 4 * 1000 * (query - 64) * 4
     assert wide - narrow == pytest.approx(1.125 * more, rel=1e-6)
+
+
+def test_dense_parameters_are_counted() -> None:
+    """A core of 20 x 20 x 5 on each of 3 trainers; values and moments once more for the writer."""
+    chosen = ("model.score_function=tucker", "model.dimension=20", "model.relation_dimension=5")
+    assert item(one_part(), "dense parameters", *chosen, num_trainers=3) == 2000 * (3 * 40 + 12)
+    assert item(one_part(), "dense parameters") == 0
+    convolved = ("model.dimension=201", "training.batch_size=100", "negatives.num_uniform=10")
+    more, less = (
+        item(
+            one_part(), "batches and ranking", *convolved, "model.score_function=conve", f"model.channels={c}"
+        )
+        for c in (8, 4)
+    )
+    # 18 x 18 outputs of each filter, 4 times, of both sides and with gradients.
+    assert more - less == pytest.approx(1.125 * 3 * 100 * 4 * 4 * 18 * 18 * 4, rel=1e-6)

@@ -22,6 +22,7 @@ from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.optim.optimizers import AdagradRule, AdamRule, RowAdagradRule
 from dglkge.planning import shared_memory as shared_memory_need
 from dglkge.typing import RELATION
+from tests.model.dense_oracle import FORWARD_ONLY
 from tests.model.score_oracle import fitting_dim
 from tests.toy_kg import REPOSITORY, toy_dataset
 
@@ -70,7 +71,7 @@ def test_part_sizes_are_those_of_the_files() -> None:
 @pytest.mark.parametrize("score_function", list(SCORE_FUNCTIONS))
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_row_widths_are_the_models(score_function: str, reciprocal: bool) -> None:
-    dim = fitting_dim(score_function, 6)
+    dim, reciprocal = fitting_dim(score_function, 6), reciprocal or score_function in FORWARD_ONLY
     chosen = config(
         f"model.score_function={score_function}",
         f"model.dimension={dim}",

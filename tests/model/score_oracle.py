@@ -8,6 +8,7 @@ from typing import Callable
 
 from dglkge.errors import InputError
 from dglkge.model.score_functions import SCORE_FUNCTIONS
+from tests.model.dense_oracle import DENSE
 
 Row = list[float]
 
@@ -172,9 +173,10 @@ ORACLES: dict[str, Callable[[Row, Row, Row], float]] = {
     "triplere": triplere,
     "transr": transr,
     "transr_l1": transr_l1,
+    **DENSE,
 }
 
-NOT_ON_A_GRID = {"rotate", "quate", "pairre", "triplere"}
+NOT_ON_A_GRID = {"rotate", "quate", "pairre", "triplere", *DENSE}
 """Score functions that turn whole numbers into others."""
 
 

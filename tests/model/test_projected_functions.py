@@ -175,5 +175,6 @@ def test_objectives_over_all_candidates_refuse_matrices(objective, name):
     assert str(caught.value) == (
         f"model.score_function is {name} and training.objective is {objective}, which sends every query, "
         "here with a matrix, to all trainers; allowed: objective negative_sampling, or one of complex, "
-        "distmult, keci, pairre, quate, rescal, rotate, simple, transe_l1, transe_l2, triplere"
+        "conex, conve, distmult, keci, pairre, quate, rescal, rotate, simple, transe_l1, transe_l2, "
+        "transformer, triplere, tucker"
     )

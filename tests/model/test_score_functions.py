@@ -9,6 +9,7 @@ import torch
 from dglkge.errors import InputError
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import Side
+from tests.model.dense_oracle import DENSE, FORWARD_ONLY
 from tests.model.score_oracle import ORACLES, fitting_dim, float64_score
 
 NAMES = sorted(ORACLES)
@@ -22,9 +23,9 @@ def has_wide_queries(name: str) -> bool:
 
 def draw(name: str, num_rows: int = 7, dtype=torch.float64):
     """A score function with random heads, relations and tails, rows to rows."""
-    function = SCORE_FUNCTIONS.get(name)()
     random = torch.Generator().manual_seed(0)
     dim = fitting_dim(name, DIM)
+    function = SCORE_FUNCTIONS.get(name)().bound(dim, 0)
     widths = (dim, function.relation_dim(dim), dim)
     rows = [torch.randn(num_rows, width, generator=random, dtype=torch.float64).to(dtype) for width in widths]
     return function, *rows
@@ -34,6 +35,8 @@ def draw(name: str, num_rows: int = 7, dtype=torch.float64):
 @pytest.mark.parametrize("side", list(Side))
 def test_equals_scalar_formula(name, side):
     function, heads, relations, tails = draw(name)
+    if side is Side.HEAD and name in FORWARD_ONLY:
+        pytest.skip("it has no queries for heads without rows of their own")
     given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
     scores = function.compare_pairs(function.query(given, relations, side), answers)
     expected = [
@@ -60,6 +63,8 @@ def test_matrix_and_pairs_agree(name, dtype, tolerance):
 @pytest.mark.parametrize("side", list(Side))
 def test_gradients(name, side):
     function, heads, relations, tails = draw(name)
+    if side is Side.HEAD and name in FORWARD_ONLY:
+        pytest.skip("it has no queries for heads without rows of their own")
     rows = [row.requires_grad_() for row in (heads, relations, tails[:4])]
 
     def matrix(given, relation, candidates):
@@ -101,7 +106,7 @@ def test_shapes_broadcast(name):
     torch.testing.assert_close(query[2, 1], function.query(heads[2], relations[1], Side.TAIL))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in DENSE])
 def test_reading_backwards_twice_changes_nothing(name):
     function, _, relations, _ = draw(name)
     torch.testing.assert_close(function.adjoint(function.adjoint(relations)), relations, rtol=0, atol=0)
@@ -128,7 +133,7 @@ def test_dimension(name):
 def test_which_are_complex_and_which_are_phases():
     complex_valued = {name for name in SCORE_FUNCTIONS if SCORE_FUNCTIONS.get(name).complex_valued}
     phases = {name for name in SCORE_FUNCTIONS if SCORE_FUNCTIONS.get(name).relation_init == "phase"}
-    assert complex_valued == {"complex", "rotate"} and phases == {"rotate"}
+    assert complex_valued == {"complex", "rotate", "conex"} and phases == {"rotate"}
     assert SCORE_FUNCTIONS.get("rotate")().relation_dim(8) == 4
 
 

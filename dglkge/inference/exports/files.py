@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -193,7 +194,10 @@ def write_rows(file: BinaryIO, blocks: Iterable[Block]) -> None:
 
 
 def write_safetensors(
-    file: BinaryIO, tables: Mapping[str, ExportedTable], metadata: Optional[Mapping[str, str]] = None
+    file: BinaryIO,
+    tables: Mapping[str, ExportedTable],
+    metadata: Optional[Mapping[str, str]] = None,
+    others: Optional[Mapping[str, np.ndarray]] = None,
 ) -> None:
     """Write tables as tensors of one safetensors file.
 
@@ -206,18 +210,25 @@ def write_safetensors(
     tables : mapping of str to ExportedTable
         By the name of the tensor.
     metadata : mapping of str to str, optional
+    others : mapping of str to float32 array, optional
+        Further tensors, of any shape.
     """
+    others = others or {}
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
-    for name, table in tables.items():
-        stop = start + 4 * table.shape[0] * table.shape[1]
-        header[name] = {"dtype": "F32", "shape": list(table.shape), "data_offsets": [start, stop]}
+    shapes: dict[str, tuple[int, ...]] = {name: one.shape for name, one in tables.items()}
+    shapes.update({name: one.shape for name, one in others.items()})
+    for name, shape in shapes.items():
+        stop = start + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
     file.write(struct.pack("<Q", len(text)) + text)
     for table in tables.values():
         write_rows(file, table.blocks())
+    for values in others.values():
+        file.write(np.ascontiguousarray(values, dtype="<f4").tobytes())
 
 
 def names_output(path: Path, table: ExportedTable) -> Output:

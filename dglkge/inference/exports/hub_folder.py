@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, BinaryIO
 
+import numpy as np
 import yaml
 
 from dglkge import __version__
@@ -29,6 +30,7 @@ from dglkge.inference.imports.hub_tables import (
     LIBRARY_FIELD,
     RELATIONS_FIELD,
     TENSORS,
+    dense_tensor,
     names_file,
 )
 from dglkge.inference.metrics_files import BOTH, PROTOCOL
@@ -66,9 +68,10 @@ def plan_huggingface(export: Export) -> list[Output]:
     if missing:
         raise InputError(f"the format huggingface holds whole models: the table {missing[0]!r} is left out")
     config = {LIBRARY_FIELD: LIBRARY, "dglkge_version": __version__, **_published(meta)}
+    dense = {dense_tensor(name): one.numpy() for name, one in export.source.dense_parameters().items()}
     content = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     return [
-        file_output(folder / TENSORS, partial(_write_tensors, tables)),
+        file_output(folder / TENSORS, partial(_write_tensors, tables, dense)),
         *(names_output(folder / names_file(name), table) for name, table in tables.items()),
         bytes_output(folder / CONFIG, content.encode()),
         bytes_output(folder / CARD, model_card(meta, tables, export.metrics).encode()),
@@ -83,9 +86,11 @@ def _published(meta: CheckpointMeta) -> dict[str, Any]:
     return {**fields, HUB_FIELDS["config"]: config, RELATIONS_FIELD: relations}
 
 
-def _write_tensors(tables: Mapping[str, ExportedTable], file: BinaryIO) -> None:
+def _write_tensors(
+    tables: Mapping[str, ExportedTable], dense: Mapping[str, np.ndarray], file: BinaryIO
+) -> None:
     # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
-    write_safetensors(file, tables, {"format": "pt"})
+    write_safetensors(file, tables, {"format": "pt"}, dense)
 
 
 def model_card(meta: CheckpointMeta, tables: Mapping[str, ExportedTable], metrics: Mapping[str, Any]) -> str:

@@ -57,6 +57,36 @@ def is_hub_folder(folder: Path) -> bool:
     return load_json(folder / CONFIG).get(LIBRARY_FIELD) == LIBRARY
 
 
+def dense_tensor(name: str) -> str:
+    """Return the tensor of a dense parameter of the score function's module; no entity type has a '/'."""
+    return f"dense/{name}"
+
+
+def tensor_names(path: Path) -> list[str]:
+    """Return the names of the tensors of a safetensors file.
+
+    Raises
+    ------
+    InputError
+        If the file is damaged.
+    """
+    try:
+        return [name for name in _header(path)[0] if name != "__metadata__"]
+    except (OSError, ValueError, struct.error) as error:
+        raise InputError(f"{path} is damaged: {error}") from None
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the header of a safetensors file, and where the tensors begin."""
+    with open(path, "rb") as file:
+        (header_bytes,) = struct.unpack("<Q", file.read(8))
+        # A damaged length must not make read() allocate terabytes.
+        if header_bytes > path.stat().st_size:
+            raise ValueError("the header is longer than the file")
+        header: dict[str, Any] = json.loads(file.read(header_bytes))
+        return header, 8 + header_bytes
+
+
 def map_tensor(path: Path, name: str) -> np.ndarray:
     """Map one tensor of a safetensors file, copy-on-write.
 
@@ -66,15 +96,11 @@ def map_tensor(path: Path, name: str) -> np.ndarray:
         If the file is damaged or has no such tensor of float32.
     """
     try:
-        with open(path, "rb") as file:
-            (header_bytes,) = struct.unpack("<Q", file.read(8))
-            # A damaged length must not make read() allocate terabytes.
-            if header_bytes > path.stat().st_size:
-                raise ValueError("the header is longer than the file")
-            tensor = json.loads(file.read(header_bytes))[name]
+        header, start = _header(path)
+        tensor = header[name]
         if tensor["dtype"] != "F32":
             raise ValueError(f"dtype is {tensor['dtype']}, expected F32")
-        offset = 8 + header_bytes + tensor["data_offsets"][0]
+        offset = start + tensor["data_offsets"][0]
         return np.memmap(path, dtype="<f4", mode="c", offset=offset, shape=tuple(tensor["shape"]))
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise InputError(f"{path} is damaged or has no tensor {name!r}: {error}") from None
@@ -127,6 +153,12 @@ class HubTables(TablesByName):
     def entity_types(self) -> list[str]:
         """The entity types, in their order."""
         return list(self.meta.entity_types)
+
+    def dense_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the dense parameters of the score function's module by name; none where it has none."""
+        path, prefix = self.path / TENSORS, dense_tensor("")
+        names = [name for name in tensor_names(path) if name.startswith(prefix)]
+        return {name[len(prefix) :]: torch.from_numpy(np.array(map_tensor(path, name))) for name in names}
 
     def vocabulary(self, entity_type: str) -> Vocabulary:
         """Return the names of an entity type, which are read at the first call.

@@ -91,6 +91,11 @@ def import_tables(
     dim = next(iter(widths.values()))
     width = parts[RELATION].rows.shape[1]
     model = check_relation_width(score_function, dim, width, reciprocal, folder, score_options)
+    if model.score_function.has_module:
+        raise InputError(
+            f"the score function {score_function} has dense parameters, which files of rows do not hold; "
+            "allowed: a score function without, or dglkge checkpoint convert of a checkpoint"
+        )
     meta = CheckpointMeta(
         config={},
         **dataset_fields(dataset),

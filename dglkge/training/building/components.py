@@ -29,6 +29,7 @@ from dglkge.model.regularizers import (
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
+from dglkge.training.building.dense_optimizer import check_dense
 from dglkge.training.building.loss_settings import check_loss_settings, check_negatives, configured_reduction
 from dglkge.training.building.optimizer_options import check_optimizer
 from dglkge.training.early_stopping import check_early_stopping
@@ -56,6 +57,7 @@ def check_config(config: Config) -> None:
     regularizer = configured_regularizer(config, model)
     check_optimizer(config)
     check_schedule(config)
+    check_dense(config, model)
     check_early_stopping(config)
     NEGATIVE_SAMPLERS.get(config.negatives.sampler)
     chosen = config.negatives
@@ -313,7 +315,8 @@ def configured_model(config: Config) -> KgeModel:
     Raises
     ------
     InputError
-        If the score function is unknown, has no rows of that dimension, or lacks an option that is set.
+        If the score function is unknown, has no rows of that dimension, lacks an option that is set, or needs
+        reciprocal relations.
     """
     chosen = config.model
     score_function = SCORE_FUNCTIONS.get(chosen.score_function)
@@ -326,7 +329,13 @@ def configured_model(config: Config) -> KgeModel:
                 f"model.{name} is {value} and model.score_function is {chosen.score_function}, which has no "
                 f"such option; allowed: {name} {field.default}, or {' or '.join(having)}"
             )
-    return build_model(chosen.score_function, chosen.dimension, chosen.reciprocal_relations, options=options)
+    return build_model(
+        chosen.score_function,
+        chosen.dimension,
+        chosen.reciprocal_relations,
+        options=options,
+        seed=config.seed,
+    )
 
 
 def configured_loss(config: Config) -> Loss:

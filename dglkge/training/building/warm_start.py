@@ -20,6 +20,7 @@ from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError
 from dglkge.kernels.updates import limit_norms
+from dglkge.training.objectives.dense_parameters import DenseParameters
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def warm_start(
     meta: CheckpointMeta,
     names: Mapping[str, Vocabulary],
     own_parts: Callable[[], Sequence[TablePart]],
+    dense: DenseParameters | None = None,
 ) -> None:
     """Fill the tables of a new run from another checkpoint, where one is configured; a collective.
 
@@ -72,11 +74,15 @@ def warm_start(
         The run's entities by type, on the trainers that lead a machine.
     own_parts : callable
         Returns this machine's parts of all tables.
+    dense : DenseParameters, optional
+        Take the checkpoint's values, on every trainer; their optimizer starts anew.
 
     Raises
     ------
     CheckpointError
         If there is no checkpoint, it is damaged, or it has another dimension or score function.
+    InputError
+        If its dense parameters have other shapes.
     """
     path = config.checkpoint.init_path
     if not path:
@@ -84,6 +90,8 @@ def warm_start(
     checkpoint = open_checkpoint(path)
     # Only the texts here: take_over checks the rows as it reads them, so large files are read once.
     checkpoint.storage.check_texts(checkpoint.manifest)
+    if dense is not None:
+        dense.take(checkpoint.dense_parameters(), str(checkpoint.path))
     conversion.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)

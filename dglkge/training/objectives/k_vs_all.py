@@ -20,6 +20,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.query_batches import AnswerIndex, QueryBatch, ShardAnswers
 from dglkge.training.objectives.all_candidates import Piece
+from dglkge.training.objectives.one_vs_all import make_queries
 from dglkge.training.objectives.relation_prediction import relation_pieces
 from dglkge.training.objectives.rows import RowPlaces, RowRequest
 from dglkge.training.objectives.shard_objective import SOFTMAX, Answers
@@ -121,8 +122,7 @@ class AnsweredQueries:
             anchors, relations = group.anchors.leaf(), group.relations.leaf()
             # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
             factors = np.full(len(group.query_ids), 1 / global_size, np.float32)
-            ids = torch.from_numpy(group.relations.ids)
-            query = model.query(anchors, relations, group.side, ids)
+            query = make_queries(model, anchors, relations, group.side, group.relations.ids)
             pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
             if self._regularizer is not None:
                 penalty = model.query_penalty(self._regularizer, anchors, relations, group.side)

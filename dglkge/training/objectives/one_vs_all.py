@@ -23,6 +23,18 @@ from dglkge.typing import Side
 Ids = npt.NDArray[np.int64]
 
 
+def make_queries(
+    model: KgeModel, anchors: torch.Tensor, relations: torch.Tensor, side: Side, relation_ids: Ids
+) -> torch.Tensor:
+    """Return the queries (B, Dq) of entities and relations (B, ...), by autograd."""
+    if not (model.score_function.has_module and model.score_function.shares_relations):
+        return model.query(anchors, relations, side, torch.from_numpy(relation_ids))
+    # The module computes once for each relation. Its gradient lies in the first of equal rows, and the
+    # optimizer adds up equal rows in any case.
+    _, first, places = np.unique(relation_ids, return_index=True, return_inverse=True)
+    return model.shared_query(anchors, relations[torch.from_numpy(first)], torch.from_numpy(places), side)
+
+
 class AutogradQueries:
     """Queries and penalties of any model, by autograd; rows must have been copied.
 
@@ -52,10 +64,14 @@ class AutogradQueries:
                 (Side.TAIL, heads, tails, group.rhs, group.tail_ids),
                 (Side.HEAD, tails, heads, group.lhs, group.head_ids),
             ):
-                query = model.query(anchors, relations, side, torch.from_numpy(group.relations.ids))
+                query = make_queries(model, anchors, relations, side, group.relations.ids)
                 pieces.append(Piece(block, query, keys, factors))
                 if self._regularizer is not None:
-                    penalty = model.penalty(self._regularizer, anchors, relations, answers, side)
+                    # A module need not compute the same query twice.
+                    has_module = model.score_function.has_module
+                    penalty = self._regularizer.of_query(query, answers) if has_module else None
+                    if penalty is None:
+                        penalty = model.penalty(self._regularizer, anchors, relations, answers, side)
                     self._penalty = self._penalty + (penalty * torch.from_numpy(factors)).sum()
             if self._relation_weight:
                 weighted = np.float32(self._relation_weight) * factors

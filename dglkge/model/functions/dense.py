@@ -1,0 +1,320 @@
+"""Score functions with dense parameters: a module computes the query, an inner product compares it.
+
+Candidates are rows as with every other score function, so that sampled negatives, all candidates, exact
+ranking and search work as they do elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from dglkge.errors import InputError
+from dglkge.model.functions.comparators import Dot
+from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator, ScoreFunction
+from dglkge.registry import deferred
+from dglkge.typing import Side
+
+if TYPE_CHECKING:
+    import torch
+
+    from dglkge.model import dense_modules
+    from dglkge.model.functions import autograd as autograd_functions
+else:
+    torch = deferred("torch")
+    dense_modules = deferred("dglkge.model.dense_modules")
+    autograd_functions = deferred("dglkge.model.functions.autograd")
+
+MATRIX_NUMBERS = 1 << 24
+"""Numbers of matrices M(r) that TuckER makes at a time where each query has one of its own."""
+
+
+def _whole(owner: str, name: str, value: int, least: int) -> int:
+    """Return an option if it is a whole number that is large enough.
+
+    Raises
+    ------
+    InputError
+        If it is not.
+    """
+    if type(value) is not int or value < least:
+        raise InputError(f"{owner}'s {name} must be a whole number of at least {least}, got {value!r}")
+    return value
+
+
+class DenseScore(Dot, ScoreFunction):
+    """<module(h, r), t>: base class for modules that carry a head to its tail and have no way back.
+
+    A subclass needs :meth:`build_module` only. Heads are predicted by relation rows of their own.
+    """
+
+    needs_reciprocal = True
+    # The query is not a product of the rows, for which dura and ivr are defined.
+    has_offset = True
+
+    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+        """Return the module's output."""
+        return self.run_module(entity, relation)
+
+    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+        """Refuse: there is no such row."""
+        raise NotImplementedError(f"{type(self).__name__} has no adjoint row: it needs reciprocal relations")
+
+
+@SCORE_FUNCTIONS.register("tucker")
+class TuckER(Dot, ScoreFunction):
+    """TuckER, sum_ijk W_ijk r_i h_j t_k with one core tensor W for all relations (Balazevic et al. 2019).
+
+    With M(r) = sum_i r_i W_i the score is h M(r) t, so a query for heads is t M(r)^T: exact with one row of a
+    relation for both sides. The paper's batch normalization and dropout are left out.
+
+    Parameters
+    ----------
+    relation_dimension : int
+        Numbers in a relation's row; 0: as many as in an entity's.
+
+    Raises
+    ------
+    InputError
+        If it is negative or no whole number.
+    """
+
+    help = "core tensor, multiplied by relation, head and tail (Balazevic et al. 2019)"
+    operator = Operator("tucker", "dot", ("row",), ("rows",), (1,))
+    shares_relations = True
+
+    def __init__(self, relation_dimension: int = 0) -> None:
+        self.relation_dimension = _whole("tucker", "relation_dimension", relation_dimension, 0)
+
+    def relation_dim(self, dim: int) -> int:
+        """Return the configured width."""
+        return self.relation_dimension or dim
+
+    def build_module(self, dim: int, seed: int) -> torch.nn.Module:
+        """Return the core tensor."""
+        return dense_modules.TuckerCore(seed, self.relation_dim(dim), dim)
+
+    def module_numbers(self, dim: int) -> int:
+        """Return the size of the core tensor."""
+        return self.relation_dim(dim) * dim * dim
+
+    def query_numbers(self, dim: int) -> int:
+        """Return a bound for M(r), once for each relation of a batch: at most 64 KiB of each query."""
+        # Relations are far fewer than queries; a batch of many relations needs more, up to D D each.
+        return min(dim * dim, 1 << 14)
+
+    def _core(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return W (Dr, D * D) in the type of some rows."""
+        core: torch.Tensor = self.module.core  # type: ignore[assignment]
+        return core.flatten(1).to(rows.dtype)
+
+    def _matrices(self, relations: torch.Tensor, core: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return M(r), or its transpose, (n, D, D) of relations (n, Dr)."""
+        dim = math.isqrt(core.shape[1])
+        matrices = (relations @ core).unflatten(-1, (dim, dim))
+        return matrices if side is Side.TAIL else matrices.transpose(-1, -2)
+
+    def query(self, entity: torch.Tensor, relation: torch.Tensor, side: Side) -> torch.Tensor:
+        """Return h M(r), or t M(r)^T; see :meth:`ScoreFunction.query`."""
+        shape = torch.broadcast_shapes(entity.shape[:-1], relation.shape[:-1])
+        entities, relations = (
+            one.expand(*shape, -1).reshape(-1, one.shape[-1]) for one in (entity, relation)
+        )
+        core = self._core(entities)
+        step = max(1, MATRIX_NUMBERS // core.shape[1])
+        pieces = [
+            (given.unsqueeze(1) @ self._matrices(of_given, core, side)).squeeze(1)
+            for given, of_given in zip(entities.split(step), relations.split(step))
+        ]
+        return torch.cat(pieces).reshape(*shape, entities.shape[-1])
+
+    def shared_query(
+        self, entity: torch.Tensor, relations: torch.Tensor, places: torch.Tensor, side: Side
+    ) -> torch.Tensor:
+        """Return the queries by one M(r) for each relation; see :class:`ScoreFunction`."""
+        matrices = self._matrices(relations, self._core(relations), side)
+        return autograd_functions.GroupedProducts.apply(entity, matrices, places)
+
+    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+        """Return h M(r)."""
+        return self.query(entity, relation, Side.TAIL)
+
+    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+        """Refuse: M(r)^T is the matrix of no other row; :meth:`query` knows both sides."""
+        raise NotImplementedError("TuckER has no adjoint row; its query() answers both sides")
+
+    def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+        """Return sum_jk W_ijk h_j t_k."""
+        core = self._core(given)
+        pairs = given.unsqueeze(-1) * answer.unsqueeze(-2)
+        return pairs.flatten(-2) @ core.T
+
+
+@SCORE_FUNCTIONS.register("conve")
+class ConvE(DenseScore):
+    """ConvE, <ReLU(A conv([h; r]) + b), t> + t_0 (Dettmers et al. 2018, eq. 1).
+
+    h, r and t are rows without an entity's first number t_0, which is its bias. They are read as images,
+    the head's above the relation's, whose height is the largest divisor of their width up to its root (10 x
+    20 for dimension 201). Filters are 3 x 3 without padding. Layer normalization of the image, of the
+    filters' outputs and before the last ReLU stands where the authors' code has batch normalization.
+
+    Parameters
+    ----------
+    channels : int
+        Filters.
+
+    Raises
+    ------
+    InputError
+        If there are none.
+    """
+
+    help = "convolution over head and relation as images (Dettmers et al. 2018)"
+    operator = Operator("convolution_2d", "dot", ("row",), ("rows",), (1,))
+
+    def __init__(self, channels: int = 32) -> None:
+        self.channels = _whole("conve", "channels", channels, 1)
+
+    def check_dim(self, dim: int) -> None:
+        """Refuse a dimension without an image beside the bias."""
+        super().check_dim(dim)
+        if dim < 2:
+            raise InputError(f"the dimension must be at least 2 (one number is the bias), got {dim}")
+
+    def relation_dim(self, dim: int) -> int:
+        """Return the width of an entity's row without its bias."""
+        return dim - 1
+
+    @staticmethod
+    def image(dim: int) -> tuple[int, int]:
+        """Return height and width of the image of an entity."""
+        height = next(one for one in range(math.isqrt(dim - 1), 0, -1) if (dim - 1) % one == 0)
+        return height, (dim - 1) // height
+
+    def _features(self, dim: int) -> int:
+        """Return the filters' outputs, C (2 height - kernel + 1) (width - kernel + 1)."""
+        height, width = self.image(dim)
+        return self.channels * (2 * height - min(3, 2 * height) + 1) * (width - min(3, width) + 1)
+
+    def build_module(self, dim: int, seed: int) -> torch.nn.Module:
+        """Return the layers between rows and query."""
+        return dense_modules.ConvEModule(seed, self.channels, *self.image(dim))
+
+    def module_numbers(self, dim: int) -> int:
+        """Return the sum over filters, their normalization, the linear layer and two normalizations."""
+        height, width = self.image(dim)
+        filters = self.channels * (min(3, 2 * height) * min(3, width) + 2)
+        return filters + (self._features(dim) + 1) * (dim - 1) + 6 * (dim - 1)
+
+    def query_numbers(self, dim: int) -> int:
+        """Return the filters' outputs before and after normalization and ReLU, and the narrow layers."""
+        return 4 * self._features(dim) + 8 * dim
+
+    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+        """Return [1, module(h, r)]: the product with [t_0, t] adds the bias."""
+        made = self.run_module(entity[..., 1:], relation)
+        return torch.cat([torch.ones_like(made[..., :1]), made], dim=-1)
+
+
+@SCORE_FUNCTIONS.register("conex")
+class ConEx(DenseScore):
+    """ConEx, Re sum_k c_k h_k r_k conj(t_k), c = ReLU(A conv(h, r) + b) (Demir and Ngonga Ngomo 2021).
+
+    Rows are [real parts, imaginary parts]. The filters, 3 x 3 with padding 1, go over an image of four
+    lines: the parts of head and relation. Layer normalization stands where the authors' code has batch
+    normalization.
+
+    Parameters
+    ----------
+    channels : int
+        Filters.
+
+    Raises
+    ------
+    InputError
+        If there are none.
+    """
+
+    help = "ComplEx times a convolution over head and relation (Demir and Ngonga Ngomo 2021)"
+    operator = Operator("convolution_complex", "dot", ("row",), ("rows",), (1,))
+    complex_valued = True
+
+    def __init__(self, channels: int = 32) -> None:
+        self.channels = _whole("conex", "channels", channels, 1)
+
+    def build_module(self, dim: int, seed: int) -> torch.nn.Module:
+        """Return the layers between rows and factors."""
+        return dense_modules.ConExModule(seed, self.channels, dim)
+
+    def module_numbers(self, dim: int) -> int:
+        """Return the sum over filters, their normalization, the linear layer and two normalizations."""
+        return 11 * self.channels + (2 * self.channels * dim + 1) * dim + 6 * dim
+
+    def query_numbers(self, dim: int) -> int:
+        """Return the filters' outputs before and after normalization and ReLU, and the narrow layers."""
+        return 8 * self.channels * dim + 12 * dim
+
+    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+        """Return c h r, complex number by complex number."""
+        factors = self.run_module(entity, relation)
+        product = _complex_product(entity, relation)
+        return _complex_product(factors, product)
+
+
+def _complex_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Multiply rows of [real, imaginary] parts, (..., D) each."""
+    a, b = left.chunk(2, dim=-1)
+    c, d = right.chunk(2, dim=-1)
+    return torch.cat([a * c - b * d, a * d + b * c], dim=-1)
+
+
+@SCORE_FUNCTIONS.register("transformer")
+class Transformer(DenseScore):
+    """<encoder(query, h, r), t>: an encoder over a triple's tokens, its output at a token for the answer.
+
+    CoKE without its output layer (Wang et al. 2019, section 3.2), and the bottom block of HittER (Chen et al.
+    2021, section 3.1): a learned token, the head and the relation get positions and layer normalization, and
+    go through layers of attention and a feed-forward layer of width 2 D with GELU.
+
+    Parameters
+    ----------
+    layers : int
+    heads : int
+        Heads of the attention; the dimension is a multiple.
+
+    Raises
+    ------
+    InputError
+        If there are none of them.
+    """
+
+    help = "encoder over head and relation as tokens (Wang et al. 2019, Chen et al. 2021)"
+    operator = Operator("encoder", "dot", ("row",), ("rows",), (1,))
+
+    def __init__(self, layers: int = 1, heads: int = 4) -> None:
+        self.layers = _whole("transformer", "layers", layers, 1)
+        self.heads = _whole("transformer", "heads", heads, 1)
+
+    def check_dim(self, dim: int) -> None:
+        """Refuse a dimension that the heads cannot share."""
+        super().check_dim(dim)
+        if dim % self.heads:
+            raise InputError(
+                f"the dimension must be a multiple of {self.heads} (heads of the attention), got {dim}"
+            )
+
+    def build_module(self, dim: int, seed: int) -> torch.nn.Module:
+        """Return the encoder."""
+        return dense_modules.EncoderModule(seed, self.layers, self.heads, dim)
+
+    def module_numbers(self, dim: int) -> int:
+        """Return the sum over positions, their normalization and the layers."""
+        inner = 2 * dim
+        attention = 4 * dim * dim + dim
+        feed_forward = (dim + 1) * inner + (inner + 1) * dim
+        return 5 * dim + self.layers * (attention + feed_forward + 4 * dim)
+
+    def query_numbers(self, dim: int) -> int:
+        """Return the tokens of all layers: each has about 16 D numbers in a layer."""
+        return 3 * (4 * dim + self.layers * (16 * dim + 6 * self.heads))

@@ -1,0 +1,108 @@
+"""The optimizer of dense parameters: a class of torch.optim by name, and the checks of its settings.
+
+DGL is not imported here: ``dglkge plan`` refuses what training refuses.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from dglkge.config import Config
+from dglkge.config.schema import DenseConfig
+from dglkge.errors import InputError, unknown_name
+from dglkge.model.kge_model import KgeModel
+from dglkge.training.schedule import parse_options
+
+_UNFIT = ("Optimizer", "LBFGS", "SparseAdam")
+"""The base class; one that computes the loss several times a step; one for gradients of single rows."""
+
+_NOT_OPTIONS = ("self", "params", "lr", "capturable", "differentiable")
+
+
+def known_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
+    """Return the optimizers of this version of torch that a configuration can name."""
+    found = {
+        name: kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and not name.startswith("_")
+    }
+    return {name: kind for name, kind in sorted(found.items()) if name not in _UNFIT}
+
+
+def dense_optimizer(chosen: DenseConfig, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Make the optimizer of some parameters.
+
+    Raises
+    ------
+    InputError
+        If torch has no such optimizer, it has no such option, or it refuses a value or the parameters.
+    """
+    known = known_optimizers()
+    if chosen.optimizer not in known:
+        raise unknown_name("dense.optimizer", chosen.optimizer, list(known))
+    kind: Any = known[chosen.optimizer]
+    allowed = [name for name in inspect.signature(kind).parameters if name not in _NOT_OPTIONS]
+    options = parse_options(chosen.options, "dense.options")
+    for name, value in options.items():
+        if name not in allowed:
+            raise unknown_name(f"option of dense.optimizer {chosen.optimizer}", name, allowed)
+        if isinstance(value, list):
+            options[name] = tuple(value)  # betas: [0.9, 0.98]
+    try:
+        made: torch.optim.Optimizer = kind(list(parameters), lr=chosen.lr, **options)
+    except Exception as error:
+        given = ", ".join(chosen.options) or "no options"
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"dense.optimizer {chosen.optimizer} with {given}: torch refuses it: {reason}"
+        ) from None
+    return made
+
+
+def check_dense(config: Config, model: KgeModel) -> None:
+    """Refuse settings of dense parameters that have no effect or do not fit.
+
+    Raises
+    ------
+    InputError
+        Naming the field, the value and what is allowed.
+    """
+    score_function = model.score_function
+    if not score_function.has_module:
+        for name, value in _changed(config.dense):
+            raise InputError(
+                f"dense.{name} is {value} and model.score_function is {config.model.score_function}, which "
+                "has no dense parameters; allowed: the default"
+            )
+        return
+    if not config.training.synchronous:
+        raise InputError(
+            f"model.score_function is {config.model.score_function}, whose dense parameters all trainers "
+            "update alike: it takes training.synchronous true, got false"
+        )
+    if config.training.relation_prediction and not score_function.has_relation_product:
+        raise InputError(
+            f"training.relation_prediction is {config.training.relation_prediction:g} and "
+            f"model.score_function is {config.model.score_function}, whose module would score every pair "
+            "with every relation; allowed: 0"
+        )
+    tried = torch.nn.Parameter(torch.zeros(2, 2))
+    optimizer = dense_optimizer(config.dense, [tried])
+    tried.grad = torch.ones(2, 2)
+    try:
+        optimizer.step()
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"dense.optimizer {config.dense.optimizer}: torch refuses it: {reason}") from None
+
+
+def _changed(chosen: DenseConfig) -> Iterable[tuple[str, Any]]:
+    """Yield (name, value) of fields that are not the default."""
+    defaults = DenseConfig()
+    for name, value in vars(chosen).items():
+        if value != getattr(defaults, name):
+            yield name, list(value) if isinstance(value, tuple) else value

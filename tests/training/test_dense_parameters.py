@@ -1,0 +1,338 @@
+"""Dense parameters of a module: several steps in float64, clipping, files, resume, ranking and refusals."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import dglkge
+from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from dglkge.evaluation.protocol import Protocol
+from dglkge.model.functions.dense import DenseScore
+from dglkge.model.kge_model import KgeModel, build_model
+from dglkge.training import build
+from dglkge.training.epochs import JOB
+from dglkge.training.objectives.dense_parameters import DenseParameters
+from dglkge.training.trainer import Trainer
+from dglkge.typing import RELATION, Side
+from tests.toy_kg import toy_dataset
+
+DIM = 8
+LR, DENSE_LR = 0.05, 0.02
+
+
+@contextmanager
+def opened(folder: Path, *more: str) -> Iterator[Trainer]:
+    """Open a trainer in this process, on entities of several types."""
+    config = load_config(
+        None,
+        [
+            *(f"dataset={toy_dataset(typed=True)}", f"output={folder}", f"model.dimension={DIM}"),
+            *("model.init_scale=0.3", "regularizer.name=none", "training.batch_size=40"),
+            *(f"optimizer.lr={LR}", f"dense.lr={DENSE_LR}", "training.matmul_dtype=float32", *more),
+        ],
+    )
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        yield trainer
+    JOB.restore(0)
+    del trainer
+    gc.collect()  # its tables go before others of the same names come
+
+
+def train(trainer: Trainer, until: int) -> None:
+    """Run the usual loops."""
+    for _ in dglkge.remaining_epochs_until(until):
+        for batch in trainer.batches():
+            trainer.step(batch)
+
+
+def live(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return copies of all rows by node id."""
+    return {name: table.local_rows.clone() for name, table in trainer.tables.items()}
+
+
+def dense_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return copies of the dense parameters and their optimizer's state."""
+    assert trainer._dense is not None
+    return trainer._dense.tensors()
+
+
+@pytest.mark.parametrize(
+    ("score_function", "more", "clip"),
+    [
+        ("tucker", ("model.reciprocal_relations=false", "model.relation_dimension=5"), 0.0),
+        ("tucker", (), 0.02),
+        ("transformer", ("optimizer.clip_value=0.001",), 0.0),
+        ("conex", ("model.channels=2",), 0.5),
+    ],
+)
+def test_several_steps_against_all_entities_equal_float64(
+    tmp_path: Path, score_function: str, more: tuple[str, ...], clip: float
+) -> None:
+    """Autograd in float64 over rows and parameters; Adagrad by its formula, torch's Adam; one norm."""
+    limit = 0.001 if score_function == "transformer" else np.inf
+    settings = (f"model.score_function={score_function}", "training.objective=one_vs_all", *more)
+    with opened(tmp_path / "run", *settings, f"optimizer.clip_norm={clip}") as trainer:
+        live_model = trainer._evaluator._model
+        # A model of its own, in float64, that starts equal.
+        function = copy.copy(live_model.score_function)
+        function._module = copy.deepcopy(live_model.module).double()
+        function.run_module = function._module  # type: ignore[method-assign]
+        model = KgeModel(function, DIM, live_model.reciprocal)
+        parameters = dict(model.module.named_parameters())
+        adam = torch.optim.Adam(parameters.values(), lr=DENSE_LR)
+        rows = {name: one.double().requires_grad_() for name, one in live(trainer).items()}
+        sums = {name: torch.zeros_like(one) for name, one in rows.items()}
+        for _ in dglkge.remaining_epochs_until(1):
+            for batch in trainer.batches():
+                loss = torch.zeros((), dtype=torch.float64)
+                for group in trainer._train_step._plan(batch).groups:
+                    heads, tails = rows[group.lhs], rows[group.rhs]
+                    relations = rows[RELATION][torch.from_numpy(group.relations.ids)]
+                    h, t = torch.from_numpy(group.head_ids), torch.from_numpy(group.tail_ids)
+                    for side, given, candidates, answers in (
+                        (Side.TAIL, heads[h], tails, t),
+                        (Side.HEAD, tails[t], heads, h),
+                    ):
+                        scores = model.query(given, relations, side) @ candidates.T
+                        loss = loss - scores.log_softmax(1)[torch.arange(len(answers)), answers].sum()
+                adam.zero_grad()
+                found = (*rows.values(), *parameters.values())
+                gradients = torch.autograd.grad(loss / batch.global_size, found, materialize_grads=True)
+                gradients = [one.clamp(-limit, limit) for one in gradients]
+                norm = torch.stack([one.square().sum() for one in gradients]).sum().sqrt()
+                factor = min(1.0, clip / (float(norm) + 1e-6)) if clip else 1.0
+                assert clip == 0 or factor < 0.9
+                assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-4)
+                with torch.no_grad():
+                    for (name, one), gradient in zip(rows.items(), gradients):
+                        sums[name] += (gradient * factor) ** 2
+                        one -= LR * gradient * factor / (sums[name].sqrt() + 1e-10)
+                for one, gradient in zip(parameters.values(), gradients[len(rows) :]):
+                    one.grad = gradient * factor
+                adam.step()
+        assert batch.index > 2
+        for name, one in live(trainer).items():
+            torch.testing.assert_close(one.double(), rows[name].detach(), rtol=1e-3, atol=2e-4, msg=name)
+        for name, one in live_model.module.named_parameters():
+            torch.testing.assert_close(one.double(), parameters[name], rtol=1e-3, atol=2e-4, msg=name)
+
+
+@pytest.mark.parametrize("objective", ["one_vs_all", "k_vs_all"])
+def test_shared_relations_train_as_single_ones(tmp_path: Path, objective: str) -> None:
+    """TuckER makes a matrix once for each relation; the reference makes one for each query of a batch."""
+    found = []
+    for kernels, objectives in (("auto", objective), ("reference", objective)):
+        more = ("model.score_function=tucker", f"training.objective={objectives}", "dense.optimizer=SGD")
+        with opened(tmp_path / kernels, *more, f"training.kernels={kernels}") as trainer:
+            train(trainer, 1)
+            found.append({**live(trainer), **dense_of(trainer)})
+    for name, one in found[0].items():
+        torch.testing.assert_close(one, found[1][name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("score_function", "optimizer"), [("tucker", "Adam"), ("conve", "NAdam"), ("transformer", "Rprop")]
+)
+def test_files_resume_and_ranking(tmp_path: Path, score_function: str, optimizer: str) -> None:
+    """Resumed training goes on to the bit; files, exports and conversions rank as live rows do."""
+    folder, dataset = tmp_path / "run", toy_dataset(typed=True)
+    more = (f"model.score_function={score_function}", f"dense.optimizer={optimizer}", "training.num_epochs=2")
+    more += ("negatives.num_uniform=12", "model.channels=2") if score_function == "conve" else ()
+    more += ("optimizer.schedule=ExponentialLR", "optimizer.schedule_options=[gamma=0.5]")
+    with opened(folder, *more) as trainer:
+        start = trainer._dense.tensors()
+        train(trainer, 1)
+        half_way = dense_of(trainer)
+    assert start.keys() < half_way.keys()
+    with h5py.File(folder / "checkpoint" / "model.v1.h5") as file:
+        for path, one in half_way.items():
+            assert np.array_equal(file[path][()], one.numpy()), path
+            assert path.startswith("dense/")
+        assert set(file) == {"dense", "model", "optimizer", "reciprocal"}
+    assert json.loads((folder / "checkpoint" / "config.json").read_text())["relations"]
+    with opened(folder, *more) as trainer:
+        assert all(torch.equal(one, half_way[path]) for path, one in dense_of(trainer).items())
+        train(trainer, 2)
+        rows, dense = live(trainer), dense_of(trainer)
+        metrics = trainer.evaluate("test").to_dict()
+    with opened(tmp_path / "at_once", *more) as trainer:
+        train(trainer, 2)
+        assert trainer._dense.param_groups[0]["lr"] == DENSE_LR / 2
+        at_once = dense_of(trainer)
+        assert at_once.keys() == dense.keys()
+        for path, one in at_once.items():
+            assert torch.equal(one, dense[path]), path
+        assert any(not torch.equal(one, half_way[path]) for path, one in at_once.items())
+        assert all(torch.equal(one, rows[name]) for name, one in live(trainer).items())
+    run = dglkge.open_run(folder)
+    assert rank(run) == {key: metrics[key] for key in rank(run)}
+    assert not any(one.requires_grad for one in run.model.module.parameters())
+    run.export("huggingface", tmp_path / "hub")
+    exported = dglkge.open_run(tmp_path / "hub", str(dataset))
+    assert rank(exported) == rank(run)
+    convert_to_run(open_checkpoint(folder), Dataset.open(dataset), tmp_path / "converted")
+    assert rank(dglkge.open_run(tmp_path / "converted")) == rank(run)
+    assert open_checkpoint(tmp_path / "converted").dense_tensors().keys() == dense.keys()
+    with opened(tmp_path / "next", *more, f"checkpoint.init_path={folder}") as trainer:
+        assert trainer.evaluate("test").to_dict() == metrics
+
+
+def rank(run: dglkge.inference.run.Run) -> dict:
+    """Rank the test split from files."""
+    found = run.evaluate(Protocol(split="test")).to_dict()
+    return {key: found[key] for key in ("both", "head", "tail")}
+
+
+def test_initial_values_are_keyed_and_leave_the_global_generator() -> None:
+    class Own(DenseScore):
+        def build_module(self, dim: int, seed: int) -> torch.nn.Module:
+            return torch.nn.Bilinear(dim, dim, dim)
+
+    before = torch.random.get_rng_state()
+    one, same, other = (KgeModel(Own(), 4, True, seed).module.weight for seed in (3, 3, 4))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(one, same) and not torch.equal(one, other)
+    assert Own().module_numbers(4) == 4**3 + 4
+    weights = build_model("conve", 41, True, seed=1).module.linear.weight
+    assert float(weights.detach().std()) * weights.shape[1] ** 0.5 == pytest.approx(1, rel=0.02)
+    core = build_model("tucker", 30, True, seed=1).module.core.detach()
+    assert float(core.abs().max()) <= 1 and float(core.std()) == pytest.approx(3**-0.5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "dim"),
+    [
+        *(("tucker", {"relation_dimension": 3}, 6), ("tucker", {}, 5), ("conve", {"channels": 3}, 13)),
+        *(("conve", {}, 3), ("conex", {"channels": 5}, 6), ("transformer", {"layers": 3, "heads": 2}, 6)),
+    ],
+)
+def test_planned_numbers_are_those_of_the_module(name: str, options: dict[str, int], dim: int) -> None:
+    function = build_model(name, dim, True, options=options).score_function
+    assert function.module_numbers(dim) == sum(one.numel() for one in function.module.parameters())
+    assert function.options == {**type(function)().options, **options}
+
+
+def test_a_gradient_that_is_not_finite_updates_nothing() -> None:
+    layer = torch.nn.Linear(2, 1)
+    dense = DenseParameters(layer, lambda some: torch.optim.SGD(some, lr=1.0), lambda values: values)
+    before = layer.weight.detach().clone()
+    layer(torch.full((1, 2), float("nan"))).sum().backward()
+    with pytest.raises(FloatingPointError, match="gradient of the dense parameter 'weight' is not finite"):
+        dense.sum_gradients()
+    assert torch.equal(layer.weight, before)
+    dense.clear()
+    dense.sum_gradients()  # a share of a batch without triples
+    dense.update()
+    assert dense.squares == 0 and torch.equal(layer.weight, before)
+
+
+class Dropping(DenseScore):
+    """A module with random dropout."""
+
+    def build_module(self, dim: int, seed: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(dim, dim), torch.nn.Dropout(0.1))
+
+
+class Running(DenseScore):
+    """A module with running statistics."""
+
+    def build_module(self, dim: int, seed: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.BatchNorm1d(dim))
+
+
+class Narrow(DenseScore):
+    """A module in bfloat16."""
+
+    def build_module(self, dim: int, seed: int) -> torch.nn.Module:
+        return torch.nn.Linear(dim, dim).bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (Dropping, "the layer 1 of the score function Dropping is a Dropout, whose result depends on how"),
+        (Running, "the layer 0 of the score function Running is a BatchNorm1d, whose result depends on how"),
+        (
+            Narrow,
+            "the parameter weight of the score function Narrow is torch.bfloat16; allowed: torch.float32",
+        ),
+    ],
+)
+def test_refused_modules(function: type[DenseScore], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        _ = KgeModel(function(), 4, True).module
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            ["model.score_function=conve", "model.reciprocal_relations=false"],
+            "model.reciprocal_relations is false and the score function ConvE computes queries from heads "
+            "only; allowed: true",
+        ),
+        (
+            ["dense.lr=0.1"],
+            "dense.lr is 0.1 and model.score_function is complex, which has no dense parameters",
+        ),
+        (["model.channels=3"], "model.channels is 3 and .*; allowed: channels 32, or conex or conve"),
+        (
+            ["model.score_function=tucker", "training.synchronous=false"],
+            "model.score_function is tucker, whose dense parameters .* it takes training.synchronous true",
+        ),
+        (
+            ["model.score_function=conex", "training.relation_prediction=1"],
+            "training.relation_prediction is 1 and model.score_function is conex, .*; allowed: 0",
+        ),
+        (
+            ["model.score_function=tucker", "dense.optimizer=adam"],
+            "unknown dense.optimizer 'adam'; .*did you mean 'Adam'",
+        ),
+        (
+            ["model.score_function=tucker", "dense.options=[betas=[0.9, 2]]"],
+            "dense.optimizer Adam with betas=.*: torch refuses it: Invalid beta",
+        ),
+        (
+            ["model.score_function=tucker", "dense.options=[eps=1e-6, momentum=1]"],
+            "unknown option of dense.optimizer Adam 'momentum'",
+        ),
+        (["model.score_function=tucker", "dense.options=[eps]"], r"dense.options has 'eps'; allowed: texts"),
+        (
+            ["model.score_function=tucker", "dense.schedule=Cosine"],
+            "unknown dense.schedule 'Cosine'; .*CosineAnnealingLR",
+        ),
+        (
+            ["model.score_function=transformer", "model.dimension=10"],
+            "the dimension must be a multiple of 4 .heads of the attention., got 10",
+        ),
+    ],
+)
+def test_refused_settings(tmp_path: Path, settings: list[str], words: str) -> None:
+    config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings])
+    with pytest.raises(InputError, match=words):
+        build.check_training(config, 1)
+
+
+def test_a_checkpoint_without_a_parameter_is_refused() -> None:
+    model = build_model("tucker", 4, True)
+    with pytest.raises(InputError, match="here: the dense parameter 'core' is missing"):
+        model.load_module({}, "here")
+    with pytest.raises(InputError, match="here: the dense parameter 'other' is none of the score function's"):
+        model.load_module({"core": model.module.core, "other": torch.ones(1)}, "here")
+    with pytest.raises(InputError, match=r"'core' has shape \(1, 4, 4\), expected \(4, 4, 4\)"):
+        model.load_module({"core": torch.ones(1, 4, 4)}, "here")
