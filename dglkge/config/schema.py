@@ -353,14 +353,26 @@ class DenseConfig:
     )
 
 
+TRIPLE_ORDERS = ("auto", "machine", "global")
+"""Orders of the triples on several machines."""
+
 BUCKET_ORDERS = ("inside_out", "outside_in", "affinity", "random", "hilbert")
 """Walks over the pairs of ranges, see :func:`dglkge.data.range_walk.walk_pairs`."""
 
 
 @dataclass(frozen=True)
 class SamplingConfig:
-    """The order of an epoch: by triples alone, or by pairs of ranges of rows."""
+    """The order of an epoch: by triples alone, by machine, or by pairs of ranges of rows."""
 
+    order: str = setting(
+        "auto",
+        "order of the triples on several machines: machine (a batch takes a proportional share of each "
+        "machine, in its own order and with negatives of its own; cost does not grow with the machines), "
+        "global (batches and negatives are the same on any number of machines), auto (machine with sampled "
+        "negatives, else global); on one machine they are equal",
+        one_of(*TRIPLE_ORDERS),
+        resume=UNTIL_FINISHED,
+    )
     num_ranges: int = setting(
         1,
         "cut the rows of each entity type on a machine into so many ranges; an epoch walks over the pairs "
@@ -628,6 +640,14 @@ class Config:
     tables: TablesConfig = section(TablesConfig, "tables during training")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "checkpoints")
     evaluation: EvaluationConfig = section(EvaluationConfig, "evaluation")
+
+    def is_ordered_by_machine(self, num_machines: int) -> bool:
+        """Return whether each machine's triples have an order of their own, without ranges of rows."""
+        order = self.sampling.order
+        if order == "auto":
+            # Against all candidates the order costs next to nothing beside the scores, and exactness is free.
+            order = "machine" if self.training.objective == NEGATIVE_SAMPLING else "global"
+        return num_machines > 1 and order == "machine" and self.sampling.num_ranges == 1
 
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as nested dicts and lists, as JSON gives them back."""

@@ -62,6 +62,9 @@ QUERY_INDEX_BYTES = 160
 DEGREE_BYTES = 48
 """Bytes of ``negatives.degree_power`` per entity: its degree, its weight, three sums and a temporary copy."""
 
+ORDER_ROW_BYTES = 4
+"""Bytes of a machine's order per triple, where edge sets or held-out triples leave some of them out."""
+
 CHAIN_BYTES_PER_ROW = 128
 """Bytes of the optimizer's ids, hash table and chains, per row with a gradient in every batch."""
 
@@ -206,6 +209,7 @@ def _plan_host(
         ("batches and ranking", work),
         ("exchange between trainers", exchange),
         ("dense parameters", dense_bytes),
+        ("rows of edge sets", num_trainers * order_bytes(config, part, len(size.parts))),
         (
             "known answers and degrees",
             known_bytes(config, size) + num_trainers * negatives_bytes(config, size),
@@ -245,7 +249,8 @@ def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None)
     counts = negatives_per_side(config, size)
     # Sides with equally many negatives share them, unless each has those of its range.
     drawn = counts if config.sampling.num_ranges > 1 else set(counts)
-    num_negatives = _num_chunks(config) * sum(drawn) if is_sampled(config) else 0
+    num_machines = 1 if size is None else len(size.parts)
+    num_negatives = _num_chunks(config, num_machines) * sum(drawn) if is_sampled(config) else 0
     return 2 * share + num_negatives, share
 
 
@@ -416,9 +421,18 @@ def describe_hosts(hosts: Sequence[PlannedHost]) -> str:
     return "\n".join(lines)
 
 
-def _num_chunks(config: Config) -> int:
-    """Return the number of chunks of a global batch, each with negatives of its own."""
-    return -(-config.training.batch_size // config.negatives.chunk_size)
+def _num_chunks(config: Config, num_machines: int) -> int:
+    """Return the number of chunks that a trainer may have positives of, each with negatives of its own."""
+    num_triples = config.training.batch_size
+    if config.is_ordered_by_machine(num_machines):
+        num_triples = -(-num_triples // num_machines)
+    return -(-num_triples // config.negatives.chunk_size)
+
+
+def order_bytes(config: Config, part: PartSize, num_machines: int) -> int:
+    """Return the memory in which one trainer lists the rows that it trains, where they are not a range."""
+    is_listed = bool(config.training.edge_sets) or config.evaluation.eval_fraction > 0
+    return ORDER_ROW_BYTES * part.num_edges * (is_listed and config.is_ordered_by_machine(num_machines))
 
 
 def _kept_versions(config: Config) -> int:

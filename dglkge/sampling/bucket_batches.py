@@ -22,6 +22,7 @@ from dglkge.data.range_walk import walk_pairs
 from dglkge.kernels.hashing import combine
 from dglkge.sampling import epoch_plan
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, trainer_share
+from dglkge.sampling.machine_batches import MachineShares
 
 Ids = npt.NDArray[np.int64]
 
@@ -203,7 +204,7 @@ class BucketBatches(EdgeBatches):
         super().__init__(buckets.table, **others)
         self.order_mark = order_mark
         self._starts = buckets.starts
-        self._triples_of_parts = triples_of_parts
+        self._shares = MachineShares(triples_of_parts[:, None], self._batch_size)
         self.walk = BucketOrder(
             buckets.counts, bucket_order, self._seed, self._num_triples, self._batch_size, types
         )
@@ -246,16 +247,7 @@ class BucketBatches(EdgeBatches):
             passed += len(piece)
         found = np.concatenate(rows) if rows else np.empty(0, np.int64)
         of_chunks = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
-        size = self._global_size(index)
+        size = sum(self._shares.sizes(index))
         return self._gather(
             epoch, index, size, found, self._triple_ids[found], of_chunks, enter, tuple(ranges)
         )
-
-    def _global_size(self, index: int) -> int:
-        """Return the triples of a global batch over all machines, by the formula of the windows."""
-        done = [min(turn * self._batch_size, self._num_triples) for turn in (index, index + 1)]
-        total = max(1, self._num_triples)
-        before, after = (
-            sum(own * count // total for own in self._triples_of_parts.tolist()) for count in done
-        )
-        return int(after - before)

@@ -108,12 +108,26 @@ class TripleOrder:
         places = np.arange(held * chunk // num_chunks, held * (chunk + 1) // num_chunks, dtype=np.int64)
         return self.sets[number].at(self._scattered(number, places))
 
+    def num_held_out(self, number: int) -> int:
+        """Return the number of triples of a set that are never trained."""
+        return int(self._held[number])
+
+    def is_trained(self, number: int, places: Ids) -> npt.NDArray[np.bool_]:
+        """Return whether the triples at places (n,) of a set are trained, that is, not held out."""
+        found = epoch_plan.permute(places, *self._held_out_order(number))
+        trained: npt.NDArray[np.bool_] = found >= self._held[number]
+        return trained
+
     def _scattered(self, number: int, places: Ids) -> Ids:
         """Return places in a set; the first of these are held out, in every epoch and on every machine."""
+        return epoch_plan.inverse_permute(places, *self._held_out_order(number))
+
+    def _held_out_order(self, number: int) -> tuple[int, int, int]:
+        """Return size, key and epoch of the permutation that begins with the held-out triples of a set."""
         one = self.sets[number]
         # By name: a set has the same triples held out wherever it stands in the list.
         key = _as_seed(combine(_HELD_OUT_KEY, self._seed, zlib.crc32(one.name.encode())))
-        return epoch_plan.inverse_permute(places, len(one.triple_ids), key, _FIXED)
+        return len(one.triple_ids), key, _FIXED
 
     def _seed_of(self, number: int) -> int:
         # The first set has the seed itself: a single one is walked as it was before there were several.

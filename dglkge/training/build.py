@@ -40,7 +40,6 @@ from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.kge_model import KgeModel
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.bucket_batches import BucketBatches
-from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.training.building.bucket_order import build_bucket_batches, prefetch_ranges
 from dglkge.training.building.candidates import (
@@ -61,7 +60,7 @@ from dglkge.training.building.components import (
     with_recorded_imports,
 )
 from dglkge.training.building.dense_optimizer import dense_optimizer
-from dglkge.training.building.edge_sets import build_passes, configured_order, touched_rows
+from dglkge.training.building.edge_sets import build_edge_batches, build_passes, touched_rows
 from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.loss_settings import check_data_of_loss, relation_weights
 from dglkge.training.building.matmul_dtype import with_matmul_dtype
@@ -247,9 +246,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         if config.sampling.num_ranges > 1:
             batches = build_bucket_batches(config, layout, cluster, pairs, of_edges)
         else:
-            batches = EdgeBatches(
-                layout.edge_table(world.machine), **of_edges, order=configured_order(config, dataset)
-            )
+            batches = build_edge_batches(config, dataset, layout, cluster, of_edges)
     if isinstance(batches, BucketBatches):
         prefetch_ranges(batches, tables, optimizer, cluster)
     clock = PhaseClock(config.training.profile)

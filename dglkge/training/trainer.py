@@ -587,13 +587,20 @@ class Trainer:
                 f"training.batch_size is {size}; the checkpoint stands {done} triples into an epoch: "
                 f"allowed are {meta.progress[Progress.GLOBAL_BATCH_SIZE]} and what else divides {done}"
             )
-        # In bucket order an epoch depends on the partitions: other triples would be left.
+        # In an order of the machines an epoch depends on the partitions: other triples would be left.
         mark, expected = meta.progress.get(Progress.ORDER_MARK, 0), self._edge_batches.order_mark
+        if done and mark != expected and not mark:
+            raise InputError(
+                f"the checkpoint stands {done} triples into an epoch in the order of the whole graph, and "
+                "here each machine has an order of its own; allowed: sampling.order global, at least until "
+                "the epoch's end"
+            )
         if done and mark != expected:
             raise InputError(
-                f"the checkpoint stands {done} triples into an epoch in bucket order, which other partitions "
-                f"cannot continue (checksum {mark}, here {expected}): finish the epoch on the partitions "
-                "that it began on, or resume from an epoch's end (checkpoint.keep_every_epochs)"
+                f"the checkpoint stands {done} triples into an epoch in the order of its machines, which "
+                f"other partitions and sampling.order global cannot continue (checksum {mark}, here "
+                f"{expected}): finish the epoch on the partitions that it began on, or resume from an "
+                "epoch's end (checkpoint.keep_every_epochs)"
             )
         return done // size
 

@@ -2,6 +2,7 @@
 
     python examples/benchmarks/cluster.py                                # the table, about 15 minutes
     python examples/benchmarks/cluster.py --hosts 2 --rounds 1 --num-entities 2000 --num-triples 20000
+    python examples/benchmarks/cluster.py --batch-per-trainer 4096 --systems exact "machine order"
 
 Hosts are namespaces of this machine (``cluster_hosts.py``; needs root), each with one server and one trainer
 of one thread. They share its cores: bytes are those of as many machines, CPU seconds nearly, wall times are
@@ -10,6 +11,9 @@ Every row of the table trains the same global batches of the same graph: ComplEx
 a whole batch shares, Adam. "stock DGL" pulls rows with DGL's DistEmbedding and updates them with its
 SparseAdam; torch differentiates the loss. "stock DGL, helped" is given distinct ids and our loss, so that
 only the ways of rows and gradients differ. Everything is run several times in turn; the table has medians.
+With --batch-per-trainer the batch grows with the trainers, and its chunks of negatives do not: in "machine
+order" (sampling.order) the work of each trainer is then the same on any number of hosts, in "exact" (the
+global order) it grows.
 """
 
 from __future__ import annotations
@@ -39,19 +43,22 @@ NUM_NEGATIVES = 1_000
 STOCK = "stock DGL"
 HELPED = "stock DGL, helped"
 
-#: Both are replaced.
-STOCK_SETTINGS = ["training.lookup=kvstore", "optimizer.name=row_adagrad"]
+#: The first two are replaced.
+STOCK_SETTINGS = ["training.lookup=kvstore", "optimizer.name=row_adagrad", "sampling.order=global"]
+OUR_SETTINGS = ["optimizer.name=sparse_adam", "sampling.order=global"]
+MACHINE_ORDER = "machine order"
 
 #: What is compared: name -> (``--system`` of the trainer, its settings).
 SYSTEMS = {
     STOCK: ("stock", STOCK_SETTINGS),
     HELPED: ("stock-merged", STOCK_SETTINGS),
-    "exact": ("ours", ["optimizer.name=sparse_adam"]),
-    "bfloat16 wire": ("ours", ["optimizer.name=sparse_adam", "training.wire=bfloat16"]),
+    "exact": ("ours", OUR_SETTINGS),
+    MACHINE_ORDER: ("ours", ["optimizer.name=sparse_adam", "sampling.order=machine"]),
+    "bfloat16 wire": ("ours", [*OUR_SETTINGS, "training.wire=bfloat16"]),
     "bfloat16 wire, local negatives": (
         "ours",
         [
-            "optimizer.name=sparse_adam",
+            *OUR_SETTINGS,
             "training.wire=bfloat16",
             "negatives.global_share=0",
             "negatives.local_share=1",
@@ -92,10 +99,10 @@ class Row:
 def run(system: str, dataset: Path, num_hosts: int, num_trainers: int, arguments: argparse.Namespace) -> Row:
     """Train some batches on so many hosts, with so many trainers in all."""
     kind, chosen = SYSTEMS[system]
-    # One chunk for each batch: all of its positives share their negatives.
+    batch_size, chunk_size = batch_sizes(num_trainers, arguments)
     settings = [
         *(f"dataset={dataset}", f"model.dimension={arguments.dimension}"),
-        *(f"training.batch_size={arguments.batch_size}", f"negatives.chunk_size={arguments.batch_size}"),
+        *(f"training.batch_size={batch_size}", f"negatives.chunk_size={chunk_size}"),
         # No commit and no background thread: neither belongs to the cost of a batch.
         *(f"negatives.num_uniform={NUM_NEGATIVES}", "optimizer.lr=0.01", "checkpoint.every_epochs=0"),
         # The reference of cluster_trainer.py has no regularizer.
@@ -116,7 +123,7 @@ def run(system: str, dataset: Path, num_hosts: int, num_trainers: int, arguments
             raise RuntimeError(f"the job ended with {job.returncode}:\n{output}")
         texts = [(folder / f"cost-{host}.json").read_text(encoding="ascii") for host in range(num_hosts)]
     costs = [Cost(**json.loads(text)) for text in texts]
-    num_edges = arguments.batches * arguments.batch_size
+    num_edges = arguments.batches * batch_size
     return Row(
         system,
         num_hosts,
@@ -126,6 +133,14 @@ def run(system: str, dataset: Path, num_hosts: int, num_trainers: int, arguments
         sum(cost.cpu_seconds for cost in costs) / num_edges,
         max(cost.wall_seconds for cost in costs) / arguments.batches,
     )
+
+
+def batch_sizes(num_trainers: int, arguments: argparse.Namespace) -> tuple[int, int]:
+    """Return the triples of a global batch, and how many of them share their negatives."""
+    if arguments.batch_per_trainer:
+        return num_trainers * arguments.batch_per_trainer, arguments.batch_per_trainer
+    # One chunk for each batch: all of its positives share their negatives.
+    return arguments.batch_size, arguments.batch_size
 
 
 def describe(row: Row, rows: Mapping[tuple[str, int, int], Row]) -> str:
@@ -162,7 +177,7 @@ def layouts(nums_hosts: Sequence[int], system: str) -> list[tuple[int, int]]:
     The latter where one host is asked for, and for one system of each kind: without a network the wire and
     the place of negatives make no difference.
     """
-    has_alone = 1 in nums_hosts and system in (HELPED, "exact")
+    has_alone = 1 in nums_hosts and system in (HELPED, "exact", MACHINE_ORDER)
     return [
         layout
         for num in nums_hosts
@@ -183,6 +198,7 @@ def main() -> int:
     add("--num-triples", type=int, default=500_000)
     add("--dimension", type=int, default=200, help="numbers in a row")
     add("--batch-size", type=int, default=16_384, help="triples in a global batch")
+    add("--batch-per-trainer", type=int, help="triples in a global batch and in a chunk, for each trainer")
     add("--warm", type=int, default=4, help="batches before those that are measured")
     add("--batches", type=int, default=12, help="batches that are measured")
     add("--rounds", type=int, default=3, help="runs of which the table has the medians")

@@ -234,6 +234,7 @@ DOCUMENTED = {
     ],
     schema.UNTIL_FINISHED: [
         "model.init_from.frozen",
+        "sampling.order",
         *(
             f"training.{name}"
             for name in (
@@ -269,7 +270,13 @@ def test_what_may_change_in_a_resume_is_documented(key):
         if key in DOCUMENTED[rule]
         or (
             key.split(".")[0] in SECTIONS.get(rule, ())
-            and key not in ("checkpoint.init_path", "model.init_from.frozen", "evaluation.eval_fraction")
+            and key
+            not in (
+                "checkpoint.init_path",
+                "model.init_from.frozen",
+                "evaluation.eval_fraction",
+                "sampling.order",
+            )
         )
     }
     old, new = {}, {}

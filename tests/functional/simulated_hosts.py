@@ -27,6 +27,7 @@ def train_on_hosts(
     *settings: str,
     script: str = TRAIN,
     timeout_seconds: float = 240,
+    statuses: tuple[int, ...] = (0,),
 ) -> list[str]:
     """Train on as many hosts as the data set has partitions.
 
@@ -40,6 +41,8 @@ def train_on_hosts(
         Overrides of the configuration.
     script : str
         The training script.
+    statuses : tuple of int
+        With which a process may end.
 
     Returns
     -------
@@ -73,7 +76,7 @@ def train_on_hosts(
             for local_rank in range(trainers_per_host):
                 rank = host * trainers_per_host + local_rank
                 processes["client", rank] = _start(arguments, folder, env, "client", rank, local_rank)
-        _wait(processes, folder, time.monotonic() + timeout_seconds)
+        _wait(processes, folder, time.monotonic() + timeout_seconds, statuses)
     finally:
         for process in processes.values():
             process.kill()
@@ -125,7 +128,9 @@ def _start(
     return process
 
 
-def _wait(processes: dict[tuple[str, int], Process], folder: Path, deadline: float) -> None:
+def _wait(
+    processes: dict[tuple[str, int], Process], folder: Path, deadline: float, statuses: tuple[int, ...]
+) -> None:
     """Wait for all processes; fail with their logs as soon as one fails."""
     waiting = dict(processes)
     while waiting:
@@ -134,7 +139,7 @@ def _wait(processes: dict[tuple[str, int], Process], folder: Path, deadline: flo
             if process.exitcode is None:
                 continue
             del waiting[key]
-            if process.exitcode:
+            if process.exitcode not in statuses:
                 raise RuntimeError(f"{key} ended with {process.exitcode}\n{_logs(folder)}")
         if time.monotonic() > deadline:
             raise RuntimeError(f"{list(waiting)} did not end in time\n{_logs(folder)}")

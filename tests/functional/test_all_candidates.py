@@ -19,6 +19,7 @@ SETTINGS = (
     "training.matmul_dtype=float32",
     "training.num_epochs=3",
     "training.batch_size=50",
+    "sampling.order=global",
     "regularizer.name=n3",
     "regularizer.weight=0.01",
     "evaluation.split=none",

@@ -23,6 +23,7 @@ SETTINGS = (
     "training.batch_size=50",
     "negatives.num_uniform=20",
     "negatives.chunk_size=25",
+    "sampling.order=global",
     "optimizer.lr=0.05",
     "evaluation.split=none",
 )

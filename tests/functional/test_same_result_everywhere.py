@@ -24,6 +24,7 @@ SETTINGS = (
     "training.batch_size=50",
     "negatives.num_uniform=20",
     "negatives.chunk_size=25",
+    "sampling.order=global",
     "regularizer.name=n3",
     "regularizer.weight=0.01",
     "optimizer.lr=0.05",

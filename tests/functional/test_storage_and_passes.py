@@ -103,7 +103,7 @@ def test_two_hosts_walk_over_the_same_sets(tmp_path):
     for parts in (1, 2):
         extend_dataset(toy_dataset(parts), [source], tmp_path / f"data{parts}", "more")
     settings = (*SETTINGS, "training.edge_sets=[more, train]", "training.num_epochs=2")
-    settings += ("training.synchronous=true", f"checkpoint.storage=file://{tmp_path}/bucket/run")
+    settings += ("sampling.order=global", f"checkpoint.storage=file://{tmp_path}/bucket/run")
     train_on_hosts(tmp_path / "job", tmp_path / "data2", 1, *settings, f"output={tmp_path / 'hosts'}")
     alone = (*settings[:-1], f"dataset={tmp_path / 'data1'}", f"output={tmp_path / 'alone'}")
     done = train_alone(*alone)

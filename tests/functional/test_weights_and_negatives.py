@@ -20,6 +20,7 @@ SETTINGS = (
     "training.batch_size=50",
     "negatives.num_uniform=20",
     "negatives.chunk_size=25",
+    "sampling.order=global",
     "negatives.mask_known=true",
     "negatives.degree_power=0.75",
     "regularizer.name=n3",

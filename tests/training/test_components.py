@@ -158,6 +158,17 @@ REFUSED = [
         "negatives.all_entities is true and negatives.degree_power is 1, which has no effect; allowed with "
         "it: 0",
     ),
+    (
+        ["sampling.order=machine", "training.objective=k_vs_all"],
+        "sampling.order is machine and training.objective is k_vs_all, whose batches are queries in an order "
+        "of the whole graph; allowed: auto, global",
+    ),
+    (
+        ["sampling.order=global", "sampling.num_ranges=4"],
+        "sampling.order is global and sampling.num_ranges is 4, where every machine walks over ranges of its "
+        "own; allowed: auto, machine, or num_ranges 1",
+    ),
+    (["sampling.order=local"], "sampling.order is 'local'; allowed: one of auto, machine, global"),
     (["loss.name=hinge", "loss.margin=0"], "the margin must be a number greater than 0, got 0.0"),
     (
         ["negatives.sampler=mixd"],

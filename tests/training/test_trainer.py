@@ -392,7 +392,7 @@ def test_what_may_change_in_a_resume_is_recorded_in_the_next_version(tmp_path: P
     assert config["training"]["num_epochs"] == 2 and config["evaluation"]["split"] == "valid"
 
 
-def test_an_epoch_in_bucket_order_continues_on_its_partitions_only(
+def test_an_epoch_in_an_order_of_machines_continues_on_their_partitions_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def life(mark: int, *settings: str) -> ToyRun:
@@ -413,13 +413,36 @@ def test_an_epoch_in_bucket_order_continues_on_its_partitions_only(
     for mark in (0, 8):
         with pytest.raises(InputError) as caught:
             life(mark)
-        assert "stands 10 triples into an epoch in bucket order" in str(caught.value)
+        assert "stands 10 triples into an epoch in the order of its machines" in str(caught.value)
         assert f"(checksum 7, here {mark}): finish the epoch on the partitions" in str(caught.value)
     again = life(7)
     again.train(1)
     assert again.committed() == (1, 0) and [epoch for epoch, _ in again.trained] == [0] * 3
     assert "order_mark" not in open_checkpoint(tmp_path).meta.progress
     life(8).train(2)  # after the end of an epoch any partitions do
+
+
+def test_an_epoch_in_the_global_order_continues_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Begun on one machine, or by a version that had no other order."""
+    first = ToyRun(tmp_path, "checkpoint.every_batches=2", "checkpoint.background=false")
+    for _ in first.epochs.remaining_until(1):
+        for batch in first.trainer.batches():
+            first.trainer.step(batch)
+            if batch.index == 2:
+                break
+        break
+    first.checkpoints.finish()
+    monkeypatch.setattr(EdgeBatches, "order_mark", 5)
+    with pytest.raises(InputError) as caught:
+        ToyRun(tmp_path)
+    assert "stands 10 triples into an epoch in the order of the whole graph" in str(caught.value)
+    assert "allowed: sampling.order global, at least until the epoch's end" in str(caught.value)
+    monkeypatch.setattr(EdgeBatches, "order_mark", 0)
+    again = ToyRun(tmp_path)
+    again.train(1)
+    assert again.committed() == (1, 0)
 
 
 def test_two_runs_in_one_process_do_not_share_their_epochs(tmp_path: Path) -> None:

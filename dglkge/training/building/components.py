@@ -67,6 +67,7 @@ def check_config(config: Config) -> None:
     check_kernels(config)
     check_global_vectors(config)
     check_objective(config, regularizer)
+    check_order(config)
     check_bucket_order(config)
     check_loss_settings(config)
     check_given_vectors(config)
@@ -253,6 +254,27 @@ def check_storage(config: Config) -> None:
     if url.startswith("file:") and Path("/" + url[5:].lstrip("/")).resolve() == Path(config.output).resolve():
         raise InputError(
             f"checkpoint.storage is {url!r}, which is the run's own folder; expected another one"
+        )
+
+
+def check_order(config: Config) -> None:
+    """Refuse an order of triples where batches have another one.
+
+    Raises
+    ------
+    InputError
+        Naming the field, the value and what is allowed.
+    """
+    order = config.sampling.order
+    if order == "machine" and config.training.objective == K_VS_ALL:
+        raise InputError(
+            f"sampling.order is machine and training.objective is {K_VS_ALL}, whose batches are queries in "
+            "an order of the whole graph; allowed: auto, global"
+        )
+    if order == "global" and config.sampling.num_ranges > 1:
+        raise InputError(
+            f"sampling.order is global and sampling.num_ranges is {config.sampling.num_ranges}, where every "
+            "machine walks over ranges of its own; allowed: auto, machine, or num_ranges 1"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 import torch
@@ -13,9 +13,12 @@ from dglkge.data.dataset_files import TRAIN
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError, unknown_name
+from dglkge.kernels.hashing import combine
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import LOSSES, build_loss
+from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows_of_sets
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
 from dglkge.training.held_out import HeldOutEvaluator
@@ -50,6 +53,42 @@ def _edge_set(name: str, numbers: np.ndarray, number: int) -> EdgeSet:
     return EdgeSet(name, ids)
 
 
+def build_edge_batches(
+    config: Config, dataset: Dataset, layout: PartitionLayout, cluster: Cluster, of_edges: dict[str, Any]
+) -> EdgeBatches:
+    """Make the batches of edges, in the order of the whole graph or of each machine; a collective.
+
+    Parameters
+    ----------
+    config : Config
+    dataset : Dataset
+    layout : PartitionLayout
+    cluster : Cluster
+    of_edges : dict
+        Arguments of :class:`dglkge.sampling.edge_batches.EdgeBatches`, without ``edges`` and ``order``.
+
+    Raises
+    ------
+    InputError
+        If the data set has no edge set of a name.
+    """
+    world, order = cluster.world, configured_order(config, dataset)
+    part = world.machine
+    edges = layout.edge_table(part)
+    if not config.is_ordered_by_machine(world.num_machines):
+        return EdgeBatches(edges, **of_edges, order=order)
+    triple_ids = np.asarray(edges.triple_ids)
+    rows = rows_of_sets(order, triple_ids)
+    # By part: trained triples of each set, and a checksum. One trainer of each machine adds them.
+    found = np.zeros((layout.num_parts, len(rows) + 1), np.int64)
+    if world.is_machine_leader:
+        found[part] = [*map(len, rows), partition_mark(triple_ids, rows)]
+    found = cluster.sum(found)
+    # At least 1: 0 is the order of the whole graph.
+    mark = 1 + (combine(*found[:, -1].tolist()) >> 1)
+    return MachineBatches(edges, rows, found[:, :-1], part, mark, **of_edges, order=order)
+
+
 def build_passes(
     config: Config,
     dataset: Dataset,
@@ -66,7 +105,9 @@ def build_passes(
         If everything is held out.
     """
     num_chunks, size = config.training.edge_chunks, config.training.batch_size
-    order = batches.order if type(batches) is EdgeBatches else None
+    order: Optional[TripleOrder] = None
+    if isinstance(batches, EdgeBatches) and not isinstance(batches, BucketBatches):
+        order = batches.order
     if order is None:
         # Queries, or triples in an order of another kind.
         if config.training.edge_sets or config.evaluation.eval_fraction:
