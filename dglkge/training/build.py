@@ -37,6 +37,7 @@ from dglkge.errors import CheckpointError, InputError, StorageError, write_error
 from dglkge.evaluation.protocol import Protocol
 from dglkge.kernels.updates import limit_norms
 from dglkge.model.choices import OPTIMIZERS
+from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.bucket_batches import BucketBatches
@@ -60,6 +61,7 @@ from dglkge.training.building.components import (
     configured_regularizer,
     with_recorded_imports,
 )
+from dglkge.training.building.device import check_device, choose_device
 from dglkge.training.building.edge_sets import build_passes, configured_order, touched_rows
 from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.loss_settings import check_data_of_loss, relation_weights
@@ -83,6 +85,7 @@ from dglkge.training.objectives.dot_softmax import DotSoftmax
 from dglkge.training.objectives.global_vectors import GlobalVectors
 from dglkge.training.objectives.relation_prediction import SampledWithRelations
 from dglkge.training.objectives.row_dropout import RowDropout
+from dglkge.training.objectives.staged_rows import Staging
 from dglkge.training.stats import PhaseClock
 from dglkge.training.trackers import Trackers
 from dglkge.training.train_step import TrainStep
@@ -175,6 +178,7 @@ def check_training(config: Config, num_machines: int) -> None:
     """
     check_config(with_recorded_imports(config))
     check_machines(config, num_machines)
+    check_device(config)
 
 
 def build_trainer(config: Config, cluster: Cluster) -> Trainer:
@@ -206,6 +210,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     output = Path(config.output)
     # The lease creates the folder and excludes other jobs from here on.
     lease = hold_run(output, cluster)
+    device = choose_device(config, cluster)
     mirror = open_mirror(config, cluster, lease)
     layout = dataset.layout()
     # After the lease: the choice is read from the run's folder, which no other job may change now.
@@ -256,7 +261,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         global_vectors = GlobalVectors(types, model.dim, lr, cluster.sum)
     train_step = _build_train_step(
         config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, batches, world,
-        global_vectors,
+        global_vectors, device,
     )  # fmt: skip
     # Names of entities take memory, and only the trainer that writes a machine's files needs them.
     names = (
@@ -379,6 +384,7 @@ def _build_train_step(
     batches: TrainingBatches,
     world: World,
     global_vectors: GlobalVectors | None,
+    device: ComputeDevice,
 ) -> TrainStep:
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
@@ -393,6 +399,7 @@ def _build_train_step(
         return TrainStep(
             full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch,
             global_vectors=global_vectors, frozen=frozen, touched=touched,
+            staging=Staging(device) if device.is_staged else None,
         )  # fmt: skip
     negatives = build_negatives(config, dataset, layout, tables, pairs)
     # It is among all entities already.
@@ -400,11 +407,16 @@ def _build_train_step(
     of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
     is_reference = config.training.kernels == REFERENCE
     matmul_dtype = getattr(torch, config.training.matmul_dtype)
-    # Compiled loops read rows in place, where no vector is added to them.
-    if dot_softmax.is_compiled(model, loss) and not is_reference and global_vectors is None:
+    # Compiled loops read rows in place, where no vector is added to them, and on the CPU.
+    staging: Staging | None = None
+    has_loops = dot_softmax.is_compiled(model, loss) and not is_reference and not device.is_staged
+    if has_loops and global_vectors is None:
         of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock, list(negatives))
     else:
-        of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype)
+        of_groups = sampled = AutogradLoss(
+            model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype, device
+        )
+        staging = Staging(device, sampled.inputs) if device.is_staged else None
     if config.training.relation_prediction:
         of_relations = build_relation_loss(config, model, tables, batches, world, clock, dropout)
         of_groups = SampledWithRelations(of_groups, of_relations)
@@ -424,6 +436,7 @@ def _build_train_step(
         global_vectors,
         frozen,
         touched,
+        staging,
     )
 
 
