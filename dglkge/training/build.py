@@ -214,7 +214,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     mirror = open_mirror(config, cluster, lease)
     layout = dataset.layout()
     # After the lease: the choice is read from the run's folder, which no other job may change now.
-    config = with_matmul_dtype(config, cluster)
+    config = with_matmul_dtype(config, cluster, device)
     model = configured_model(config)
     widths = (config.model.dimension, model.relation_width)
     with request_timeout():
@@ -281,7 +281,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         mirror=mirror,
     )
     evaluator = LiveEvaluator(
-        dataset, model, tables, cluster, _protocol(config), config.training.kernels, global_vectors
+        dataset, model, tables, cluster, _protocol(config), config.training.kernels, global_vectors, device
     )
     meta = _meta(config, dataset)
 
@@ -394,7 +394,7 @@ def _build_train_step(
     touched = touched_rows(config, dataset, layout, batches)
     if config.training.objective != NEGATIVE_SAMPLING:
         full = build_candidate_loss(
-            config, model, regularizer, tables, batches, world, clock, dropout, global_vectors
+            config, model, regularizer, tables, batches, world, clock, dropout, global_vectors, device
         )
         return TrainStep(
             full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch,
@@ -418,7 +418,7 @@ def _build_train_step(
         )
         staging = Staging(device, sampled.inputs) if device.is_staged else None
     if config.training.relation_prediction:
-        of_relations = build_relation_loss(config, model, tables, batches, world, clock, dropout)
+        of_relations = build_relation_loss(config, model, tables, batches, world, clock, dropout, device)
         of_groups = SampledWithRelations(of_groups, of_relations)
     known = build_known(config, dataset, layout)
     return TrainStep(

@@ -186,6 +186,7 @@ class TrainStep:
             # The device computes while the host prepares the next batch.
             pending = self._loss.start(plan.groups, size)
             self._announce_next(batch)
+            self._clock.enter("backward")
             loss = pending.item()
         else:
             # Collectives of the host interrupt the device in any case.

@@ -31,7 +31,7 @@ def tables_of(folder: Path, *settings: str) -> dict[str, np.ndarray]:
     return {name: checkpoint[name][:].numpy() for name in (*checkpoint.entity_types, RELATION)}
 
 
-@pytest.mark.parametrize("objective", ["negative_sampling"])
+@pytest.mark.parametrize("objective", ["negative_sampling", "one_vs_all"])
 def test_two_trainers_train_the_tables_of_the_cpu(objective: str, tmp_path: Path) -> None:
     settings = (f"training.objective={objective}", "training.kernels=reference")
     expected = tables_of(tmp_path / "cpu", "training.device=cpu", *settings)

@@ -121,7 +121,7 @@ class AnsweredQueries:
             anchors, relations = group.anchors.leaf(), group.relations.leaf()
             # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
             factors = np.full(len(group.query_ids), 1 / global_size, np.float32)
-            ids = torch.from_numpy(group.relations.ids)
+            ids = torch.from_numpy(group.relations.ids).to(anchors.device)
             query = model.query(anchors, relations, group.side, ids)
             pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
             if self._regularizer is not None:
@@ -132,10 +132,11 @@ class AnsweredQueries:
 
     def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
         """Write the gradients of the rows; returns the penalty."""
-        tensors, given = list(self._queries), list(gradients)
+        tensors = list(self._queries)
+        given = [of_query.to(query.device) for query, of_query in zip(tensors, gradients)]
         if self._penalty.requires_grad:
             # One backward pass for queries and penalty, which have the same leaves.
-            tensors, given = [*tensors, self._penalty], [*given, torch.ones(())]
+            tensors, given = [*tensors, self._penalty], [*given, torch.ones_like(self._penalty)]
         if tensors:
             torch.autograd.backward(tensors, given)
         return self._penalty.item()

@@ -52,11 +52,13 @@ class AutogradQueries:
                 (Side.TAIL, heads, tails, group.rhs, group.tail_ids),
                 (Side.HEAD, tails, heads, group.lhs, group.head_ids),
             ):
-                query = model.query(anchors, relations, side, torch.from_numpy(group.relations.ids))
+                ids = torch.from_numpy(group.relations.ids).to(anchors.device)
+                query = model.query(anchors, relations, side, ids)
                 pieces.append(Piece(block, query, keys, factors))
                 if self._regularizer is not None:
                     penalty = model.penalty(self._regularizer, anchors, relations, answers, side)
-                    self._penalty = self._penalty + (penalty * torch.from_numpy(factors)).sum()
+                    weights = torch.from_numpy(factors).to(penalty.device)
+                    self._penalty = self._penalty + (penalty * weights).sum()
             if self._relation_weight:
                 weighted = np.float32(self._relation_weight) * factors
                 pieces += relation_pieces(model, group.relations.ids, heads, tails, weighted)
@@ -66,8 +68,9 @@ class AutogradQueries:
     def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
         """Write the gradients; see :class:`QueryMaker`."""
         penalty, queries = self._penalty, self._queries
+        given = [of_query.to(query.device) for query, of_query in zip(queries, gradients)]
         tensors = [*queries, penalty] if penalty.requires_grad else queries
-        given = [*gradients, torch.ones(())] if penalty.requires_grad else list(gradients)
+        given = [*given, torch.ones_like(penalty)] if penalty.requires_grad else given
         if tensors:
             torch.autograd.backward(tensors, given)
         return penalty.item()

@@ -90,7 +90,8 @@ class RelationQueries:
     def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
         """Add the gradients of the rows, given those of the queries; returns the penalty, which is 0."""
         if self._queries:
-            torch.autograd.backward(self._queries, list(gradients))
+            given = [of_query.to(query.device) for query, of_query in zip(self._queries, gradients)]
+            torch.autograd.backward(self._queries, given)
         for group, (heads, tails) in self._leaves if not self._is_staged else ():
             for place, leaf in ((group.heads, heads), (group.tails, tails)):
                 if leaf.grad is not None:
