@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 RELATION = "relation"
 """Name of the node type, and of the table, that holds the relations."""
 
+DEVICES = AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE = ("auto", "cpu", "cuda", "cpu_staged")
+"""Names of devices; see :class:`dglkge.model.device.ComputeDevice`."""
+
 
 class Side(enum.Enum):
     """The side of a triple that is corrupted or predicted.

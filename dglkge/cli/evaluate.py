@@ -23,6 +23,7 @@ from dglkge.errors import InputError
 from dglkge.evaluation.calibration import CORRUPTIONS_EACH, METHODS
 from dglkge.evaluation.metrics import GROUPS, format_table
 from dglkge.evaluation.protocol import Protocol
+from dglkge.typing import AUTO_DEVICE, DEVICES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,6 +129,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-size", type=int, default=4096, metavar="N", help="queries at a time (default: %(default)s)"
     )
+    parser.add_argument(
+        "--device",
+        choices=DEVICES,
+        default=AUTO_DEVICE,
+        help="where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged is the code "
+        "of cuda on the CPU, for tests; the ranks are the same (default: %(default)s)",
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N triples of the split")
     parser.add_argument(
         "--output",
@@ -144,6 +152,7 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from dglkge.inference.run import open_run  # here: --help does without torch
+    from dglkge.model.device import open_device
 
     protocol = Protocol(
         split=args.triples or args.split or TEST,
@@ -157,6 +166,7 @@ def run(args: argparse.Namespace) -> int:
     if args.limit is not None and args.limit < 1:
         raise InputError(f"--limit must be at least 1, got {args.limit}")
     _check_judging(args)
+    open_device(args.device, "--device")
     read = _file_reader(args)
     model = open_run(args.run, args.dataset, verify=not args.no_verify)
     dataset = model.dataset
@@ -167,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
     negatives = _read_negatives(args, model)
     # Two queries for each triple: its head and its tail. disable=None shows the bar only on a terminal.
     with tqdm(total=2 * len(triples), desc="rank", unit="query", disable=True if args.json else None) as bar:
-        result = model.evaluate(protocol, triples, bar.update, also_known)
+        result = model.evaluate(protocol, triples, bar.update, also_known, args.device)
     checkpoint = model.checkpoint
     report = {
         "run": str(checkpoint.run_folder),

@@ -37,6 +37,7 @@ from dglkge.launch.process_plan import (
     PlannedProcess,
     choose_num_trainers,
     describe_plan,
+    device_of_trainers,
     plan_to_dict,
 )
 from dglkge.launch.remote.node import place_of_this_node, run_node
@@ -47,6 +48,7 @@ from dglkge.launch.site import Site, SiteChooser
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
 from dglkge.launch.watched_process import allow_open_files
+from dglkge.typing import CUDA_DEVICE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -231,7 +233,8 @@ class _Job:
         config = script_config(self.command, here)
         site = self.sites.choose(machines)
         hosts = site.connect(machines, self._entry(log_dir, config) if is_registered else None)
-        settings = _settings(self.options, self.command, hosts, machines, log_dir, self.places)
+        device = "" if config is None else config.training.device
+        settings = _settings(self.options, self.command, hosts, machines, log_dir, self.places, device)
         hosts = site.with_ports(hosts, machines, settings.num_servers)
         settings = dataclasses.replace(settings, job=self.name, attempt=next(self.attempts))
         return site, hosts, settings, config
@@ -308,14 +311,17 @@ def _settings(
     machines: Sequence[Machine],
     log_dir: Path,
     places: Places,
+    device: str,
 ) -> JobSettings:
     """Build the settings with all defaults; paths are those on the machines."""
+    lowest, highest = options.num_trainers or (1, None)
+    num_trainers = choose_num_trainers(hosts, lowest, highest, device)
     log_dir = places.on_machines(log_dir) if options.sync else log_dir
     part_config = None if options.part_config is None else places.on_machines(Path(options.part_config))
     return JobSettings(
         command=command,
         ip_config=str(log_dir / "ip_config.txt"),
-        num_trainers=choose_num_trainers(hosts, *(options.num_trainers or ())),
+        num_trainers=num_trainers,
         num_servers=options.num_servers or machines[0].num_servers or 1,
         num_samplers=options.num_samplers,
         num_omp_threads=options.num_omp_threads,
@@ -327,6 +333,7 @@ def _settings(
         shows_progress=sys.stdout.isatty() and options.log_format == TEXT,
         log_format=options.log_format,
         has_own_disks=options.sync,
+        device=device_of_trainers(device, hosts, num_trainers),
     )
 
 
@@ -334,6 +341,8 @@ def _announce(settings: JobSettings, hosts: Sequence[Host], log_dir: Path) -> st
     """Describe the job that is being started."""
     where = ", ".join(f"{host.address}:{host.port}" for host in hosts)
     counts = f"{settings.num_servers} server(s) and {settings.num_trainers} trainer(s)"
+    if settings.device == CUDA_DEVICE:
+        counts += ", each with a GPU,"
     return f"{counts} on {where}; logs in {log_dir}"
 
 

@@ -14,11 +14,13 @@ from dglkge.data.dataset_files import Field
 from dglkge.data.sizes import DatasetSize, locate_partitions, read_dataset_size
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import InputError
+from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.local_site import usable_cores
 from dglkge.launch.process_plan import MOST_DEFAULT_TRAINERS
 from dglkge.planning.epoch_time import Rates, epoch_seconds
 from dglkge.planning.host import HostMemory, host_memory, installed_base, misfits
 from dglkge.planning.memory import PlannedHost, plan_memory
+from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
 
 if TYPE_CHECKING:
     from dglkge.planning.ranges import RangePlan
@@ -42,7 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="YAML file of the run")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
     parser.add_argument("--ip_config", metavar="FILE", help="the machines; without it one for each partition")
-    parser.add_argument("--num_trainers", type=int, metavar="N", help="on each machine (default: one a core)")
+    parser.add_argument(
+        "--num_trainers", type=int, metavar="N", help="on each machine (default: as dglkge-launch)"
+    )
     parser.add_argument("--num_servers", type=int, default=1, metavar="N", help="on each machine; 0: none, "
                         "one process alone (default: %(default)s)")  # fmt: skip
     parser.add_argument("--max_memory", metavar="SIZE", help="memory of a machine, such as 16G, that "
@@ -67,9 +71,11 @@ def run(args: argparse.Namespace) -> int:
             f"{len(size.parts)} partitions; each machine holds one partition"
         )
     check_machines(config, len(size.parts))
+    device = config.training.device
+    gpus = usable_gpus() if device in (AUTO_DEVICE, CUDA_DEVICE) else ()
     num_trainers = args.num_trainers
     if num_trainers is None:
-        num_trainers = min(MOST_DEFAULT_TRAINERS, usable_cores())
+        num_trainers = len(gpus) or min(MOST_DEFAULT_TRAINERS, usable_cores())
     if num_trainers < 1 or args.num_servers < 0 or (args.num_servers == 0 and num_trainers > 1):
         raise InputError("--num_trainers must be at least 1, and 1 where --num_servers is 0")
     # The base of a process is measured here: libraries differ between the lanes.
@@ -79,21 +85,29 @@ def run(args: argparse.Namespace) -> int:
     seconds = epoch_seconds(config, size, num_trainers, measure_rates(config))
     # Every machine of the plan is compared with this one, as the others' resources are not known here.
     in_files = config.tables.storage == "disk"
-    problems = [
+    sizes = [
         f"machine {host.machine}: {text}"
         for host in hosts
         for text in misfits(host, there, in_files=in_files)
     ]
+    has_gpus = len(gpus) >= num_trainers
+    lacking = []
+    if device == CUDA_DEVICE and not has_gpus:
+        lacking = [
+            f"training.device is cuda, for {num_trainers} trainer(s) a machine: {len(gpus)} GPU(s) here"
+        ]
+    on_device = device not in (AUTO_DEVICE, CPU_DEVICE) or (device == AUTO_DEVICE and has_gpus)
     # The launcher puts tables into files where /dev/shm is too small.
-    if problems and not in_files and not any(misfits(host, there, in_files=True) for host in hosts):
-        problems, in_files = [], True
+    if sizes and not in_files and not any(misfits(host, there, in_files=True) for host in hosts):
+        sizes, in_files = [], True
+    problems = sizes + lacking
     if args.json:
         report = _report(hosts, there, seconds, problems) | {"tables_in_files": in_files}
         for machine, found in zip(report["machines"], ranges or []):
             machine["ranges"] = None if found is None else dataclasses.asdict(found)
         print_json(report)
     else:
-        _print_plan(hosts, there, seconds, problems)
+        _print_plan(hosts, there, seconds, problems, on_device)
         for host, found in zip(hosts, ranges or []):
             print_text(_describe_walk(host.machine, found))
         if in_files:
@@ -196,6 +210,7 @@ def _report(
                 "memory_bytes": host.memory_bytes,
                 "shared_memory_bytes": host.shared_memory_bytes,
                 "checkpoint_disk_bytes": host.disk_bytes,
+                "device_bytes_of_a_trainer": host.device_bytes,
             }
             for host in hosts
         ],
@@ -214,7 +229,9 @@ def _report(
     }
 
 
-def _print_plan(hosts: list[PlannedHost], there: HostMemory, seconds: float, problems: list[str]) -> None:
+def _print_plan(
+    hosts: list[PlannedHost], there: HostMemory, seconds: float, problems: list[str], on_device: bool
+) -> None:
     """Print a column for each machine of the plan, and one for the free resources of this machine."""
     header = ["", *(f"machine {host.machine}" for host in hosts), "here now"]
     rows = [
@@ -228,6 +245,8 @@ def _print_plan(hosts: list[PlannedHost], there: HostMemory, seconds: float, pro
         ("disk for the checkpoint", [host.disk_bytes for host in hosts], there.disk_bytes),
     )
     rows += [[what, *map(human_bytes, needed), human_bytes(has)] for what, needed, has in totals]
+    if on_device:
+        rows.append(["GPU memory of each trainer", *(human_bytes(host.device_bytes) for host in hosts), ""])
     print_columns(header, rows)
     if there.claims.num_jobs:
         memory, shared = there.claims.memory_bytes, there.claims.shared_memory_bytes
@@ -235,6 +254,8 @@ def _print_plan(hosts: list[PlannedHost], there: HostMemory, seconds: float, pro
             f"{there.claims.num_jobs} other job(s) run here (dglkge jobs); 'here now' is without the "
             f"{human_bytes(memory)} of memory, and {human_bytes(shared)} in /dev/shm, that they still take"
         )
-    print_text(f"an epoch should take about {seconds:.3g} s on machines like this one")
+    # Rates of a GPU are not measured.
+    where = "the CPUs of machines like this one" if on_device else "machines like this one"
+    print_text(f"an epoch should take about {seconds:.3g} s on {where}")
     for problem in problems:
         print_text(f"does not fit: {problem}")

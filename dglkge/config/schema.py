@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional, get_origin, get_type_hints
 
 from dglkge.registry import registry_of
-from dglkge.typing import Side
+from dglkge.typing import DEVICES, Side
 
 Check = Callable[[Any], Optional[str]]
 """Takes a value; returns None if it is allowed, else a description of the allowed values."""
@@ -443,6 +443,14 @@ class TrainingConfig:
         "float32 and global negatives the number of trainers changes only the order of sums",
         one_of("auto", "float32", "bfloat16"),
         resume=UNTIL_FINISHED,
+    )
+    device: str = setting(
+        "auto",
+        "where losses, gradients and rankings are computed; tables and updates stay in the machine's memory. "
+        "cuda: one GPU for each trainer, given by the launcher; auto: cuda where every trainer has a GPU, "
+        "else cpu; cpu_staged: the code of cuda on the CPU, for tests (docs/gpus.md)",
+        one_of(*DEVICES),
+        resume=FREE,
     )
     synchronous: bool = setting(
         True,

@@ -33,12 +33,29 @@ from dglkge.evaluation.ranking import (
     rank_against_candidates,
     rank_against_shard,
 )
+from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import Relation, RowShard, RowSource, Side
 
 Reduce = Callable[[np.ndarray], np.ndarray]
 Shards = Mapping[str, Sequence[RowShard]]
 SIDES = tuple(Side)
+
+RANKED_ROW_BYTES = 4 * 2**30
+"""Limit of the rows that are on a device during a ranking; planning counts with the same."""
+
+
+class _ShardOnDevice:
+    """A copy of a shard's rows on a device."""
+
+    def __init__(self, shard: RowShard, device: torch.device) -> None:
+        self._shard = shard
+        self.rows = shard.rows.to(device, copy=True)
+        self.original_ids = shard.original_ids.to(device)
+
+    def locate(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the place of each original id, -1 where it is not here; on the host."""
+        return self._shard.locate(ids)
 
 
 class RankingEvaluator:
@@ -54,13 +71,27 @@ class RankingEvaluator:
     protocol : Protocol
     kernels : {"auto", "reference"}
         Count by compiled loops, or by torch's operations; the ranks are the same.
+    device : ComputeDevice
+        Where scores are computed and counted.
+    kept_bytes : int
+        Limit of the rows that are on the device during a ranking; others are copied there for each batch of
+        queries, tile by tile.
     """
 
     def __init__(
-        self, model: KgeModel, relations: Sequence[Relation], protocol: Protocol, kernels: str = "auto"
+        self,
+        model: KgeModel,
+        relations: Sequence[Relation],
+        protocol: Protocol,
+        kernels: str = "auto",
+        device: ComputeDevice = HOST,
+        kept_bytes: int = RANKED_ROW_BYTES,
     ) -> None:
         self._model = model
-        self._count = count_greater if kernels == "auto" else count_greater_plainly
+        self._device = device
+        self._kept_bytes = kept_bytes
+        has_loops = kernels == "auto" and not device.is_staged
+        self._count = count_greater if has_loops else count_greater_plainly
         self._relations = relations
         self._protocol = protocol
 
@@ -114,8 +145,10 @@ class RankingEvaluator:
         types = self._candidate_types(triples)
         num_entities, num_groups = _count_entities(types, shards, reduce, turn)
         counts = np.zeros((3, len(SIDES), len(triples)), np.int64)
+        if self._device.is_staged:
+            shards = self._on_device(shards)
         batches = list(plan_queries(triples, self._relations, self._protocol.batch_size))
-        with torch.no_grad(), full_float32_matmuls():
+        with torch.no_grad(), full_float32_matmuls(), self._device.computing():
             # Batches go to the k processes of a group in turn. A process leaves zeros for the batches of the
             # others, so one sum over all processes adds up both the shards and the turns.
             for first in range(0, len(batches), turn[1]):
@@ -142,14 +175,14 @@ class RankingEvaluator:
         num_entities: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the numbers of negatives, and of greater and equal rows of these shards, (K,) each."""
-        shards = list(shards)
-        device = shards[0].rows.device if shards else torch.device("cpu")
+        device = self._device.device
         queries = score_queries(self._model, batch, rows, known if self._protocol.filtered else None, device)
         num_candidates = self._protocol.num_candidates
         # Sampling with replacement from fewer entities than samples would be a worse full ranking.
         if num_candidates is None or num_candidates >= num_entities:
             negatives = _count_negatives(queries, num_entities)
-            counted = [rank_against_shard(self._model, queries, shard, self._count) for shard in shards]
+            model, staged = self._model, self._device.is_staged
+            counted = [rank_against_shard(model, queries, shard, self._count, staged) for shard in shards]
         else:
             drawn = draw_candidates(batch, num_candidates, num_entities, self._protocol.seed).to(device)
             competes = competing(queries, drawn)
@@ -159,6 +192,17 @@ class RankingEvaluator:
         greater = sum((greater for greater, _ in counted), zero)
         equal = sum((equal for _, equal in counted), zero)
         return negatives.cpu().numpy(), greater.cpu().numpy(), equal.cpu().numpy()
+
+    def _on_device(self, shards: Shards) -> Shards:
+        """Return the shards, on the device as far as they fit."""
+        left, found = self._kept_bytes, {}
+        for name, of_type in shards.items():
+            found[name] = list(of_type)
+            for place, shard in enumerate(found[name]):
+                left -= shard.rows.numel() * shard.rows.element_size()
+                if left >= 0:
+                    found[name][place] = _ShardOnDevice(shard, self._device.device)
+        return found
 
     def _candidate_types(self, triples: np.ndarray) -> list[str]:
         used = [self._relations[id_] for id_ in np.unique(triples[:, 1])]

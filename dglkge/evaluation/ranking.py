@@ -66,17 +66,37 @@ QUERY_TILE = 1024
 CANDIDATE_TILE = 1024
 """Queries and candidates of one matmul: 4 MiB of scores, counted while they are in the cache."""
 
+DEVICE_CANDIDATE_TILE = 8192
+"""Candidates of one matmul on a device, where a small one would not be worth its start."""
+
+COPIED_PAIRS = 1 << 16
+"""Pairs whose candidates are copied to a device at a time; a multiple of every block of exact scores."""
+
 
 Counter = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Has the parameters and the result of :func:`count_greater`."""
 
 
 def rank_against_shard(
-    model: KgeModel, queries: ScoredQueries, shard: RowShard, count: Counter = count_greater
+    model: KgeModel,
+    queries: ScoredQueries,
+    shard: RowShard,
+    count: Counter = count_greater,
+    on_device: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Count the rows of a shard that score higher than, and the same as, each true answer.
 
-    Known answers and the true answer itself are excluded.
+    Known answers and the true answer itself are excluded. Rows that are not on the queries' device are copied
+    there, tile by tile.
+
+    Parameters
+    ----------
+    model : KgeModel
+    queries : ScoredQueries
+    shard : RowShard
+    count : callable
+    on_device : bool
+        Score as many candidates at a time as suit an accelerator.
 
     Returns
     -------
@@ -91,18 +111,19 @@ def rank_against_shard(
     rows = shard.rows
     if not len(rows):
         return num_greater, num_equal
-    original_ids = shard.original_ids.to(rows.device)
+    device, tile = queries.query.device, DEVICE_CANDIDATE_TILE if on_device else CANDIDATE_TILE
+    original_ids = shard.original_ids.to(device)
     query, limits = queries.query.float(), _limits(model, queries, rows)
-    known = _KnownPlaces(queries, shard)
-    for first in range(0, len(rows), CANDIDATE_TILE):
-        block = rows[first : first + CANDIDATE_TILE].float()
+    known = _KnownPlaces(queries, shard, tile)
+    for first in range(0, len(rows), tile):
+        block = rows[first : first + tile].to(device)
         greater, close, place = _count_block(
-            model, query, queries.query_of, limits, block, first, known, count
+            model, query, queries.query_of, limits, block.float(), first, known, count
         )
         # The true answer is always among the close ones, so it is excluded here and not from the tiles.
         others = original_ids[place] != queries.true_ids[close]
         close, place = close[others], place[others]
-        exact = exact_scores(model, queries.query, queries.query_of[close], rows, place)
+        exact = exact_scores(model, queries.query, queries.query_of[close], block, place - first)
         true_scores = queries.true_scores[close]
         num_greater += greater + torch.bincount(close[exact > true_scores], minlength=len(num_greater))
         num_equal += torch.bincount(close[exact == true_scores], minlength=len(num_equal))
@@ -166,21 +187,22 @@ def _limits(model: KgeModel, queries: ScoredQueries, rows: torch.Tensor) -> tupl
 class _KnownPlaces:
     """Positions in a shard of the known answers to a batch of queries, sorted by tile of candidates."""
 
-    def __init__(self, queries: ScoredQueries, shard: RowShard) -> None:
+    def __init__(self, queries: ScoredQueries, shard: RowShard, tile: int) -> None:
+        self._tile = tile
         place = shard.locate(queries.known_ids.cpu()).to(queries.known_ids.device)
         here = place >= 0
         place, query = place[here], queries.known_query[here]
         # The pairs arrive sorted by query; a stable sort by tile keeps that order within a tile, so the pairs
         # of a tile of scores are one slice.
-        order = torch.argsort(place // CANDIDATE_TILE, stable=True)
+        order = torch.argsort(place // tile, stable=True)
         self._place, self._query = place[order], query[order]
-        num_tiles = math.ceil(len(shard.rows) / CANDIDATE_TILE)
+        num_tiles = math.ceil(len(shard.rows) / tile)
         tiles = torch.arange(num_tiles + 1, device=place.device)
-        self._starts = torch.searchsorted(self._place // CANDIDATE_TILE, tiles)
+        self._starts = torch.searchsorted(self._place // tile, tiles)
 
     def leave_out(self, scores: torch.Tensor, first_query: int, first_place: int) -> None:
         """Set the scores of known answers in a tile to minus infinity."""
-        tile = first_place // CANDIDATE_TILE
+        tile = first_place // self._tile
         start, end = int(self._starts[tile]), int(self._starts[tile + 1])
         limits = torch.tensor([first_query, first_query + len(scores)], device=scores.device)
         from_, to = (start + torch.searchsorted(self._query[start:end], limits)).tolist()
@@ -237,10 +259,27 @@ def rank_against_candidates(
     answer, _ = competes.nonzero(as_tuple=True)
     place = shard.locate(candidates[competes].cpu()).to(answer.device)
     answer, place = answer[place >= 0], place[place >= 0]
-    scores = exact_scores(model, queries.query, queries.query_of[answer], shard.rows, place)
+    scores = _scores_at(model, queries, answer, shard.rows, place)
     true_scores = queries.true_scores[answer]
     num_answers = len(queries.true_ids)
     return (
         torch.bincount(answer[scores > true_scores], minlength=num_answers),
         torch.bincount(answer[scores == true_scores], minlength=num_answers),
     )
+
+
+def _scores_at(
+    model: KgeModel, queries: ScoredQueries, answer: torch.Tensor, rows: torch.Tensor, place: torch.Tensor
+) -> torch.Tensor:
+    """Score candidates at some places (M,), each for a true answer (M,), in float64."""
+    query_index = queries.query_of[answer]
+    if rows.device == place.device:
+        return exact_scores(model, queries.query, query_index, rows, place)
+    # The rows of a batch's candidates may be more than the device holds.
+    scores = []
+    for first in range(0, len(place), COPIED_PAIRS):
+        pairs = slice(first, first + COPIED_PAIRS)
+        distinct, index = place[pairs].unique(return_inverse=True)
+        copied = rows.index_select(0, distinct.to(rows.device)).to(place.device)
+        scores.append(exact_scores(model, queries.query, query_index[pairs], copied, index))
+    return torch.cat(scores) if scores else queries.query.new_empty(0)

@@ -38,9 +38,10 @@ from dglkge.inference.imports.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.metrics_files import all_results, read_metrics
 from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
 from dglkge.inference.search import Answer, LinkPredictor, LinkQuery, most_similar
+from dglkge.model.device import open_device
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.registry import recorded_imports
-from dglkge.typing import RELATION, RowShard
+from dglkge.typing import AUTO_DEVICE, RELATION, RowShard
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -497,6 +498,7 @@ class Run:
         triples: Optional[np.ndarray] = None,
         progress: Optional[Callable[[int], object]] = None,
         also_known: Sequence[np.ndarray] = (),
+        device: str = AUTO_DEVICE,
     ) -> RankingResult:
         """Rank the head and the tail of every triple among all entities of the right type.
 
@@ -510,6 +512,8 @@ class Run:
             Called with the number of queries just ranked; there are 2 n of them.
         also_known : sequence of (m, 3) int64 array
             True triples that filtered ranking excludes besides those of the splits.
+        device : str
+            Where scores are computed: ``auto``, ``cpu`` or ``cuda``; the ranks are the same.
 
         Returns
         -------
@@ -530,7 +534,8 @@ class Run:
             triples = dataset.split(protocol.split)
         # One index over all splits: filtering does not depend on which split has the triple.
         known = self.known_triples(also_known) if protocol.filtered else None
-        evaluator = RankingEvaluator(self.model, self.tables.meta.relations, protocol)
+        found = open_device(device, "device")
+        evaluator = RankingEvaluator(self.model, self.tables.meta.relations, protocol, device=found)
         shards = self.shards(self.tables.entity_types)
         result = evaluator.evaluate(triples, known, self.tables, shards, progress=progress)
         categories = relation_categories(dataset.split(TRAIN), dataset.num_relations)

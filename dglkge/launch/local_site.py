@@ -20,6 +20,7 @@ from dglkge.distributed.ip_config import Machine, write_ip_config
 from dglkge.distributed.jobs import JobEntry, Registration, live_jobs, register_lock
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import script_runner
+from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.ports import check_server_ports, find_master_port, find_server_ports
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
 from dglkge.launch.script_config import MachineNeeds, Needs, check_part_config
@@ -281,6 +282,8 @@ class LocalSite:
             If ip_config has it several times, or another job has the same run folder.
         """
         hosts = locate_hosts(machines, local_interfaces(), usable_cores())
+        gpus = usable_gpus()
+        hosts = [dataclasses.replace(host, gpus=gpus) for host in hosts]
         if entry is not None:
             self._job.register(entry)
         return hosts

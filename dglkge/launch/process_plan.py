@@ -15,6 +15,9 @@ from dglkge.distributed.jobs import job_prefix
 from dglkge.distributed.log_format import TEXT
 from dglkge.distributed.log_format import VARIABLE as LOG_FORMAT_VARIABLE
 from dglkge.distributed.world import JOB_VARIABLE, SEGMENTS_VARIABLE, TABLE_FOLDER_VARIABLE
+from dglkge.errors import InputError
+from dglkge.launch.gpus import VISIBLE_VARIABLE, gpu_variables
+from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class Host:
         Interpreter there and its arguments before the script. Empty: the runner of all machines.
     table_folder : str
         Folder of the job's tables there, if they are files; empty: they are in shared memory.
+    gpus : tuple of str
+        GPUs there for trainers, each as ``CUDA_VISIBLE_DEVICES`` names it.
     """
 
     address: str
@@ -95,6 +100,7 @@ class Host:
     interface: str | None = None
     runner: tuple[str, ...] = ()
     table_folder: str = ""
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,8 @@ class JobSettings:
     attempt : int
         Number of the attempt: each has names of its own in shared memory, so that none meets what processes
         of the one before still hold.
+    device : str
+        What trainers are to use, as :func:`device_of_trainers` returns it.
     """
 
     command: tuple[str, ...]
@@ -151,6 +159,7 @@ class JobSettings:
     log_format: str = TEXT
     job: str = ""
     attempt: int = 0
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -188,10 +197,67 @@ class PlannedProcess:
         return f"{self.role}-{self.number}.log"
 
 
-def choose_num_trainers(hosts: Sequence[Host], lowest: int = 1, highest: int = MOST_DEFAULT_TRAINERS) -> int:
-    """Return one trainer for each core of the smallest machine, within limits."""
+def choose_num_trainers(
+    hosts: Sequence[Host], lowest: int = 1, highest: int | None = None, device: str = ""
+) -> int:
+    """Return one trainer for each core of the smallest machine, or for each GPU, within limits.
+
+    Parameters
+    ----------
+    hosts : sequence of Host
+    lowest, highest : int
+        By default at least 1, and at most :data:`MOST_DEFAULT_TRAINERS` without GPUs.
+    device : str
+        ``training.device``, or empty. GPUs count if it allows them and every machine has some.
+    """
     # One number for all machines: a trainer's machine follows from its rank.
-    return max(lowest, min([highest, *(host.num_cores for host in hosts)]))
+    if device in (AUTO_DEVICE, CUDA_DEVICE) and hosts and all(host.gpus for host in hosts):
+        counts = [len(host.gpus) for host in hosts]
+    else:
+        counts = [host.num_cores for host in hosts]
+        highest = MOST_DEFAULT_TRAINERS if highest is None else highest
+    return max(lowest, min([*counts] if highest is None else [highest, *counts]))
+
+
+def device_of_trainers(device: str, hosts: Sequence[Host], num_trainers: int) -> str:
+    """Return what trainers are to use: ``cuda``, ``cpu`` where GPUs are to be hidden, else an empty text.
+
+    Parameters
+    ----------
+    device : str
+        ``training.device``; empty: the script's configuration is unknown, and its environment stays.
+    hosts : sequence of Host
+    num_trainers : int
+        On each machine.
+
+    Raises
+    ------
+    InputError
+        If ``cuda`` is configured and a machine has fewer GPUs than trainers.
+    """
+    short = [host for host in hosts if len(host.gpus) < num_trainers]
+    if device == CUDA_DEVICE:
+        for host in short:
+            raise InputError(_describe_shortage(host, num_trainers))
+        return CUDA_DEVICE
+    if device == AUTO_DEVICE and any(host.gpus for host in hosts):
+        return CPU_DEVICE if short else CUDA_DEVICE
+    return ""
+
+
+def _describe_shortage(host: Host, num_trainers: int) -> str:
+    """Return the error about a machine with too few GPUs."""
+    if not host.gpus:
+        return (
+            f"training.device is cuda and machine {host.address} has no GPU for its trainers (nvidia-smi -L "
+            f"lists none, {VISIBLE_VARIABLE} hides all, or torch is built without CUDA); allowed there: "
+            "cpu or auto"
+        )
+    count = len(host.gpus)
+    return (
+        f"training.device is cuda and machine {host.address} has {count} GPU{'s' if count > 1 else ''} for "
+        f"{num_trainers} trainers; allowed: --num_trainers {count} or less, or training.device auto or cpu"
+    )
 
 
 def plan_processes(
@@ -244,11 +310,13 @@ def plan_processes(
                 # Read by dgl 1.1.3 alone: with 1 a server would outlive its clients.
                 "DGL_KEEP_ALIVE": "0",
                 "OMP_NUM_THREADS": str(settings.num_server_threads),
+                **gpu_variables(settings.device, host.gpus, None),
             }
             environment = base | own | dict(settings.extra_envs)
             servers.append(PlannedProcess(SERVER, number, host.address, command, environment))
         for local in range(settings.num_trainers):
             own = _trainer_environment(hosts, settings, machine, local)
+            own |= gpu_variables(settings.device, host.gpus, local)
             environment = base | own | {"MASTER_PORT": str(master_port)} | dict(settings.extra_envs)
             number = machine * settings.num_trainers + local
             trainers.append(PlannedProcess(TRAINER, number, host.address, command, environment))

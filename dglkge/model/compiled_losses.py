@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from dglkge.kernels.softmax import self_adversarial_rows, softmax_rows
+from dglkge.model.functions.autograd import may_use_loops
 from dglkge.model.losses import IGNORED_SCORE, Loss, SelfAdversarial, Softmax
 from dglkge.model.negative_terms import Adversarial
 
@@ -72,7 +73,7 @@ _LOOPS: Mapping[type[Loss], Callable[[Any], LossFunction]] = {
 
 def _has_loops(scores: torch.Tensor) -> bool:
     """Return whether the loops take these scores."""
-    return scores.device.type == "cpu" and scores.dtype == torch.float32
+    return may_use_loops() and scores.device.type == "cpu" and scores.dtype == torch.float32
 
 
 def _scores(negative: torch.Tensor, ignored: Optional[torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:

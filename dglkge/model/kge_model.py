@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -82,6 +83,14 @@ class KgeModel:
             return
         load_parameters(module, values, where)
         module.requires_grad_(False)
+
+    def copied_to(self, device: torch.device) -> KgeModel:
+        """Return this model with a copy of its module on a device; the model itself where it has none."""
+        if self.module is None:
+            return self
+        made = copy.copy(self)
+        made.score_function = self.score_function.copied_to(device)
+        return made
 
     @property
     def relation_width(self) -> int:

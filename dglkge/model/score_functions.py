@@ -206,6 +206,12 @@ class ScoreFunction(Comparator):
             self._module = dense_modules.built(type(self).__name__, self.build_module, *self._binding)
         return self._module
 
+    def copied_to(self, device: torch.device) -> ScoreFunction:
+        """Return this score function with a copy of its module on a device."""
+        made = copy.copy(self)
+        made._module = copy.deepcopy(self.module).to(device)
+        return made
+
     def run_module(self, *rows: torch.Tensor) -> torch.Tensor:
         """Return the module's output for rows, (..., D_i) each -> (..., Dq), computed in the rows' type.
 

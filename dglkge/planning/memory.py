@@ -23,7 +23,7 @@ from dglkge.data.dataset_files import (
 from dglkge.data.sizes import DatasetSize, PartSize
 from dglkge.planning import shared_memory as shared
 from dglkge.registry import registry_of
-from dglkge.typing import RELATION
+from dglkge.typing import RELATION, STAGED_CPU_DEVICE
 
 MIB = 2**20
 LAUNCHER_BYTES = 13 * MIB
@@ -49,6 +49,18 @@ SPARE_SHARE = 1.125
 
 KEPT_SCORE_BYTES = 256 * MIB
 """Limit of the scores against all candidates that a trainer keeps; others are computed twice."""
+
+DEVICE_BLOCK_NUMBERS = 1 << 26
+"""Scores against all candidates, or numbers in their place, that a device holds for each operation."""
+
+KEPT_ROW_BYTES = 2**30
+"""Limit of the candidates' rows that stay on a device during a step; others are copied twice."""
+
+RANKED_ROW_BYTES = 4 * 2**30
+"""Limit of the rows that are on a device during a ranking (``evaluation/evaluator.py``)."""
+
+RANKED_CANDIDATES = 8192
+"""Candidates that a device ranks at a time (``evaluation/ranking.py``)."""
 
 ROWS_A_PANEL = 8192
 """Candidates that a trainer scores at a time, against the queries of a whole batch."""
@@ -132,6 +144,8 @@ class PlannedHost:
         Files of this machine's share of the checkpoint, while a new version is written beside the old one.
     structure_bytes : int
         The part of what lies in ``/dev/shm`` that stays there where tables are files.
+    device_bytes : int
+        Memory of a GPU that one trainer takes there, if it has one, without that of CUDA itself.
     """
 
     machine: int
@@ -141,6 +155,7 @@ class PlannedHost:
     mapped_bytes: int
     disk_bytes: int
     structure_bytes: int = 0
+    device_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -191,6 +206,9 @@ def _plan_host(
     # The background writer saves a copy of rows and state, so that training can change the originals.
     copy_bytes = table_bytes + state_bytes if config.checkpoint.background else 0
     work = num_trainers * max(batch_bytes(config, size, world_size), ranking_bytes(config, size))
+    on_device = device_bytes(config, size, machine, world_size)
+    # The stand-in's device is the host.
+    work += num_trainers * on_device if config.training.device == STAGED_CPU_DEVICE else 0
     exchange = num_trainers * exchange_bytes(config, size, world_size)
     later = work + exchange + copy_bytes + name_bytes(size)
     dense = shared.dense_numbers(config)
@@ -223,7 +241,9 @@ def _plan_host(
     versions = 2 + _kept_versions(config)
     disk_bytes = versions * (table_bytes + state_bytes + DENSE_STORED_BYTES * dense * (machine == 0))
     structure = shared.structure_bytes(part) if num_servers else 0
-    return PlannedHost(machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure)
+    return PlannedHost(
+        machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure, on_device
+    )
 
 
 def creation_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
@@ -287,8 +307,7 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     operands = numbers * number_bytes if number_bytes < shared.FLOAT_BYTES else 0
     # Dropout changes a copy of the candidates.
     operands += numbers * shared.FLOAT_BYTES if drops_rows(config) else 0
-    # Two of each triple for its entities, and two for its relation.
-    num_queries = 2 * (int(not is_sampled(config)) + int(predicts_relations)) * config.training.batch_size
+    num_queries = num_candidate_queries(config)
     queries = QUERY_COPIES * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
     scores = num_queries * rows * number_bytes
     # What is above the limit is computed twice, panel by panel, in the memory of one.
@@ -299,6 +318,57 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     # One query of each triple for its relation, beside two for its entities.
     index += index // 2 if predicts_relations else 0
     return int(SPARE_SHARE * (operands + queries + scores + gradients)) + index
+
+
+def device_bytes(config: Config, size: DatasetSize, machine: int, world_size: int) -> int:
+    """Return the memory of a GPU that a trainer of a machine takes, without that of CUDA itself."""
+    dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
+    num_entities, num_relations = batch_rows(config, world_size, size)
+    # Distinct rows, rows by place, and the gradients of both.
+    rows = 4 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
+    counts = negatives_per_side(config, size) if is_sampled(config) else [0]
+    scores = AUTOGRAD_SCORES * num_relations * sum(counts) * shared.FLOAT_BYTES
+    # Queries of both sides and their gradients.
+    queries = 4 * num_relations * shared.query_dim(config) * shared.FLOAT_BYTES
+    batch = int(SPARE_SHARE * rows) + scores + queries + device_candidate_bytes(config, size, world_size)
+    if config.evaluation.split == "none" and not config.evaluation.valid_every_epochs:
+        return batch
+    tables = (
+        dim
+        * shared.FLOAT_BYTES
+        * sum(count for table, count in size.parts[machine].num_rows.items() if table != RELATION)
+    )
+    # A row of scores for each true answer of a batch, its copy in their order, and what is compared.
+    tile = 3 * shared.FLOAT_BYTES * config.evaluation.batch_size * RANKED_CANDIDATES
+    ranked = 8 * RANKED_QUERY_NUMBERS * dim * config.evaluation.batch_size
+    return max(batch, min(tables, RANKED_ROW_BYTES) + tile + ranked)
+
+
+def device_candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
+    """Return the memory of a GPU in which a trainer scores its rows against the queries of all trainers."""
+    num_queries, owned, widest = num_candidate_queries(config), 0, 0
+    trainers = world_size // len(size.parts)
+    for table in size.num_rows:
+        is_candidate = (
+            config.training.relation_prediction > 0 if table == RELATION else not is_sampled(config)
+        )
+        if is_candidate:
+            num_rows = -(-max(part.num_rows[table] for part in size.parts) // trainers)
+            owned += num_rows * shared.row_width(table, config) * shared.FLOAT_BYTES
+            widest = max(widest, num_rows)
+    if not owned:
+        return 0
+    block = min(num_queries * widest, DEVICE_BLOCK_NUMBERS) * shared.FLOAT_BYTES
+    queries = 2 * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
+    # Gradients of a block's rows are at most as many as its rows.
+    return 2 * min(owned, KEPT_ROW_BYTES) + queries + AUTOGRAD_SCORES * block
+
+
+def num_candidate_queries(config: Config) -> int:
+    """Return the number of queries of a batch against all candidates: two of each triple for its entities,
+    and two for its relation."""
+    kinds = int(not is_sampled(config)) + int(config.training.relation_prediction > 0)
+    return 2 * kinds * config.training.batch_size
 
 
 def negatives_bytes(config: Config, size: DatasetSize) -> int:

@@ -37,6 +37,7 @@ from dglkge.errors import CheckpointError, InputError, StorageError, write_error
 from dglkge.evaluation.protocol import Protocol
 from dglkge.kernels.updates import limit_norms
 from dglkge.model.choices import OPTIMIZERS
+from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.bucket_batches import BucketBatches
@@ -60,6 +61,7 @@ from dglkge.training.building.components import (
     with_recorded_imports,
 )
 from dglkge.training.building.dense_optimizer import dense_optimizer
+from dglkge.training.building.device import check_device, choose_device
 from dglkge.training.building.edge_sets import build_edge_batches, build_passes, touched_rows
 from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.loss_settings import check_data_of_loss, relation_weights
@@ -85,6 +87,7 @@ from dglkge.training.objectives.global_vectors import GlobalVectors
 from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.relation_prediction import SampledWithRelations
 from dglkge.training.objectives.row_dropout import RowDropout
+from dglkge.training.objectives.staged_rows import Staging
 from dglkge.training.stats import PhaseClock
 from dglkge.training.trackers import Trackers
 from dglkge.training.train_step import TrainStep
@@ -177,6 +180,7 @@ def check_training(config: Config, num_machines: int) -> None:
     """
     check_config(with_recorded_imports(config))
     check_machines(config, num_machines)
+    check_device(config)
 
 
 def build_trainer(config: Config, cluster: Cluster) -> Trainer:
@@ -208,10 +212,11 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     output = Path(config.output)
     # The lease creates the folder and excludes other jobs from here on.
     lease = hold_run(output, cluster)
+    device = choose_device(config, cluster)
     mirror = open_mirror(config, cluster, lease)
     layout = dataset.layout()
     # After the lease: the choice is read from the run's folder, which no other job may change now.
-    config = with_matmul_dtype(config, cluster)
+    config = with_matmul_dtype(config, cluster, device)
     model = configured_model(config)
     widths = (config.model.dimension, model.relation_width)
     with request_timeout():
@@ -254,10 +259,11 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     if config.model.global_vectors:
         types, lr = tables.entity_types, config.optimizer.lr
         global_vectors = GlobalVectors(types, model.dim, lr, cluster.sum)
-    dense = _build_dense(config, model, cluster)
+    computing = model.copied_to(device.device) if device.is_staged else model
+    dense = _build_dense(config, model, computing, cluster)
     train_step = _build_train_step(
-        config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, batches, world,
-        global_vectors, dense,
+        config, dataset, layout, computing, tables, optimizer, pairs, clock, cluster.stop, batches, world,
+        global_vectors, dense, device,
     )  # fmt: skip
     # Names of entities take memory, and only the trainer that writes a machine's files needs them.
     names = (
@@ -277,7 +283,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         mirror=mirror,
     )
     evaluator = LiveEvaluator(
-        dataset, model, tables, cluster, _protocol(config), config.training.kernels, global_vectors
+        dataset, model, tables, cluster, _protocol(config), config.training.kernels, global_vectors, device
     )
     meta = _meta(config, dataset)
 
@@ -381,6 +387,7 @@ def _build_train_step(
     world: World,
     global_vectors: GlobalVectors | None,
     dense: DenseParameters | None,
+    device: ComputeDevice,
 ) -> TrainStep:
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
@@ -390,11 +397,12 @@ def _build_train_step(
     touched = touched_rows(config, dataset, layout, batches)
     if config.training.objective != NEGATIVE_SAMPLING:
         full = build_candidate_loss(
-            config, model, regularizer, tables, batches, world, clock, dropout, global_vectors
+            config, model, regularizer, tables, batches, world, clock, dropout, global_vectors, device
         )
         return TrainStep(
             full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch,
             global_vectors=global_vectors, frozen=frozen, touched=touched, dense=dense,
+            staging=Staging(device) if device.is_staged else None,
         )  # fmt: skip
     negatives = build_negatives(config, dataset, layout, tables, pairs)
     # It is among all entities already.
@@ -402,16 +410,19 @@ def _build_train_step(
     of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
     is_reference = config.training.kernels == REFERENCE
     matmul_dtype = getattr(torch, config.training.matmul_dtype)
-    # Compiled loops read rows in place, where no vector is added to them.
+    # Compiled loops read rows in place, where no vector is added to them, and on the CPU.
+    staging: Staging | None = None
     measures = BatchMeasures() if config.training.batch_statistics else None
-    if dot_softmax.is_compiled(model, loss) and not is_reference and global_vectors is None:
+    has_loops = dot_softmax.is_compiled(model, loss) and not is_reference and not device.is_staged
+    if has_loops and global_vectors is None:
         of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock, list(negatives), measures)
     else:
-        of_groups = AutogradLoss(
-            model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype, measures
+        of_groups = sampled = AutogradLoss(
+            model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype, measures, device
         )
+        staging = Staging(device, sampled.inputs) if device.is_staged else None
     if config.training.relation_prediction:
-        of_relations = build_relation_loss(config, model, tables, batches, world, clock, dropout)
+        of_relations = build_relation_loss(config, model, tables, batches, world, clock, dropout, device)
         of_groups = SampledWithRelations(of_groups, of_relations)
     known = build_known(config, dataset, layout)
     return TrainStep(
@@ -431,18 +442,25 @@ def _build_train_step(
         touched,
         measures,
         dense,
+        staging,
     )
 
 
-def _build_dense(config: Config, model: KgeModel, cluster: Cluster) -> DenseParameters | None:
-    """Return the dense parameters of the score function's module; None where it has none. A collective."""
+def _build_dense(
+    config: Config, model: KgeModel, computing: KgeModel, cluster: Cluster
+) -> DenseParameters | None:
+    """Return the dense parameters of the score function's module; None where it has none. A collective.
+
+    `computing` is the model of the batches: this one, or a copy on a device.
+    """
     if model.module is None:
         return None
     make = functools.partial(dense_optimizer, config.dense)
     limits = clipping_of(config.optimizer)
     return DenseParameters(
-        model.module, make, cluster.sum, cluster.world.rank == 0, limits.get("value", 0.0), "norm" in limits
-    )
+        model.module, make, cluster.sum, cluster.world.rank == 0, limits.get("value", 0.0), "norm" in limits,
+        None if computing is model else computing.module,
+    )  # fmt: skip
 
 
 def _build_dropout(config: Config, tables: TableSet) -> RowDropout | None:

@@ -15,6 +15,7 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.evaluation.protocol import Protocol
+from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.training.objectives.global_vectors import GlobalVectors
 
@@ -34,6 +35,8 @@ class LiveEvaluator:
         As of :class:`RankingEvaluator`.
     global_vectors : GlobalVectors, optional
         Vectors that are added to rows; each trainer then ranks against a copy of its machine's tables.
+    device : ComputeDevice
+        As of :class:`RankingEvaluator`.
     """
 
     def __init__(
@@ -45,7 +48,9 @@ class LiveEvaluator:
         protocol: Protocol,
         kernels: str = "auto",
         global_vectors: GlobalVectors | None = None,
+        device: ComputeDevice = HOST,
     ) -> None:
+        self._device = device
         self._shifts = {} if global_vectors is None else global_vectors.vectors
         self._kernels = kernels
         self._dataset = dataset
@@ -82,7 +87,8 @@ class LiveEvaluator:
             shards[name] = [dataclasses.replace(one, rows=one.rows + shift) for one in shards[name]]
         triples = self._dataset.split(split)[: max_triples or None]
         protocol = dataclasses.replace(self._protocol, split=split)
-        evaluator = RankingEvaluator(self._model, self._dataset.relations.relations, protocol, self._kernels)
+        relations = self._dataset.relations.relations
+        evaluator = RankingEvaluator(self._model, relations, protocol, self._kernels, self._device)
         with tqdm(total=2 * len(triples), desc=f"ranking {split}", unit="query", disable=not bar) as shown:
 
             def progress(num_queries: int) -> None:

@@ -30,6 +30,7 @@ from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.relation_prediction import SampledWithRelations
 from dglkge.training.objectives.row_dropout import RowDropout
 from dglkge.training.objectives.rows import RowRequest, Scratch, request_rows
+from dglkge.training.objectives.staged_rows import Staging
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
 
@@ -71,6 +72,8 @@ class TrainStep:
         Whether a row is updated, by table and node id; without it all are.
     measures : BatchMeasures, optional
         Those that the loss adds to.
+    staging : Staging, optional
+        Copies rows to the device of the loss, and gradients back; without it the loss reads host memory.
 
     Attributes
     ----------
@@ -96,6 +99,7 @@ class TrainStep:
         touched: Mapping[str, np.ndarray] | None = None,
         measures: BatchMeasures | None = None,
         dense: DenseParameters | None = None,
+        staging: Staging | None = None,
     ) -> None:
         self.measures = measures
         self._dense = dense
@@ -109,11 +113,16 @@ class TrainStep:
         self.someone_must_stop = False
         self._loss = loss
         self._tables = tables
+        self._staging = staging
         # Only ids are collected ahead. Rows and gradients belong to the batch that trains, so both sets of
         # requests share one scratch memory.
         scratch = {name: Scratch() for name in tables}
+        self._requests: Mapping[str, RowRequest]
+        self._spare_requests: Mapping[str, RowRequest]
         self._requests, self._spare_requests = (
-            {name: RowRequest(table, scratch[name]) for name, table in tables.items()} for _ in range(2)
+            ({name: RowRequest(table, scratch[name]) for name, table in tables.items()} for _ in range(2))
+            if staging is None
+            else staging.request_sets(tables)
         )
         for request in (*self._requests.values(), *self._spare_requests.values()):
             request.shift = None if global_vectors is None else global_vectors.vectors.get(request.table.name)
@@ -142,22 +151,21 @@ class TrainStep:
         if self._dropout is not None:
             self._dropout.start(plan.number)
             for name, request in plan.requests.items():
-                self._dropout.apply(name, request.ids.numpy(), request.copied_rows)
-        # The next batch's ids travel in a thread while this one computes.
-        self._announce_next(batch)
+                self._dropout.apply(name, request.row_ids.numpy(), request.copied_rows)
         if self._dense is not None:
-            self._dense.clear()
+            self._dense.start_batch()
         # 5 score: loss and backward; the gradients lie in the requests afterwards, and in the module.
-        loss = self._loss(plan.groups, 1 if self._sums_batch else batch.global_size)
+        loss = self._compute(plan, batch)
         if self._dropout is not None:
             # A dropped number is the stored one times its mask, and so is its gradient.
             for name, request in plan.requests.items():
-                self._dropout.apply(name, request.ids.numpy(), request.gradients)
+                self._dropout.apply(name, request.row_ids.numpy(), request.gradients)
         # 6 update: owners must not write rows that are still being read for the announced batch.
         self._lookup.before_update()
         self._clock.enter("merge")
         gradients = [
-            (request.table.embedding, request.ids, request.gradients) for request in plan.requests.values()
+            (request.table.embedding, request.row_ids, request.gradients)
+            for request in plan.requests.values()
         ]
         # Gradients of all owned candidates, beside those of the batch's rows; the optimizer adds equal ids.
         dense = (
@@ -189,6 +197,31 @@ class TrainStep:
         self.someone_must_stop = self._optimizer.step_sum > 0
         return loss
 
+    def _compute(self, plan: _Plan, batch: TrainingBatch) -> float:
+        """Return the summed loss of a batch whose rows are found; the gradients are in its requests."""
+        size = 1 if self._sums_batch else batch.global_size
+        if self._staging is None:
+            # The next batch's ids travel in a thread while this one computes.
+            self._announce_next(batch)
+            return self._loss(plan.groups, size)
+        for request in plan.requests.values():
+            request.send()
+        if isinstance(self._loss, AutogradLoss):
+            # The device computes while the host prepares the next batch.
+            pending = self._loss.start(plan.groups, size)
+            self._announce_next(batch)
+            self._clock.enter("backward")
+            loss = pending.item()
+        else:
+            # Collectives of the host interrupt the device in any case.
+            self._announce_next(batch)
+            loss = self._loss(plan.groups, size)
+        self._clock.enter("merge")
+        for request in plan.requests.values():
+            request.collect()
+        self._staging.finish()
+        return loss
+
     def _of_trained_rows(self, gradients: Sequence[_Gradient]) -> list[_Gradient]:
         """Return the gradients of the rows that are trained."""
         kept = [one for one in gradients if id(one[0]) not in self._frozen]
@@ -216,7 +249,7 @@ class TrainStep:
             # No effect unless the optimizer overlaps steps: one in the background would still write to rows
             # that other trainers read here.
             self._optimizer.finish()
-            wanted = {name: request.ids for name, request in plan.requests.items()}
+            wanted = {name: request.row_ids for name, request in plan.requests.items()}
             rows = self._lookup.rows(plan.number, wanted)
         is_copied = self._dropout is not None or not self._loss.reads_in_place
         for name, request in plan.requests.items():
@@ -244,16 +277,21 @@ class TrainStep:
             groups = request_rows(
                 batch, self._pairs, self._negatives, requests, self._known, self._loss.shares_relations
             )
+        if self._staging is not None:
+            groups = self._staging.stage(requests, groups)
         return _Plan(_number(batch), requests, groups)
 
     def _announce_next(self, batch: TrainingBatch) -> None:
-        """Send the ids of the next batch while this one computes, where rows live on other machines too."""
-        if not self._lookup.looks_ahead:
+        """Plan the next batch while this one computes, where its ids go to other machines or to a device."""
+        if not self._lookup.looks_ahead and self._staging is None:
             return
         following = self._following(batch, self._clock.enter)
-        if following is not None:
-            self._next_plan = plan = self._plan(following)
-            self._lookup.announce(plan.number, {name: request.ids for name, request in plan.requests.items()})
+        if following is None:
+            return
+        self._next_plan = plan = self._plan(following)
+        if self._lookup.looks_ahead:
+            wanted = {name: request.row_ids for name, request in plan.requests.items()}
+            self._lookup.announce(plan.number, wanted)
 
 
 def _number(batch: TrainingBatch) -> int:

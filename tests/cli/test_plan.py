@@ -63,6 +63,32 @@ def test_what_does_not_fit_is_status_2(
     assert "4.0 KiB are there" in out
 
 
+def test_memory_of_gpus(
+    config_file: Path, there: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A figure of its own where trainers use GPUs; as many trainers as GPUs."""
+    monkeypatch.setattr(plan, "usable_gpus", lambda: ("0", "1", "2"))
+    for device, is_shown in (("cuda", True), ("auto", True), ("cpu_staged", True), ("cpu", False)):
+        assert main(["plan", str(config_file), "--set", f"training.device={device}"]) == 0
+        assert ("GPU memory of each trainer" in capsys.readouterr().out) == is_shown
+    config = load_config(config_file)
+    (host,) = plan_memory(config, read_dataset_size(config.dataset), 3, 1, installed_base())
+    assert main(["plan", str(config_file), "--json"]) == 0
+    (machine,) = json.loads(capsys.readouterr().out)["machines"]
+    assert machine["device_bytes_of_a_trainer"] == host.device_bytes
+    assert machine["memory"] == dict(host.memory)
+
+
+def test_cuda_without_gpus_is_status_2(
+    config_file: Path, there: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plan, "usable_gpus", lambda: ("0",))
+    words = ["plan", str(config_file), "--set", "training.device=cuda", "--num_trainers", "2"]
+    assert main(words) == 2
+    expected = "does not fit: training.device is cuda, for 2 trainer(s) a machine: 1 GPU(s) here"
+    assert expected in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "words, message",
     [

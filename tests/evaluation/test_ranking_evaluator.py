@@ -15,11 +15,16 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation import ranking as full_ranking
 from dglkge.evaluation.protocol import Protocol, ranks
+from dglkge.model.device import ComputeDevice
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Side
 from tests.evaluation.toy_world import RELATIONS, World, toy_world
 from tests.model.dense_oracle import FORWARD_ONLY
 from tests.model.score_oracle import NOT_ON_A_GRID, ORACLES
+
+ON_DEVICE = {"device": ComputeDevice("cpu_staged")}
+NOT_KEPT = {**ON_DEVICE, "kept_bytes": 0}
+"""Options of an evaluator that takes the way of a GPU: rows are copied once, or for each batch of queries."""
 
 
 def known_of(world: World) -> KnownTriples:
@@ -78,9 +83,11 @@ def test_all_rows_zero_is_one_great_tie(name):
         assert result.ranks[side].tolist() == (1 + result.num_negatives[side] / 2).tolist()
 
 
+@pytest.mark.parametrize("options", [{}, ON_DEVICE, NOT_KEPT], ids=["cpu", "device", "device, rows copied"])
 @pytest.mark.parametrize("name", sorted(ORACLES))
-def test_near_ties_are_decided_in_float64(name):
+def test_near_ties_are_decided_in_float64(name, options, monkeypatch):
     """Candidates that differ from the true answer by one unit in the last place of one number."""
+    monkeypatch.setattr(full_ranking, "DEVICE_CANDIDATE_TILE", 23)
     world = toy_world(name, reciprocal=True, dim=40, num_people=60, seed=5)
     people = world.tables["person"]
     # Scalings of 0 would make all scores equal.
@@ -91,6 +98,7 @@ def test_near_ties_are_decided_in_float64(name):
     for row in range(1, 50):
         column = row % 40
         people[row, column] = torch.nextafter(base[column], torch.tensor(float(row % 2) * 200 - 100))
+    world.options = options
     check_against_brute_force(world, Protocol(), num_shards=2)
     scores = {world.score(np.array([0, 0, row]), Side.TAIL) for row in range(60)}
     assert len(scores) > 5, "the case must hold scores that only float64 tells apart"
@@ -123,6 +131,22 @@ def test_products_are_float32_whatever_training_allowed():
     finally:
         torch.set_float32_matmul_precision("highest")
     assert seen == {(torch.float32, "highest")}
+
+
+@pytest.mark.parametrize("options", [ON_DEVICE, NOT_KEPT], ids=["kept", "copied"])
+@pytest.mark.parametrize("num_candidates", [None, 50])
+def test_ranks_on_a_device_are_those_of_the_cpu(num_candidates, options, monkeypatch):
+    monkeypatch.setattr(full_ranking, "COPIED_PAIRS", 1024)
+    world = toy_world("complex", reciprocal=True, num_people=200, seed=3)
+    protocol = Protocol(num_candidates=num_candidates, batch_size=40)
+    expected = world.evaluate(protocol, 3, known_of(world))
+    world.options = options
+    # Compiled loops are the CPU's own way.
+    with mock.patch.object(full_ranking, "count_scores", side_effect=AssertionError):
+        found = world.evaluate(protocol, 3, known_of(world))
+    for side in Side:
+        assert found.ranks[side].tolist() == expected.ranks[side].tolist()
+        assert found.num_negatives[side].tolist() == expected.num_negatives[side].tolist()
 
 
 def test_sampled_ranks_do_not_depend_on_shards_and_batches():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,13 +27,15 @@ class World:
     tables: dict[str, torch.Tensor]
     known: np.ndarray
     triples: np.ndarray
+    options: dict[str, Any] = field(default_factory=dict)
+    """Of the evaluator."""
 
     def evaluate(self, protocol: Protocol, num_shards: int = 1, known=None, **more):
         """Rank with the evaluator, the rows dealt out to some shards."""
         shards = {
             type_: split_rows(self.tables[type_], num_shards, seed=num_shards) for type_ in ("person", "town")
         }
-        evaluator = RankingEvaluator(self.model, RELATIONS, protocol)
+        evaluator = RankingEvaluator(self.model, RELATIONS, protocol, **self.options)
         return evaluator.evaluate(self.triples, known, MemoryRows(self.tables), shards, **more)
 
     def brute_force(self, side: Side, triple: np.ndarray, filtered: bool) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ import pytest
 from dglkge.config import Config, load_config
 from dglkge.data.known_index import open_known_index
 from dglkge.data.sizes import DatasetSize, PartSize, read_dataset_size
+from dglkge.evaluation import evaluator, ranking
 from dglkge.planning import memory as memory_plan
 from dglkge.planning.memory import MIB, ProcessBase, describe_hosts, plan_memory, readable
 from dglkge.typing import RELATION
@@ -259,3 +260,37 @@ def test_dense_parameters_are_counted() -> None:
     )
     # 18 x 18 outputs of each filter, 4 times, of both sides and with gradients.
     assert more - less == pytest.approx(1.125 * 3 * 100 * 4 * 4 * 18 * 18 * 4, rel=1e-6)
+
+
+def on_device(*settings: str, size: DatasetSize | None = None, num_trainers: int = 1) -> int:
+    (host,) = plan_memory(config(*settings), size or one_part(), num_trainers, 1, BASE)
+    return host.device_bytes
+
+
+def test_memory_of_a_gpu_has_every_array_of_a_batch() -> None:
+    """Negative sampling by hand: rows and gradients twice, scores with their copies, queries."""
+    sampled = ("training.batch_size=1000", "negatives.chunk_size=1000", "model.dimension=200")
+    sampled += ("negatives.num_uniform=500", "model.reciprocal_relations=true")
+    rows = 4 * 4 * ((2 * 1000 + 500) * 200 + 1000 * 400)
+    scores, queries = 6 * 4 * 1000 * 2 * 500, 4 * 4 * 1000 * 200
+    assert on_device(*sampled) == pytest.approx(1.125 * rows + scores + queries, rel=0.01)
+    # Trainers share a batch.
+    assert on_device(*sampled, num_trainers=4) < 0.5 * on_device(*sampled)
+
+
+def test_memory_of_a_gpu_bounds_candidates_and_rankings() -> None:
+    """Rows of candidates above a limit are copied block by block, and tables that are ranked as well."""
+    every = ("training.objective=one_vs_all", "training.batch_size=500", "model.dimension=200")
+    small, large = on_device(*every), on_device(*every, size=one_part(10_000_000))
+    blocks = memory_plan.AUTOGRAD_SCORES * 4 * memory_plan.DEVICE_BLOCK_NUMBERS
+    assert large < small + 2 * memory_plan.KEPT_ROW_BYTES + blocks
+    ranked = ("evaluation.split=test", "model.dimension=200", "training.batch_size=100")
+    tables = 4 * 200 * 100_000
+    tile = 3 * 4 * 8192 * config().evaluation.batch_size
+    assert on_device(*ranked) >= tables + tile
+    assert on_device(*ranked, size=one_part(10**8)) < 2 * memory_plan.RANKED_ROW_BYTES
+
+
+def test_limits_on_a_device_are_those_of_the_ranking() -> None:
+    assert memory_plan.RANKED_ROW_BYTES == evaluator.RANKED_ROW_BYTES
+    assert memory_plan.RANKED_CANDIDATES == ranking.DEVICE_CANDIDATE_TILE

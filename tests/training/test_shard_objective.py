@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import build_model
 from dglkge.training.objectives import shard_objective
 from dglkge.training.objectives.shard_objective import (
@@ -143,6 +146,44 @@ def test_any_comparison_through_the_twin(score_function: str, kind: str) -> None
     shards = [AutogradShard(objective, compare) for _ in THREE_SHARDS[1:]]
     found = run(given, objective, shards, THREE_SHARDS)
     check(given, objective, found, score_function, rtol=1e-4)
+
+
+STAGED = ComputeDevice("cpu_staged")
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 4 * DIM * 20, 1 << 20], ids=["none", "some", "all"])
+@pytest.mark.parametrize("kind", [SOFTMAX, BCE])
+@pytest.mark.parametrize("score_function", ["transe_l1", "rotate", "complex"])
+def test_blocks_on_a_device(
+    score_function: str, kind: str, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of queries, answers and blocks of rows, and of the gradients back; the CPU is the device."""
+    monkeypatch.setattr(shard_objective, "DEVICE_BLOCK_NUMBERS", 7 * NUM_QUERIES)
+    monkeypatch.setattr(shard_objective, "TWIN_BLOCK_NUMBERS", 7 * NUM_QUERIES)
+    given, objective = problem(kind, 5), FullObjective(kind, NUM_ROWS, 0.1)
+    compare = build_model(score_function, DIM, True).compare_plainly
+    options: dict[str, Any] = {"device": STAGED, "kept_bytes": kept_bytes}
+    shards = [AutogradShard(objective, compare, **options) for _ in THREE_SHARDS[1:]]
+    found = run(given, objective, shards, THREE_SHARDS)
+    check(given, objective, found, score_function, rtol=1e-4)
+    on_host = [AutogradShard(objective, compare) for _ in THREE_SHARDS[1:]]
+    expected_bits = run(given, objective, on_host, THREE_SHARDS)
+    assert all(np.array_equal(mine, other) for mine, other in zip(found, expected_bits))
+    # The same shards again: nothing of the step before may be left.
+    again = dataclasses.replace(given, rows=given.rows * 0.5)
+    check(again, objective, run(again, objective, shards, THREE_SHARDS), score_function, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [SOFTMAX, BCE])
+def test_matmuls_on_a_device_in_bfloat16_are_near(kind: str) -> None:
+    given, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS, 0.1)
+    compare = build_model("distmult", DIM, True).compare
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        shards = [AutogradShard(objective, compare, 1, STAGED, dtype) for _ in THREE_SHARDS[1:]]
+        results.append(run(given, objective, shards, THREE_SHARDS))
+        check(given, objective, results[-1], rtol=0.02 if dtype == torch.bfloat16 else 2e-5)
+    assert not np.array_equal(results[0][0], results[1][0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

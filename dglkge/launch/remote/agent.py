@@ -24,6 +24,7 @@ from dglkge.distributed.ip_config import Machine, write_ip_config
 from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import DglkgeError, InputError
 from dglkge.launch import script_runner
+from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.local_site import (
     MachineJob,
     is_local,
@@ -45,13 +46,14 @@ COMPARED_PACKAGES = ("dgl", "torch")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return facts for the plan (cores, interfaces, runner), versions to compare, and warnings."""
+    """Return facts for the plan (cores, GPUs, interfaces, runner), versions to compare, and warnings."""
     # From the packages' metadata: importing dgl and torch would take seconds on each machine.
     versions = {name: _installed_version(name) for name in COMPARED_PACKAGES}
     return {
         "versions": {"python": ".".join(map(str, sys.version_info[:2])), "dglkge": __version__, **versions},
         "interfaces": local_interfaces(),
         "num_cores": usable_cores(),
+        "gpus": usable_gpus(),
         "runner": [sys.executable, str(Path(script_runner.__file__).resolve())],
         "warnings": shared_memory_warnings(),
     }

@@ -452,4 +452,7 @@ def _addresses(machines: Sequence[Machine]) -> list[str]:
 def _host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:
     """Return a machine as the plan needs it."""
     interface = described["interfaces"].get(address)
-    return Host(address, machine.port, described["num_cores"], interface, tuple(described["runner"]))
+    # An agent of another version, which the check refuses, may know no GPUs.
+    gpus = tuple(described.get("gpus", ()))
+    runner = tuple(described["runner"])
+    return Host(address, machine.port, described["num_cores"], interface, runner, gpus=gpus)

@@ -6,6 +6,7 @@ functions here give a gradient of 0 where float32 cannot tell two rows apart.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -197,9 +198,28 @@ def _padded(rows: torch.Tensor) -> torch.Tensor:
     return torch.cat([rows, rows.new_zeros(missing, rows.shape[1])])
 
 
+_may_use_loops = True
+
+
+@contextlib.contextmanager
+def without_loops() -> Iterator[None]:
+    """Take torch's operations for tensors on the CPU too, as for those of an accelerator; not thread-safe."""
+    global _may_use_loops
+    before, _may_use_loops = _may_use_loops, False
+    try:
+        yield
+    finally:
+        _may_use_loops = before
+
+
+def may_use_loops() -> bool:
+    """Return whether this is outside of :func:`without_loops`."""
+    return _may_use_loops
+
+
 def _compiled(rows: torch.Tensor) -> bool:
     """Return whether the compiled loops can work on these rows."""
-    return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
+    return _may_use_loops and rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
 
 
 def _array(rows: torch.Tensor) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from dglkge.kernels.scaled_l1 import add_scaled_gradients, fill_scaled_distances
-from dglkge.model.functions.autograd import NEGLIGIBLE_GRADIENT
+from dglkge.model.functions.autograd import NEGLIGIBLE_GRADIENT, may_use_loops
 
 BLOCK_NUMBERS = 1 << 21
 """Numbers that a block holds for each operation: 8 MiB."""
@@ -116,7 +116,7 @@ class ScaledManhattan(torch.autograd.Function):
 
 def _is_compiled(rows: torch.Tensor) -> bool:
     """Return whether the compiled loops can work on these rows."""
-    return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
+    return may_use_loops() and rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
 
 
 def _array(rows: torch.Tensor) -> np.ndarray:

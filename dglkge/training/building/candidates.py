@@ -17,6 +17,7 @@ from dglkge.distributed.world import World
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
+from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import LOSSES
@@ -145,6 +146,7 @@ def _candidates(
     batches: TrainingBatches,
     world: World,
     penalizes: bool,
+    device: ComputeDevice,
 ) -> Candidates:
     """Make this trainer's shard of the candidates of a block."""
     chosen = config.training
@@ -153,9 +155,10 @@ def _candidates(
     first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
     objective = FullObjective(kind, len(one.table), chosen.label_smoothing)
     # The general path first; only inner products have loops.
-    shard: ShardObjective = AutogradShard(objective, one.compare, one.numbers_a_score)
-    if one.is_product and chosen.kernels != REFERENCE:
-        shard = ProductShard(objective, getattr(torch, chosen.matmul_dtype))
+    matmul_dtype = getattr(torch, chosen.matmul_dtype)
+    shard: ShardObjective = AutogradShard(objective, one.compare, one.numbers_a_score, device, matmul_dtype)
+    if one.is_product and chosen.kernels != REFERENCE and not device.is_staged:
+        shard = ProductShard(objective, matmul_dtype)
     answers_of = only_answers(first, stop)
     if isinstance(batches, QueryBatches):
         node_ids = np.asarray(one.table.node_ids)
@@ -179,6 +182,7 @@ def build_candidate_loss(
     clock: PhaseClock,
     dropout: RowDropout | None = None,
     global_vectors: GlobalVectors | None = None,
+    device: ComputeDevice = HOST,
 ) -> CandidateLoss:
     """Make the loss against all candidates, with this trainer's shards of the tables; a collective."""
     comparisons = _entity_comparisons(config, model, tables)
@@ -187,15 +191,17 @@ def build_candidate_loss(
         comparisons.update(_relation_comparisons(model, tables))
     kind, penalizes = LOSSES.get(config.loss.name).candidate_kind, regularizer is not None
     candidates = [
-        _candidates(config, name, one, kind, batches, world, penalizes) for name, one in comparisons.items()
+        _candidates(config, name, one, kind, batches, world, penalizes, device)
+        for name, one in comparisons.items()
     ]
     if global_vectors is not None:
         shifts = global_vectors.vectors
         candidates = [dataclasses.replace(one, shift=shifts.get(one.table.name)) for one in candidates]
     maker: QueryMaker
+    may_loop = config.training.kernels != REFERENCE and global_vectors is None and not device.is_staged
     if isinstance(batches, QueryBatches):
         maker = AnsweredQueries(model, regularizer, relation_weight)
-    elif has_loops(model, regularizer) and config.training.kernels != REFERENCE and global_vectors is None:
+    elif may_loop and has_loops(model, regularizer):
         maker = LoopQueries(model, regularizer, relation_weight)
     else:
         maker = AutogradQueries(model, regularizer, relation_weight)
@@ -210,15 +216,16 @@ def build_relation_loss(
     world: World,
     clock: PhaseClock,
     dropout: RowDropout | None = None,
+    device: ComputeDevice = HOST,
 ) -> CandidateLoss:
     """Make the softmax of (h, ?, t) over all relations for ``negative_sampling``; a collective."""
     comparisons = _relation_comparisons(model, tables)
     # Softmax whatever the loss of the sampled negatives is: relations are all candidates, none is sampled.
     candidates = [
-        _candidates(config, name, one, SOFTMAX, batches, world, penalizes=False)
+        _candidates(config, name, one, SOFTMAX, batches, world, penalizes=False, device=device)
         for name, one in comparisons.items()
     ]
-    maker = RelationQueries(model, config.training.relation_prediction)
+    maker = RelationQueries(model, config.training.relation_prediction, device.is_staged)
     return _sharded(maker, comparisons, candidates, world, clock, dropout)
 
 

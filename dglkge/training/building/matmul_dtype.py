@@ -18,6 +18,7 @@ from dglkge.config import Config, current_names
 from dglkge.config.schema import NEGATIVE_SAMPLING
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError
+from dglkge.model.device import HOST, ComputeDevice
 from dglkge.training.building.components import REFERENCE
 
 logger = logging.getLogger(__name__)
@@ -33,18 +34,21 @@ MIN_FLOPS = 10_000_000
 MAX_ROWS = 512
 """Larger shapes are measured by a part of them, so that slow matmuls take milliseconds as well."""
 
+DEVICE_MAX_ROWS = 4096
+"""The same on a device, where smaller matmuls would measure their start."""
 
-def with_matmul_dtype(config: Config, cluster: Cluster) -> Config:
+
+def with_matmul_dtype(config: Config, cluster: Cluster, device: ComputeDevice = HOST) -> Config:
     """Return the configuration with ``training.matmul_dtype`` decided; a collective.
 
     ``auto`` is the choice of an earlier start of the run, as recorded in its checkpoint, or in its
-    ``config.json`` where it has none yet; else bfloat16 where it is clearly faster on rank 0's machine, and
+    ``config.json`` where it has none yet; else bfloat16 where it is clearly faster on rank 0's device, and
     float32 with ``training.kernels: reference``.
     """
     if config.training.matmul_dtype != AUTO:
         return config
     may_be_narrow = cluster.world.rank == 0 and config.training.kernels != REFERENCE
-    is_narrow = may_be_narrow and (_recorded(config) or _measured(config)) == BFLOAT16
+    is_narrow = may_be_narrow and (_recorded(config) or _measured(config, device)) == BFLOAT16
     # Machines may differ: all trainers take rank 0's choice.
     chosen = BFLOAT16 if cluster.sum(np.array([is_narrow], dtype=np.int64))[0] else FLOAT32
     return dataclasses.replace(config, training=dataclasses.replace(config.training, matmul_dtype=chosen))
@@ -70,32 +74,36 @@ def _recorded(config: Config) -> str | None:
     return found if found in (FLOAT32, BFLOAT16) else None
 
 
-def _measured(config: Config) -> str:
+def _measured(config: Config, device: ComputeDevice) -> str:
     """Measure matmuls of the shape of a chunk."""
     num_queries = 2 * min(config.negatives.chunk_size, config.training.batch_size)
     candidates = config.negatives.num_uniform
     if config.training.objective != NEGATIVE_SAMPLING:
         # All entities are candidates: enough of them for the largest shape that is measured.
-        num_queries, candidates = 2 * config.training.batch_size, MAX_ROWS
+        num_queries, candidates = 2 * config.training.batch_size, DEVICE_MAX_ROWS
     shape = (num_queries, candidates, config.model.dimension)
-    return faster_type(shape)
+    return faster_type(shape, device)
 
 
-def faster_type(shape: tuple[int, int, int]) -> str:
+def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> str:
     """Return ``bfloat16`` where matmuls of a shape are clearly faster in it, else ``float32``.
 
     Parameters
     ----------
     shape : (int, int, int)
         Queries, negatives and dimension.
+    device : ComputeDevice
     """
-    queries, negatives, dim = (min(shape[0], MAX_ROWS), min(shape[1], MAX_ROWS), shape[2])
+    most = DEVICE_MAX_ROWS if device.is_staged else MAX_ROWS
+    queries, negatives, dim = (min(shape[0], most), min(shape[1], most), shape[2])
     flops = 2 * queries * negatives * dim
     if flops < MIN_FLOPS:
         return FLOAT32
     rates = {}
     for dtype in (torch.float32, torch.bfloat16):
-        left, right = torch.ones(queries, dim, dtype=dtype), torch.ones(negatives, dim, dtype=dtype)
+        left, right = (
+            torch.ones(rows, dim, dtype=dtype, device=device.device) for rows in (queries, negatives)
+        )
         rates[dtype] = flops / matmul_seconds(left, right) / 1e9
     chosen = BFLOAT16 if rates[torch.bfloat16] >= MIN_SPEED_UP * rates[torch.float32] else FLOAT32
     logger.info(
@@ -109,10 +117,13 @@ def matmul_seconds(left: torch.Tensor, right: torch.Tensor, repetitions: int = 5
     """Return the shortest time of several matmuls of left and right's transpose."""
     # Not counted: oneDNN compiles the matmul for the shape.
     out = torch.mm(left, right.T)
+    synchronize = getattr(torch, left.device.type).synchronize
+    synchronize()
     seconds = []
     for _ in range(repetitions):
         started = time.perf_counter()
         torch.mm(left, right.T, out=out)
+        synchronize()
         seconds.append(time.perf_counter() - started)
     # The shortest time: other processes and clock frequency only make a matmul slower.
     return max(min(seconds), 1e-9)

@@ -326,7 +326,7 @@ def _block(pieces: Sequence[Piece], dim: int) -> QueryBlock:
     # Detached: the gradients of the queries come back as numbers, and take_back starts autograd from them.
     queries = [piece.queries.detach() for piece in pieces]
     return QueryBlock(
-        (queries[0] if len(queries) == 1 else torch.cat(queries)).numpy(),
+        (queries[0] if len(queries) == 1 else torch.cat(queries)).cpu().numpy(),
         np.concatenate([piece.keys for piece in pieces]),
         np.concatenate([piece.factors for piece in pieces]),
     )

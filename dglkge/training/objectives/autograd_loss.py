@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from dglkge.model.compiled_losses import with_loops
+from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
 from dglkge.model.regularizers import Regularizer
-from dglkge.sampling.negatives import find_equal
+from dglkge.training.objectives.group_inputs import GroupInputs, HostInputs
 from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.rows import Group
 from dglkge.training.stats import PhaseClock
@@ -37,6 +38,8 @@ class AutogradLoss:
         scores of true answers are float32 in any case.
     measures : BatchMeasures, optional
         Gets the penalty and the violators of each batch.
+    device : ComputeDevice
+        Device of the leaves of the groups' rows.
     """
 
     reads_in_place = False
@@ -51,13 +54,15 @@ class AutogradLoss:
         is_reference: bool = False,
         matmul_dtype: torch.dtype = torch.float32,
         measures: BatchMeasures | None = None,
+        device: ComputeDevice = HOST,
     ) -> None:
         self._measures = measures
         self._model = model
+        self._device = device
         self._is_reference = is_reference
         self._compare = model.compare_plainly if is_reference else model.compare
         self._loss = loss if is_reference else with_loops(loss)
-        self._is_narrow = matmul_dtype == torch.bfloat16
+        self._matmul_dtype = matmul_dtype
         #: Whether groups hold the row of each relation once.
         self.shares_relations = model.score_function.shares_relations and not is_reference
         self._regularizer = regularizer
@@ -66,80 +71,78 @@ class AutogradLoss:
 
     def __call__(self, groups: Sequence[Group], global_size: int) -> float:
         """Return the summed loss; leaves the gradients, divided by ``global_size``, with the rows."""
+        return self.start(groups, global_size).item()
+
+    def start(self, groups: Sequence[Group], global_size: int) -> torch.Tensor:
+        """Queue the same on the device; return the loss, a scalar, without waiting for it."""
         if not groups:
-            return 0.0
+            return torch.zeros(())
         self._clock.enter("score")
-        loss = torch.stack([self._of_group(group) for group in groups]).sum()
-        self._clock.enter("backward")
-        (loss / global_size).backward()
-        return loss.item()
+        with self._device.computing():
+            loss = torch.stack([self._of_group(group) for group in groups]).sum()
+            self._clock.enter("backward")
+            (loss / global_size).backward()
+        return loss.detach()
+
+    def inputs(self, group: Group) -> HostInputs:
+        """Return what the loss of a group takes besides rows."""
+        return HostInputs(group, self._own_entity, self._is_reference)
 
     def _of_group(self, group: Group) -> torch.Tensor:
         """Return the summed loss of a group, a scalar."""
+        inputs: GroupInputs = self.inputs(group) if group.inputs is None else group.inputs
         # Leaves accumulate into views of the request's gradients, so nothing is copied after backward().
         heads, relations, tails = group.heads.leaf(), group.relations.leaf(), group.tails.leaf()
         entities = {Side.TAIL: (heads, tails), Side.HEAD: (tails, heads)}
         of_sides = [
-            self._of_side(group, side, anchors, relations, truths)
+            self._of_side(group, inputs, side, anchors, relations, truths)
             for side, (anchors, truths) in entities.items()
             if side in group.negatives
         ]
         losses = sum(of_sides[1:], of_sides[0])
-        return (losses if group.weights is None else losses * torch.from_numpy(group.weights)).sum()
+        return (losses if inputs.weights is None else losses * inputs.weights).sum()
 
     def _of_side(
         self,
         group: Group,
+        inputs: GroupInputs,
         side: Side,
         anchors: torch.Tensor,
         relations: torch.Tensor,
         truths: torch.Tensor,
     ) -> torch.Tensor:
         """Return the loss (B,) of the queries for one side."""
-        model, negatives = self._model, group.negatives[side]
-        anchor_ids, true_ids = (
-            (group.head_ids, group.tail_ids) if side is Side.TAIL else (group.tail_ids, group.head_ids)
-        )
-        places = group.relation_places
+        model, places = self._model, inputs.relation_places
         if places is None:
-            query = model.query(anchors, relations, side, torch.from_numpy(group.relation_ids))
+            query = model.query(anchors, relations, side, inputs.relation_ids)
         else:
-            query = model.shared_query(anchors, relations, torch.from_numpy(places), side)
+            query = model.shared_query(anchors, relations, places, side)
         # Both sides may share negatives: their leaves are views of the same gradients, and autograd adds to
         # them in place.
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._is_narrow):
-            scores = self._compare(query, negatives.rows.leaf()).to(query.dtype)
-        ignored = torch.zeros(scores.shape, dtype=torch.bool)
-        # Sampled negatives may be the true answer itself; it must not be pushed down as a negative.
-        rows, columns = find_equal(true_ids, negatives.ids)
-        ignored[torch.from_numpy(rows), torch.from_numpy(columns)] = True
-        known = group.known.get(side)
-        if known is not None:
-            known.ignore(ignored.numpy(), self._is_reference)
+        with self._device.autocast(self._matmul_dtype):
+            scores = self._compare(query, group.negatives[side].rows.leaf()).to(query.dtype)
+        ignored = inputs.ignored(side)
         # With two entity types the anchor is no candidate of the answer's type.
         if self._own_entity and group.lhs == group.rhs:
             scores = torch.cat([scores, model.compare_pairs(query, anchors)[:, None]], dim=1)
-            is_truth = anchor_ids == true_ids
-            is_known = is_truth if known is None else is_truth | known.own
-            ignored = torch.cat([ignored, torch.from_numpy(is_known)[:, None]], dim=1)
         positive = model.compare_pairs(query, truths)
         if self._measures is not None:
             above = (scores.detach() > positive.detach()[:, None]) & ~ignored
             self._measures.add_violators(side, int(above.sum()))
-        if group.labels is None:
+        if inputs.labels is None:
             losses = self._loss(positive, scores, ignored)
         else:
             # Only a loss that declares confidences gets labels, and has the parameter.
             labeled: Any = self._loss
-            losses = labeled(positive, scores, ignored, labels=torch.from_numpy(group.labels))
+            losses = labeled(positive, scores, ignored, labels=inputs.labels)
         if self._regularizer is None:
             return losses
         penalty = self._regularizer.of_query(query, truths)
         if penalty is None:
-            own_rows = relations if places is None else relations[torch.from_numpy(places)]
+            own_rows = relations if places is None else relations[places]
             penalty = model.penalty(self._regularizer, anchors, own_rows, truths, side)
         if self._measures is not None:
             of_triples = penalty.detach()
-            weights = None if group.weights is None else torch.from_numpy(group.weights)
+            weights = inputs.weights
             self._measures.add_penalty((of_triples if weights is None else of_triples * weights).sum().item())
         return losses + penalty

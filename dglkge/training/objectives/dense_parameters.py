@@ -41,6 +41,9 @@ class DenseParameters:
         Limit of the size of each number of the summed gradient; 0: none.
     clips_norm : bool
         Whether the norm of the gradient of rows and dense parameters together is limited.
+    copy : torch.nn.Module, optional
+        A copy of the module, perhaps on a GPU, that computes the batches in its place. It takes the values
+        before each batch; the gradients are summed, and the optimizer works, on the CPU.
 
     Attributes
     ----------
@@ -57,10 +60,14 @@ class DenseParameters:
         is_first: bool = True,
         clip_value: float = 0.0,
         clips_norm: bool = False,
+        copy: torch.nn.Module | None = None,
     ) -> None:
         self.clips_norm = clips_norm
         self._parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._module = module
+        self._copy = copy
+        computing = dict((module if copy is None else copy).named_parameters())
+        self._computing = [computing[name] for name in self._parameters]
         self._sum = sum_over_trainers
         self._clip_value = clip_value
         self.squares = 0.0
@@ -76,9 +83,14 @@ class DenseParameters:
         """Parameter groups of the optimizer, whose learning rates a schedule changes."""
         return self.optimizer.param_groups
 
-    def clear(self) -> None:
-        """Drop the gradients of the batch before."""
+    def start_batch(self) -> None:
+        """Drop the gradients of the batch before; the module's copy takes the parameters."""
         self.optimizer.zero_grad(set_to_none=True)
+        if self._copy is not None:
+            self._copy.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for taken, values in zip(self._copy.parameters(), self._module.parameters()):
+                    taken.copy_(values)
 
     def sum_gradients(self) -> None:
         """Sum the gradients of all trainers, and clip them by value; a collective.
@@ -92,10 +104,10 @@ class DenseParameters:
         # In float64, so that the order of trainers shows in the last bit of float32 only.
         flat = np.zeros(sum(one.numel() for one in parameters))
         start = 0
-        for one in parameters:
+        for one in self._computing:
             # A trainer without triples, or a parameter that a batch does not use, has no gradient.
             if one.grad is not None:
-                flat[start : start + one.numel()] = one.grad.reshape(-1).numpy()
+                flat[start : start + one.numel()] = one.grad.reshape(-1).cpu().numpy()
             start += one.numel()
         total = torch.from_numpy(self._sum(flat))
         start = 0

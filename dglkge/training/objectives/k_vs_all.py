@@ -132,10 +132,11 @@ class AnsweredQueries:
 
     def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
         """Write the gradients of the rows; returns the penalty."""
-        tensors, given = list(self._queries), list(gradients)
+        tensors = list(self._queries)
+        given = [of_query.to(query.device) for query, of_query in zip(tensors, gradients)]
         if self._penalty.requires_grad:
             # One backward pass for queries and penalty, which have the same leaves.
-            tensors, given = [*tensors, self._penalty], [*given, torch.ones(())]
+            tensors, given = [*tensors, self._penalty], [*given, torch.ones_like(self._penalty)]
         if tensors:
             torch.autograd.backward(tensors, given)
         return self._penalty.item()

@@ -28,11 +28,12 @@ def make_queries(
 ) -> torch.Tensor:
     """Return the queries (B, Dq) of entities and relations (B, ...), by autograd."""
     if not (model.score_function.has_module and model.score_function.shares_relations):
-        return model.query(anchors, relations, side, torch.from_numpy(relation_ids))
+        return model.query(anchors, relations, side, torch.from_numpy(relation_ids).to(anchors.device))
     # The module computes once for each relation. Its gradient lies in the first of equal rows, and the
     # optimizer adds up equal rows in any case.
-    _, first, places = np.unique(relation_ids, return_index=True, return_inverse=True)
-    return model.shared_query(anchors, relations[torch.from_numpy(first)], torch.from_numpy(places), side)
+    _, *found = np.unique(relation_ids, return_index=True, return_inverse=True)
+    first, places = (torch.from_numpy(one).to(anchors.device) for one in found)
+    return model.shared_query(anchors, relations[first], places, side)
 
 
 class AutogradQueries:
@@ -72,7 +73,8 @@ class AutogradQueries:
                     penalty = self._regularizer.of_query(query, answers) if has_module else None
                     if penalty is None:
                         penalty = model.penalty(self._regularizer, anchors, relations, answers, side)
-                    self._penalty = self._penalty + (penalty * torch.from_numpy(factors)).sum()
+                    weights = torch.from_numpy(factors).to(penalty.device)
+                    self._penalty = self._penalty + (penalty * weights).sum()
             if self._relation_weight:
                 weighted = np.float32(self._relation_weight) * factors
                 pieces += relation_pieces(model, group.relations.ids, heads, tails, weighted)
@@ -82,8 +84,9 @@ class AutogradQueries:
     def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
         """Write the gradients; see :class:`QueryMaker`."""
         penalty, queries = self._penalty, self._queries
+        given = [of_query.to(query.device) for query, of_query in zip(queries, gradients)]
         tensors = [*queries, penalty] if penalty.requires_grad else queries
-        given = [*gradients, torch.ones(())] if penalty.requires_grad else list(gradients)
+        given = [*given, torch.ones_like(penalty)] if penalty.requires_grad else given
         if tensors:
             torch.autograd.backward(tensors, given)
         return penalty.item()

@@ -19,7 +19,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.training.objectives.all_candidates import CandidateLoss, Piece
 from dglkge.training.objectives.autograd_loss import AutogradLoss
 from dglkge.training.objectives.dot_softmax import DotSoftmax
-from dglkge.training.objectives.rows import Group
+from dglkge.training.objectives.rows import Group, RowPlaces
 from dglkge.typing import Side
 
 RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}
@@ -64,22 +64,23 @@ class RelationQueries:
     model : KgeModel
     weight : float
         Weight of relation prediction; 0: no queries.
+    is_staged : bool
+        Whether rows and gradients are on a device.
     """
 
     reads_in_place = True
 
-    def __init__(self, model: KgeModel, weight: float) -> None:
+    def __init__(self, model: KgeModel, weight: float, is_staged: bool = False) -> None:
         self._model = model
         self._weight = np.float32(weight)
+        self._is_staged = is_staged
 
     def make(self, groups: Sequence[Group], global_size: int) -> list[Piece]:
         """Return the queries of a batch's groups."""
         self._leaves: list[tuple[Group, list[torch.Tensor]]] = []
         pieces: list[Piece] = []
         for group in groups if self._weight else ():
-            heads, tails = leaves = [
-                place.found().copied().requires_grad_() for place in (group.heads, group.tails)
-            ]
+            heads, tails = leaves = [self._leaf(place) for place in (group.heads, group.tails)]
             factors = self._weight * group.factors(global_size)
             pieces += relation_pieces(self._model, group.relation_ids, heads, tails, factors)
             self._leaves.append((group, leaves))
@@ -89,12 +90,17 @@ class RelationQueries:
     def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
         """Add the gradients of the rows, given those of the queries; returns the penalty, which is 0."""
         if self._queries:
-            torch.autograd.backward(self._queries, list(gradients))
-        for group, (heads, tails) in self._leaves:
+            given = [of_query.to(query.device) for query, of_query in zip(self._queries, gradients)]
+            torch.autograd.backward(self._queries, given)
+        for group, (heads, tails) in self._leaves if not self._is_staged else ():
             for place, leaf in ((group.heads, heads), (group.tails, tails)):
                 if leaf.grad is not None:
                     place.gradients.add_(leaf.grad)
         return 0.0
+
+    def _leaf(self, place: RowPlaces) -> torch.Tensor:
+        """Return rows as a leaf; on a device its gradient is added to those of the rows."""
+        return place.leaf() if self._is_staged else place.found().copied().requires_grad_()
 
 
 class SampledWithRelations:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,13 @@ from dglkge.typing import RELATION, Side
 class Scratch:
     """Named pieces of memory that only grow.
 
+    Parameters
+    ----------
+    device : torch.device, optional
+        The CPU by default.
+    pinned : bool
+        Whether it is page-locked, so that copies to a GPU are asynchronous.
+
     Examples
     --------
     >>> scratch = Scratch()
@@ -30,8 +38,10 @@ class Scratch:
     (torch.Size([2, 3]), torch.Size([1, 3]))
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None, pinned: bool = False) -> None:
         self._pieces: dict[str, torch.Tensor] = {}
+        self._device = device
+        self._pinned = pinned
 
     def take(self, name: str, num_rows: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Return room (num_rows, width), contents undefined; valid until the name is taken again."""
@@ -39,7 +49,8 @@ class Scratch:
         piece = self._pieces.get(name)
         if piece is None or piece.dtype != dtype or len(piece) < wanted:
             # An eighth more, as sizes vary from batch to batch (planning/memory.py: SPARE_SHARE).
-            piece = torch.empty(wanted + wanted // 8, dtype=dtype)
+            size = wanted + wanted // 8
+            piece = torch.empty(size, dtype=dtype, device=self._device, pin_memory=self._pinned)
             self._pieces[name] = piece
         return piece[:wanted].view(num_rows, width)
 
@@ -95,6 +106,11 @@ class RowRequest:
             self._ids = torch.from_numpy(wanted)
         return self._ids
 
+    @property
+    def row_ids(self) -> torch.Tensor:
+        """Node ids of the rows that are looked up and of the gradients."""
+        return self.ids
+
     def open(self, copy: bool, rows: FoundRows | None = None) -> None:
         """Find all requested rows.
 
@@ -123,6 +139,12 @@ class RowRequest:
         if self.shift is not None:
             self._rows += self.shift
         self._found = FoundRows.in_array(self._rows.numpy())
+
+    def send(self) -> None:
+        """Make the copied rows, which are final now, ready for :meth:`leaf`: they are."""
+
+    def collect(self) -> None:
+        """Put the gradients of all leaves into ``gradients``: they are."""
 
     @property
     def copied_rows(self) -> torch.Tensor:
@@ -196,6 +218,8 @@ class Group:
         Confidences that the edges are true.
     relation_places : (B,) int64 or None
         Where ``relations`` holds each relation once (U,): the place there of each edge's.
+    inputs : GroupInputs or None
+        What the loss takes besides rows, where it is on a device already.
     """
 
     lhs: str
@@ -210,6 +234,7 @@ class Group:
     known: Mapping[Side, KnownNegatives] = field(default_factory=dict)
     labels: npt.NDArray[np.float32] | None = None
     relation_places: NodeIds | None = None
+    inputs: Any = None
 
     @property
     def relation_ids(self) -> NodeIds:

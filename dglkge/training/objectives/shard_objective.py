@@ -26,9 +26,15 @@ import numpy.typing as npt
 import torch
 
 from dglkge.kernels import full_scores as kernels
+from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.functions.autograd import words
 from dglkge.model.losses import IGNORED_SCORE
-from dglkge.planning.memory import KEPT_SCORE_BYTES, ROWS_A_PANEL
+from dglkge.planning.memory import (
+    DEVICE_BLOCK_NUMBERS,
+    KEPT_ROW_BYTES,
+    KEPT_SCORE_BYTES,
+    ROWS_A_PANEL,
+)
 from dglkge.training.objectives.dot_softmax import QUERY_MULTIPLE
 from dglkge.training.objectives.rows import Scratch
 
@@ -391,7 +397,9 @@ def _blocks(num: int) -> Iterator[slice]:
 class AutogradShard:
     """Any score function: scores by blocks of rows, gradients by autograd. The plain twin of the above.
 
-    Every block is scored twice, first for the numbers and then with autograd.
+    Every block is scored twice, first for the numbers and then with autograd. On a device, queries and
+    answers are copied there once, rows block by block, and the gradients of a block come back while the next
+    block computes. Blocks within ``kept_bytes`` stay on the device between the two halves of a step.
 
     Parameters
     ----------
@@ -400,6 +408,11 @@ class AutogradShard:
         Scores queries (Q, D) against rows (b, D'): (Q, b).
     numbers_a_score : int
         Numbers that ``compare`` holds for each score: 1 for a matmul, D where it broadcasts.
+    device : ComputeDevice
+    matmul_dtype : torch.dtype
+        Type of the matmuls on a device; the CPU computes in float32 here.
+    kept_bytes : int
+        Limit of the rows that stay on the device.
     """
 
     def __init__(
@@ -407,20 +420,32 @@ class AutogradShard:
         objective: FullObjective,
         compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         numbers_a_score: int = 1,
+        device: ComputeDevice = HOST,
+        matmul_dtype: torch.dtype = torch.float32,
+        kept_bytes: int = KEPT_ROW_BYTES,
     ) -> None:
         self._objective = objective
         self._compare = compare
         self._numbers_a_score = numbers_a_score
+        self._device = device
+        self._dtype = matmul_dtype if device.is_staged else torch.float32
+        self._block_numbers = DEVICE_BLOCK_NUMBERS if device.is_staged else TWIN_BLOCK_NUMBERS
+        self._kept_bytes = kept_bytes if device.is_staged else 0
+        self._kept: dict[int, torch.Tensor] = {}
+        self._pinned = [Scratch(pinned=device.pins_memory) for _ in range(2)]
 
     @torch.no_grad()
     def score(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
         """Score all queries; see :class:`ShardObjective`."""
-        self._queries, self._rows, self._answers = queries, rows, answers
+        self._queries, self._rows = self._there(queries), rows
+        self._answers = _AnswersThere(answers, self._objective, self._there)
+        self._kept = {}
         num = len(queries)
-        greatest = torch.full((num,), IGNORED_SCORE if self._objective.kind == SOFTMAX else 0.0)
-        totals, targets = torch.zeros(num), torch.zeros(num)
+        zeros = self._queries.new_zeros(num)
+        greatest = zeros + (IGNORED_SCORE if self._objective.kind == SOFTMAX else 0.0)
+        totals, targets = zeros.clone(), zeros.clone()
         for block in self._row_blocks():
-            scores = self._compare(queries, rows[block])
+            scores = self._scores(self._queries, self._block(block))
             targets += (self._labels(block) * scores).sum(1)
             if self._objective.kind == BCE:
                 totals += torch.nn.functional.softplus(scores).sum(1)
@@ -428,7 +453,7 @@ class AutogradShard:
             new = torch.maximum(greatest, scores.amax(1))
             totals = totals * (greatest - new).exp() + (scores - new[:, None]).exp().sum(1)
             greatest = new
-        return torch.stack([greatest, totals, targets]).numpy()
+        return torch.stack([greatest, totals, targets]).cpu().numpy()
 
     def differentiate(
         self,
@@ -439,31 +464,112 @@ class AutogradShard:
     ) -> None:
         """Write the gradients; see :class:`ShardObjective`."""
         queries = self._queries.detach().requires_grad_()
-        # Autograd accumulates over blocks into the caller's memory.
-        queries.grad = of_queries.zero_()
-        shift = torch.from_numpy(normalizer.astype(np.float32))[:, None]
-        for block in self._row_blocks():
-            rows = self._rows[block].detach().contiguous().requires_grad_()
-            scores = self._compare(queries, rows)
-            predicted = (
-                scores.detach().sigmoid() if self._objective.kind == BCE else (scores.detach() - shift).exp()
-            )
-            scores.backward((predicted - self._labels(block)) * torch.from_numpy(factors)[:, None])
-            if rows.grad is not None:
+        # Autograd accumulates over blocks: into the caller's memory on the CPU.
+        queries.grad = torch.zeros_like(queries) if self._device.is_staged else of_queries.zero_()
+        shift = self._there(torch.from_numpy(normalizer.astype(np.float32)))[:, None]
+        weights = self._there(torch.from_numpy(factors))[:, None]
+        returning: list[tuple[slice, torch.Tensor, Any]] = []
+        for number, block in enumerate(self._row_blocks()):
+            rows = self._block(block).detach().contiguous().requires_grad_()
+            with self._device.computing():
+                scores = self._scores(queries, rows)
+                predicted = (
+                    scores.detach().sigmoid()
+                    if self._objective.kind == BCE
+                    else (scores.detach() - shift).exp()
+                )
+                scores.backward((predicted - self._labels(block)) * weights)
+            if rows.grad is None:
+                continue
+            if not self._device.is_staged:
                 of_rows[block] = rows.grad
+                continue
+            # The block before has come back into the other half of the page-locked memory by now, or is
+            # waited for here, while this block still computes.
+            _place(returning, of_rows)
+            returning.append((block, self._started_back(number % 2, rows.grad), self._recorded()))
+        _place(returning, of_rows)
+        if self._device.is_staged:
+            of_queries.copy_(queries.grad)
+        self._kept = {}
+
+    def _scores(self, queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Score queries (Q, D) against rows (b, D') in the type of the matmuls: (Q, b) float32."""
+        with self._device.computing(), self._device.autocast(self._dtype):
+            return self._compare(queries, rows).to(queries.dtype)
+
+    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the device: a copy, or itself where the device is the CPU's own path."""
+        if not self._device.is_staged:
+            return tensor
+        return tensor.to(self._device.device, copy=True)
+
+    def _block(self, block: slice) -> torch.Tensor:
+        """Return some rows on the device."""
+        if block.start in self._kept:
+            return self._kept[block.start]
+        rows = self._there(self._rows[block])
+        # The rows change after the step only: until then a copy is as good.
+        if rows.numel() * rows.element_size() <= self._kept_bytes - self._bytes_kept:
+            self._kept[block.start] = rows
+        return rows
+
+    @property
+    def _bytes_kept(self) -> int:
+        """Bytes of the rows that are on the device."""
+        return sum(rows.numel() * rows.element_size() for rows in self._kept.values())
+
+    def _started_back(self, half: int, gradients: torch.Tensor) -> torch.Tensor:
+        """Begin to copy gradients back into page-locked memory; returns that."""
+        room = self._pinned[half].take("gradients", *gradients.shape)
+        return room.copy_(gradients, non_blocking=True)
+
+    def _recorded(self) -> Any:
+        """Return an event behind what is queued on the device so far."""
+        event = self._device.backend.Event()
+        event.record(self._device.backend.current_stream())
+        return event
 
     def _row_blocks(self) -> Iterator[slice]:
         """Yield runs of the rows."""
-        step = max(1, TWIN_BLOCK_NUMBERS // max(1, len(self._queries) * self._numbers_a_score))
+        step = max(1, self._block_numbers // max(1, len(self._queries) * self._numbers_a_score))
         for start in range(0, len(self._rows), step):
             yield slice(start, min(start + step, len(self._rows)))
 
     def _labels(self, block: slice) -> torch.Tensor:
         """Return the labels of all queries and some rows, (Q, b)."""
-        objective, answers = self._objective, self._answers
-        labels = torch.full((len(self._queries), block.stop - block.start), objective.background)
-        here = np.flatnonzero((answers.places >= block.start) & (answers.places < block.stop))
-        labels[answers.query_of[here], answers.places[here] - block.start] += torch.from_numpy(
-            (1 - objective.label_smoothing) * answers.shares[here]
-        )
+        size = (len(self._queries), block.stop - block.start)
+        labels = torch.full(size, self._objective.background, device=self._queries.device)
+        return self._answers.add_to(labels, block)
+
+
+class _AnswersThere:
+    """Answers of a shard's queries on a device, sorted by row so that those of a block are one run."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        objective: FullObjective,
+        there: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        order = np.argsort(answers.places, kind="stable")
+        self._sorted = answers.places[order]
+        self._places = there(torch.from_numpy(self._sorted))
+        self._query_of = there(torch.from_numpy(answers.query_of[order]))
+        keep = 1 - objective.label_smoothing
+        self._labels = there(torch.from_numpy((keep * answers.shares[order]).astype(np.float32)))
+
+    def add_to(self, labels: torch.Tensor, block: slice) -> torch.Tensor:
+        """Add the labels of the answers among some rows to those of all queries and these rows (Q, b)."""
+        first, stop = np.searchsorted(self._sorted, [block.start, block.stop]).tolist()
+        # An answer occurs once in a query: no two of them are the same element.
+        labels[self._query_of[first:stop], self._places[first:stop] - block.start] += self._labels[first:stop]
         return labels
+
+
+def _place(returning: list[tuple[slice, torch.Tensor, Any]], of_rows: torch.Tensor) -> None:
+    """Put the gradients of blocks that are on their way back where they belong."""
+    for block, gradients, event in returning:
+        event.synchronize()
+        of_rows[block] = gradients
+    returning.clear()

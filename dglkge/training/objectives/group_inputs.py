@@ -1,0 +1,168 @@
+"""What the loss of a group takes besides rows: ids of relations, weights, and negatives that do not count.
+
+None of it depends on rows, so it can be on the device before the rows are final.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Optional, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.sampling.negatives import find_equal
+from dglkge.training.objectives.rows import Group
+from dglkge.typing import Side
+
+
+class GroupInputs(Protocol):
+    """Tensors of a group on the device of its rows; None where the group has none."""
+
+    @property
+    def relation_ids(self) -> torch.Tensor:
+        """Node id of each edge's relation, (B,) int64."""
+        ...
+
+    @property
+    def relation_places(self) -> Optional[torch.Tensor]:
+        """Place of each edge's relation, (B,) int64; see :class:`Group`."""
+        ...
+
+    @property
+    def weights(self) -> Optional[torch.Tensor]:
+        """Weight of each edge, (B,)."""
+        ...
+
+    @property
+    def labels(self) -> Optional[torch.Tensor]:
+        """Confidence of each edge, (B,)."""
+        ...
+
+    def ignored(self, side: Side) -> torch.Tensor:
+        """Return which scores of a side are of no negative, (B, N) bool; own entities are the last column."""
+        ...
+
+
+class HostInputs:
+    """Inputs in the host's memory, where the group has them.
+
+    Parameters
+    ----------
+    group : Group
+    own_entity : bool
+        Whether the query's own entity is one negative more, if it has the type of the answers.
+    plainly : bool
+        Find known answers without compiled loops.
+    """
+
+    def __init__(self, group: Group, own_entity: bool, plainly: bool) -> None:
+        self._group = group
+        self._own_entity = own_entity and group.lhs == group.rhs
+        self._plainly = plainly
+
+    @property
+    def relation_ids(self) -> torch.Tensor:
+        """Node id of each edge's relation, (B,)."""
+        return torch.from_numpy(self._group.relation_ids)
+
+    @property
+    def relation_places(self) -> torch.Tensor | None:
+        """Place of each edge's relation, (B,)."""
+        return _tensor(self._group.relation_places)
+
+    @property
+    def weights(self) -> torch.Tensor | None:
+        """Weight of each edge, (B,)."""
+        return _tensor(self._group.weights)
+
+    @property
+    def labels(self) -> torch.Tensor | None:
+        """Confidence of each edge, (B,)."""
+        return _tensor(self._group.labels)
+
+    def ignored(self, side: Side) -> torch.Tensor:
+        """Return which scores of a side are of no negative, (B, N); see :class:`GroupInputs`."""
+        group, negatives = self._group, self._group.negatives[side]
+        anchor_ids, true_ids = (
+            (group.head_ids, group.tail_ids) if side is Side.TAIL else (group.tail_ids, group.head_ids)
+        )
+        ignored = torch.zeros(len(group), len(negatives.ids), dtype=torch.bool)
+        # Sampled negatives may be the true answer itself; it must not be pushed down as a negative.
+        rows, columns = find_equal(true_ids, negatives.ids)
+        ignored[torch.from_numpy(rows), torch.from_numpy(columns)] = True
+        known = group.known.get(side)
+        if known is not None:
+            known.ignore(ignored.numpy(), self._plainly)
+        # With two entity types the anchor is no candidate of the answer's type.
+        if self._own_entity:
+            is_truth = anchor_ids == true_ids
+            is_known = is_truth if known is None else is_truth | known.own
+            ignored = torch.cat([ignored, torch.from_numpy(is_known)[:, None]], dim=1)
+        return ignored
+
+    def ignored_places(self, side: Side) -> tuple[npt.NDArray[np.int64], tuple[int, int]]:
+        """Return the places where :meth:`ignored` is True, row by row, and its shape."""
+        ignored = self.ignored(side)
+        return np.flatnonzero(ignored.numpy()), (ignored.shape[0], ignored.shape[1])
+
+
+def _tensor(array: npt.NDArray[Any] | None) -> torch.Tensor | None:
+    return None if array is None else torch.from_numpy(array)
+
+
+class _Tensor(Protocol):
+    """Something that has its tensor once that is copied."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor."""
+        ...
+
+
+@dataclass(frozen=True)
+class StagedInputs:
+    """Inputs on a device.
+
+    Attributes
+    ----------
+    of_relation_ids, of_relation_places, of_weights, of_labels : copied tensor, or None
+    ignored_places : mapping of Side to (copied tensor, (int, int))
+        Places of the scores that are of no negative, row by row, and the shape of the scores: fewer bytes to
+        copy than a mask.
+    """
+
+    of_relation_ids: _Tensor
+    of_relation_places: _Tensor | None
+    of_weights: _Tensor | None
+    of_labels: _Tensor | None
+    ignored_places: Mapping[Side, tuple[_Tensor, tuple[int, int]]]
+
+    @property
+    def relation_ids(self) -> torch.Tensor:
+        """Node id of each edge's relation, (B,)."""
+        return self.of_relation_ids.tensor
+
+    @property
+    def relation_places(self) -> torch.Tensor | None:
+        """Place of each edge's relation, (B,)."""
+        return None if self.of_relation_places is None else self.of_relation_places.tensor
+
+    @property
+    def weights(self) -> torch.Tensor | None:
+        """Weight of each edge, (B,)."""
+        return None if self.of_weights is None else self.of_weights.tensor
+
+    @property
+    def labels(self) -> torch.Tensor | None:
+        """Confidence of each edge, (B,)."""
+        return None if self.of_labels is None else self.of_labels.tensor
+
+    def ignored(self, side: Side) -> torch.Tensor:
+        """Return which scores of a side are of no negative, (B, N); see :class:`GroupInputs`."""
+        copied, (num_rows, num_columns) = self.ignored_places[side]
+        places = copied.tensor
+        ignored = torch.zeros(num_rows * num_columns, dtype=torch.bool, device=places.device)
+        return ignored.index_fill_(0, places, True).view(num_rows, num_columns)

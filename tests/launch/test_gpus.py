@@ -1,0 +1,169 @@
+"""GPUs of a machine are found without CUDA, and every trainer gets one of its own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dglkge.cli.launch import main
+from dglkge.errors import InputError
+from dglkge.launch import gpus, local_site
+from dglkge.launch.gpus import VISIBLE_VARIABLE, find_gpus, torch_has_cuda
+from dglkge.launch.process_plan import (
+    Host,
+    JobSettings,
+    choose_num_trainers,
+    device_of_trainers,
+    plan_processes,
+)
+from tests.toy_kg import REPOSITORY
+
+FOUR = Host("10.0.0.1", 30050, 2, gpus=("0", "1", "2", "3"))
+TWO = Host("10.0.0.2", 30050, 64, gpus=("5", "GPU-7f"))
+NONE = Host("10.0.0.3", 30050, 64)
+
+
+def with_nvidia_smi(folder: Path, script: str) -> dict[str, str]:
+    """Return an environment whose nvidia-smi is a shell script."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    program.chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin"}
+
+
+LISTS_THREE = """\
+test "$1" = -L || exit 2
+echo 'GPU 0: NVIDIA A (UUID: GPU-11)'
+echo 'GPU 1: NVIDIA A (UUID: GPU-22)'
+echo '  MIG 1g.5gb     Device  0: (UUID: MIG-33)'
+echo 'GPU 2: NVIDIA A (UUID: GPU-44)'"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, ("0", "1", "2")),
+        ("", ()),
+        ("2,0", ("2", "0")),
+        (" 1 , GPU-44 ", ("1", "GPU-44")),
+        ("0,-1,1", ("0",)),
+        ("1,7,0", ("1",)),
+        ("MIG-33", ("MIG-33",)),
+    ],
+)
+def test_gpus_that_the_environment_allows(
+    visible: str | None, expected: tuple[str, ...], tmp_path: Path
+) -> None:
+    environment = with_nvidia_smi(tmp_path, LISTS_THREE)
+    if visible is not None:
+        environment[VISIBLE_VARIABLE] = visible
+    assert find_gpus(environment, tmp_path / "none") == expected
+
+
+def test_driver_folder_counts_without_nvidia_smi(tmp_path: Path) -> None:
+    for bus in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / "gpus" / bus).mkdir(parents=True)
+    nothing = {"PATH": str(tmp_path)}
+    assert find_gpus(nothing, tmp_path / "gpus") == ("0", "1")
+    assert find_gpus({**nothing, VISIBLE_VARIABLE: "1"}, tmp_path / "gpus") == ("1",)
+    assert find_gpus(nothing, tmp_path / "no driver") == ()
+    assert find_gpus({**nothing, VISIBLE_VARIABLE: "0"}, tmp_path / "no driver") == ()
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9", "exec sleep 60"],
+)
+def test_driver_that_fails_or_hangs_has_no_gpu(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "LIST_SECONDS", 0.5)
+    assert find_gpus(with_nvidia_smi(tmp_path, script), tmp_path / "none") == ()
+
+
+def test_torch_is_asked_without_loading_it() -> None:
+    assert torch_has_cuda() == (torch.version.cuda is not None)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "device", "limits", "expected"),
+    [
+        ([FOUR], "auto", (1, None), 4),
+        ([FOUR, TWO], "cuda", (1, None), 2),
+        ([FOUR], "cuda", (1, 3), 3),
+        ([FOUR], "cpu", (1, None), 2),
+        ([FOUR], "cpu_staged", (1, None), 2),
+        ([FOUR], "", (1, None), 2),
+        ([TWO, NONE], "auto", (1, None), 8),
+        ([FOUR], "auto", (6, 6), 6),
+        ([replace(FOUR, gpus=tuple(map(str, range(16))))], "cuda", (1, None), 16),
+        ([], "cuda", (1, None), 8),
+    ],
+)
+def test_one_trainer_for_each_gpu(
+    hosts: list[Host], device: str, limits: tuple[int, int | None], expected: int
+) -> None:
+    assert choose_num_trainers(hosts, *limits, device) == expected
+
+
+def environments(hosts: list[Host], device: str, num_trainers: int) -> list[str | None]:
+    """Return CUDA_VISIBLE_DEVICES of each server, then of each trainer."""
+    settings = JobSettings(("train.py",), "ip_config.txt", num_trainers, num_servers=1)
+    settings = replace(settings, device=device_of_trainers(device, hosts, num_trainers))
+    plan = plan_processes(hosts, settings, 29500, ("python",), {})
+    return [process.environment.get(VISIBLE_VARIABLE) for process in plan]
+
+
+def test_processes_see_their_own_gpu() -> None:
+    assert environments([FOUR, TWO], "cuda", 2) == ["", "", "0", "1", "5", "GPU-7f"]
+    assert environments([FOUR, TWO], "auto", 1) == ["", "", "0", "5"]
+    # Too few for all: hidden, so that all trainers compute on the CPU.
+    assert environments([FOUR, TWO], "auto", 3) == [""] * 8
+    assert environments([FOUR, NONE], "auto", 1) == [""] * 4
+    # No GPU, a script of another project, or the CPU: nothing changes.
+    for hosts, device in (([NONE], "auto"), ([FOUR], ""), ([FOUR], "cpu"), ([FOUR], "cpu_staged")):
+        assert environments(hosts, device, 2) == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("hosts", "num_trainers", "words"),
+    [
+        ([FOUR, NONE], 1, r"machine 10\.0\.0\.3 has no GPU .* allowed there: cpu or auto"),
+        ([FOUR, TWO], 3, r"machine 10\.0\.0\.2 has 2 GPUs for 3 trainers; allowed: --num_trainers 2 or less"),
+    ],
+)
+def test_shortage_is_refused(hosts: list[Host], num_trainers: int, words: str) -> None:
+    with pytest.raises(InputError, match="training.device is cuda and " + words):
+        device_of_trainers("cuda", hosts, num_trainers)
+
+
+def dry_run(folder: Path, *more: str) -> list[str]:
+    """Return the command line of a dry run of the training script."""
+    (folder / "ip_config.txt").write_text("127.0.0.1 30050\n", encoding="utf-8")
+    options = ["--ip_config", str(folder / "ip_config.txt"), "--dry_run", "--json", *more]
+    script = str(REPOSITORY / "examples" / "train.py")
+    return [*options, script, "--set", "dataset=nowhere", "--set", "training.device=cuda"]
+
+
+def test_launcher_plans_with_the_gpus_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local_site, "usable_gpus", lambda: ("3", "1"))
+    assert main(dry_run(tmp_path)) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert [each["environment"][VISIBLE_VARIABLE] for each in plan] == ["", "3", "1"]
+    assert [each["name"] for each in plan] == ["server 0", "trainer 0", "trainer 1"]
+
+
+def test_launcher_refuses_cuda_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local_site, "usable_gpus", lambda: ())
+    assert main(dry_run(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dglkge-launch: error: training.device is cuda and machine 127.0.0.1 has no GPU")
+    assert error.count("\n") == 1

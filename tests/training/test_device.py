@@ -1,0 +1,207 @@
+"""The device path (``training.device``) with the CPU in the place of a GPU, against the path of the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.config import load_config
+from dglkge.errors import InputError
+from dglkge.model.device import HOST, ComputeDevice
+from dglkge.model.functions import autograd as distances
+from dglkge.model.kge_model import build_model
+from dglkge.model.losses import build_loss
+from dglkge.model.regularizers import build_regularizer
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.training import build
+from dglkge.training.building import device as device_choice
+from dglkge.training.objectives.autograd_loss import AutogradLoss
+from dglkge.training.objectives.rows import Group, Negatives, RowRequest
+from dglkge.training.objectives.staged_rows import Staging, Upload
+from dglkge.training.stats import PhaseClock
+from dglkge.typing import RELATION, Side
+from tests.training.test_reference import trained
+
+STAGED = "training.device=cpu_staged"
+
+STAND_IN = ComputeDevice("cpu_staged")
+NUM_ENTITIES, NUM_RELATIONS, NUM_EDGES, NUM_NEGATIVES, DIM = 23, 4, 11, 9, 8
+
+
+class ToyTable:
+    """Rows of a table in memory."""
+
+    is_whole = True
+
+    def __init__(self, name: str, num_rows: int, dim: int) -> None:
+        self.name, self.dim = name, dim
+        self.local_rows = torch.from_numpy(
+            np.random.default_rng(dim).normal(size=(num_rows, dim)).astype(np.float32)
+        )
+
+    def gather(self, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Copy rows."""
+        return torch.index_select(self.local_rows, 0, ids, out=out)
+
+
+def group_of(requests: dict[str, Any], shares_relations: bool) -> Group:
+    """Draw edges, weighted, of which both sides have the same negatives; some of them are true answers."""
+    draw = np.random.default_rng(3)
+    heads, tails = draw.integers(NUM_ENTITIES, size=(2, NUM_EDGES))
+    relations, places = draw.integers(NUM_RELATIONS, size=NUM_EDGES), None
+    if shares_relations:
+        relations, places = np.unique(relations, return_inverse=True)
+    ids = draw.integers(NUM_ENTITIES, size=NUM_NEGATIVES)
+    entities = requests["entity"]
+    negatives = Negatives(ids, entities.add(ids))
+    weights = draw.uniform(size=NUM_EDGES).astype(np.float32)
+    rows = entities.add(heads), requests[RELATION].add(relations), entities.add(tails)
+    against = dict.fromkeys(Side, negatives)
+    return Group("entity", "entity", heads, tails, weights, *rows, against, {}, None, places)
+
+
+def computed(
+    name: str, loss_name: str, device: ComputeDevice, dtype: torch.dtype = torch.float32, **options: Any
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """Return the loss of two groups, and the gradients of their rows, summed by id in the order of places."""
+    model = build_model(name, DIM, True)
+    regularizer = build_regularizer("lp", 0.1)
+    compute = AutogradLoss(
+        model, build_loss(loss_name), regularizer, True, PhaseClock(False), matmul_dtype=dtype, device=device,
+        **options,
+    )  # fmt: skip
+    tables: dict[str, Any] = {
+        "entity": ToyTable("entity", NUM_ENTITIES, DIM),
+        RELATION: ToyTable(RELATION, NUM_RELATIONS, model.relation_width),
+    }
+    staging = Staging(device, compute.inputs)
+    requests: dict[str, Any] = {name: RowRequest(table) for name, table in tables.items()}
+    if device.is_staged:
+        requests = staging.request_sets(tables)[0]
+    shares = compute.shares_relations
+    groups = [group_of(requests, shares) for _ in range(2)]
+    if device.is_staged:
+        groups = staging.stage(requests, groups)
+    for request in requests.values():
+        request.open(copy=True)
+        request.send()
+    loss = compute(groups, 5)
+    sums = {}
+    for name, request in requests.items():
+        request.collect()
+        staging.finish()
+        sums[name] = torch.zeros(tables[name].local_rows.shape)
+        sums[name].index_add_(0, request.row_ids, request.gradients)
+    return loss, sums
+
+
+@pytest.mark.parametrize("loss", ["softmax", "self_adversarial", "margin_ranking"])
+@pytest.mark.parametrize("name", sorted(SCORE_FUNCTIONS))
+def test_gradients_equal_those_of_the_cpu(name: str, loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"is_reference": True}
+    expected_loss, expected = computed(name, loss, HOST, **options)
+    found_loss, found = computed(name, loss, STAND_IN, **options)
+    assert found_loss == expected_loss
+    # One by one where a relation's row is requested once for a group; the sums of two groups have one order.
+    for table, gradients in expected.items():
+        assert torch.equal(found[table], gradients), table
+        assert gradients.abs().sum() > 0
+    # With training.kernels auto a GPU takes torch's operations, never the loops for the CPU.
+    for loop in ("fill_manhattan", "fill_moduli", "fill_euclidean"):
+        monkeypatch.setattr(distances, loop, None)
+    auto_loss, auto = computed(name, loss, STAND_IN)
+    assert auto_loss == pytest.approx(expected_loss, rel=1e-4)
+    for table, gradients in expected.items():
+        torch.testing.assert_close(auto[table], gradients, rtol=1e-3, atol=1e-4)
+
+
+def test_matmuls_in_bfloat16_are_near() -> None:
+    loss, gradients = computed("complex", "softmax", STAND_IN)
+    narrow_loss, narrow = computed("complex", "softmax", STAND_IN, torch.bfloat16)
+    assert narrow_loss != loss and narrow_loss == pytest.approx(loss, rel=0.01)
+    for table, wide in gradients.items():
+        assert (narrow[table] - wide).norm() < 0.02 * wide.norm()
+
+
+CASES = (
+    "",
+    "negatives.mask_known=true loss.name=self_adversarial model.score_function=rotate",
+    "model.reciprocal_relations=false regularizer.name=n3 regularizer.weight=0.1",
+    "model.score_function=rescal regularizer.name=dura regularizer.weight=0.1",
+    "model.entity_dropout=0.2 model.relation_dropout=0.1",
+    "model.global_vectors=true model.reciprocal_relations=false",
+    "negatives.all_entities=true negatives.own_entity=false",
+    "sampling.num_ranges=2 negatives.num_for_heads=5",
+    "model.score_function=tucker optimizer.clip_norm=0.5",
+    "model.init_scale=0.1 training.synchronous=false loss.reduction=sum loss.name=margin_ranking",
+)
+
+
+OBJECTIVES = (
+    "training.objective=one_vs_all training.label_smoothing=0.1 regularizer.name=n3 regularizer.weight=0.1",
+    "training.objective=k_vs_all loss.name=logistic regularizer.name=f2 regularizer.weight=0.1",
+    "training.objective=one_vs_all model.score_function=rotate training.relation_prediction=0.5",
+    "training.relation_prediction=0.5",
+    "training.objective=one_vs_all model.score_function=conve model.dimension=16",
+)
+
+
+@pytest.mark.parametrize("case", CASES + OBJECTIVES)
+def test_trains_the_tables_of_the_cpu_bit_by_bit(case: str, tmp_path: Path) -> None:
+    """Several steps of both sides, all types, every copy there and back; with the same arithmetic."""
+    losses, tables, _ = trained(tmp_path, "reference", *case.split())
+    staged_losses, staged_tables, _ = trained(tmp_path / "staged", "reference", STAGED, *case.split())
+    # Masks multiply the sum of a row's gradients and not each, and a type's gradient is the sum of such sums.
+    is_exact = "dropout" not in case and "global" not in case
+    assert len(losses) > 5 and (staged_losses == losses or not is_exact)
+    np.testing.assert_allclose(staged_losses, losses, rtol=1e-6)
+    for name, rows in tables.items():
+        np.testing.assert_allclose(staged_tables[name], rows, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert (staged_tables[name] == rows).all() or not is_exact, name
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_cuda_without_a_gpu_is_refused() -> None:
+    config = load_config(None, ["dataset=x", "training.device=cuda"])
+    words = (
+        r"training\.device is cuda and torch .* (built without CUDA|finds no GPU here); allowed here: cpu,"
+    )
+    with pytest.raises(InputError, match=words):
+        build.check_training(config, 1)
+    build.check_training(load_config(None, ["dataset=x", "training.device=auto"]), 1)
+
+
+@pytest.mark.parametrize(("gpus", "expected"), [([True, True], "cuda"), ([True, False], "cpu")])
+def test_auto_is_a_gpu_only_where_every_trainer_has_one(
+    gpus: list[bool], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two trainers, the second in this process; the other's number is added by the sum."""
+    opened = []
+    monkeypatch.setattr(device_choice, "problem_of", lambda name: None if gpus[1] else "no GPU")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        device_choice, "open_device", lambda *arguments: opened.append(arguments) or ComputeDevice()
+    )
+    cluster: Any = SimpleNamespace(
+        world=SimpleNamespace(world_size=2, local_rank=1), sum=lambda array: array + gpus[0]
+    )
+    device_choice.choose_device(load_config(None, ["dataset=x"]), cluster)
+    # Without our launcher trainers see all GPUs of the machine, and share them out.
+    assert opened == [(expected, "training.device", 1 if expected == "cuda" else 0)]
+
+
+def test_uploads_are_in_one_piece_for_each_type() -> None:
+    upload = Upload(STAND_IN, torch.cpu.Stream())
+    for turn in range(2):
+        upload.clear()
+        arrays = [np.arange(3) + turn, np.ones(2, np.float32), np.arange(0), np.arange(5) * 7]
+        pieces = [upload.add(array) for array in arrays]
+        upload.send()
+        upload.wait()
+        assert [piece.tensor.tolist() for piece in pieces] == [array.tolist() for array in arrays]
+        assert pieces[0].tensor.data_ptr() + 3 * 8 == pieces[3].tensor.data_ptr()
