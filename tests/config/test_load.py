@@ -224,6 +224,7 @@ DOCUMENTED = {
                 "num_epochs",
                 "batch_statistics",
                 "profile",
+                "device",
                 "lookup",
                 "check_memory",
                 "loggers",
