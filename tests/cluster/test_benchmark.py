@@ -12,9 +12,7 @@ import cluster
 SIZES = ["--num-entities", "300", "--num-triples", "4000", "--dimension", "16", "--batch-size", "256"]
 
 
-def test_the_table_compares_the_same_batches_on_two_hosts(
-    hosts_can_be_made, warm_runners, tmp_path, monkeypatch, capsys
-):
+def test_the_table_compares_the_same_batches_on_two_hosts(hosts_can_be_made, tmp_path, monkeypatch, capsys):
     output = tmp_path / "figures.json"
     chosen = ["--hosts", "2", "--systems", "stock DGL", "stock DGL, helped", "exact", "--rounds", "1"]
     chosen += ["--warm", "1", "--batches", "4"]
