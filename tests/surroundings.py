@@ -8,6 +8,7 @@ own where the kernel allows it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import errno
@@ -112,6 +113,10 @@ def shared_folder() -> Iterator[None]:
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
     """Return a folder that one worker fills with ``make(folder)``; others wait for that, and only read."""
+    if SHARED_FOLDER not in os.environ:  # outside of pytest
+        session = contextlib.ExitStack()
+        session.enter_context(shared_folder())
+        atexit.register(session.close)
     folder = Path(os.environ[SHARED_FOLDER], name)
     done = folder.with_name(f"{name}.done")
     with open(folder.with_name(f"{name}.lock"), "w") as lock:

@@ -20,7 +20,7 @@ from tests.toy_kg import toy_dataset
 
 pytest.importorskip("optuna", reason="Optuna is not installed (extra 'tune')")
 
-INTERRUPTED_EPOCHS = 240
+INTERRUPTED_EPOCHS = 160
 """Half of them in a trial: seconds, where the interrupt comes some milliseconds after the first epoch."""
 
 
