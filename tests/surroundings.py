@@ -8,18 +8,27 @@ own where the kernel allows it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import random
+import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Callable
 
 SHARED_MEMORY = "/dev/shm"
 SWITCH = "DGLKGE_TEST_SHARED_MEMORY"
 """Environment variable; ``shared`` keeps the tests in the machine's shared memory."""
+
+SHARED_FOLDER = "DGLKGE_TEST_FOLDER"
+"""Environment variable with the folder of what all workers of a session use."""
 
 LOWEST_PORT, HIGHEST_PORT = 10000, 29000
 
@@ -86,6 +95,38 @@ def free_ports(num_ports: int = 1) -> int:
             for port in range(first, first + num_ports):
                 stack.enter_context(socket.socket()).bind(("", port))
             return first
+
+
+@contextlib.contextmanager
+def shared_folder() -> Iterator[None]:
+    """Make the folder of what all workers use; a session inside another uses the other's."""
+    if SHARED_FOLDER in os.environ:
+        yield
+        return
+    folder = os.environ[SHARED_FOLDER] = tempfile.mkdtemp(prefix="dglkge-tests-")
+    try:
+        yield
+    finally:
+        del os.environ[SHARED_FOLDER]
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder that one worker fills with ``make(folder)``; others wait for that, and only read."""
+    if SHARED_FOLDER not in os.environ:  # outside of pytest
+        session = contextlib.ExitStack()
+        session.enter_context(shared_folder())
+        atexit.register(session.close)
+    folder = Path(os.environ[SHARED_FOLDER], name)
+    done = folder.with_name(f"{name}.done")
+    with open(folder.with_name(f"{name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that has failed
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
 
 
 def use_private_shared_memory() -> str | None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
+from tests.surroundings import made_once
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -80,7 +79,7 @@ def weighted_dataset(folder: Path, scale: float = 1.0, num_parts: int = 1) -> Pa
 
 
 def toy_dataset(num_parts: int = 1, typed: bool = False, method: str = "random") -> Path:
-    """Return the folder of a toy data set, partitioned once for all tests, which only read it.
+    """Return the folder of a toy data set, partitioned once for all tests and workers, which only read it.
 
     Its triples lie beside it in ``source``, the types of typed entities in ``types.tsv``.
     """
@@ -89,16 +88,17 @@ def toy_dataset(num_parts: int = 1, typed: bool = False, method: str = "random")
 
 @functools.cache
 def _partitioned(num_parts: int, typed: bool, method: str) -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="dglkge-toy-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    source = folder / "source"
-    options = ["--num-parts", str(num_parts), "--method", method]
-    if typed:
-        frame, types = typed_triples()
-        write_splits(source, frame)
-        lines = "".join(f"{name}\t{kind}\n" for name, kind in types.items())
-        (folder / "types.tsv").write_text(lines, encoding="utf-8")
-        options += ["--entity-types", str(folder / "types.tsv")]
-    else:
-        write_splits(source, ring_triples())
-    return partition(source, folder / "dataset", *options)
+    def make(folder: Path) -> None:
+        source = folder / "source"
+        options = ["--num-parts", str(num_parts), "--method", method]
+        if typed:
+            frame, types = typed_triples()
+            write_splits(source, frame)
+            lines = "".join(f"{name}\t{kind}\n" for name, kind in types.items())
+            (folder / "types.tsv").write_text(lines, encoding="utf-8")
+            options += ["--entity-types", str(folder / "types.tsv")]
+        else:
+            write_splits(source, ring_triples())
+        partition(source, folder / "dataset", *options)
+
+    return made_once(f"toy-{num_parts}-{'typed' if typed else 'ring'}-{method}", make) / "dataset"

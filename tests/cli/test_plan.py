@@ -116,7 +116,7 @@ def test_a_cluster_of_another_size(
 def test_ranges_are_proposed_within_a_memory(
     config_file: Path, there: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sets = ["--set", "model.dimension=100000", "--set", "evaluation.split=none", "--num_trainers", "1"]
+    sets = ["--set", "model.dimension=2000", "--set", "evaluation.split=none", "--num_trainers", "1"]
     words = ["plan", str(config_file), *sets, "--json"]
     assert main(words) == 0
     report = json.loads(capsys.readouterr().out)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from cluster_hosts import ClusterHost, cluster_hosts, what_is_missing
+from tests import warm
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +24,9 @@ def two_hosts(hosts_can_be_made: None) -> Iterator[list[ClusterHost]]:
     """Two hosts for the tests of a module, which leave nothing running on them; the launcher runs on one."""
     with cluster_hosts(2) as hosts:
         yield hosts
+
+
+@pytest.fixture
+def warm_runners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers and trainers of the test's jobs need not import torch and DGL, three CPU seconds each."""
+    monkeypatch.setenv("PYTHONPATH", warm.runners(os.environ)["PYTHONPATH"])

@@ -11,7 +11,7 @@ from cluster_jobs import LAUNCHER_LOG, REPOSITORY, environment, launch
 FOLDER = REPOSITORY / "examples" / "dgl_graphsage"
 
 
-def test_graphsage_trains_on_two_hosts(two_hosts, tmp_path):
+def test_graphsage_trains_on_two_hosts(two_hosts, warm_runners, tmp_path):
     make = [sys.executable, str(FOLDER / "make_graph.py"), "--output", str(tmp_path / "graph")]
     sizes = ["--num-parts", "2", "--num-nodes", "400"]
     subprocess.run([*make, *sizes], check=True, timeout=120, capture_output=True, env=environment())

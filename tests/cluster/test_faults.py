@@ -6,6 +6,7 @@ One launcher starts the job three times: a trainer dies, then a host's packets a
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from cluster_faults import ALLOWED_SECONDS, FAULTS, seconds_until, training_command, wait_until_trained
 from cluster_hosts import SSH_PORTS, ClusterHost
 from cluster_jobs import LAUNCHER_LOG, PORT, job_processes, launch
+from tests import warm
 from tests.toy_kg import toy_dataset
 
 CHAIN = ("trainer", "packets", "launcher")
@@ -78,7 +80,9 @@ def _runs(process) -> bool:
 @pytest.fixture(scope="module")
 def story(two_hosts: list[ClusterHost], tmp_path_factory: pytest.TempPathFactory) -> Story:
     """The story, told once for all tests."""
-    return live_through(two_hosts, tmp_path_factory.mktemp("faults"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", warm.runners(os.environ)["PYTHONPATH"])
+        return live_through(two_hosts, tmp_path_factory.mktemp("faults"))
 
 
 @pytest.mark.parametrize("name", CHAIN)

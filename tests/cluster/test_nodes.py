@@ -19,6 +19,8 @@ from tests.toy_kg import toy_dataset
 
 END_SECONDS = 60
 
+pytestmark = pytest.mark.usefixtures("warm_runners")
+
 
 def start(
     hosts: Sequence[ClusterHost],

@@ -11,6 +11,8 @@ from fault_sites import BATCH_SIZE, TwoDisks
 from faults import LIMIT_SECONDS, run_trials
 from tests.toy_kg import toy_dataset
 
+pytestmark = pytest.mark.usefixtures("warm_runners")
+
 
 @pytest.mark.timeout(600)
 def test_reordered_hosts_lose_nothing_that_was_published(two_hosts, tmp_path):

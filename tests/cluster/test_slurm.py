@@ -25,6 +25,8 @@ from tests.toy_kg import toy_dataset
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "munged", "openssl")
 WAIT_SECONDS = 90.0
 
+pytestmark = pytest.mark.usefixtures("warm_runners")
+
 SLURM_CONF = """
 ClusterName=test
 SlurmctldHost={hosts[0].name}({hosts[0].address})

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from cluster_faults import wait_until_trained
 from cluster_hosts import ClusterHost
@@ -19,6 +20,8 @@ from dglkge.data.dataset import Dataset
 from tests.toy_kg import REPOSITORY, toy_dataset
 
 NUM_EPOCHS = 40
+
+pytestmark = pytest.mark.usefixtures("warm_runners")
 
 
 def start(hosts: list[ClusterHost], first: ClusterHost, folder: Path, *more: str):

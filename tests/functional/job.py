@@ -88,11 +88,10 @@ def train(
 
 @contextlib.contextmanager
 def training_job(folder: Path, num_trainers: int, *settings: str) -> Iterator[subprocess.Popen[str]]:
-    """Start the training script under the launcher, with plain Python, and yield while it runs."""
+    """Start the training script under the launcher, an ordinary process, and yield while it runs."""
     command = launch_command(folder, num_trainers, settings, python=PLAIN)
-    job = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
-    )
+    env = warm.runners(environment())
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
     try:
         yield job
     finally:

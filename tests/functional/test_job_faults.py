@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dglkge.checkpoint.reader import open_checkpoint
+from tests import warm
 from tests.functional import job as commands
 from tests.functional.test_training_job import settings
 from tests.toy_kg import toy_dataset
@@ -84,7 +85,7 @@ def run(command: list[str], **environment: str) -> subprocess.CompletedProcess[s
         capture_output=True,
         text=True,
         timeout=commands.TIME_LIMIT_SECONDS,
-        env={**commands.environment(), **environment},
+        env={**warm.runners(commands.environment()), **environment},
     )
 
 
@@ -171,8 +172,9 @@ def test_plain_python_whose_terminal_is_closed(ring: Path, tmp_path: Path, is_ig
 def test_sighup_to_one_trainer_stops_all(ring: Path, tmp_path: Path) -> None:
     """As SIGTERM does: all commit and leave with 143."""
     command = [*launch(tmp_path, HANGUP), *settings(ring, tmp_path / "run")]
+    env = warm.runners(commands.environment())
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=commands.environment()
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
     ) as job:
         await_path(tmp_path / "waits")
         commands.processes_of(job, "client", "script.py")[1].send_signal(signal.SIGHUP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from dglkge.data.dataset import Dataset
 from fault_sites import BATCH_SIZE, OneMachine
 from faults import LIMIT_SECONDS, deal, finish_and_compare, run_damages, run_trials, small_disk
+from tests import warm
 from tests.toy_kg import toy_dataset
 
 NUM_DAMAGES = 60
@@ -17,9 +19,10 @@ DISK_FAULTS = ("disk", "logs")
 
 
 @pytest.mark.timeout(600)
-def test_a_run_survives_random_faults(tmp_path):
+def test_a_run_survives_random_faults(tmp_path, monkeypatch):
     """Nothing that was published is lost, and the tables are those of an undisturbed run, bit by bit."""
     random.seed(7)
+    monkeypatch.setenv("PYTHONPATH", warm.runners(os.environ)["PYTHONPATH"])
     dataset = toy_dataset()
     num_batches = -(-len(Dataset.open(dataset).split("train")) // BATCH_SIZE)
     with small_disk(tmp_path / "disk", 32 << 20) as folder, small_disk(tmp_path / "logs", 1 << 20) as logs:

@@ -52,9 +52,9 @@ def start(
         *("--num_trainers", "1", "--num_omp_threads", "1", "--log_dir", str(folder / "logs")),
         *(TRAIN, *_sets(settings)),
     ]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
-    )
+    # With a launcher that is an ordinary process, servers and trainers are copies all the same.
+    env = warm.runners(environment()) if python else environment()
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 def finish(job: subprocess.Popen[str]) -> str:

@@ -103,7 +103,7 @@ def test_an_interrupt_commits_and_leaves_no_process(command, tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment(),
+        env=warm.runners(environment()),
     )
     try:
         wait_for_line(tmp_path / "run" / "stats.jsonl", job, 2)

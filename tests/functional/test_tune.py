@@ -20,6 +20,9 @@ from tests.toy_kg import toy_dataset
 
 pytest.importorskip("optuna", reason="Optuna is not installed (extra 'tune')")
 
+INTERRUPTED_EPOCHS = 160
+"""Half of them in a trial: seconds, where the interrupt comes some milliseconds after the first epoch."""
+
 
 def write_space(folder: Path, trials: int, num_epochs: int, **more: object) -> Path:
     """Write a space over the ring data set."""
@@ -72,7 +75,7 @@ def test_from_space_to_run(tmp_path, num_trainers):
 
 
 def test_interrupted_search_goes_on(tmp_path):
-    space = write_space(tmp_path, trials=2, num_epochs=1500)
+    space = write_space(tmp_path, trials=2, num_epochs=INTERRUPTED_EPOCHS)
     output = tmp_path / "tuned"
     command = [sys.executable, "-m", "dglkge.cli.main", "tune", str(space), "--output", str(output)]
     with surroundings.foreground():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 
 from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
@@ -20,6 +19,7 @@ from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.kge_model import build_model
 from tests.functional import job as commands
+from tests.optim.cluster import forked
 from tests.surroundings import free_ports
 from tests.toy_kg import toy_dataset
 
@@ -102,13 +102,16 @@ def test_two_partitions_rank_as_one(trained: tuple[Path, list[Path]], tmp_path: 
         assert Dataset.open(folder).num_parts == 2
         assert_equal_metrics(rank(folder, run, [0, 1], in_group=False), expected)
     output = tmp_path / "result.json"
-    processes = multiprocessing.spawn(
-        rank_in_group, (free_ports(), cut[0], run, output), nprocs=2, join=False
-    )
+    port = free_ports()
+    processes = [forked(rank_in_group, process, port, cut[0], run, output) for process in range(2)]
     try:
-        # join returns as soon as one process has ended; it raises if that one failed.
-        assert any(processes.join(timeout=60) for _ in range(3)), "the two processes did not end"
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(60)
+        assert [process.exitcode for process in processes] == [0, 0]
     finally:
-        for process in processes.processes:
+        for process in processes:
             process.kill()
+            process.join()
     assert_equal_metrics(json.loads(output.read_text(encoding="utf-8")), expected)

@@ -13,6 +13,8 @@ import pytest
 
 from dglkge.distributed.jobs import job_prefix, live_jobs
 from dglkge.launch.shared_memory import dgl_segments, segment_names
+from tests import warm
+from tests.toy_kg import REPOSITORY
 
 if importlib.util.find_spec("dgl") is None:
     pytest.skip("dgl is not installed", allow_module_level=True)
@@ -37,10 +39,10 @@ def start(launch, part_config: Path):
     """Start the job as DGL's users do: the script itself gets the partition file and ip_config.txt."""
     before = dgl_segments(segment_names())
 
-    def go(options: list[str], *arguments: str):
+    def go(options: list[str], *arguments: str, **environment: str):
         own = ["--part_config", str(part_config), "--ip_config", "ip_config.txt", *arguments]
         options = ["--num_trainers", "2", "--part_config", str(part_config), *options]
-        return launch(options, SCRIPT, *own)
+        return launch(options, SCRIPT, *own, **environment)
 
     yield go
     assert dgl_segments(segment_names()) == before
@@ -86,7 +88,7 @@ def test_all_segments_have_the_jobs_name(start) -> None:
 @pytest.mark.parametrize(("role", "number"), [("server", 0), ("trainer", 1)])
 def test_kill_9_in_mid_run(start, role: str, number: int) -> None:
     """The job ends, names who was killed, and leaves no process and no shared memory."""
-    job = start([], "--steps", ENDLESS)
+    job = start([], "--steps", ENDLESS, **warm.runners({"PYTHONPATH": str(REPOSITORY)}))
     job.wait_for(*BEGUN)
     victim = job.process(role, number)
     victim.kill()
@@ -98,7 +100,8 @@ def test_kill_9_in_mid_run(start, role: str, number: int) -> None:
 
 def test_trainer_that_raises(start) -> None:
     """DGL makes a trainer that raised wait for all others at its exit; here the job ends and shows why."""
-    job = start([], "--steps", ENDLESS, "--raise_on_rank", "1")
+    env = warm.runners({"PYTHONPATH": str(REPOSITORY)})
+    job = start([], "--steps", ENDLESS, "--raise_on_rank", "1", **env)
     output = job.finish()
     assert job.launcher.returncode == 1
     assert "[launcher] trainer 1 (pid " in output

@@ -7,12 +7,10 @@ out to machines in turn, so that ranks are not in the order of machines.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,7 +24,7 @@ from unittest import mock
 import torch
 
 from tests.optim import cluster_process
-from tests.surroundings import free_ports
+from tests.surroundings import free_ports, made_once
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -62,16 +60,18 @@ torch.save(maps, folder + '/original_ids.pt')
 
 @functools.cache
 def partitions(num_parts: int, num_nodes: tuple[tuple[str, int], ...]) -> Path:
-    """Folder of a partitioned toy graph, ``toy.json``; made once in a session, removed at its end."""
-    folder = tempfile.mkdtemp(prefix="optim_partitions_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    subprocess.run(
-        [sys.executable, "-c", _PARTITION_SCRIPT, folder, str(num_parts), json.dumps(dict(num_nodes))],
-        check=True,
-        stdout=subprocess.DEVNULL,
-        timeout=120,
-    )
-    return Path(folder)
+    """Folder of a partitioned toy graph, ``toy.json``; made once for all workers of a session."""
+
+    def make(folder: Path) -> None:
+        subprocess.run(
+            [sys.executable, "-c", _PARTITION_SCRIPT, folder, str(num_parts), json.dumps(dict(num_nodes))],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=120,
+        )
+
+    counts = "-".join(f"{ntype}{count}" for ntype, count in num_nodes)
+    return made_once(f"optim-{num_parts}-{counts}", make)
 
 
 def original_ids(num_machines: int, num_nodes: dict[str, int]) -> dict[str, torch.Tensor]:

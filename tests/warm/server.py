@@ -21,6 +21,7 @@ import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -44,9 +45,13 @@ PRELOADED = (
     "dglkge.inference.truth",
     "dglkge.tuning.tune",
 )
+NAMESPACES = ("net", "uts", "mnt", "pid")
+"""Of the hosts of tests/cluster; the last one holds for children only."""
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
 RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT, signal.SIGCHLD)
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_LIBC = ctypes.CDLL(None)
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _POPEN = subprocess.Popen
 
 
@@ -96,6 +101,8 @@ def serve(path: str) -> Callable[[], Any]:
                 _pass_on(*running[clients[one]])
         if listener in ready:
             client, _ = listener.accept()
+            # The kernel gives the number that the process has here, from wherever it has connected.
+            peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
             request, descriptors = _receive(client)
             pid = os.fork()
             if pid == 0:
@@ -103,7 +110,7 @@ def serve(path: str) -> Callable[[], Any]:
                 # by then.
                 for connection in (listener, client, *(other for _, other in running.values())):
                     connection.detach()
-                return _copy(request, descriptors)
+                return _copy(request, descriptors, struct.unpack("3i", peer)[0])
             for descriptor in descriptors:
                 os.close(descriptor)
             running[os.pidfd_open(pid)] = pid, client
@@ -136,11 +143,16 @@ def _receive(client: socket.socket) -> tuple[Request, list[int]]:
     return Request(**json.loads(text)), list(descriptors)
 
 
-def _copy(request: Request, streams: Sequence[int]) -> Callable[[], Any]:
+def _copy(request: Request, streams: Sequence[int], client: int) -> Callable[[], Any]:
     """Make this copy what the client asked for, and return what it has to run."""
     server = os.getppid()
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != server:
+        os._exit(1)
+    try:
+        enter_host(client)
+    except OSError:  # the client was killed meanwhile, or may not
+        traceback.print_exc()
         os._exit(1)
     os.setsid()
     for number, descriptor in enumerate(streams):
@@ -148,7 +160,49 @@ def _copy(request: Request, streams: Sequence[int]) -> Callable[[], Any]:
     become(request.environment, request.folder, request.ignored)
     if request.arguments[0] == "--watchdog":
         return run_watchdog
+    if request.arguments[0].endswith("/script_runner.py"):
+        return lambda: run_script(request.arguments)
     return lambda: run_python(request.arguments)
+
+
+def enter_host(client: int) -> None:
+    """Join the namespaces of a client, if it is on a host of its own; returns in a process that is there."""
+    other = [name for name in NAMESPACES if _namespace(client, name) != _namespace(os.getpid(), name)]
+    if not other:
+        return
+    for descriptor in [os.open(f"/proc/{client}/ns/{name}", os.O_RDONLY) for name in other]:
+        if _LIBC.setns(descriptor, 0):
+            raise OSError(ctypes.get_errno(), "setns")
+        os.close(descriptor)
+    alive, held = os.pipe()
+    os.set_blocking(alive, False)
+    child = os.fork()
+    if child:
+        _stand_for(child, held)
+    os.close(held)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    with contextlib.suppress(BlockingIOError):  # the other end is open: its holder lives, and we end with it
+        os.read(alive, 1)
+        os._exit(1)
+
+
+def _namespace(pid: int, name: str) -> str:
+    return os.readlink(f"/proc/{pid}/ns/{name}")
+
+
+def _stand_for(child: int, held: int) -> NoReturn:
+    """Pass signals on to a process on another host, wait for its end, and end likewise."""
+    for number in FORWARDED:
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    # Only the process itself shall keep pipes open: a reader waits for their end.
+    os.closerange(0, held)
+    os.closerange(held + 1, 4096)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status & 0xFF)
 
 
 def become(environment: dict[str, str], folder: str, ignored: Sequence[int] = ()) -> None:
@@ -197,6 +251,14 @@ def run_python(arguments: list[str]) -> None:
     if arguments[0] == "-m":
         sys.modules.pop(arguments[1], None)  # it shall run, as __main__
     script_runner.run(arguments)
+
+
+def run_script(arguments: list[str]) -> None:
+    """Run the launcher's program for user scripts, in place of a process that a watchdog has started."""
+    from dglkge.launch import script_runner
+
+    sys.argv = arguments
+    script_runner.main()
 
 
 def run_watchdog() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dglkge.launch import script_runner
 from tests import warm
 from tests.toy_kg import REPOSITORY
 
@@ -61,3 +62,52 @@ def test_a_signal_to_the_client_ends_the_copy(tmp_path: Path, number: int) -> No
     finally:
         client.kill()
         client.wait()
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_process_of_a_watchdog_becomes_the_client_of_a_copy(tmp_path: Path, status: int) -> None:
+    """What it prints and its status are its own; only that nothing was imported shows the difference."""
+    (tmp_path / "show.py").write_text(SHOW + "\n")
+    command = [sys.executable, script_runner.__file__, "show.py", str(status), "a b"]
+    given = {**os.environ, "GIVEN": "x", "PYTHONPATH": str(REPOSITORY)}
+    told = []
+    for env in (given, warm.runners(given)):
+        done = subprocess.run(
+            command, input="", capture_output=True, text=True, cwd=tmp_path, env=env, start_new_session=True
+        )
+        told.append((done.returncode, done.stdout, done.stderr))
+    assert told[0] == told[1] and told[1][0] == status
+
+
+IN_A_HOST = """
+import os, sys, time
+spaces = [os.readlink(f"/proc/self/ns/{name}") for name in ("pid", "mnt")]
+print(*spaces, os.listdir("/dev/shm"), "torch" in sys.modules)
+sys.stdout.flush()
+open("pid", "w").write("ready")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_copy_is_on_the_host_of_its_client(tmp_path: Path, number: int) -> None:
+    """It has the mounts and process numbers there, and ends with its client or with the host."""
+    words = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")
+    if subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces can be made here")
+    (tmp_path / "wait.py").write_text(IN_A_HOST)
+    shell = (
+        "mount -t tmpfs tmpfs /dev/shm; touch /dev/shm/mine; readlink /proc/self/ns/pid /proc/self/ns/mnt; "
+        f"setpriv --pdeathsig KILL {sys.executable} {script_runner.__file__} wait.py & client=$!; "
+        "while [ ! -e pid ]; do sleep 0.02; done; "
+        f"kill -{int(number)} $client; wait $client; echo status $?; "
+        "for turn in $(seq 500); do ls /proc | grep -c '^[0-9]' > count; [ $(cat count) -le 3 ] && break; "
+        "sleep 0.02; done; cat count"
+    )
+    env = warm.runners({**os.environ, "PYTHONPATH": str(REPOSITORY)})
+    done = subprocess.run(
+        [*words, "sh", "-c", shell], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
+    lines = done.stdout.splitlines()
+    assert lines[2] == f"{lines[0]} {lines[1]} ['mine'] True", done.stdout + done.stderr
+    assert lines[3] == f"status {128 + number}" and int(lines[4]) <= 3, done.stdout + done.stderr
