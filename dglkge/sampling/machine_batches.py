@@ -87,11 +87,8 @@ class MachineShares:
 
     def sizes(self, batch: int) -> list[int]:
         """Return the number of triples of each machine in a global batch."""
-        sizes = [0] * len(self._counts)
-        for _, windows in self.windows(batch):
-            for part, (first, end) in enumerate(windows):
-                sizes[part] += end - first
-        return sizes
+        of_sets = [windows for _, windows in self.windows(batch)]
+        return [sum(end - first for first, end in of_part) for of_part in zip(*of_sets)]
 
 
 def num_chunks(num_triples: int, chunk_size: int) -> int:

@@ -7,11 +7,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+
 from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from tests.functional import job as commands
 from tests.functional.simulated_hosts import train_on_hosts
-from tests.functional.test_all_candidates import assert_same
+from tests.functional.test_elastic_job import loss_curve
 from tests.functional.test_same_result_everywhere import tables
 from tests.functional.test_storage_and_passes import records
 from tests.toy_kg import toy_dataset
@@ -47,15 +50,18 @@ def test_one_and_two_trainers_of_two_hosts_train_the_same(tmp_path: Path) -> Non
     for run in (whole, cut):
         run.parent.mkdir()
     train_on_hosts(tmp_path / "job", dataset, 1, f"output={whole}", *settings, script=SCRIPT)
-    (cut.parent / "stop").write_text("1 2")
+    (cut.parent / "stop").write_text("1 1")
     train_on_hosts(
         tmp_path / "first", dataset, 1, f"output={cut}", *settings, script=SCRIPT, statuses=(0, STOPPED)
     )
     (cut.parent / "stop").unlink()
     progress = open_checkpoint(cut).meta.progress
-    assert (progress["finished_epochs"], progress["batches_done"]) == (1, 3) and progress["order_mark"] > 0
+    assert (progress["finished_epochs"], progress["batches_done"]) == (1, 2) and progress["order_mark"] > 0
     train_on_hosts(tmp_path / "second", dataset, 2, f"output={cut}", *settings, script=SCRIPT)
-    assert_same(dataset, whole, dataset, cut)
+    losses = dict(loss_curve(whole))
+    assert dict(loss_curve(cut)) == {place: pytest.approx(loss, rel=1e-4) for place, loss in losses.items()}
+    for name, rows in tables(dataset, whole).items():
+        np.testing.assert_allclose(tables(dataset, cut)[name], rows, rtol=1e-3, atol=1e-4, err_msg=name)
     counts = [record["stats"]["count"] for record in records(whole)]
     assert counts == [record["stats"]["count"] for record in records(cut)]
     num_triples = len(Dataset.open(dataset).split("train"))
