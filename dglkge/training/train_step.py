@@ -161,6 +161,8 @@ class TrainStep:
             self._of_trained_rows(gradients),
             # Summed with the step: no round of messages of its own.
             extra=int(self._stop.is_noted),
+            # Keys the rounding of rows of 16 bits: a resumed run rounds as one that was not interrupted.
+            number=plan.number,
         )
         self.someone_must_stop = self._optimizer.step_sum > 0
         return loss
