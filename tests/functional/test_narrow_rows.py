@@ -65,14 +65,13 @@ def fits(rows: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> bool:
 
 
 def assert_near(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    """Hold two runs equal but for sums in another order, which turn the rounding of a few numbers.
+    """Hold two runs equal but for sums in another order, which may turn the rounding of a few numbers.
 
-    A number that is rounded the other way is off by a unit in the last place, 2**-7 of it; what is trained
-    after that differs by as little.
+    Such a number is off by a unit in the last place, 2**-7 of it; what is trained after that differs as little.
     """
+    assert float((left["entity"] == right["entity"]).float().mean()) > 0.9
     for name, rows in left.items():
-        assert float((rows == right[name]).float().mean()) > 0.5 or not fits(rows), name
-        torch.testing.assert_close(rows, right[name], rtol=0.03, atol=0.01)
+        torch.testing.assert_close(rows, right[name], rtol=0.02, atol=0.002, msg=name)
 
 
 def test_a_killed_job_goes_on_bit_by_bit(tmp_path: Path) -> None:
@@ -103,13 +102,6 @@ def test_a_killed_job_goes_on_bit_by_bit(tmp_path: Path) -> None:
     done = commands.train_alone(*settings(tmp_path / "alone", until))
     assert done.returncode == 0, done.stderr
     alone = tables(tmp_path / "alone")
-    print(
-        {
-            name: ((rows == whole[name]).float().mean(), (rows - whole[name]).abs().max(), rows.abs().max())
-            for name, rows in alone.items()
-        },
-        until,
-    )
     assert_near(alone, whole)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import pytest
 import torch
 
 import dglkge
+from dglkge.checkpoint import open_checkpoint
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.sizes import read_dataset_size
-from dglkge.errors import InputError
+from dglkge.errors import CheckpointError, InputError
 from dglkge.planning.memory import plan_memory
 from dglkge.planning.shared_memory import state_bytes, table_bytes
 from dglkge.training.epochs import JOB
@@ -85,6 +87,8 @@ KINDS = {
     "global_vectors": ("model.global_vectors=true", "model.reciprocal_relations=false"),
     "clipping": ("optimizer.clip_norm=0.1", "optimizer.weight_decay=0.1"),
     "max_norm": ("model.max_norm=0.7",),
+    "asynchronous": ("training.synchronous=false",),
+    "buckets": ("sampling.num_ranges=2",),
 }
 
 
@@ -191,6 +195,30 @@ def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Pat
         JOB.restore(0)
 
 
+def test_the_type_may_change_while_epochs_are_left(tmp_path: Path) -> None:
+    for dtype, num_epochs in (("float32", 1), ("bfloat16", 2)):
+        more = (f"training.num_epochs={num_epochs}", f"tables.dtype={dtype}", "checkpoint.every_epochs=1")
+        config = load_config(None, settings(tmp_path / "run", *more))
+        with dglkge.join_cluster(config) as cluster:
+            trainer = dglkge.build_trainer(config, cluster)
+            if dtype == "bfloat16":
+                saved = open_checkpoint(tmp_path / "run")
+                for name in trainer.tables.entity_types:
+                    got = trainer.tables.gather(name, torch.arange(len(trainer.tables[name])))
+                    assert torch.equal(got, saved[name][:].bfloat16().float())
+            for _ in dglkge.remaining_epochs_until(num_epochs):
+                for batch in trainer.batches():
+                    trainer.step(batch)
+            trainer.commit()
+            del trainer
+        gc.collect()
+        JOB.restore(0)
+    config = load_config(None, settings(tmp_path / "run", *more[:1], "tables.dtype=float16"))
+    with pytest.raises(CheckpointError, match="tables.dtype was 'bfloat16', is 'float16'"):
+        with dglkge.join_cluster(config) as cluster:
+            dglkge.build_trainer(config, cluster)
+
+
 @pytest.mark.parametrize(
     ("setting", "text"),
     [
@@ -199,7 +227,5 @@ def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Pat
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, setting: str, text: str) -> None:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=re.escape(text)):
         load_config(None, settings(tmp_path, setting))
-    assert text in str(caught.value) or setting.split("=")[1] in str(caught.value)
-    assert "one of" in str(caught.value)
