@@ -192,14 +192,17 @@ class NarrowUpdate:
         Compiled loops and blocks, or plain twins and all rows at once.
     """
 
-    ROWS_A_BLOCK = 256
+    #: Numbers of the rows of a block: with Adagrad's state 1 MiB in float32.
+    NUMBERS_A_BLOCK = 1 << 17
 
     def __init__(self, embedding: NarrowEmbedding, kernels: str) -> None:
         self._embedding, self._kernels = embedding, kernels
 
     def blocks(self, num_rows: int) -> list[slice]:
         """Cut rows into blocks."""
-        size = max(1, num_rows) if self._kernels == "reference" else self.ROWS_A_BLOCK
+        size = max(1, self.NUMBERS_A_BLOCK // self._embedding.embedding_dim)
+        if self._kernels == "reference":
+            size = max(1, num_rows)
         return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
     def open(self, arrays: Sequence[np.ndarray], places: np.ndarray) -> list[np.ndarray]:

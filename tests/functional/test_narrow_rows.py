@@ -67,7 +67,7 @@ def fits(rows: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> bool:
 def assert_near(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
     """Hold two runs equal but for sums in another order, which may turn the rounding of a few numbers.
 
-    Such a number is off by a unit in the last place, 2**-7 of it; what is trained after that differs as little.
+    Such a number is off by a unit in the last place, 2**-7 of it, and what is trained after it by as little.
     """
     assert float((left["entity"] == right["entity"]).float().mean()) > 0.9
     for name, rows in left.items():

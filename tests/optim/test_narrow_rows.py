@@ -183,8 +183,8 @@ def test_blocks_change_nothing(
     make_narrow: Callable[..., NarrowEmbedding], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for rows_a_block in (1, 7, 256):
-        monkeypatch.setattr("dglkge.optim.narrow_rows.NarrowUpdate.ROWS_A_BLOCK", rows_a_block)
+    for numbers in (9, 65, 1 << 17):
+        monkeypatch.setattr("dglkge.optim.narrow_rows.NarrowUpdate.NUMBERS_A_BLOCK", numbers)
         table = make_narrow(9)
         table._key = 12
         optimizer = SparseAdagrad([table], lr=0.1)
