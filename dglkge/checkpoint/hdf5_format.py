@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.layout import FORMAT_VERSION
+from dglkge.checkpoint.narrow_rows import file_dtype
 from dglkge.errors import CheckpointError
 
 FORMAT_VERSION_ATTRIBUTE = "format_version"
@@ -121,13 +122,7 @@ def allocate_rows(group: h5py.Group, name: str, values: torch.Tensor) -> None:
     # Early allocation fixes the offsets that the rows are written to. No fill: each row is written anyway.
     how.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     how.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    group.create_dataset(name, shape=tuple(values.shape), dtype=numpy_dtype(values), dcpl=how)
-
-
-def numpy_dtype(values: torch.Tensor) -> np.dtype:
-    """Return the numpy dtype of a tensor."""
-    # A slice of no rows: nothing is copied, whatever device the tensor is on.
-    return values.detach()[:0].cpu().numpy().dtype
+    group.create_dataset(name, shape=tuple(values.shape), dtype=file_dtype(values), dcpl=how)
 
 
 def row_blocks(

@@ -20,6 +20,7 @@ import torch
 from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.bigraph_config import learning_rate
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, TextEntry
+from dglkge.checkpoint.narrow_rows import file_dtype, take_rows
 from dglkge.checkpoint.relation_layout import (
     MODEL_GROUP,
     global_sums_path,
@@ -77,7 +78,7 @@ def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tenso
         for place, name in in_file_order:
             checksum = _pass_over(raw, writer.position, place, checksum)
             writer.position = place
-            for block in _ordered_blocks(tables[name].detach().numpy(), order.numpy(), writer):
+            for block in _ordered_blocks(tables[name], order.numpy(), writer):
                 checksum = zlib.crc32(block, checksum)
                 writer.write(block)
         return _pass_over(raw, writer.position, os.fstat(raw.fileno()).st_size, checksum)
@@ -135,20 +136,21 @@ class _BlockWriter:
                 os.posix_fadvise(descriptor, 0, place + written, os.POSIX_FADV_DONTNEED)
 
 
-def _ordered_blocks(values: np.ndarray, order: np.ndarray, writer: _BlockWriter) -> Iterator[memoryview]:
+def _ordered_blocks(values: torch.Tensor, order: np.ndarray, writer: _BlockWriter) -> Iterator[memoryview]:
     """Yield the bytes of rows in a given order, in blocks of memory that the writer has released.
 
     By numpy and not by torch: torch's threads would wait for cores that training uses.
     """
     memories: list[np.ndarray] = []
-    for start, stop in hdf5_format.row_blocks(values.shape, values.itemsize):
+    dtype = file_dtype(values)
+    for start, stop in hdf5_format.row_blocks(tuple(values.shape), dtype.itemsize):
         writer.wait_for_memory()
         if len(memories) < NUM_BLOCKS_IN_MEMORY:
-            memories.append(np.empty((stop - start, *values.shape[1:]), dtype=values.dtype))
+            memories.append(np.empty((stop - start, *values.shape[1:]), dtype=dtype))
         else:
             memories.append(memories.pop(0))
         block = memories[-1][: stop - start]
-        np.take(values, order[start:stop], axis=0, out=block, mode="clip")  # "raise" would copy once more
+        take_rows(values, order[start:stop], block)
         yield block.reshape(-1).view(np.uint8).data
 
 
@@ -245,7 +247,7 @@ def write_relations(
             # name.
             file.create_group(MODEL_GROUP, track_order=True)
             # Relations are few: they are reordered in memory and written by HDF5 itself.
-            rows = part.rows.detach()[order].cpu().numpy()
+            rows = part.rows.detach()[order].cpu().float().numpy()
             for dataset, key, values in to_parameters(rows, meta):
                 written = file.create_dataset(dataset, data=values)
                 if key is not None:

@@ -20,6 +20,7 @@ import torch
 
 from dglkge.checkpoint import hdf5_format
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
+from dglkge.checkpoint.narrow_rows import put_rows
 from dglkge.checkpoint.relation_layout import bigraph_row_sums, from_parameters, is_dynamic
 from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file
 from dglkge.errors import CheckpointError
@@ -273,8 +274,8 @@ def _fill_from(
             first, last = np.searchsorted(here, (start, start + len(block)))
             chosen = here[first:last] - start
             # By numpy: torch would start threads that compete for cores with the one that reads.
-            target = targets[name].detach().numpy()
-            target[target_rows[first:last]] = block if len(chosen) == len(block) else block[chosen]
+            found = block if len(chosen) == len(block) else block[chosen]
+            put_rows(targets[name], target_rows[first:last], found)
         return len(here), reader.crc32
 
 

@@ -569,9 +569,29 @@ class CheckpointConfig:
     )
 
 
+ROW_DTYPES = ("float32", "bfloat16", "float16")
+ROUNDINGS = ("stochastic", "nearest")
+
+
 @dataclass(frozen=True)
 class TablesConfig:
-    """Where a launched job keeps its tables while it trains."""
+    """Type of the rows of entities, and where a launched job keeps its tables while it trains."""
+
+    dtype: str = setting(
+        "float32",
+        "type in which rows of entities are stored while they train; bfloat16 and float16 (up to 65504) take "
+        "half the memory and half the bytes between machines; relations, optimizer state and checkpoints "
+        "stay float32",
+        one_of(*ROW_DTYPES),
+        resume=UNTIL_FINISHED,
+    )
+    rounding: str = setting(
+        "stochastic",
+        "rounding of updated rows of 16 bits: stochastic (the mean is exact; the same in every run and for "
+        "any number of trainers), or nearest, which loses steps smaller than half a unit in the last place",
+        one_of(*ROUNDINGS),
+        resume=UNTIL_FINISHED,
+    )
 
     storage: str = setting(
         "memory",

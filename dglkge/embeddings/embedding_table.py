@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,38 @@ import torch
 
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl, request_timeout
+from dglkge.optim.narrow_rows import NarrowEmbedding, is_narrow, widen
 from dglkge.typing import TablePart
+
+
+@dataclass(frozen=True)
+class RowStorage:
+    """Type in which the rows of a table are stored.
+
+    Attributes
+    ----------
+    dtype : torch.dtype
+        float32, bfloat16 or float16.
+    rounding : {"stochastic", "nearest"}
+        Rounding of updated rows, see :class:`dglkge.optim.narrow_rows.NarrowEmbedding`.
+    seed : int
+        Of the random bits.
+    kernels : {"auto", "reference"}
+        Widen rows by compiled loops, or by torch.
+    """
+
+    dtype: torch.dtype = torch.float32
+    rounding: str = "stochastic"
+    seed: int = 0
+    kernels: str = "auto"
+
+    @property
+    def wide(self) -> RowStorage:
+        """The same with rows in float32."""
+        return replace(self, dtype=torch.float32)
+
+
+FLOAT32_ROWS = RowStorage()
 
 
 @dataclass(frozen=True)
@@ -23,7 +54,7 @@ class TableShard:
     first_node_id : int
         Node id of the first row.
     rows : (n, D) tensor
-        A view on the machine's shared memory.
+        A view on the machine's shared memory, of the type in which rows are stored.
     original_ids : (n,) int64 tensor
         Original id of each row.
     node_ids : (N,) int64 tensor
@@ -58,16 +89,28 @@ class EmbeddingTable:
         Width of a row.
     part : int
         The partition on this machine.
+    storage : RowStorage
+        How rows are stored; whatever it is, they are read as float32.
 
     Attributes
     ----------
+    local_rows : (n, D) tensor
+        This machine's rows in shared memory, of the type in which they are stored.
     range_starts : (num_parts + 1,) int64
         First node id on each machine and, last, the number of rows.
     pulled_bytes : int
         Bytes of ids and rows that were pulled through the kvstore.
     """
 
-    def __init__(self, graph: Any, layout: PartitionLayout, name: str, dim: int, part: int) -> None:
+    def __init__(
+        self,
+        graph: Any,
+        layout: PartitionLayout,
+        name: str,
+        dim: int,
+        part: int,
+        storage: RowStorage = FLOAT32_ROWS,
+    ) -> None:
         self.name = name
         self.dim = dim
         self.part = part
@@ -78,11 +121,24 @@ class EmbeddingTable:
         self.first_node_id, self.end_node_id = layout.node_range(name, part)
         policy = graph.get_node_partition_policy(name)
         # Rows start as zeros, so that nothing of ours has to be importable by the servers.
-        self.embedding = dgl.distributed.DistEmbedding(
-            len(self.original_ids), dim, name=f"{name}_rows", part_policy=policy
-        )
+        self._kernels = storage.kernels
+        count, label = len(self.original_ids), f"{name}_rows"
+        if storage.dtype == torch.float32:
+            self.embedding = dgl.distributed.DistEmbedding(count, dim, name=label, part_policy=policy)
+        else:
+            self.embedding = NarrowEmbedding(
+                count,
+                dim,
+                label,
+                policy,
+                dtype=storage.dtype,
+                rounding=storage.rounding,
+                seed=storage.seed,
+                # Not node ids: a row is rounded the same however the graph is partitioned.
+                row_ids=self.original_ids.numpy(),
+            )
         # Shared memory of the machine's servers, not a copy: all its trainers read and update the same rows.
-        self.local_rows: torch.Tensor = self.embedding._tensor.local_partition
+        self.local_rows: torch.Tensor = self._typed(self.embedding._tensor.local_partition)
 
     def __len__(self) -> int:
         return len(self.original_ids)
@@ -92,8 +148,21 @@ class EmbeddingTable:
         """Whether this machine holds every row."""
         return self.end_node_id - self.first_node_id == len(self)
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether rows are stored in 16 bits: then they are never read in place."""
+        return is_narrow(self.local_rows)
+
+    def _typed(self, rows: torch.Tensor) -> torch.Tensor:
+        """View rows of the kvstore as numbers."""
+        return self.embedding.typed(rows) if isinstance(self.embedding, NarrowEmbedding) else rows
+
+    def widened(self, places: np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Copy this machine's rows at some places (n,) as float32."""
+        return widen(self.local_rows, places, out, self._kernels)
+
     def gather(self, node_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Copy rows; the machine's own from shared memory, others through the kvstore.
+        """Copy rows as float32; the machine's own from shared memory, others through the kvstore.
 
         Parameters
         ----------
@@ -107,15 +176,16 @@ class EmbeddingTable:
         (n, D) float32 tensor
         """
         if self.is_whole:
-            return torch.index_select(self.local_rows, 0, node_ids, out=out)
+            return self.widened(node_ids.numpy(), out)
         here = (node_ids >= self.first_node_id) & (node_ids < self.end_node_id)
         rows = torch.empty(len(node_ids), self.dim) if out is None else out
-        rows[here] = self.local_rows[node_ids[here] - self.first_node_id]
+        rows[here] = self.local_rows[node_ids[here] - self.first_node_id].float()
         if not bool(here.all()):
             away = node_ids[~here]
             with request_timeout():
-                rows[~here] = self.embedding._tensor[away]
-            self.pulled_bytes += len(away) * (away.element_size() + self.dim * rows.element_size())
+                rows[~here] = self._typed(self.embedding._tensor[away]).float()
+            row_bytes = self.dim * self.local_rows.element_size()
+            self.pulled_bytes += len(away) * (away.element_size() + row_bytes)
         return rows
 
     def shard(self, index: int, count: int) -> TableShard:
@@ -128,7 +198,7 @@ class EmbeddingTable:
         return TableShard(first, self.local_rows[start:end], ids, self.node_ids)
 
     def own_part(self, state: dict[str, Any] | None = None) -> TablePart:
-        """Return this machine's rows, with the optimizer's state of them.
+        """Return this machine's rows as they are stored, with the optimizer's state of them.
 
         Parameters
         ----------
@@ -140,7 +210,7 @@ class EmbeddingTable:
         return TablePart(self.name, self.part, ids, self.local_rows, local)
 
     def whole(self, state: dict[str, Any] | None = None) -> TablePart:
-        """Return every row in the order of original ids; for tables that fit one machine."""
+        """Return every row, as float32, in the order of original ids; for tables that fit one machine."""
         rows = self.gather(self.node_ids)
         copied = {name: tensor[self.node_ids] for name, tensor in (state or {}).items()}
         return TablePart(self.name, 0, torch.arange(len(self)), rows, copied)

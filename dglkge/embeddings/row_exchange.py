@@ -15,6 +15,7 @@ import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.narrow_rows import is_narrow
 from dglkge.optim.network_exchange import owner_ranks, ranks_by_machine
 from dglkge.optim.row_chains import Buffer
 
@@ -52,7 +53,8 @@ class RowExchange:
         The partition on this trainer's machine.
     tables : sequence of EmbeddingTable
     wire_dtype : torch.dtype
-        Type in which rows travel: float32, or bfloat16 for half of the bytes.
+        Type in which float32 rows travel: float32, or bfloat16 for half of the bytes. Rows that are stored in
+        16 bits travel as they are.
 
     Attributes
     ----------
@@ -65,8 +67,14 @@ class RowExchange:
     ) -> None:
         self._group = group
         self._tables = tables
-        self._wire_dtype = wire_dtype
-        self._dims = np.array([table.dim for table in tables], np.int64)
+        self._wire_dtypes = [
+            table.local_rows.dtype if is_narrow(table.local_rows) else wire_dtype for table in tables
+        ]
+        self._row_bytes = np.array(
+            [table.dim * dtype.itemsize for table, dtype in zip(tables, self._wire_dtypes)], np.int64
+        )
+        # Sections of a message are multiples of it, so that rows of float32 may follow rows of 16 bits.
+        self._unit_bytes = max(dtype.itemsize for dtype in self._wire_dtypes)
         # Half the bytes of ids where every node id fits into 32 bits.
         narrow = max(len(table) for table in tables) < 2**31
         self._id_dtype = np.dtype(np.int32 if narrow else np.int64)
@@ -142,23 +150,23 @@ class RowExchange:
         (n,) uint8
             The messages to all ranks, one after the other, valid until the next call.
         """
-        total = int((requests.to_give * self._dims).sum())
-        buffer = self._outgoing.take(total * self._wire_dtype.itemsize)
-        message = self._as_numbers(buffer)
+        buffer = self._outgoing.take(int(self._section_bytes(requests.to_give).sum()))
         start = 0
-        for number, rows in enumerate(requests.given):
+        for number, (rows, num_bytes) in enumerate(
+            zip(requests.given, self._section_bytes(requests.to_give).ravel().tolist())
+        ):
+            first, start = start, start + num_bytes
             if not len(rows):
                 continue
-            table = self._tables[number % len(self._tables)]
-            end = start + len(rows) * table.dim
-            space = message[start:end].view(len(rows), table.dim)
+            table_number = number % len(self._tables)
+            table = self._tables[table_number]
+            space = self._as_rows(buffer[first:start], table_number, len(rows))
             # One copy from the table into the message; another type needs a gather first, then the
             # conversion.
-            if self._wire_dtype == table.local_rows.dtype:
+            if space.dtype == table.local_rows.dtype:
                 torch.index_select(table.local_rows, 0, torch.from_numpy(rows), out=space)
             else:
                 space.copy_(table.local_rows[torch.from_numpy(rows)])
-            start = end
         return buffer
 
     def send(self, requests: RowRequests, message: npt.NDArray[np.uint8]) -> list[torch.Tensor]:
@@ -169,21 +177,23 @@ class RowExchange:
         list of (n, D) float32 tensor
             For each table the requested rows, rank after rank; valid until the next call but one.
         """
-        width = self._wire_dtype.itemsize
-        out_bytes = (requests.to_give * self._dims).sum(1) * width
-        in_bytes = (requests.to_get * self._dims).sum(1) * width
+        out_bytes = self._section_bytes(requests.to_give).sum(1)
+        in_bytes = self._section_bytes(requests.to_get).sum(1)
         arrived = self._incoming.take(int(in_bytes.sum()))
         self._group.messages(message, out_bytes.tolist(), arrived, in_bytes.tolist())
         self.sent_bytes += int(out_bytes.sum())
-        return self._unpack(requests.to_get, self._as_numbers(arrived))
+        return self._unpack(requests.to_get, arrived)
 
-    def _as_numbers(self, message: npt.NDArray[np.uint8]) -> torch.Tensor:
-        """View bytes as numbers of the wire's type; torch cannot view an empty array as another type."""
-        if not len(message):
-            return torch.empty(0, dtype=self._wire_dtype)
-        return torch.from_numpy(message).view(self._wire_dtype)
+    def _section_bytes(self, counts: Ids) -> Ids:
+        """Return the bytes of each rank's rows of each table, (size, T)."""
+        return -(-counts * self._row_bytes // self._unit_bytes) * self._unit_bytes
 
-    def _unpack(self, counts: Ids, message: torch.Tensor) -> list[torch.Tensor]:
+    def _as_rows(self, section: npt.NDArray[np.uint8], table: int, count: int) -> torch.Tensor:
+        """View a section of a message as rows of a table, in the type in which they travel."""
+        used = section[: count * int(self._row_bytes[table])]
+        return torch.from_numpy(used).view(self._wire_dtypes[table]).view(count, self._tables[table].dim)
+
+    def _unpack(self, counts: Ids, message: npt.NDArray[np.uint8]) -> list[torch.Tensor]:
         """Sort received rows, rank after rank, by table."""
         # Swapped at each call, so rows of the call before stay valid until the next call but one.
         self._sorted, self._spare_sorted = self._spare_sorted, self._sorted
@@ -191,11 +201,12 @@ class RowExchange:
         rows = [torch.from_numpy(space.rows(n, table.dim, FLOAT32)) for space, n, table in spaces]
         places = [0] * len(rows)
         start = 0
-        for of_rank in counts.tolist():
-            for table, count in enumerate(of_rank):
-                dim = self._tables[table].dim
-                end = start + count * dim
-                rows[table][places[table] : places[table] + count] = message[start:end].view(count, dim)
+        for of_rank, sizes in zip(counts.tolist(), self._section_bytes(counts).tolist()):
+            for table, (count, num_bytes) in enumerate(zip(of_rank, sizes)):
+                end = start + num_bytes
+                if count:
+                    received = self._as_rows(message[start:end], table, count)
+                    rows[table][places[table] : places[table] + count] = received
                 places[table] += count
                 start = end
         return rows

@@ -14,6 +14,7 @@ import torch
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_exchange import Ids, RowExchange, RowRequests
+from dglkge.optim.narrow_rows import is_narrow
 
 Wanted = Mapping[str, torch.Tensor]
 """Node ids (n,) int64 to look up in some tables, by name; ids may repeat."""
@@ -216,7 +217,14 @@ class _Route:
 
     def found(self, remote: torch.Tensor) -> FoundRows:
         """Locate all rows: on this machine, and among the (U, D) received."""
-        return FoundRows.in_either(self._table.local_rows.numpy(), remote.numpy(), self._places)
+        if not is_narrow(self._table.local_rows):
+            return FoundRows.in_either(self._table.local_rows.numpy(), remote.numpy(), self._places)
+        # Rows of 16 bits are copied: compiled loops take addresses of float32.
+        here = np.flatnonzero(self._places >= 0)
+        copies = self._table.widened(self._places[here])
+        places = self._places.copy()
+        places[here] = np.arange(len(here))
+        return FoundRows.in_either(copies.numpy(), remote.numpy(), places)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dglkge.data.partition_layout import PartitionLayout
-from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.embeddings.embedding_table import FLOAT32_ROWS, EmbeddingTable, RowStorage
 from dglkge.embeddings.row_exchange import RowExchange
 from dglkge.embeddings.row_lookup import DirectLookup, ExchangeLookup, RowLookup
 from dglkge.optim.alltoall import Alltoall
@@ -27,6 +27,8 @@ class TableSet(Mapping[str, EmbeddingTable]):
         Widths of an entity's and of a relation's row.
     part : int
         The partition on this machine.
+    storage : RowStorage
+        How rows of entities are stored. Relations are few and always float32.
 
     Attributes
     ----------
@@ -42,11 +44,14 @@ class TableSet(Mapping[str, EmbeddingTable]):
         entity_dim: int,
         relation_dim: int,
         part: int,
+        storage: RowStorage = FLOAT32_ROWS,
     ) -> None:
         self._part = part
-        self._tables = {name: EmbeddingTable(graph, layout, name, entity_dim, part) for name in entity_types}
+        self._tables = {
+            name: EmbeddingTable(graph, layout, name, entity_dim, part, storage) for name in entity_types
+        }
         # The order of the tables is that of the exchange's messages, so it must be the same on all trainers.
-        self._tables[RELATION] = EmbeddingTable(graph, layout, RELATION, relation_dim, part)
+        self._tables[RELATION] = EmbeddingTable(graph, layout, RELATION, relation_dim, part, storage.wide)
         self.lookup: RowLookup = DirectLookup(self._tables)
 
     def __getitem__(self, name: str) -> EmbeddingTable:

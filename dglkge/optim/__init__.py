@@ -7,6 +7,7 @@ Change ``from dgl.distributed.optim import SparseAdagrad, SparseAdam`` to
 
 from __future__ import annotations
 
+from dglkge.optim.narrow_rows import NarrowEmbedding
 from dglkge.optim.optimizers import RowAdagrad, SparseAdagrad, SparseAdam
 
-__all__ = ["RowAdagrad", "SparseAdagrad", "SparseAdam"]
+__all__ = ["NarrowEmbedding", "RowAdagrad", "SparseAdagrad", "SparseAdam"]

@@ -7,6 +7,7 @@ internal                        use
 =============================== ===================================================================
 ``DistEmbedding._trace``        list of (ids, rows) of each read with gradients: :class:`Trace`
 ``DistEmbedding._tensor``       replaced while steps run in the background: :func:`fence_rows`
+``DistEmbedding.__init__``      sets these attributes and makes float32 rows: :func:`adopt_tensor`
 ``DistTensor.__dict__, _owner`` a second view of a tensor that does not delete it: :class:`FencedTensor`
 ``DistTensor.kvstore_key``      key of the rows in ``KVClient.data_store``: :func:`local_array`
 ``KVClient.data_store``         this machine's rows in shared memory: :func:`local_array`
@@ -108,6 +109,35 @@ def policy_of(embedding: Any) -> Any:
     return embedding.part_policy or embedding.weight.part_policy
 
 
+def make_words(num_rows: int, dim: int, name: str, part_policy: Any) -> DistTensor:
+    """Create a table of 16-bit words, filled with zeros; a collective.
+
+    They are int16, which DGL's kvstore stores and sends in both versions.
+    """
+    return DistTensor((num_rows, dim), torch.int16, name, part_policy=part_policy)
+
+
+def adopt_tensor(embedding: Any, tensor: DistTensor, part_policy: Any) -> None:
+    """Set the attributes that ``DistEmbedding``'s constructor sets, around a tensor that exists."""
+    embedding._tensor = tensor
+    embedding._trace = []
+    embedding._name = tensor.tensor_name
+    embedding._num_embeddings, embedding._embedding_dim = tensor.shape
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        embedding._rank = torch.distributed.get_rank()
+        embedding._world_size = torch.distributed.get_world_size()
+    embedding._optm_state = None
+    embedding._part_policy = part_policy
+
+
+def record_read(embedding: Any, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return rows that were read, as a leaf that an embedding records while torch records gradients."""
+    if torch.is_grad_enabled():
+        rows = rows.requires_grad_()
+        embedding._trace.append((ids.to(rows.device), rows))
+    return rows
+
+
 class Trace:
     """Recorded reads of one embedding, and the gradients that they received.
 
@@ -195,6 +225,9 @@ def fence_rows(embedding: Any, finish: WeakMethod) -> None:
 #: Types that are updated in place; rows of others are fetched, updated in float32 and written back.
 IN_PLACE_DTYPES = (torch.float32, torch.float64)
 
+#: Type of words of 16 bits, whose meaning the embedding knows; never converted.
+WORD_DTYPE = torch.int16
+
 
 def local_array(tensor: Any) -> np.ndarray | None:
     """This machine's rows of a ``DistTensor`` as an array that can be written in place.
@@ -213,12 +246,18 @@ def local_array(tensor: Any) -> np.ndarray | None:
     -------
     np.ndarray or None
         "(n, ...)", or None where the servers share no memory with this process or the type is not float32 or
-        float64.
+        float64. Words of 16 bits are uint16.
     """
     rows = tensor.kvstore.data_store.get(tensor.kvstore_key)
-    if rows is None or rows.dtype not in IN_PLACE_DTYPES:
+    if rows is None or rows.dtype not in (*IN_PLACE_DTYPES, WORD_DTYPE):
         return None
-    return rows.numpy()
+    return as_array(rows)
+
+
+def as_array(rows: torch.Tensor) -> np.ndarray:
+    """View a tensor as an array, words of 16 bits as uint16."""
+    array: np.ndarray = rows.numpy()
+    return array.view(np.uint16) if rows.dtype == WORD_DTYPE else array
 
 
 def state_array(tensor: Any) -> np.ndarray:
@@ -236,10 +275,14 @@ def state_array(tensor: Any) -> np.ndarray:
 
 
 def fetch(tensors: Sequence[Any], ids: np.ndarray) -> list[np.ndarray]:
-    """Copies of the given rows of some distributed tensors, float32 where their type is narrower."""
+    """Copies of the given rows of some distributed tensors, float32 where their type is narrower.
+
+    Words of 16 bits stay words, uint16.
+    """
     wanted = torch.from_numpy(ids)
     fetched = [tensor[wanted] for tensor in tensors]
-    return [(rows if rows.dtype in IN_PLACE_DTYPES else rows.float()).numpy().copy() for rows in fetched]
+    kept = (*IN_PLACE_DTYPES, WORD_DTYPE)
+    return [as_array(rows if rows.dtype in kept else rows.float()).copy() for rows in fetched]
 
 
 def write_back(
@@ -270,7 +313,10 @@ def write_back(
     wanted = torch.from_numpy(ids)
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     for tensor, new_rows in zip(tensors, rows):
-        value = torch.from_numpy(new_rows).to(tensor.dtype)
+        if tensor.dtype == WORD_DTYPE:
+            value = torch.from_numpy(new_rows.view(np.int16))
+        else:
+            value = torch.from_numpy(new_rows).to(tensor.dtype)
         tensor[wanted] = value
         while deadline is not None and not torch.allclose(
             tensor[wanted], value, rtol=0, atol=0, equal_nan=True

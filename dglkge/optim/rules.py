@@ -115,12 +115,15 @@ class RuleStep(NamedTuple):
         Divide the sum of a row's gradients by their number.
     num_steps : int
         Steps of the table so far, this one included; at least 1.
+    number : int
+        Number of the step, on which random bits depend; the same on all trainers.
     """
 
     rule: UpdateRule
     hyper: Mapping[str, Any]
     mean: bool
     num_steps: int
+    number: int = 0
 
     def options(self, dtype: np.dtype) -> tuple:
         """(mean, max_norm, weight_decay) as the compiled loops take them, scalars of the rows' type."""

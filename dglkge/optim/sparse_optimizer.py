@@ -138,6 +138,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     num_skipped_rows = 0
     step_sum = 0
     clip_factor = 1.0
+    _num_started = 0
     _clipping: Clipping | None = None
     _enter: Callable[[str], None] = staticmethod(ignore_phase)
 
@@ -263,9 +264,9 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         states = {table.label: tuple(table.state.values()) for table in self._tables}
         self._states = {label: state[0] if len(state) == 1 else state for label, state in states.items()}
 
-    def _rule_step(self, table: Table, hyper: Mapping[str, Any]) -> RuleStep:
+    def _rule_step(self, table: Table, hyper: Mapping[str, Any], number: int = 0) -> RuleStep:
         """Update of a table, with its hyper-parameters as they are now and its steps so far."""
-        return RuleStep(table.rule, dict(hyper), self._mean, max(1, table.num_steps))
+        return RuleStep(table.rule, dict(hyper), self._mean, max(1, table.num_steps), number)
 
     def _connect(self) -> None:
         """Connect to the other trainers; a collective, done here so that no later call is a hidden one."""
@@ -316,6 +317,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         gradients: Sequence[tuple[Any, torch.Tensor, torch.Tensor]],
         extra: int = 0,
         other_squares: float = 0.0,
+        number: int | None = None,
     ) -> None:
         """Apply gradient rows that the caller computed; like :meth:`step`, every trainer calls it.
 
@@ -332,6 +334,10 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             Sum of the squares of the gradient of parameters that are no rows, the same on every trainer. With
             ``clip_gradients(norm=...)`` the norm is that of the rows and of these together; multiply these by
             ``clip_factor`` once the step is finished.
+        number : int, optional
+            Number of the step, on which the random bits of :class:`NarrowEmbedding` depend; the same on all
+            trainers. A training that is resumed gives the one that the step would have had. Default: the
+            number of steps before it.
         """
         pairs: dict[str, list] = {table.key: [] for table in self._tables}
         for embedding, ids, rows in gradients:
@@ -339,22 +345,31 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             if key not in pairs:
                 raise self._unknown(embedding)
             pairs[key].append((ids, rows))
-        self._start(list(pairs.values()), extra, other_squares)
+        self._start(list(pairs.values()), extra, other_squares, number)
 
     def finish(self) -> None:
         """Wait for the step that runs in the background, if any, and raise its exception."""
         if self._background is not None:
             self._background.finish()
 
-    def _start(self, pairs_by_table: Sequence[Pairs], extra: int = 0, other_squares: float = 0.0) -> None:
+    def _start(
+        self,
+        pairs_by_table: Sequence[Pairs],
+        extra: int = 0,
+        other_squares: float = 0.0,
+        number: int | None = None,
+    ) -> None:
         """Apply the gradients, given as (ids, rows) pairs for each table, now or in the background."""
         self.finish()
+        if number is None:
+            number = self._num_started
+        self._num_started += 1
         # Copies: a scheduler may change the groups while the step runs in the background.
         hyper_of = {key: dict(group) for keys, group in self._keyed_groups() for key in keys}
         if self._background is None:
-            self._run(pairs_by_table, hyper_of, extra, other_squares)
+            self._run(pairs_by_table, hyper_of, extra, other_squares, number)
         else:
-            self._background.start(lambda: self._run(pairs_by_table, hyper_of, extra, other_squares))
+            self._background.start(lambda: self._run(pairs_by_table, hyper_of, extra, other_squares, number))
 
     def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
         """Each parameter group with the keys of its tables."""
@@ -367,6 +382,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         hyper_of: Mapping[str, Mapping[str, Any]],
         extra: int,
         other_squares: float,
+        number: int,
     ) -> None:
         """Merge the gradients, send rows to their owners, and update the rows that this trainer owns."""
         exchange = self._exchange
@@ -384,10 +400,10 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
                 gradients, turns = self._clipped(self._clipping, list(turns), other_squares)
             for turn, (selected, active) in enumerate(turns):
                 self._enter("update")
-                for number, table in enumerate(self._tables):
-                    table.num_steps += int(turn == 0 and active[number])
-                    step = self._rule_step(table, hyper_of[table.key])
-                    num_bad[number] += table.update(step, gradients[number], selected[number], limit)
+                for place, table in enumerate(self._tables):
+                    table.num_steps += int(turn == 0 and active[place])
+                    step = self._rule_step(table, hyper_of[table.key], number)
+                    num_bad[place] += table.update(step, gradients[place], selected[place], limit)
                 self._enter("exchange")
         except BaseException:
             # The other trainers of the machine wait in shared memory: without a mark they would time out.

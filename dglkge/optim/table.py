@@ -23,6 +23,7 @@ from dglkge.optim.dgl_tables import (
     range_starts,
     write_back,
 )
+from dglkge.optim.narrow_rows import NarrowEmbedding, NarrowUpdate
 from dglkge.optim.row_chains import Buffer, GradientRows, PlainRows, RowChains
 from dglkge.optim.rules import RuleStep, UpdateRule, limit_norms_plain
 
@@ -84,6 +85,7 @@ class Table:
         self.num_steps = 0
         self.max_norm = math.inf
         self._limit_norms = LIMITS[kernels]
+        self._narrow = NarrowUpdate(embedding, kernels) if isinstance(embedding, NarrowEmbedding) else None
 
     def fence(self, finish: WeakMethod) -> None:
         """Let readers and writers of the rows and the state wait for a background step first."""
@@ -134,7 +136,9 @@ class Table:
         chains.choose_owners(chains.find(first), first, 0, 1, first.copy())
         chains.merge_into(first, torch.empty(1, self.dim, dtype=self.compute_dtype), first.copy(), Buffer())
         arrays = [np.zeros((1, *tensor.shape[1:]), chains.dtype) for tensor in self._tensors]
-        chains.update(step, arrays, first, first)
+        if self._narrow is not None:
+            arrays[0] = arrays[0].astype(np.uint16)
+        self._apply(chains, step, arrays, first, first, first)
 
     def update(
         self, step: RuleStep, gradients: GradientRows, selected: np.ndarray, timeout_seconds: float | None
@@ -164,12 +168,13 @@ class Table:
             here[:] = False
         num_bad = 0
         if here.all():
-            return self._apply(gradients, step, arrays, ids - start, selected)
+            return self._apply(gradients, step, arrays, ids - start, selected, ids)
         if here.any():
-            num_bad += self._apply(gradients, step, arrays, ids[here] - start, selected[here])
+            num_bad += self._apply(gradients, step, arrays, ids[here] - start, selected[here], ids[here])
         away = ~here
         copies = fetch(tensors, ids[away])
-        num_bad += self._apply(gradients, step, copies, np.arange(len(copies[0])), selected[away])
+        places = np.arange(len(copies[0]))
+        num_bad += self._apply(gradients, step, copies, places, selected[away], ids[away])
         write_back(tensors, ids[away], copies, timeout_seconds)
         return num_bad
 
@@ -180,8 +185,29 @@ class Table:
         arrays: Sequence[np.ndarray],
         targets: np.ndarray,
         selected: np.ndarray,
+        ids: np.ndarray,
     ) -> int:
         """Update rows in place, and limit their lengths; returns how many were skipped as not finite."""
+        if self._narrow is None:
+            return self._apply_wide(gradients, step, arrays, targets, selected)
+        num_bad = 0
+        for block in self._narrow.blocks(len(targets)):
+            copies = self._narrow.open(arrays, targets[block])
+            # A skipped row has 16 bits already, so rounding leaves it as it was.
+            places = np.arange(len(copies[0]))
+            num_bad += self._apply_wide(gradients, step, copies, places, selected[block])
+            self._narrow.close(copies, arrays, targets[block], ids[block], step.number)
+        return num_bad
+
+    def _apply_wide(
+        self,
+        gradients: GradientRows,
+        step: RuleStep,
+        arrays: Sequence[np.ndarray],
+        targets: np.ndarray,
+        selected: np.ndarray,
+    ) -> int:
+        """Update float rows in place, and limit their lengths."""
         num_bad = gradients.update(step, arrays, targets, selected)
         if self.max_norm < math.inf:
             self._limit_norms(arrays[0], targets, self.max_norm)

@@ -6,6 +6,7 @@ the sum with the peak of a running job (proportional set size of all its process
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -239,7 +240,9 @@ def _plan_host(
     in_shared_memory = table_bytes + state_bytes + graph_bytes if num_servers else 0
     # The new version is written beside the old one, which is dropped after it is published.
     versions = 2 + _kept_versions(config)
-    disk_bytes = versions * (table_bytes + state_bytes + DENSE_STORED_BYTES * dense * (machine == 0))
+    # Files have float32 whatever the type of the tables.
+    file_bytes = shared.table_bytes(part, with_wide_rows(config))
+    disk_bytes = versions * (file_bytes + state_bytes + DENSE_STORED_BYTES * dense * (machine == 0))
     structure = shared.structure_bytes(part) if num_servers else 0
     return PlannedHost(
         machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure, on_device
@@ -252,12 +255,19 @@ def creation_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
     A server creates each table in its own memory and copies it to shared memory (``kvstore.py``,
     ``init_data``). It is done before trainers allocate the memory that they need later.
     """
-    largest = max(
-        count * shared.row_width(table, config) * shared.FLOAT_BYTES for table, count in part.num_rows.items()
-    )
+    largest = max(count * shared.row_bytes(table, config) for table, count in part.num_rows.items())
+    # State is float32, and so its tensors may be larger than the rows.
+    for table, count in part.num_rows.items():
+        widths = shared.state_widths(shared.row_width(table, config), config, table)
+        largest = max(largest, count * max(widths, default=0) * shared.FLOAT_BYTES)
     # A large temporary block goes back to the system before trainers allocate, so only its excess over
     # `later_bytes` adds to the peak; a small one may stay in the heap.
     return max(min(largest, KEPT_BLOCK_BYTES), largest - later_bytes)
+
+
+def with_wide_rows(config: Config) -> Config:
+    """Return the configuration with tables in float32."""
+    return dataclasses.replace(config, tables=dataclasses.replace(config.tables, dtype="float32"))
 
 
 def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None) -> tuple[int, int]:
@@ -305,8 +315,9 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     # "auto" is not decided yet when a plan is made: float32 is the upper bound.
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
     operands = numbers * number_bytes if number_bytes < shared.FLOAT_BYTES else 0
-    # Dropout changes a copy of the candidates.
-    operands += numbers * shared.FLOAT_BYTES if drops_rows(config) else 0
+    # Dropout changes a copy of the candidates, and rows of 16 bits are widened.
+    is_copied = drops_rows(config) or config.tables.dtype != "float32"
+    operands += numbers * shared.FLOAT_BYTES if is_copied else 0
     num_queries = num_candidate_queries(config)
     queries = QUERY_COPIES * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
     scores = num_queries * rows * number_bytes
@@ -415,8 +426,8 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     # copied; compiled loops need one group at a time and read rows in place.
     if not is_compiled(config):
         scores = AUTOGRAD_SCORES * num_relations * num_scored * shared.FLOAT_BYTES
-    # Dropout copies them too.
-    if not is_compiled(config) or drops_rows(config):
+    # Dropout copies them too, and rows of 16 bits are widened.
+    if not is_compiled(config) or drops_rows(config) or config.tables.dtype != "float32":
         operands += rows
         # Queries that are wider than a row, and their gradients, on both sides.
         operands += 4 * num_relations * (shared.query_dim(config) - dim) * shared.FLOAT_BYTES

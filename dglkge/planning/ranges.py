@@ -143,8 +143,9 @@ def parse_bytes(text: str) -> int:
 def _row_bytes(config: Config, types: Sequence[tuple[str, str]]) -> dict[str, int]:
     """Return the bytes of a row and of its optimizer state, for each entity type with triples."""
     width = config.model.dimension
-    numbers = width + sum(shared.state_widths(width, config))
-    return {name: shared.FLOAT_BYTES * numbers for pair in types for name in pair}
+    num_bytes = shared.number_bytes(config) * width
+    num_bytes += shared.FLOAT_BYTES * sum(shared.state_widths(width, config))
+    return {name: num_bytes for pair in types for name in pair}
 
 
 def _table_bytes(config: Config, part: PartSize, types: Sequence[tuple[str, str]]) -> dict[str, int]:

@@ -17,6 +17,8 @@ from dglkge.registry import registry_of
 from dglkge.typing import RELATION
 
 FLOAT_BYTES = 4
+NARROW_BYTES = 2
+"""Bytes of a number in bfloat16 and float16."""
 EDGE_BYTES = 29
 """Bytes per edge, halo and relation edges too: source 8, number 8, original id 8, type 4, ownership 1."""
 NODE_BYTES = 17
@@ -39,9 +41,7 @@ def shared_memory_bytes(part: PartSize, config: Config) -> int:
 
 def table_bytes(part: PartSize, config: Config) -> int:
     """Return the bytes of the rows of all tables."""
-    return sum(
-        in_pages(count * row_width(table, config) * FLOAT_BYTES) for table, count in part.num_rows.items()
-    )
+    return sum(in_pages(count * row_bytes(table, config)) for table, count in part.num_rows.items())
 
 
 def state_bytes(part: PartSize, config: Config) -> int:
@@ -86,6 +86,16 @@ def row_width(table: str, config: Config) -> int:
         return model.dimension
     one_side: int = configured_score_function(config).relation_dim(model.dimension)
     return one_side * (2 if model.reciprocal_relations else 1)
+
+
+def row_bytes(table: str, config: Config) -> int:
+    """Return the bytes of a table's row; relations are float32 whatever ``tables.dtype`` is."""
+    return row_width(table, config) * (FLOAT_BYTES if table == RELATION else number_bytes(config))
+
+
+def number_bytes(config: Config) -> int:
+    """Return the bytes of a number of an entity's row."""
+    return FLOAT_BYTES if config.tables.dtype == "float32" else NARROW_BYTES
 
 
 def query_dim(config: Config) -> int:

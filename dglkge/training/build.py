@@ -32,6 +32,7 @@ from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
+from dglkge.embeddings.embedding_table import RowStorage
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError, StorageError, write_error
 from dglkge.evaluation.protocol import Protocol
@@ -139,6 +140,14 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
     return lease if lease is not None else Lease.of_job(output, nonce, holder_nonce)
 
 
+def configured_storage(config: Config) -> RowStorage:
+    """Return how the rows of entities are stored."""
+    chosen = config.tables
+    return RowStorage(
+        getattr(torch, chosen.dtype), chosen.rounding, config.seed, kernels=config.training.kernels
+    )
+
+
 def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
     """Select how remote rows are fetched, as configured; a collective.
 
@@ -221,7 +230,9 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     widths = (config.model.dimension, model.relation_width)
     with request_timeout():
         # Creates tensors on all servers by RPC, hence the timeout.
-        tables = TableSet(cluster.graph, layout, dataset.entity_types, *widths, world.machine)
+        tables = TableSet(
+            cluster.graph, layout, dataset.entity_types, *widths, world.machine, configured_storage(config)
+        )
     _initialize(tables, model, config, cluster)
     embeddings = [table.embedding for table in tables.values()]
     with request_timeout():

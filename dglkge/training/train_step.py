@@ -189,6 +189,8 @@ class TrainStep:
             # Summed with the step: no round of messages of its own.
             extra=int(self._stop.is_noted),
             **more,
+            # Keys the rounding of rows of 16 bits: a resumed run rounds as one that was not interrupted.
+            number=plan.number,
         )
         if self._dense is not None:
             self._clock.enter("update")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import h5py
@@ -274,3 +275,29 @@ def test_damaged_ids_are_found_by_whoever_needs_their_rows(tmp_path, reading):
         kept[: len(ids)] = ids.numpy() if reading == 0 else ids.numpy() + 1_000
     with pytest.raises(CheckpointError, match=r"embeddings_person_1.v1.h5 is damaged: its checksum is not"):
         alone(tmp_path).restore([blank(parts[reading])])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_of_16_bits_are_written_as_float32_and_read_bit_for_bit(tmp_path, dtype, monkeypatch):
+    monkeypatch.setattr(hdf5_format.row_blocks, "__defaults__", (100,))
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    wide = tables["person"]
+    tables["person"] = dataclasses.replace(wide, rows=wide.rows.to(dtype))
+    save_toy(tmp_path, meta, tables, 2)
+    written = open_checkpoint(tmp_path, verify=True)["person"][:]
+    assert written.dtype == torch.float32
+    torch.testing.assert_close(written, tables["person"].rows.float(), rtol=0, atol=0, equal_nan=True)
+    part = cut("person", tables["person"], 1, seed=3)[0]
+    live = blank(part)
+    assert live.rows.dtype == dtype
+    alone(tmp_path).restore([live])
+    bits, expected = live.rows.view(torch.int16), part.rows.view(torch.int16)
+    assert bool(((bits == expected) | part.rows.isnan() & live.rows.isnan()).all())
+    assert same_bits(live.state["sum"], part.state["sum"])
+    # A checkpoint of float32 is rounded to the nearest.
+    tables["person"] = wide
+    save_toy(tmp_path / "wide", meta, tables, 2)
+    live = blank(part)
+    alone(tmp_path / "wide").restore([live])
+    torch.testing.assert_close(live.rows, part.rows, rtol=0, atol=0, equal_nan=True)

@@ -9,7 +9,10 @@ from tests.contract.source_tree import ROOT, sources
 
 LOOPS = (
     "dglkge.kernels",
-    *(f"dglkge.kernels.{name}" for name in ("chains", "jit", "rows", "rules", "updates")),
+    *(
+        f"dglkge.kernels.{name}"
+        for name in ("bfloat16", "chains", "hashing", "jit", "narrow_rows", "rows", "rules", "updates")
+    ),
 )
 PROGRAM = """
 import importlib, sys

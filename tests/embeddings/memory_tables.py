@@ -11,6 +11,7 @@ import torch
 
 from dglkge.embeddings.row_exchange import RowExchange
 from dglkge.embeddings.row_lookup import ExchangeLookup
+from dglkge.optim.narrow_rows import widen
 from tests.optim.test_exchanges import ThreadGroup, Threads
 
 SIZES = {"entity": ((40, 7, 33), 5), "town": ((3, 0, 9), 2), "relation": ((1, 6, 2), 8)}
@@ -28,6 +29,10 @@ class MemoryTable:
 
     def __len__(self) -> int:
         return int(self.range_starts[-1])
+
+    def widened(self, places: np.ndarray) -> torch.Tensor:
+        """Return some of the machine's rows as float32."""
+        return widen(self.local_rows, places)
 
 
 class Machines:

@@ -181,3 +181,44 @@ def test_a_failure_in_the_background_is_raised_at_the_next_lookup() -> None:
             lookup.rows(rank, {})
 
     run_trainers(machines, [0, 1], trainer, staleness=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", LAYOUTS[:3], ids=str)
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_rows_of_16_bits_travel_as_they_are(layout: list[int], dtype: torch.dtype, staleness: int) -> None:
+    """Between rows of float32 in one message; all are float32 when they are found."""
+    machines = Machines(max(layout) + 1)
+    narrow = [name for name in machines.rows if name != "relation"]
+    for name in narrow:
+        machines.rows[name] = machines.rows[name].to(dtype)
+    widths = {name: rows.element_size() for name, rows in machines.rows.items()}
+    assert len(set(widths.values())) == 2
+
+    def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> int:
+        for step in range(NUM_STEPS):
+            wanted = draw(machines, step, rank)
+            for name, found in lookup.rows(step, wanted).items():
+                expected = machines.rows[name][wanted[name]].float()
+                assert found.copied().dtype == torch.float32
+                assert torch.equal(found.copied(), expected), name
+            if step + 1 < NUM_STEPS:
+                lookup.announce(step + 1, draw(machines, step + 1, rank))
+        return lookup.sent_bytes
+
+    sent = run_trainers(machines, layout, trainer, staleness=staleness)
+    for name in narrow:
+        machines.rows[name] = machines.rows[name].float()
+    wide = run_trainers(machines, layout, trainer_of(machines), staleness=staleness)
+    assert sum(sent) < sum(wide) if max(layout) else sum(sent) == sum(wide) == 0
+
+
+def trainer_of(machines: Machines) -> Any:
+    """Return a trainer that looks up the rows of all steps, and returns the bytes that it sent."""
+
+    def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> int:
+        for step in range(NUM_STEPS):
+            lookup.rows(step, draw(machines, step, rank))
+        return lookup.sent_bytes
+
+    return trainer

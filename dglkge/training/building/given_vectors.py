@@ -17,6 +17,7 @@ from typing import Any, Callable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from tqdm import tqdm
 
 from dglkge.config import Config
@@ -182,10 +183,13 @@ def fill_from_vectors(
             changed = change(rows).astype(np.float32)
             for (numbers, places), shard in zip(found, shards.values()):
                 first, end = np.searchsorted(numbers, [some[0], some[-1] + 1])
-                target, mine = shard.rows.numpy(), places[first:end]
-                target[mine, : changed.shape[1]] = changed[np.searchsorted(some, numbers[first:end])]
+                mine = torch.from_numpy(places[first:end])
+                # A copy: rows of 16 bits are rounded once, after both changes.
+                target = shard.rows[mine].float().numpy()
+                target[:, : changed.shape[1]] = changed[np.searchsorted(some, numbers[first:end])]
                 if config.model.max_norm:
-                    limit_norms(target, mine, config.model.max_norm)
+                    limit_norms(target, np.arange(len(target)), config.model.max_norm)
+                shard.rows[mine] = torch.from_numpy(target).to(shard.rows.dtype)
 
     # Its barrier comes before the first batch, which reads rows of all trainers.
     _together(cluster, path, fill)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Callable
 
 import numpy as np
+import torch
 
 from dglkge.checkpoint import conversion
 from dglkge.checkpoint.bigraph_reader import is_bigraph
@@ -24,6 +25,9 @@ from dglkge.training.objectives.dense_parameters import DenseParameters
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
+
+ROWS_A_BLOCK = 65536
+"""Rows that are changed at a time, where they have to be copied."""
 
 
 def refuse_bigraph_output(config: Config) -> None:
@@ -48,6 +52,16 @@ def refuse_bigraph_output(config: Config) -> None:
                     f"dglkge checkpoint convert {folder} --to run --dataset {config.dataset} "
                     f"--output {resumed}, then output={resumed}"
                 )
+
+
+def limit_rows(rows: torch.Tensor, max_norm: float) -> None:
+    """Scale rows that are longer than ``max_norm`` to that length; 16 bits are rounded to the nearest."""
+    for start in range(0, len(rows), ROWS_A_BLOCK):
+        block = rows[start : start + ROWS_A_BLOCK]
+        wide = block.float()  # the same memory where it is float32
+        limit_norms(wide.numpy(), np.arange(len(wide)), max_norm)
+        if wide.dtype != block.dtype:
+            block.copy_(wide)
 
 
 def warm_start(
@@ -105,7 +119,7 @@ def warm_start(
                 saved_ids = conversion.saved_entity_ids(checkpoint, saved, names[part.table])
             found[place] = conversion.take_over(checkpoint, part, saved_ids, saved)
             if config.model.max_norm and part.table != RELATION:
-                limit_norms(part.rows.numpy(), np.arange(len(part.rows)), config.model.max_norm)
+                limit_rows(part.rows, config.model.max_norm)
     cluster.barrier(sum(entry.size_bytes for entry in checkpoint.manifest.files))
     # The sum is also a barrier: no trainer starts before all rows are there.
     found = cluster.sum(found)

@@ -17,6 +17,7 @@ import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.model.regularizers import Regularizer
+from dglkge.optim.narrow_rows import is_narrow
 from dglkge.training.objectives.query_exchange import QueryBlock, QueryExchange
 from dglkge.training.objectives.row_dropout import RowDropout
 from dglkge.training.objectives.rows import Scratch
@@ -58,7 +59,7 @@ class Candidates:
 
     @property
     def rows(self) -> torch.Tensor:
-        """Owned rows, (R, D), a view on shared memory where nothing is added to them."""
+        """Owned rows, (R, D) as they are stored, a view on shared memory where nothing is added to them."""
         start = self.table.first_node_id
         rows = self.table.local_rows[self.first - start : self.stop - start, self.columns]
         return rows if self.shift is None else rows + self.shift
@@ -103,7 +104,7 @@ class AllCandidates:
     ) -> None:
         self._candidates = list(candidates)
         self._dropout = dropout
-        self._dropped: dict[str, torch.Tensor] = {}
+        self._copies: dict[str, torch.Tensor] = {}
         self._regularizer = regularizer
         self._exchange = exchange
         self._clock = clock
@@ -127,7 +128,7 @@ class AllCandidates:
         self._clock.enter("exchange")
         gathered = self._exchange.gather(blocks)
         self._clock.enter("score")
-        self._dropped = {}
+        self._copies = {}
         numbers, answers = [], []
         for block, one in zip(gathered, self._candidates):
             # Counts were gathered, so a block is empty on all trainers or on none: rounds of messages stay
@@ -143,19 +144,21 @@ class AllCandidates:
         return loss, self._exchange.return_gradients(parts)
 
     def _rows(self, one: Candidates) -> torch.Tensor:
-        """Return the owned rows of a block, after dropout."""
-        if self._dropout is None or not self._dropout.drops(one.table.name):
-            return one.rows
+        """Return the owned rows of a block, as float32 and after dropout."""
         name = one.table.name
+        is_dropped = self._dropout is not None and self._dropout.drops(name)
+        if not is_dropped and not is_narrow(one.table.local_rows):
+            return one.rows
         # Blocks of one table share the copy, and the mask with the rows that queries are made of.
-        if name not in self._dropped:
+        if name not in self._copies:
             start = one.table.first_node_id
-            owned = one.table.local_rows[one.first - start : one.stop - start]
-            self._dropped[name] = self._scratch.take(f"dropped~{name}", *owned.shape).copy_(owned)
+            copy = self._scratch.take(f"copy~{name}", one.stop - one.first, one.table.dim)
+            self._copies[name] = one.table.widened(np.arange(one.first - start, one.stop - start), copy)
             if one.shift is not None:
-                self._dropped[name] += one.shift
-            self._dropout.apply(name, self._owned[name].numpy(), self._dropped[name])
-        return self._dropped[name][:, one.columns]
+                self._copies[name] += one.shift
+            if self._dropout is not None and is_dropped:
+                self._dropout.apply(name, self._owned[name].numpy(), self._copies[name])
+        return self._copies[name][:, one.columns]
 
     def _differentiate(self, gathered: Sequence[QueryBlock], shared: Any) -> tuple[list[torch.Tensor], float]:
         """Return this shard's part of the gradients of all queries, and the loss of this trainer's."""

@@ -15,6 +15,7 @@ import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.found_rows import FoundRows
+from dglkge.optim.narrow_rows import is_narrow
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.known_answers import KnownAnswers, KnownNegatives
 from dglkge.sampling.negatives import NegativeSampler
@@ -127,8 +128,9 @@ class RowRequest:
         if copy:
             # Autograd adds to gradients that exist; the compiled loops write all of them.
             self.gradients.zero_()
-        # All rows are in this machine's shared memory: compiled loops read them there, without a copy.
-        if rows is None and not copy and self.table.is_whole:
+        # All rows are in this machine's shared memory: compiled loops read them there, without a copy. Rows
+        # of 16 bits are widened: the loops take float32.
+        if rows is None and not copy and self.table.is_whole and not is_narrow(self.table.local_rows):
             self._found = FoundRows.in_array(self.table.local_rows.numpy(), ids)
             return
         if rows is not None and not copy:

@@ -1,0 +1,228 @@
+"""Embeddings whose rows are bfloat16 or float16 in memory; gradients, updates and state are float32.
+
+DGL's servers know no bfloat16 (1.1.3, 2.1.0), so such rows are tensors of int16 words, and their meaning is
+known here alone. Rows that are read are widened, exactly; an update widens the row, applies the rule in
+float32 and rounds the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from dgl.distributed import DistEmbedding
+
+from dglkge.kernels.hashing import combine, stream_key
+from dglkge.kernels.narrow_rows import nearest_words, round_rows, round_rows_plain, widen_rows
+from dglkge.optim.dgl_tables import adopt_tensor, make_words, record_read
+
+NARROW_DTYPES = (torch.bfloat16, torch.float16)
+STOCHASTIC, NEAREST = ROUNDINGS = ("stochastic", "nearest")
+
+
+def is_narrow(rows: torch.Tensor) -> bool:
+    """Return whether rows are of 16-bit numbers."""
+    return rows.dtype in NARROW_DTYPES
+
+
+def words_of(rows: torch.Tensor) -> np.ndarray:
+    """Return the words (N, D) uint16 of rows in bfloat16 or float16, in the same memory."""
+    words: np.ndarray = rows.detach().view(torch.int16).numpy().view(np.uint16)
+    return words
+
+
+def widen(
+    rows: torch.Tensor, places: np.ndarray, out: torch.Tensor | None = None, kernels: str = "auto"
+) -> torch.Tensor:
+    """Return rows at some places as float32, in ``out`` if given; rows of other types are copied as they are.
+
+    Parameters
+    ----------
+    rows : (N, D) tensor
+    places : (n,) int64 array
+    out : (n, D) tensor, optional
+    kernels : {"auto", "reference"}
+        By a compiled loop, or by torch.
+
+    Raises
+    ------
+    IndexError
+        If there is no row at one of the places.
+    """
+    if not is_narrow(rows) or kernels == "reference":
+        return widen_plain(rows, places, out)
+    # The compiled loop reads at these places without a check of bounds.
+    if len(places) and not 0 <= int(places.min()) <= int(places.max()) < len(rows):
+        raise IndexError(f"rows {int(places.min())} to {int(places.max())}, expected 0 to {len(rows) - 1}")
+    found = torch.empty(len(places), rows.shape[1]) if out is None else out
+    widen_rows(words_of(rows), places, rows.dtype == torch.float16, found.numpy())
+    return found
+
+
+def widen_plain(rows: torch.Tensor, places: np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Plain twin of :func:`widen`, by torch alone."""
+    wanted = torch.from_numpy(places)
+    if not is_narrow(rows):
+        return torch.index_select(rows, 0, wanted, out=out)
+    found = torch.index_select(rows, 0, wanted)
+    return found.float() if out is None else out.copy_(found)
+
+
+class NarrowEmbedding(DistEmbedding):
+    """A ``DistEmbedding`` of 16-bit rows, for the optimizers of this package.
+
+    ``weight`` holds int16 words. Rows are read by calling the embedding, as ever, and are float32 then:
+    widened exactly. They start as zeros; :meth:`write` sets them.
+
+    Parameters
+    ----------
+    num_embeddings, embedding_dim : int
+        Number of rows, and their width.
+    name : str
+        Name in the kvstore.
+    part_policy : dgl.distributed.PartitionPolicy
+        As of ``DistEmbedding``.
+    dtype : torch.dtype
+        ``torch.bfloat16``, or ``torch.float16``, which becomes infinite beyond 65504.
+    rounding : {"stochastic", "nearest"}
+        Rounding of updated rows. "stochastic": up or down at random, so that the mean is the exact number;
+        the random bits are a function of seed, name, step, id of the row and column, so runs can be repeated,
+        with any number of trainers. "nearest" loses every step that is smaller than half the distance of two
+        numbers.
+    seed : int
+        Of the random bits.
+    row_ids : np.ndarray, optional
+        "(num_embeddings,) int64" the id of each row that its random bits depend on, where they should be the
+        same in another partitioning of the graph. Default: the row's own.
+
+    Raises
+    ------
+    ValueError
+        For another dtype or rounding.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        name: str,
+        part_policy: Any,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        rounding: str = STOCHASTIC,
+        seed: int = 0,
+        row_ids: np.ndarray | None = None,
+    ) -> None:
+        if dtype not in NARROW_DTYPES:
+            raise ValueError(f"dtype must be torch.bfloat16 or torch.float16, got {dtype}")
+        if rounding not in ROUNDINGS:
+            raise ValueError(f"rounding must be 'stochastic' or 'nearest', got {rounding!r}")
+        # Not DistEmbedding's constructor: it makes a tensor of float32.
+        adopt_tensor(self, make_words(num_embeddings, embedding_dim, name, part_policy), part_policy)
+        self.row_dtype = dtype
+        self.rounding = rounding
+        self._row_ids = row_ids
+        self._key = int(stream_key(seed, "rounding", name)[0])
+
+    def __call__(self, idx: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+        """Return rows (n, D) as float32; their gradients go to the optimizer."""
+        ids = torch.as_tensor(idx)
+        return record_read(self, ids, self.read(ids).to(device, non_blocking=True))
+
+    def read(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return rows (n, D) as float32, without a gradient."""
+        words: torch.Tensor = self.weight[ids]
+        return words.view(self.row_dtype).float()
+
+    def write(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Set rows (n, D), rounded to the nearest."""
+        self.weight[ids] = rows.to(self.row_dtype).contiguous().view(torch.int16)
+
+    def typed(self, words: torch.Tensor) -> torch.Tensor:
+        """View words as what they mean, in the same memory."""
+        return words.view(self.row_dtype)
+
+    def round_into(
+        self,
+        rows: np.ndarray,
+        words: np.ndarray,
+        places: np.ndarray,
+        ids: np.ndarray,
+        step: int,
+        kernels: str,
+    ) -> None:
+        """Round updated rows (n, D) float32 and write them to some places of words (N, D) uint16.
+
+        Parameters
+        ----------
+        rows, words, places : np.ndarray
+            The places are distinct.
+        ids : np.ndarray
+            "(n,) int64" ids of the rows.
+        step : int
+            Number of the step; the random bits of two steps differ.
+        kernels : {"auto", "reference"}
+            Compiled loop, or its plain twin.
+        """
+        is_half = self.row_dtype == torch.float16
+        if self.rounding == NEAREST:
+            words[places] = nearest_words(rows, is_half)
+            return
+        keyed = ids if self._row_ids is None else self._row_ids[ids]
+        key = combine(self._key, step)
+        if kernels == "reference":
+            round_rows_plain(rows, words, places, keyed, key, is_half)
+        else:
+            # Typed: numba would take a number below 2**63 for int64, and compile a second loop for it.
+            round_rows(rows, words, places, keyed, np.uint64(key), is_half)
+
+
+class NarrowUpdate:
+    """Update of 16-bit rows by any rule: blocks of rows and state are copied, updated and written back.
+
+    A block stays in the processor's cache between its passes.
+
+    Parameters
+    ----------
+    embedding : NarrowEmbedding
+        Whose rows are updated.
+    kernels : {"auto", "reference"}
+        Compiled loops and blocks, or plain twins and all rows at once.
+    """
+
+    #: Numbers of the rows of a block: with Adagrad's state 1 MiB in float32.
+    NUMBERS_A_BLOCK = 1 << 17
+
+    def __init__(self, embedding: NarrowEmbedding, kernels: str) -> None:
+        self._embedding, self._kernels = embedding, kernels
+
+    def blocks(self, num_rows: int) -> list[slice]:
+        """Cut rows into blocks."""
+        size = max(1, self.NUMBERS_A_BLOCK // self._embedding.embedding_dim)
+        if self._kernels == "reference":
+            size = max(1, num_rows)
+        return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
+    def open(self, arrays: Sequence[np.ndarray], places: np.ndarray) -> list[np.ndarray]:
+        """Return copies of words "(N, D)", widened to float32, and of state "(N, ...)" at some places."""
+        words, *state = arrays
+        typed = self._embedding.typed(torch.from_numpy(words.view(np.int16)))
+        rows = widen(typed, places, kernels=self._kernels).numpy()
+        return [rows, *(np.take(array, places, axis=0) for array in state)]
+
+    def close(
+        self,
+        copies: Sequence[np.ndarray],
+        arrays: Sequence[np.ndarray],
+        places: np.ndarray,
+        ids: np.ndarray,
+        step: int,
+    ) -> None:
+        """Round updated rows into their words, and write their state back."""
+        rows, *state = copies
+        words, *into = arrays
+        self._embedding.round_into(rows, words, places, ids, step, self._kernels)
+        for array, updated in zip(into, state):
+            array[places] = updated

@@ -1,0 +1,123 @@
+"""Rounding and widening of 16-bit rows: against torch, against their plain twins, and in the mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.kernels.narrow_rows import nearest_words, noise_of, round_rows, round_rows_plain, widen_rows
+
+DTYPES = [torch.bfloat16, torch.float16]
+EVERY_WORD = np.arange(1 << 16, dtype=np.uint16).reshape(64, 1024)
+
+
+def meaning(words: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    """Return what words mean, by torch."""
+    return torch.from_numpy(words.view(np.int16)).view(dtype).float().numpy()
+
+
+def hard_numbers(num_rows: int, dim: int) -> np.ndarray:
+    """Return float32 numbers of all sizes, and of all bit patterns; (2 num_rows, dim)."""
+    rng = np.random.default_rng(3)
+    bits = rng.integers(0, 1 << 32, (num_rows, dim), dtype=np.uint64).astype(np.uint32).view(np.float32)
+    sizes = 10.0 ** rng.uniform(-13, 6, (num_rows, dim))
+    return np.concatenate([bits, (rng.standard_normal((num_rows, dim)) * sizes).astype(np.float32)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_word_is_widened_as_torch_does(dtype: torch.dtype) -> None:
+    order = np.random.default_rng(0).permutation(64)
+    rows = np.empty(EVERY_WORD.shape, np.float32)
+    widen_rows(EVERY_WORD, order, dtype == torch.float16, rows)
+    expected = meaning(EVERY_WORD[order], dtype)
+    is_same = rows.view(np.uint32) == expected.view(np.uint32)
+    assert (is_same | (np.isnan(rows) & np.isnan(expected))).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("key", [0, 7, 2**64 - 1])
+def test_numbers_that_have_16_bits_are_never_rounded(dtype: torch.dtype, key: int) -> None:
+    rows, places = meaning(EVERY_WORD, dtype), np.arange(64)
+    found = np.zeros_like(EVERY_WORD)
+    round_rows(rows, found, places, places * 10**11, np.uint64(key), dtype == torch.float16)
+    assert (meaning(found, dtype).view(np.uint32) == rows.view(np.uint32))[~np.isnan(rows)].all()
+    assert np.isnan(meaning(found, dtype)[np.isnan(rows)]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 4, 33, 200])
+def test_the_loop_and_its_twin_give_the_same_bits(dtype: torch.dtype, dim: int) -> None:
+    rows = hard_numbers(150, dim)
+    rng = np.random.default_rng(dim)
+    places, ids = rng.permutation(400)[: len(rows)], rng.integers(0, 10**12, len(rows))
+    found, expected = np.full((2, 400, dim), 5, np.uint16)
+    round_rows(rows, found, places, ids, np.uint64(2**63 + dim), dtype == torch.float16)
+    round_rows_plain(rows, expected, places, ids, 2**63 + dim, dtype == torch.float16)
+    assert np.array_equal(found, expected)
+    assert (found[np.setdiff1d(np.arange(400), places)] == 5).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_number_is_rounded_to_one_of_its_neighbours(dtype: torch.dtype) -> None:
+    rows = hard_numbers(100, 64)
+    rows = rows[np.isfinite(rows).all(axis=1)]
+    words = np.zeros(rows.shape, np.uint16)
+    places = np.arange(len(rows))
+    round_rows(rows, words, places, places, np.uint64(1), dtype == torch.float16)
+    found = torch.from_numpy(meaning(words, dtype))
+    exact = torch.from_numpy(rows)
+    nearest = exact.to(dtype)
+    up, down = (torch.nextafter(nearest, torch.full_like(nearest, end)).float() for end in (np.inf, -np.inf))
+    nearest = nearest.float()
+    other = torch.where(nearest < exact, up, torch.where(nearest > exact, down, nearest))
+    # Below 2**-40 float16 has fewer random bits than digits, and the nearest of 0 is 0.
+    assert bool(((found == nearest) | (found == other) | (exact.abs() < 2.0**-40) & (found == 0)).all())
+
+
+NUMBERS = {
+    torch.bfloat16: [1.0 + 2.0**-10, -1.003, 3.14159, -7.7e-20, 1e-39, 1.2e30],
+    torch.float16: [1.0 + 2.0**-13, -1.0003, 3.14159, 5.1e-5, -1.3e-6, 3e-8, 2e-9, 60001.0],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_mean_of_a_rounded_number_is_the_number(dtype: torch.dtype) -> None:
+    """Bernoulli's law: a share p of n draws is up, with the variance p (1 - p) / n."""
+    numbers, num_draws = np.array(NUMBERS[dtype], np.float32), 40000
+    rows = np.tile(numbers, (num_draws, 1))
+    words, ids = np.zeros(rows.shape, np.uint16), np.arange(num_draws)
+    round_rows(rows, words, ids, ids, np.uint64(11), dtype == torch.float16)
+    found = meaning(words, dtype).astype(np.float64)
+    low, high = found.min(axis=0), found.max(axis=0)
+    share = (numbers - low) / (high - low)
+    error = (high - low) * np.sqrt(share * (1 - share) / num_draws)
+    assert (np.abs(found.mean(axis=0) - numbers) < 5 * error).all()
+    # Columns and rows are independent of one another.
+    is_up = (found == high) - share
+    spread = np.sqrt(np.outer(share * (1 - share), share * (1 - share)) * num_draws)
+    products = np.abs(is_up.T @ is_up)
+    assert (
+        products[~np.eye(len(numbers), dtype=bool)] < (5 * spread)[~np.eye(len(numbers), dtype=bool)]
+    ).all()
+
+
+def test_random_bits_are_uniform_and_differ_by_key_row_and_column() -> None:
+    noise = noise_of(np.arange(4000), 10, 5)
+    counts = np.bincount(noise.ravel() >> 8, minlength=256)
+    expected = noise.size / 256
+    # Chi-squared with 255 degrees of freedom: mean 255, standard deviation 22.6.
+    assert abs(((counts - expected) ** 2 / expected).sum() - 255) < 5 * 22.6
+    assert (noise == noise_of(np.arange(4000), 10, 6)).mean() < 0.001
+    assert (noise[:, 1:] == noise[:, :-1]).mean() < 0.001
+    assert (noise[1:] == noise[:-1]).mean() < 0.001
+    assert np.array_equal(noise_of(np.array([17]), 3, 5), noise[17:18, :3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nearest_is_torchs(dtype: torch.dtype) -> None:
+    rows = hard_numbers(100, 64)
+    found = meaning(nearest_words(rows, dtype == torch.float16), dtype)
+    expected = torch.from_numpy(rows).to(dtype).float().numpy()
+    is_number = ~np.isnan(rows)
+    assert np.array_equal(found[is_number], expected[is_number]) and np.isnan(found[~is_number]).all()

@@ -1,0 +1,213 @@
+"""Optimizers over rows of 16 bits: against float64 with the same random bits, and what rounding may lose."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+import torch
+
+import dglkge.optim
+from dglkge.kernels.hashing import combine, stream_key
+from dglkge.kernels.narrow_rows import round_rows_plain
+from dglkge.optim import NarrowEmbedding, SparseAdagrad
+from dglkge.optim.dgl_tables import fetch, write_back
+from dglkge.optim.narrow_rows import widen
+from tests.optim.conftest import NUM_ROWS
+from tests.optim.test_row_storage import LateTensor
+
+DTYPES = [torch.bfloat16, torch.float16]
+_NUMBERS = itertools.count()
+ROW_IDS = np.random.default_rng(5).permutation(NUM_ROWS)
+
+
+@pytest.fixture
+def make_narrow(standalone_graph: Any) -> Callable[..., NarrowEmbedding]:
+    """A function that makes an embedding of 50 rows, filled with random numbers."""
+
+    def make(dim: int = 6, dtype: torch.dtype = torch.bfloat16, **options: Any) -> NarrowEmbedding:
+        policy = standalone_graph.get_node_partition_policy("thing")
+        name = f"narrow{next(_NUMBERS)}"
+        table = NarrowEmbedding(NUM_ROWS, dim, name, policy, dtype=dtype, row_ids=ROW_IDS, **options)
+        draw = torch.Generator().manual_seed(dim)
+        table.write(torch.arange(NUM_ROWS), torch.randn(NUM_ROWS, dim, generator=draw))
+        return table
+
+    return make
+
+
+def everything(table: NarrowEmbedding) -> torch.Tensor:
+    """Return all rows."""
+    return table.read(torch.arange(NUM_ROWS))
+
+
+def adagrad(row: np.ndarray, gradient: np.ndarray, state: dict[str, np.ndarray], _: int) -> np.ndarray:
+    """Adagrad, with lr 0.1."""
+    state["sum"] = state.get("sum", 0) + gradient**2
+    return row - 0.1 * gradient / (np.sqrt(state["sum"]) + 1e-10)
+
+
+def row_adagrad(row: np.ndarray, gradient: np.ndarray, state: dict[str, np.ndarray], _: int) -> np.ndarray:
+    """Adagrad with one sum a row."""
+    state["sum"] = state.get("sum", 0) + (gradient**2).mean()
+    return row - 0.1 * gradient / (np.sqrt(state["sum"]) + 1e-10)
+
+
+def adam(row: np.ndarray, gradient: np.ndarray, state: dict[str, np.ndarray], time: int) -> np.ndarray:
+    """Adam, bias corrected by the updates of the row."""
+    state["mem"] = 0.9 * state.get("mem", 0) + 0.1 * gradient
+    state["power"] = 0.999 * state.get("power", 0) + 0.001 * gradient**2
+    mean, square = state["mem"] / (1 - 0.9**time), state["power"] / (1 - 0.999**time)
+    return row - 0.1 * mean / (np.sqrt(square) + 1e-8)
+
+
+RULES = {"SparseAdagrad": adagrad, "RowAdagrad": row_adagrad, "SparseAdam": adam}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_steps_are_those_of_float64_rounded_by_the_same_bits(
+    make_narrow: Callable[..., NarrowEmbedding], dtype: torch.dtype, name: str, kernels: str
+) -> None:
+    table = make_narrow(7, dtype, seed=3)
+    optimizer = getattr(dglkge.optim, name)([table], lr=0.1, kernels=kernels)
+    states: list[dict[str, np.ndarray]] = [{} for _ in range(NUM_ROWS)]
+    times = np.zeros(NUM_ROWS, int)
+    rng = np.random.default_rng(1)
+    is_half, num_same, num_all = dtype == torch.float16, 0, 0
+    for number in range(100, 112):
+        before = everything(table)
+        ids = rng.integers(0, NUM_ROWS, 60)
+        gradients = rng.standard_normal((60, 7)).astype(np.float32)
+        optimizer.step_rows([(table, torch.from_numpy(ids), torch.from_numpy(gradients))], number=number)
+        exact = before.double().numpy()
+        for id_ in np.unique(ids):
+            times[id_] += 1
+            gradient = gradients[ids == id_].astype(np.float64).sum(axis=0)
+            exact[id_] = RULES[name](exact[id_], gradient, states[id_], times[id_])
+        words = np.zeros((NUM_ROWS, 7), np.uint16)
+        key = combine(int(stream_key(3, "rounding", table.name)[0]), number)
+        round_rows_plain(exact.astype(np.float32), words, np.arange(NUM_ROWS), ROW_IDS, key, is_half)
+        expected = torch.from_numpy(words.view(np.int16)).view(dtype).float()
+        found = everything(table)
+        # Float32 differs from float64 in the last digits, and may so cross a random limit: never by more than
+        # a unit in the last place of 16 bits.
+        unit = torch.finfo(dtype).eps * torch.maximum(expected.abs(), before.abs())
+        assert bool(((found - expected).abs() <= unit).all())
+        num_same, num_all = num_same + int((found == expected).sum()), num_all + found.numel()
+        untouched = np.setdiff1d(np.arange(NUM_ROWS), ids)
+        assert torch.equal(found[untouched], before[untouched])
+    assert num_same > 0.99 * num_all
+    assert all(tensor.dtype == torch.float32 for tensor in optimizer.state_tensors(table).values())
+
+
+def test_reads_are_float32_and_their_gradients_arrive(make_narrow: Callable[..., NarrowEmbedding]) -> None:
+    table = make_narrow()
+    assert table.weight.dtype == torch.int16 and table.weight.shape == (NUM_ROWS, 6)
+    optimizer = SparseAdagrad([table], lr=0.5)
+    before = everything(table)
+    rows = table(torch.tensor([4, 4, 9]))
+    assert rows.dtype == torch.float32 and torch.equal(rows.detach(), before[[4, 4, 9]])
+    rows.sum().backward()
+    optimizer.step()
+    after = everything(table)
+    moved = (before - after).abs().sum(dim=1).nonzero().squeeze(1).tolist()
+    assert moved == [4, 9]
+    # Adagrad's first step is lr times the sign of the gradient.
+    torch.testing.assert_close(after[[4, 9]], before[[4, 9]] - 0.5, rtol=2**-7, atol=2**-7)
+
+
+def test_small_steps_are_lost_by_nearest_and_kept_in_the_mean_by_stochastic(
+    make_narrow: Callable[..., NarrowEmbedding],
+) -> None:
+    num_steps, lr = 64, 2.0**-12  # the next bfloat16 below 1 is 1 - 2**-8
+    moved = {}
+    for rounding in ("nearest", "stochastic"):
+        table = make_narrow(100, rounding=rounding)
+        table.write(torch.arange(NUM_ROWS), torch.ones(NUM_ROWS, 100))
+        optimizer = SparseAdagrad([table], lr=lr)
+        for step in range(num_steps):
+            # Gradients that grow: g / sqrt(sum of g**2) tends to a constant.
+            gradient = torch.full((NUM_ROWS, 100), 2.0**step)
+            optimizer.step_rows([(table, torch.arange(NUM_ROWS), gradient)])
+        moved[rounding] = 1 - everything(table).double()
+    squares = np.cumsum(4.0 ** np.arange(num_steps))
+    exact = lr * (2.0 ** np.arange(num_steps) / np.sqrt(squares)).sum()
+    assert not moved["nearest"].any()
+    error = float(moved["stochastic"].std()) / np.sqrt(moved["stochastic"].numel())
+    assert abs(float(moved["stochastic"].mean()) - exact) < 5 * error
+
+
+def test_the_same_steps_give_the_same_rows_and_another_seed_others(
+    make_narrow: Callable[..., NarrowEmbedding],
+) -> None:
+    found = []
+    table = make_narrow(16)
+    policy, name = table.part_policy, table.name
+    for seed in (0, 0, 1):
+        del table
+        table = NarrowEmbedding(NUM_ROWS, 16, name, policy, seed=seed)
+        table.write(torch.arange(NUM_ROWS), torch.ones(NUM_ROWS, 16))
+        optimizer = SparseAdagrad([table], lr=0.01)
+        optimizer.step_rows([(table, torch.arange(NUM_ROWS), torch.ones(NUM_ROWS, 16))])
+        found.append(everything(table))
+        del optimizer
+    assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
+
+
+def test_rows_without_a_finite_gradient_keep_their_words(make_narrow: Callable[..., NarrowEmbedding]) -> None:
+    table = make_narrow()
+    optimizer = SparseAdagrad([table], lr=0.1, nonfinite="skip")
+    before = everything(table)
+    gradient = torch.ones(2, 6)
+    gradient[1, 3] = torch.nan
+    optimizer.step_rows([(table, torch.tensor([8, 2]), gradient)])
+    after = everything(table)
+    assert torch.equal(after[2], before[2]) and not torch.equal(after[8], before[8])
+    assert optimizer.num_skipped_rows == 1
+
+
+def test_lengths_are_limited_before_rounding(make_narrow: Callable[..., NarrowEmbedding]) -> None:
+    table = make_narrow(20)
+    optimizer = SparseAdagrad([table], lr=1.0)
+    optimizer.limit_norms(table, 0.5)
+    optimizer.step_rows([(table, torch.arange(10), torch.randn(10, 20))])
+    lengths = everything(table).norm(dim=1)
+    assert bool((lengths[:10] < 0.5 * (1 + 2**-7)).all()) and bool((lengths[10:] > 1).all())
+
+
+def test_blocks_change_nothing(
+    make_narrow: Callable[..., NarrowEmbedding], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for numbers in (9, 65, 1 << 17):
+        monkeypatch.setattr("dglkge.optim.narrow_rows.NarrowUpdate.NUMBERS_A_BLOCK", numbers)
+        table = make_narrow(9)
+        table._key = 12
+        optimizer = SparseAdagrad([table], lr=0.1)
+        gradient = torch.randn(40, 9, generator=torch.Generator().manual_seed(0))
+        optimizer.step_rows([(table, torch.arange(40), gradient)])
+        found.append((everything(table), optimizer.state_tensors(table)["sum"][torch.arange(NUM_ROWS)]))
+    for rows, sums in found[1:]:
+        assert torch.equal(rows, found[0][0]) and torch.equal(sums, found[0][1])
+
+
+def test_words_travel_through_the_kvstore_as_they_are() -> None:
+    tensor = LateTensor(torch.tensor([[1, -2], [3, -4]], dtype=torch.int16), 2)
+    (words,) = fetch([tensor], np.array([1]))
+    assert words.dtype == np.uint16 and words.tolist() == [[3, 65532]]
+    write_back([tensor], np.array([0]), [words], 10.0)
+    assert tensor.rows.tolist() == [[3, -4], [3, -4]]
+
+
+def test_mistakes_are_named(make_narrow: Callable[..., NarrowEmbedding]) -> None:
+    with pytest.raises(ValueError, match="dtype must be torch.bfloat16 or torch.float16, got torch.float32"):
+        make_narrow(dtype=torch.float32)
+    with pytest.raises(ValueError, match="rounding must be 'stochastic' or 'nearest', got 'up'"):
+        make_narrow(rounding="up")
+    rows = torch.zeros(3, 2, dtype=torch.bfloat16)
+    with pytest.raises(IndexError, match="rows 1 to 3, expected 0 to 2"):
+        widen(rows, np.array([1, 3]))

@@ -1,0 +1,231 @@
+"""Training on rows of 16 bits: a step is that of float32 from the same rows, rounded."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dglkge
+from dglkge.checkpoint import open_checkpoint
+from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
+from dglkge.data.sizes import read_dataset_size
+from dglkge.errors import CheckpointError, InputError
+from dglkge.planning.memory import plan_memory
+from dglkge.planning.shared_memory import state_bytes, table_bytes
+from dglkge.training.epochs import JOB
+from dglkge.typing import RELATION
+from tests.toy_kg import toy_dataset
+
+DIM = 8
+
+
+@pytest.fixture(autouse=True)
+def tables_go() -> Iterator[None]:
+    """Let the tables of a test go before others of the same names come: reference cycles may hold them."""
+    yield
+    JOB.restore(0)
+    gc.collect()
+
+
+def settings(run: Path, *more: str) -> list[str]:
+    """Return the settings of a run; those that come later win."""
+    return [
+        f"dataset={toy_dataset(typed=True)}",
+        f"output={run}",
+        f"model.dimension={DIM}",
+        "model.init_scale=0.5",
+        "negatives.num_uniform=12",
+        "negatives.chunk_size=20",
+        "training.batch_size=50",
+        "training.num_epochs=1",
+        "training.matmul_dtype=float32",
+        "checkpoint.every_epochs=0",
+        "evaluation.split=none",
+        *more,
+    ]
+
+
+def two_steps(run: Path, start: dict[str, torch.Tensor] | None, *more: str) -> tuple[dict[str, Any], ...]:
+    """Train two batches; returns the rows before, after the first, and the losses by batch."""
+    config = load_config(None, settings(run, *more))
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        for name, rows in (start or {}).items():
+            trainer.tables[name].local_rows.copy_(rows)
+        found, losses = [], []
+        for _ in dglkge.remaining_epochs_until(1):
+            for number, batch in enumerate(trainer.batches()):
+                if number == 2:
+                    break
+                found.append(
+                    {name: table.widened(np.arange(len(table))) for name, table in trainer.tables.items()}
+                )
+                losses.append(trainer.step(batch))
+            break
+        return found[0], found[1], {"losses": losses}
+
+
+KINDS = {
+    "negatives": (),
+    "reference": ("training.kernels=reference",),
+    "autograd": ("loss.name=logistic",),
+    "distance": ("model.score_function=transe_l2", "loss.name=margin_ranking"),
+    "adam": ("optimizer.name=sparse_adam", "optimizer.lr=0.05"),
+    "row_adagrad": ("optimizer.name=row_adagrad",),
+    "one_vs_all": ("training.objective=one_vs_all",),
+    "one_vs_all_reference": ("training.objective=one_vs_all", "training.kernels=reference"),
+    "k_vs_all": ("training.objective=k_vs_all", "training.relation_prediction=0.5", "regularizer.name=n3"),
+    "dropout": ("training.objective=one_vs_all", "model.entity_dropout=0.2"),
+    "global_vectors": ("model.global_vectors=true", "model.reciprocal_relations=false"),
+    "clipping": ("optimizer.clip_norm=0.1", "optimizer.weight_decay=0.1"),
+    "max_norm": ("model.max_norm=0.7",),
+    "asynchronous": ("training.synchronous=false",),
+    "buckets": ("sampling.num_ranges=2",),
+}
+
+
+# The type matters to lookup and update only: two kinds cover it.
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((kind, "bfloat16") for kind in KINDS), ("negatives", "float16"), ("one_vs_all", "float16")],
+)
+def test_a_step_is_that_of_float32_rounded(tmp_path: Path, kind: str, dtype: str) -> None:
+    before, after, narrow = two_steps(tmp_path / "narrow", None, f"tables.dtype={dtype}", *KINDS[kind])
+    gc.collect()
+    JOB.restore(0)
+    start, wide_after, wide = two_steps(tmp_path / "wide", before, *KINDS[kind])
+    # The same loss from the same rows, and the second batch's from nearly the same.
+    assert narrow["losses"][0] == pytest.approx(wide["losses"][0], rel=1e-5)
+    assert narrow["losses"][1] == pytest.approx(wide["losses"][1], rel=0.02)
+    kept = getattr(torch, dtype)
+    for name, rows in before.items():
+        assert torch.equal(rows, start[name])
+        is_narrow = torch.equal(after[name], after[name].to(kept).float())
+        assert is_narrow == (name != RELATION)
+        if name == RELATION:
+            torch.testing.assert_close(after[name], wide_after[name], rtol=1e-4, atol=1e-5)
+            continue
+        # One of the two neighbours.
+        unit = torch.finfo(kept).eps * wide_after[name].abs() + 1e-5
+        assert bool(((after[name] - wide_after[name]).abs() <= unit).all()), name
+        # Rows without a gradient are not rounded again.
+        untouched = (wide_after[name] == start[name]).all(dim=1)
+        assert torch.equal(after[name][untouched], before[name][untouched])
+
+
+def test_tables_take_what_is_planned(tmp_path: Path) -> None:
+    for dtype, share in (("float32", 1.0), ("bfloat16", 0.5), ("float16", 0.5)):
+        config = load_config(
+            None, settings(tmp_path / dtype, "model.dimension=2048", f"tables.dtype={dtype}")
+        )
+        size = read_dataset_size(Path(config.dataset))
+        (part,) = size.parts
+        with dglkge.join_cluster(config) as cluster:
+            trainer = dglkge.build_trainer(config, cluster)
+            rows = {name: table.local_rows for name, table in trainer.tables.items()}
+            states = [
+                state.local_partition
+                for table in trainer.tables.values()
+                for state in trainer.optimizer.state_tensors(table.embedding).values()
+            ]
+            taken = sum(one.numel() * one.element_size() for one in rows.values())
+            assert table_bytes(part, config) == taken  # 2,048 numbers are whole pages
+            assert state_bytes(part, config) == sum(one.numel() * one.element_size() for one in states)
+            assert all(one.dtype == torch.float32 for one in states)
+            entities = sum(one.numel() * one.element_size() for name, one in rows.items() if name != RELATION)
+            assert entities == share * 4 * 2048 * sum(
+                n for name, n in part.num_rows.items() if name != RELATION
+            )
+        del trainer, rows, states
+        gc.collect()
+        (host,) = plan_memory(config, size, 2, 1)
+        (wide,) = plan_memory(load_config(None, settings(tmp_path, "model.dimension=2048")), size, 2, 1)
+        # Files have float32; the copy for the background writer has the tables' type.
+        assert host.disk_bytes == wide.disk_bytes
+        saved = dict(wide.memory)["tables"] - dict(host.memory)["tables"]
+        copies = "checkpoint's background copy"
+        assert dict(wide.memory)[copies] - dict(host.memory)[copies] == saved
+        assert wide.shared_memory_bytes - host.shared_memory_bytes == saved
+
+
+def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Path) -> None:
+    dataset = Dataset.open(toy_dataset(typed=True))
+    kind = dataset.entity_types[0]
+    names = list(dataset.vocabulary(kind).names)
+    vectors = np.random.default_rng(0).standard_normal((len(names), DIM)).astype(np.float32)
+    lines = [f"{name} " + " ".join(f"{x:.9g}" for x in row) for name, row in zip(names, vectors)]
+    path = tmp_path / "vectors.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    given = (f"model.init_from.path={path}", "model.init_from.std=-1")
+    config = load_config(None, settings(tmp_path / "run", "tables.dtype=bfloat16", *given))
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        got = trainer.tables.gather(kind, torch.arange(len(names)))
+        expected = torch.from_numpy(vectors).bfloat16().float()
+        assert torch.equal(got, expected)
+        trainer.commit()
+        del trainer
+    gc.collect()
+    JOB.restore(0)
+    # A run in float32 starts with these very numbers, and one in float16 with the nearest.
+    for dtype in ("float32", "float16"):
+        more = (f"tables.dtype={dtype}", f"checkpoint.init_path={tmp_path / 'run'}")
+        limit = ("model.max_norm=1",) if dtype == "float16" else ()
+        config = load_config(None, settings(tmp_path / dtype, *more, *limit))
+        with dglkge.join_cluster(config) as cluster:
+            trainer = dglkge.build_trainer(config, cluster)
+            rows = trainer.tables.gather(kind, torch.arange(len(names)))
+            if dtype == "float32":
+                assert torch.equal(rows, expected)
+            else:
+                lengths = expected.norm(dim=1, keepdim=True)
+                shorter = torch.where(lengths > 1, expected / lengths, expected)
+                torch.testing.assert_close(rows, shorter, rtol=2**-10, atol=2**-20)
+                assert torch.equal(rows, rows.half().float())
+            del trainer
+        gc.collect()
+        JOB.restore(0)
+
+
+def test_the_type_may_change_while_epochs_are_left(tmp_path: Path) -> None:
+    for dtype, num_epochs in (("float32", 1), ("bfloat16", 2)):
+        more = (f"training.num_epochs={num_epochs}", f"tables.dtype={dtype}", "checkpoint.every_epochs=1")
+        config = load_config(None, settings(tmp_path / "run", *more))
+        with dglkge.join_cluster(config) as cluster:
+            trainer = dglkge.build_trainer(config, cluster)
+            if dtype == "bfloat16":
+                saved = open_checkpoint(tmp_path / "run")
+                for name in trainer.tables.entity_types:
+                    got = trainer.tables.gather(name, torch.arange(len(trainer.tables[name])))
+                    assert torch.equal(got, saved[name][:].bfloat16().float())
+            for _ in dglkge.remaining_epochs_until(num_epochs):
+                for batch in trainer.batches():
+                    trainer.step(batch)
+            trainer.commit()
+            del trainer
+        gc.collect()
+        JOB.restore(0)
+    config = load_config(None, settings(tmp_path / "run", *more[:1], "tables.dtype=float16"))
+    with pytest.raises(CheckpointError, match="tables.dtype was 'bfloat16', is 'float16'"):
+        with dglkge.join_cluster(config) as cluster:
+            dglkge.build_trainer(config, cluster)
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("tables.dtype=int8", "tables.dtype is 'int8'; allowed: one of float32, bfloat16, float16"),
+        ("tables.rounding=up", "tables.rounding is 'up'; allowed: one of stochastic, nearest"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, setting: str, text: str) -> None:
+    with pytest.raises(InputError, match=re.escape(text)):
+        load_config(None, settings(tmp_path, setting))
