@@ -205,3 +205,16 @@ def test_uploads_are_in_one_piece_for_each_type() -> None:
         upload.wait()
         assert [piece.tensor.tolist() for piece in pieces] == [array.tolist() for array in arrays]
         assert pieces[0].tensor.data_ptr() + 3 * 8 == pieces[3].tensor.data_ptr()
+
+
+def test_share_without_triples() -> None:
+    """A trainer that owns none of a batch's triples still takes part in its exchanges."""
+    staging = Staging(STAND_IN)
+    tables: dict[str, Any] = {"entity": ToyTable("entity", NUM_ENTITIES, DIM)}
+    (request,) = staging.request_sets(tables)[0].values()
+    assert staging.stage({"entity": request}, []) == []
+    request.open(copy=True)
+    request.send()
+    request.collect()
+    staging.finish()
+    assert request.row_ids.shape == (0,) and request.gradients.shape == (0, DIM)
