@@ -180,6 +180,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="memory for triples, e.g. 2GB, besides that for names (512 MiB; for METIS what is free)",
     )
+    add(
+        "--num-workers",
+        "--num_workers",
+        **numbers,
+        help="threads that read and check triples; the data set is the same with any number (all cores)",
+    )
     add("--name", help="name of the dataset (the output folder's)")
     add("--overwrite", action="store_true", help="replace the dataset at the output")
     add("--json", action="store_true", help="print the figures as JSON instead of a table")
@@ -231,6 +237,7 @@ def make(arguments: argparse.Namespace) -> None:
         strict_splits=arguments.strict_splits,
         max_memory=parse_memory(arguments.max_memory) if arguments.max_memory else None,
         drop_leaks=arguments.drop_leaks,
+        num_workers=arguments.num_workers,
     )
     delimiter = parse_delimiter(arguments.delimiter) if arguments.delimiter is not None else None
     figures = partition_files(arguments.input, arguments.output, options, delimiter)

@@ -1,22 +1,26 @@
 """Quality of a data set: repeated triples, leaks from train into valid and test, unseen names, degrees.
 
-What joins a pair of entities is found by sorts and binary searches of 64-bit keys, about 100 bytes for each
-triple. Triples of one pair, in either direction, are of one bucket by a hash; buckets are measured one after
-the other, so memory is that of the largest and of 8 to 24 bytes for each entity. The figures do not depend on
-the number of buckets.
+A triple is alone if its pair of entities occurs once, in either direction: it shares nothing with others.
+Counters by a hash of the pair find most of these triples. What joins the other pairs is found by sorts and
+binary searches of 64-bit keys, about 100 bytes for each triple. Triples of one pair, in either direction, are
+of one bucket by another hash; buckets are measured one after the other. Memory is that of the largest bucket,
+of the counters (up to 4 bytes a triple) and of 12 to 24 bytes for each entity. The figures depend neither on
+the counters nor on the number of buckets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Union
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.kernels.hashing import split_mix
+from dglkge.kernels.triple_rows import count_and_join, count_pairs, find_roots, occurs_again
 
 NEAR_SHARE = 0.8
 """Two relations are near-inverses or near-duplicates from this share of their triples on."""
@@ -285,6 +289,25 @@ class _PairTotals:
             self._overlaps[kind] = _sum_by_key(self._overlaps[kind], found)
         self._sizes += [without_loops, sizes]
 
+    def add_alone(self, triples: NumberedTriples, again: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Add the triples that share their pair of entities with none.
+
+        Returns
+        -------
+        (num_relations,) int64
+            Number of them in train, of each relation.
+        """
+        uses = np.zeros(self._num_relations, np.int64)
+        for split in SPLITS:
+            for start, (heads, relations, tails) in _pieces(triples.splits[split]):
+                alone = ~again[split][start : start + len(heads)]
+                found = np.bincount(relations[alone], minlength=self._num_relations)
+                loops = np.bincount(relations[alone & (heads == tails)], minlength=self._num_relations)
+                self._sizes += [found - loops, found]
+                if split == TRAIN:
+                    uses += found
+        return uses
+
     def near_pairs(self, near_share: float = NEAR_SHARE, min_overlap: int = MIN_OVERLAP) -> RelationPairs:
         """Find the pairs as :meth:`TripleIndex.near_pairs` does."""
         found = []
@@ -393,7 +416,9 @@ class Quality:
     leaks: dict[str, Leaks]
 
 
-def measure_quality(triples: NumberedTriples, bucket_bytes: int = BUCKET_BYTES) -> Quality:
+def measure_quality(
+    triples: NumberedTriples, bucket_bytes: int = BUCKET_BYTES, num_workers: int = 1
+) -> Quality:
     """Measure the quality of a data set.
 
     Parameters
@@ -402,14 +427,18 @@ def measure_quality(triples: NumberedTriples, bucket_bytes: int = BUCKET_BYTES) 
         All splits.
     bucket_bytes : int
         Memory for the triples that are sorted at a time.
+    num_workers : int
+        Number of threads.
     """
     counts = {split: len(triples.splits[split][0]) for split in SPLITS}
-    num_buckets = max(1, -(-INDEXED_BYTES * sum(counts.values()) // bucket_bytes))
+    again = _again(triples, bucket_bytes, num_workers)
+    num_again = sum(int(mask.sum()) for mask in again.values())
+    num_buckets = max(1, -(-INDEXED_BYTES * num_again // bucket_bytes))
     totals = _PairTotals(triples.num_relations)
     duplicates = dict.fromkeys(SPLITS, 0)
-    uses = np.zeros(triples.num_relations, np.int64)
+    uses = totals.add_alone(triples, again)
     in_valid = np.zeros(counts[TEST], bool)
-    for rows, index in _buckets(triples, num_buckets):
+    for rows, index in _buckets(triples, again, num_buckets):
         totals.add(index)
         for split, codes in index.codes.items():
             duplicates[split] += len(codes) - len(sorted_distinct(codes))
@@ -418,8 +447,8 @@ def measure_quality(triples: NumberedTriples, bucket_bytes: int = BUCKET_BYTES) 
     pairs = totals.near_pairs()
     leaks = {split: Leaks(*np.zeros((4, counts[split]), bool)) for split in (VALID, TEST)}
     # Which relations are near is known after the first pass only. One bucket is not indexed again.
-    again = [(rows, index)] if num_buckets == 1 else _buckets(triples, num_buckets)
-    for rows, index in again:
+    second = [(rows, index)] if num_buckets == 1 else _buckets(triples, again, num_buckets)
+    for rows, index in second:
         for split, found in leaks.items():
             for name, mask in vars(index.leaks(split, pairs)).items():
                 getattr(found, name)[rows[split]] = mask
@@ -434,8 +463,7 @@ def measure_quality(triples: NumberedTriples, bucket_bytes: int = BUCKET_BYTES) 
         "relation_pairs": _named_pairs(pairs, triples.relation_name),
         "unseen": count_unseen(triples.splits, triples.num_entities, triples.num_relations),
         "single_triple_relations": _single_triples(triples, uses),
-        **_degrees(triples),
-        "components": _components(triples),
+        **_degrees_and_components(triples),
     }
     return Quality(report, leaks)
 
@@ -520,24 +548,66 @@ def _count(entities: np.ndarray, relations: np.ndarray, num_triples: int) -> dic
     return {"entities": int(entities.sum()), "relations": int(relations.sum()), "triples": num_triples}
 
 
-Rows = Union[np.ndarray, slice]
 Triples = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def _buckets(triples: NumberedTriples, num_buckets: int) -> Iterator[tuple[dict[str, Rows], TripleIndex]]:
+def _again(triples: NumberedTriples, max_bytes: int, num_workers: int) -> dict[str, np.ndarray]:
+    """Return for each triple of each split whether its pair of entities may occur again, (n,) bool."""
+    num_triples = sum(len(heads) for heads, _, _ in triples.splits.values())
+    # Two to four bytes of four counters each: 6 to 12 % of the triples alone meet another's counter.
+    num_bytes = 1 << max(6, (2 * num_triples).bit_length())
+    while num_bytes > max(max_bytes, 64):
+        num_bytes //= 2
+    counters = np.zeros(num_bytes, np.uint8)
+    bounds = np.linspace(0, num_bytes, num_workers + 1).astype(np.int64).tolist()
+
+    def count(part: int) -> None:
+        for split in SPLITS:
+            for start in _starts(triples.splits[split]):
+                heads, tails = _ends(triples.splits[split], start)
+                count_pairs(heads, tails, bounds[part], bounds[part + 1], counters)
+
+    def look(split: str, start: int) -> np.ndarray:
+        found: np.ndarray = occurs_again(*_ends(triples.splits[split], start), counters)
+        return found
+
+    again = {}
+    with ThreadPoolExecutor(num_workers) as threads:
+        # Each thread counts in a range of its own: two could not change one byte at a time.
+        list(threads.map(count, range(num_workers)))
+        for split in SPLITS:
+            found = threads.map(partial(look, split), _starts(triples.splits[split]))
+            again[split] = np.concatenate([np.zeros(0, bool), *found])
+    return again
+
+
+def _starts(columns: Triples) -> range:
+    """Return the first row of each piece."""
+    return range(0, len(columns[0]), _ROWS_AT_A_TIME)
+
+
+def _ends(columns: Triples, start: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return heads and tails of a piece as int64."""
+    rows = slice(start, start + _ROWS_AT_A_TIME)
+    return columns[0][rows].astype(np.int64), columns[2][rows].astype(np.int64)
+
+
+def _buckets(
+    triples: NumberedTriples, again: Mapping[str, np.ndarray], num_buckets: int
+) -> Iterator[tuple[dict[str, np.ndarray], TripleIndex]]:
     """Yield the rows of each split that are of a bucket, and their index."""
-    if num_buckets == 1:
-        yield dict.fromkeys(SPLITS, slice(None)), TripleIndex(triples)
-        return
     for bucket in range(num_buckets):
-        rows: dict[str, Rows] = {}
+        rows: dict[str, np.ndarray] = {}
         splits: dict[str, Triples] = {}
         for split in SPLITS:
             places, columns = [np.zeros(0, np.int64)], [np.zeros((3, 0), np.int64)]
             for start, (heads, relations, tails) in _pieces(triples.splits[split]):
-                lower, upper = np.minimum(heads, tails), np.maximum(heads, tails)
-                mixed = split_mix(lower.astype(np.uint64) << np.uint64(32) | upper.astype(np.uint64))
-                mine = np.flatnonzero(mixed % np.uint64(num_buckets) == bucket)
+                mine = np.flatnonzero(again[split][start : start + len(heads)])
+                if num_buckets > 1:
+                    lower, upper = np.minimum(heads, tails)[mine], np.maximum(heads, tails)[mine]
+                    # Not the bits that the counters are chosen by: those of a bucket would be few.
+                    mixed = split_mix(upper.astype(np.uint64) << np.uint64(32) | lower.astype(np.uint64))
+                    mine = mine[mixed % np.uint64(num_buckets) == bucket]
                 places.append(mine + start)
                 columns.append(np.stack([heads[mine], relations[mine], tails[mine]]))
             rows[split] = np.concatenate(places)
@@ -563,13 +633,19 @@ def _single_triples(triples: NumberedTriples, uses: np.ndarray) -> dict[str, Any
     }
 
 
-def _degrees(triples: NumberedTriples) -> dict[str, Any]:
-    """Return figures of the number of training triples of each entity, and the entities with most of them."""
+def _degrees_and_components(triples: NumberedTriples) -> dict[str, Any]:
+    """Return figures of the number of training triples of each entity, and of the connected components.
+
+    An entity without a training triple is in no component.
+    """
     degrees = np.zeros(triples.num_entities, np.int64)
-    # Larger pieces: each costs as much as the entities do.
-    for _, (heads, _, tails) in _pieces(triples.splits[TRAIN], 4 * _ROWS_AT_A_TIME):
-        for ends in (heads, tails):
-            degrees += np.bincount(ends, minlength=triples.num_entities)
+    parents = np.arange(triples.num_entities, dtype=np.int32)
+    for _, (heads, _, tails) in _pieces(triples.splits[TRAIN]):
+        count_and_join(heads.astype(np.int64), tails.astype(np.int64), degrees, parents)
+    find_roots(parents)
+    sizes = np.bincount(parents[degrees > 0])
+    sizes = sizes[sizes > 0]
+    most = int(sizes.max(initial=0))
     largest = np.argsort(-degrees, kind="stable")[:NUM_HUBS].tolist()
     return {
         "degrees": {
@@ -581,25 +657,9 @@ def _degrees(triples: NumberedTriples) -> dict[str, Any]:
             "entities_of_degree_1": int((degrees == 1).sum()),
         },
         "hubs": [{"entity": triples.entity_name(id_), "degree": int(degrees[id_])} for id_ in largest],
+        "components": {
+            "count": len(sizes),
+            "largest": most,
+            "largest_share": most / max(int((degrees > 0).sum()), 1),
+        },
     }
-
-
-def _components(triples: NumberedTriples) -> dict[str, Any]:
-    """Return the connected components of train; an entity without a training triple is in none."""
-    # At first use: it takes a fifth of a second, and reading a data set needs none of it.
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    component_of = np.arange(triples.num_entities, dtype=np.int32)
-    seen = np.zeros(triples.num_entities, dtype=bool)
-    for _, (heads, _, tails) in _pieces(triples.splits[TRAIN], 4 * _ROWS_AT_A_TIME):
-        seen[heads] = seen[tails] = True
-        # Between the components of the pieces before: joined ones get one number.
-        ends = (component_of[heads], component_of[tails])
-        # uint8 may overflow where triples are added up; only whether an entry is stored counts.
-        edges = coo_array((np.ones(len(heads), dtype=np.uint8), ends), shape=(triples.num_entities,) * 2)
-        component_of = connected_components(edges, directed=False)[1][component_of]
-    sizes = np.bincount(component_of[seen])
-    sizes = sizes[sizes > 0]
-    largest = int(sizes.max(initial=0))
-    return {"count": len(sizes), "largest": largest, "largest_share": largest / max(int(seen.sum()), 1)}

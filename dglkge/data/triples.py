@@ -1,15 +1,18 @@
 """Reads triples from text and Parquet files and from data frames, a chunk at a time.
 
-Only the distinct names of a chunk ever become Python strings: Arrow parses the text and encodes each column
-as a dictionary, and a chunk is a data frame of categorical columns.
+Arrow parses; names stay in its arrays. A file is read block by block in order, while any thread may parse
+a block (:class:`TripleFile`). A chunk of :func:`read_chunks` is a data frame of categorical columns, so only
+the distinct names of a chunk become Python strings.
 """
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Union
 
 import numpy as np
 import pandas as pd
@@ -17,6 +20,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
+from dglkge.data.name_list import string_buffers
 from dglkge.data.text_format import (
     EXTENSIONS,
     ROLES,
@@ -36,8 +40,7 @@ from dglkge.errors import InputError
 # Bytes of text, and rows of other sources, for each chunk: bounds memory whatever the size of the file.
 BLOCK_BYTES = 16 << 20
 CHUNK_ROWS = 1 << 18
-# Arrow keeps each distinct name of a block once, and the rows as 32-bit codes.
-_NAME = pa.dictionary(pa.int32(), pa.string())
+_BYTE_ORDER_MARK = "\ufeff".encode()
 _READ_ERRORS = (OSError, EOFError, zlib.error, pa.ArrowException)
 
 
@@ -94,28 +97,200 @@ def read_chunks(
     InputError
         If the file is missing, empty or damaged, or has a bad line: the message begins with ``file:line``.
     """
-    columns, rules, report = columns or Columns(), rules or RowRules(), on_bytes or (lambda _: None)
-    if not path.is_file():
-        raise InputError(f"{path}: there is no such file")
-    if path.stat().st_size == 0:
-        raise InputError(f"{path}: the file is empty")
-    suffix = f".{kind}" if kind else extension(path)
-    if suffix not in EXTENSIONS:
-        raise InputError(
-            f"{path}: unknown kind of file; known are {', '.join(EXTENSIONS)}, "
-            "the text ones also with .gz or .bz2"
-        )
-    if suffix == ".parquet":
-        chunks = _read_parquet(path, columns, rules, report)
-    else:
-        text = text_format(path, delimiter, suffix)
-        chunks = _read_text(path, columns, text, rules, report, block_bytes, skip_first)
-    num_rows = 0
-    for chunk in chunks:
-        num_rows += len(chunk)
-        yield chunk
-    if num_rows == 0:
-        raise InputError(f"{path}: the file is empty: it has no triples")
+    file = TripleFile(path, columns, delimiter, rules, block_bytes, kind, skip_first)
+    for block in file.blocks():
+        yield _frame(file.arrays(block))
+        if on_bytes is not None:
+            on_bytes(block.position)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a file.
+
+    Attributes
+    ----------
+    content : bytes or RecordBatch
+        Whole lines, or rows.
+    position : int
+        Number of the file's bytes that are read with this block.
+    first_row : int
+        Index of its first row, where rows are counted (Parquet).
+    """
+
+    content: Union[bytes, pa.RecordBatch]
+    position: int
+    first_row: int = 0
+
+
+class TripleFile:
+    """A file of triples: its blocks are read in order, and any thread may parse one.
+
+    Parameters
+    ----------
+    path, columns, delimiter, rules, block_bytes, kind, skip_first
+        As of :func:`read_chunks`.
+    read_bytes : int, optional
+        Bytes of text that are read at a time; fewer than ``block_bytes``, if several blocks are in memory.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        columns: Columns | None = None,
+        delimiter: str | None = None,
+        rules: RowRules | None = None,
+        block_bytes: int = BLOCK_BYTES,
+        kind: str | None = None,
+        skip_first: bool = False,
+        read_bytes: int | None = None,
+    ) -> None:
+        self.path = path
+        self._columns = columns or Columns()
+        self._delimiter = delimiter
+        self._rules = rules or RowRules()
+        self._block_bytes = block_bytes
+        self._read_bytes = min(read_bytes or block_bytes, block_bytes)
+        self._kind = kind
+        self._skip_first = skip_first
+        self._text: _TextFile | None = None
+
+    def blocks(self) -> Iterator[Block]:
+        """Read the file.
+
+        Raises
+        ------
+        InputError
+            If the file is missing, empty or damaged.
+        """
+        path = self.path
+        if not path.is_file():
+            raise InputError(f"{path}: there is no such file")
+        if path.stat().st_size == 0:
+            raise InputError(f"{path}: the file is empty")
+        suffix = f".{self._kind}" if self._kind else extension(path)
+        if suffix not in EXTENSIONS:
+            raise InputError(
+                f"{path}: unknown kind of file; known are {', '.join(EXTENSIONS)}, "
+                "the text ones also with .gz or .bz2"
+            )
+        is_empty = True
+        for block in self._parquet_blocks() if suffix == ".parquet" else self._text_blocks(suffix):
+            is_empty = False
+            yield block
+        if is_empty:
+            raise InputError(f"{path}: the file is empty: it has no triples")
+
+    def arrays(self, block: Block) -> dict[str, pa.Array]:
+        """Parse a block.
+
+        Returns
+        -------
+        dict of str to Array
+            Strings (int64 with integer ids) of head, relation and tail and, if wanted, floats of weight.
+
+        Raises
+        ------
+        InputError
+            If it has a bad line: the message begins with ``file:line``.
+        """
+        if isinstance(block.content, bytes):
+            return self._parsed(block.content)
+        names = self._columns.names_or_roles
+        arrays = {role: block.content.column(column) for role, column in names.items()}
+        return _checked(arrays, self._rules, str(self.path), block.first_row)
+
+    def _parquet_blocks(self) -> Iterator[Block]:
+        path, names = self.path, self._columns.names_or_roles
+        try:
+            with pyarrow.parquet.ParquetFile(path) as file:
+                for column in names.values():
+                    if column not in file.schema_arrow.names:
+                        known = ", ".join(file.schema_arrow.names)
+                        raise InputError(
+                            f"{path}: no column {column!r}; the file has {known} (see --columns)"
+                        )
+                num_rows = 0
+                # Parquet has no byte position of a row, so progress is estimated from the number of rows.
+                for batch in file.iter_batches(CHUNK_ROWS, columns=list(names.values())):
+                    first, num_rows = num_rows, num_rows + len(batch)
+                    position = path.stat().st_size * num_rows // max(file.metadata.num_rows, 1)
+                    if len(batch):
+                        yield Block(batch, position, first)
+        except _READ_ERRORS as error:
+            raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
+
+    def _text_blocks(self, suffix: str) -> Iterator[Block]:
+        path = self.path
+        text = text_format(path, self._delimiter, suffix)
+        try:
+            self._text = _look_at(path, self._columns, text, self._skip_first)
+        except _READ_ERRORS as error:
+            raise InputError(f"{path}: cannot be read: {error}") from error
+        try:
+            with pa.OSFile(str(path)) as raw:
+                stream = pa.CompressedInputStream(raw, codec(path)) if codec(path) else raw
+                for content in self._whole_lines(stream):
+                    # Arrow calls nothing but empty lines an error.
+                    if content.strip(b"\r\n"):
+                        yield Block(content, raw.tell())
+        except pa.ArrowInvalid as error:
+            raise self._bad_line(str(error)) from error
+        except _READ_ERRORS as error:
+            raise InputError(f"{path}: cannot be read: {error}") from error
+
+    def _whole_lines(self, stream: pa.NativeFile) -> Iterator[bytes]:
+        """Yield the content behind the header, cut behind ends of lines."""
+        assert self._text is not None
+        skips, rest = self._text.has_header, b""
+        is_first = not skips
+        while read := stream.read(self._read_bytes):
+            content = rest + read
+            # A lone carriage return ends a line for Arrow. Of "\r\n" cut in two, it skips the empty line.
+            cut = 1 + max(content.rfind(b"\n"), content.rfind(b"\r"))
+            if cut == 0 and len(content) > self._block_bytes:
+                raise InputError(
+                    f"{self.path}: cannot be read: a line is longer than a block of {self._block_bytes} bytes"
+                )
+            rest = content[cut:]
+            if cut == 0:
+                continue
+            content = content[:cut]
+            if skips:
+                end = re.search(rb"[\r\n]", content)
+                content, skips = content[end.end() if end else len(content) :], False
+            yield _unmarked(content, is_first)
+            is_first = False
+        if rest and not skips:
+            yield _unmarked(rest, is_first)
+
+    def _parsed(self, content: bytes) -> dict[str, pa.Array]:
+        file = self._text
+        assert file is not None
+        try:
+            table = _parse_csv(file, content, self._rules)
+        except pa.ArrowInvalid as error:
+            raise self._bad_line(str(error)) from error
+        arrays = {role: _one_array(table.column(name)) for role, name in file.names.items()}
+        # The block is parsed but has no line numbers: a second, slow pass finds the line.
+        if len(_bad_rows(arrays, self._rules)):
+            raise self._bad_line("a line breaks the rules")
+        return arrays
+
+    def _bad_line(self, otherwise: str) -> InputError:
+        assert self._text is not None
+        return _bad_line(self._text, self._text.names, self._rules, otherwise)
+
+
+def _unmarked(content: bytes, is_first: bool) -> bytes:
+    """Return a block in which Arrow takes nothing for a byte order mark unless it is the file's first."""
+    if not is_first and content.startswith(_BYTE_ORDER_MARK):
+        return b"\n" + content
+    return content
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 def frame_chunks(frame: pd.DataFrame, columns: Columns, rules: RowRules, name: str) -> Iterator[pd.DataFrame]:
@@ -138,7 +313,7 @@ def frame_chunks(frame: pd.DataFrame, columns: Columns, rules: RowRules, name: s
             arrays = {role: pa.array(part[column], from_pandas=True) for role, column in names.items()}
         except pa.ArrowException as error:
             raise InputError(f"{name}: a column mixes several types: {error}") from error
-        yield _checked_frame(arrays, rules, name, start)
+        yield _frame(_checked(arrays, rules, name, start))
 
 
 def place_of_row(path: Path, row: int, columns: Columns | None = None, delimiter: str | None = None) -> str:
@@ -177,29 +352,8 @@ def places_of_rows(
     return places
 
 
-def _read_parquet(
-    path: Path, columns: Columns, rules: RowRules, report: Callable[[int], None]
-) -> Iterator[pd.DataFrame]:
-    names = columns.names_or_roles
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for column in names.values():
-                if column not in file.schema_arrow.names:
-                    known = ", ".join(file.schema_arrow.names)
-                    raise InputError(f"{path}: no column {column!r}; the file has {known} (see --columns)")
-            num_rows = 0
-            # Parquet has no byte position of a row, so progress is estimated from the number of rows.
-            for batch in file.iter_batches(CHUNK_ROWS, columns=list(names.values())):
-                arrays = {role: batch.column(column) for role, column in names.items()}
-                yield _checked_frame(arrays, rules, str(path), num_rows)
-                num_rows += len(batch)
-                report(path.stat().st_size * num_rows // max(file.metadata.num_rows, 1))
-    except _READ_ERRORS as error:
-        raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
-
-
-def _checked_frame(arrays: dict[str, pa.Array], rules: RowRules, place: str, first_row: int) -> pd.DataFrame:
-    """Turn typed columns into a chunk; the rows of a bad one are counted from 1."""
+def _checked(arrays: dict[str, pa.Array], rules: RowRules, place: str, first_row: int) -> dict[str, pa.Array]:
+    """Cast and check typed columns; the rows of a bad one are counted from 1."""
     data = {}
     for role, array in arrays.items():
         # A cast of floats to strings would turn an id 1 into the name "1.0", for instance in columns with
@@ -216,34 +370,36 @@ def _checked_frame(arrays: dict[str, pa.Array], rules: RowRules, place: str, fir
         if array.null_count:
             row = first_row + int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
             raise InputError(f"{place}: row {row + 1}: the {role} is empty")
-        data[role] = array if role == WEIGHT or rules.integer_ids else array.dictionary_encode()
-    frame = _frame(data)
-    bad = _bad_rows(frame, rules)
+        data[role] = _one_array(array) if isinstance(array, pa.ChunkedArray) else array
+    bad = _bad_rows(data, rules)
     if len(bad):
-        row = frame.iloc[int(bad[0])]
-        faults = [rules.fault(role, str(row[role])) for role in frame.columns]
-        raise InputError(
-            f"{place}: row {first_row + int(bad[0]) + 1}: {next(fault for fault in faults if fault)}"
-        )
-    return frame
+        row = int(bad[0])
+        faults = [rules.fault(role, str(array[row].as_py())) for role, array in data.items()]
+        raise InputError(f"{place}: row {first_row + row + 1}: {next(fault for fault in faults if fault)}")
+    return data
 
 
 def _frame(columns: dict[str, pa.Array]) -> pd.DataFrame:
-    return pd.DataFrame({role: array.to_pandas() for role, array in columns.items()})
+    return pd.DataFrame(
+        {
+            role: (array.dictionary_encode() if pa.types.is_string(array.type) else array).to_pandas()
+            for role, array in columns.items()
+        }
+    )
 
 
-def _bad_rows(frame: pd.DataFrame, rules: RowRules) -> np.ndarray:
+def _bad_rows(columns: dict[str, pa.Array], rules: RowRules) -> np.ndarray:
     """Return the rows of a chunk that break a rule (not the exact one: the caller finds out which)."""
-    bad = np.zeros(len(frame), dtype=bool)
+    bad = np.zeros(len(columns[ROLES[0]]), dtype=bool)
     for role in ROLES:
         if rules.integer_ids:
-            ids = frame[role].to_numpy()
+            ids = columns[role].to_numpy()
             bad |= (ids < 0) | (ids >= rules.limits[role])
-        # Categories are few: the rows are only compared if an empty name occurs at all.
-        elif "" in frame[role].cat.categories:
-            bad |= (frame[role] == "").to_numpy()
-    if WEIGHT in frame:
-        weights = frame[WEIGHT].to_numpy()
+        else:
+            offsets, _ = string_buffers(columns[role])
+            bad |= offsets[1:] == offsets[:-1]
+    if WEIGHT in columns:
+        weights = columns[WEIGHT].to_numpy()
         bad |= ~(np.isfinite(weights) & (weights >= 0))
     return np.flatnonzero(bad)
 
@@ -297,51 +453,15 @@ def header_of(path: Path, columns: Columns, delimiter: str | None, kind: str) ->
     return file.names if file.has_header else {}
 
 
-def _read_text(
-    path: Path,
-    columns: Columns,
-    text: TextFormat,
-    rules: RowRules,
-    report: Callable[[int], None],
-    block_bytes: int,
-    skip_first: bool,
-) -> Iterator[pd.DataFrame]:
-    try:
-        file = _look_at(path, columns, text, skip_first)
-    except _READ_ERRORS as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
+def _parse_csv(file: _TextFile, content: bytes, rules: RowRules) -> pa.Table:
     names = file.names
-    try:
-        # Arrow's own file objects: its read-ahead thread would call a Python one during exit, and abort.
-        raw = pa.OSFile(str(path))
-        stream = pa.CompressedInputStream(raw, codec(path)) if codec(path) else raw
-        for batch in _open_csv(file, stream, names, rules, block_bytes):
-            chunk = _frame({role: batch.column(name) for role, name in names.items()})
-            # The block is parsed but has no line numbers: a second, slow pass finds the line.
-            if len(_bad_rows(chunk, rules)):
-                raise _bad_line(file, names, rules, "a line breaks the rules")
-            yield chunk
-            report(raw.tell())
-    except pa.ArrowInvalid as error:
-        raise _bad_line(file, names, rules, str(error)) from error
-    except _READ_ERRORS as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
-
-
-def _open_csv(
-    file: _TextFile, stream: object, names: dict[str, str], rules: RowRules, block_bytes: int
-) -> pa.csv.CSVStreamingReader:
-    types = {name: pa.int64() if rules.integer_ids else _NAME for name in names.values()}
+    types = {name: pa.int64() if rules.integer_ids else pa.string() for name in names.values()}
     if WEIGHT in names:
         types[names[WEIGHT]] = pa.float32()
-    return pa.csv.open_csv(
-        stream,
-        pa.csv.ReadOptions(
-            use_threads=False,
-            block_size=block_bytes,
-            column_names=file.field_names,
-            skip_rows=int(file.has_header),
-        ),
+    return pa.csv.read_csv(
+        pa.BufferReader(content),
+        # One block: the threads parse different ones.
+        pa.csv.ReadOptions(use_threads=False, block_size=len(content) + 1, column_names=file.field_names),
         pa.csv.ParseOptions(delimiter=file.text.delimiter, quote_char='"' if file.text.quoted else False),
         # Nothing is null: a name may well be "NA" or "null".
         pa.csv.ConvertOptions(

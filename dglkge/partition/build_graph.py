@@ -29,7 +29,10 @@ import torch
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import Field
 from dglkge.data.partition_layout import PartitionLayout
+from dglkge.data.quality import sorted_distinct
 from dglkge.kernels.streaming_parts import neighbour_lists, place_greedily
+from dglkge.kernels.triple_rows import count_values, mapped, spread
+from dglkge.partition.rows import map_in_order
 from dglkge.partition.run_build import NO_ROOM, NO_ROOM_STATUS, GraphJob
 from dglkge.partition.verify import verify_partitions
 from dglkge.typing import RELATION
@@ -75,7 +78,7 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
     for ntype, ids in original_ids.items():
         _write_id_maps(partitions, ntype, ids.numpy())
     write_edge_tables(partitions, job, train, weights)
-    verify_partitions(partitions, job.graph_name, train, job.edge_types)
+    verify_partitions(partitions, job.graph_name, train, job.edge_types, job.num_workers)
 
 
 @contextlib.contextmanager
@@ -100,6 +103,9 @@ def given_parts(dataset: Path, job: GraphJob) -> dict[str, np.ndarray]:
 
 def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
     """Return the partition of each node of each type, by original id."""
+    if job.num_parts == 1:
+        counts_of = {**job.entity_types, RELATION: job.num_relations}
+        return {ntype: np.zeros(count, np.int64) for ntype, count in counts_of.items()}
     rng = np.random.default_rng(job.seed)
     counts = list(job.entity_types.values())
     starts = dict(zip(job.entity_types, np.cumsum([0, *counts]).tolist()))
@@ -108,21 +114,18 @@ def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
     # DGL stores an edge in the partition of its tail, so in-degrees are the load of a partition.
     in_degrees = np.zeros(len(type_of), np.int64)
     for _, rhs, _, rows in _pieces(job, train):
-        uses += np.bincount(rows[:, 1], minlength=job.num_relations)
-        of_type = slice(starts[rhs], starts[rhs] + job.entity_types[rhs])
-        in_degrees[of_type] += np.bincount(rows[:, 2], minlength=job.entity_types[rhs])
+        count_values(rows[:, 1], uses)
+        count_values(rows[:, 2], in_degrees[starts[rhs] : starts[rhs] + job.entity_types[rhs]])
     heads: np.ndarray = np.empty(0, np.int64)
     tails = heads
-    if job.num_parts > 1 and job.method != "random":
+    if job.method != "random":
         # One id space for all entities, type after type: METIS cuts one graph.
         dtype = np.int64 if job.method == "metis" or len(type_of) > np.iinfo(np.int32).max else np.int32
         heads, tails = (np.empty(len(train), dtype=dtype) for _ in range(2))
         for lhs, rhs, first, rows in _pieces(job, train):
             heads[first : first + len(rows)] = rows[:, 0] + starts[lhs]
             tails[first : first + len(rows)] = rows[:, 2] + starts[rhs]
-    if job.num_parts == 1:
-        flat = np.zeros(len(type_of), dtype=np.int64)
-    elif job.method in ("metis", "ldg"):
+    if job.method in ("metis", "ldg"):
         if job.method == "metis":
             flat = metis_parts(heads, tails, len(type_of), job.num_parts)
         else:
@@ -168,12 +171,12 @@ def metis_parts(heads: np.ndarray, tails: np.ndarray, num_nodes: int, num_parts:
 
 def symmetric_graph(heads: np.ndarray, tails: np.ndarray, num_nodes: int) -> dgl.DGLGraph:
     """Return the graph with every edge in both directions, without loops and parallel edges."""
-    # METIS expects a simple graph. An edge is encoded as one int64, so numpy.unique removes parallel ones.
+    # METIS expects a simple graph. An edge is encoded as one int64, so parallel ones are equal.
     distinct = heads != tails
     keys = np.concatenate(
         [heads[distinct] * num_nodes + tails[distinct], tails[distinct] * num_nodes + heads[distinct]]
     )
-    keys = np.unique(keys)
+    keys = sorted_distinct(keys)
     return dgl.graph(
         (torch.from_numpy(keys // num_nodes), torch.from_numpy(keys % num_nodes)), num_nodes=num_nodes
     )
@@ -244,23 +247,15 @@ def random_parts(
     """
     order = rng.permutation(len(in_degrees))
     order = order[np.argsort(-in_degrees[order], kind="stable")]
-    parts_with_room, room = [], []
+    room = []
     for count in np.bincount(type_of).tolist():
         smallest, larger = divmod(count, num_parts)
         # Drawn at random: else the same partitions would take the extra node of every type.
         extra = rng.permutation(num_parts) < larger
-        room.append([smallest + int(one) for one in extra])
-        parts_with_room.append([part for part in range(num_parts) if room[-1][part]])
-    load = [0] * num_parts
+        room.append(smallest + extra.astype(np.int64))
     parts = np.empty(len(in_degrees), dtype=np.int64)
     # Largest first (longest processing time rule): small nodes later even out the loads.
-    for node, type_, degree in zip(order.tolist(), type_of[order].tolist(), in_degrees[order].tolist()):
-        part = min(parts_with_room[type_], key=load.__getitem__)
-        parts[node] = part
-        load[part] += degree
-        room[type_][part] -= 1
-        if room[type_][part] == 0:
-            parts_with_room[type_].remove(part)
+    spread(order, type_of, in_degrees, np.array(room), parts)
     return parts
 
 
@@ -331,8 +326,11 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
         return layout.part_of(rhs, node_ids[rhs][rows[:, 2]])
 
     counts = np.zeros(job.num_parts, np.int64)
-    for _, rhs, _, rows in _pieces(job, train):
-        counts += np.bincount(owners(rhs, rows), minlength=job.num_parts)
+    if job.num_parts == 1:
+        counts[0] = len(train)
+    else:
+        for _, rhs, _, rows in _pieces(job, train):
+            counts += np.bincount(owners(rhs, rows), minlength=job.num_parts)
     # All partitions are written in one pass over the triples, each file from its start to its end: no more
     # than a piece is in memory, and a full disk is an error and no SIGBUS, which a store to a map would be.
     with contextlib.ExitStack() as stack:
@@ -350,17 +348,24 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
         id_type = "<i4" if max(map(layout.num_nodes, layout.ntypes)) <= np.iinfo(np.int32).max else "<i8"
         edge_files = create(dataset_files.EDGES, id_type, (3,))
         weight_files = [] if weights is None else create(dataset_files.WEIGHTS, "<f4", ())
-        for lhs, rhs, start, rows in _pieces(job, train):
-            owner = owners(rhs, rows)
-            for part_id in range(job.num_parts):
-                mine = np.flatnonzero(owner == part_id)
-                edges = np.empty((len(mine), 3), id_type)
-                for column, ntype in enumerate((lhs, RELATION, rhs)):
-                    edges[:, column] = node_ids[ntype][rows[mine, column]]
-                edge_files[part_id].write(edges.tobytes())
-                id_files[part_id].write((mine + start).astype("<i8").tobytes())
+
+        def owned(piece: tuple[str, str, int, np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+            """Return the triple ids and edges of each partition."""
+            lhs, rhs, start, rows = piece
+            found = np.empty((len(rows), 3), id_type)
+            mapped(rows, node_ids[lhs], node_ids[RELATION], node_ids[rhs], found)
+            if job.num_parts == 1:
+                return [(np.arange(start, start + len(rows), dtype="<i8"), found)]
+            owner = layout.part_of(rhs, found[:, 2])
+            mine = [np.flatnonzero(owner == part_id) for part_id in range(job.num_parts)]
+            return [((places + start).astype("<i8"), np.take(found, places, axis=0)) for places in mine]
+
+        for parts in map_in_order(owned, _pieces(job, train), job.num_workers):
+            for part_id, (triple_ids, edges) in enumerate(parts):
+                edge_files[part_id].write(edges.data)
+                id_files[part_id].write(triple_ids.data)
                 if weights is not None:
-                    weight_files[part_id].write(weights[start : start + len(rows)][mine].tobytes())
+                    weight_files[part_id].write(weights[triple_ids].tobytes())
 
 
 def _smallest(ids: np.ndarray) -> np.ndarray:

@@ -72,10 +72,13 @@ def misplaced_relations(
         if are_integers:
             likeness = _jaccard(relations, other)
             is_like_other = likeness >= 0.5
-            is_unlike = _jaccard(column, other) <= likeness / 2
+            # What is not asked for below is not computed: the columns of entities are long.
+            is_unlike = is_like_other and _jaccard(column, other) <= likeness / 2
         else:
             is_like_other = _shared(relations, other) >= 0.5 * len(relations)
-            is_unlike = _shared(column, np.union1d(relations, other)) <= 0.05 * len(column)
+            is_unlike = is_like_other and (
+                int((_within(column, relations) | _within(column, other)).sum()) <= 0.05 * len(column)
+            )
         # As many values as entities: a fourth of those in the other column, or more.
         is_as_large = 4 * len(relations) >= len(other)
         if len(column) <= FAR_FEWER * len(relations) and (is_like_other or is_as_large):
@@ -87,7 +90,16 @@ def misplaced_relations(
 
 
 def _shared(one: np.ndarray, other: np.ndarray) -> int:
-    return len(np.intersect1d(one, other, assume_unique=True))
+    few, many = sorted((one, other), key=len)
+    return int(_within(few, many).sum())
+
+
+def _within(some: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return whether each number is among ascending ones, (n,) bool."""
+    if len(values) == 0:
+        return np.zeros(len(some), bool)
+    found: np.ndarray = values[np.minimum(np.searchsorted(values, some), len(values) - 1)] == some
+    return found
 
 
 def _jaccard(one: np.ndarray, other: np.ndarray) -> float:

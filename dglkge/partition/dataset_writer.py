@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +17,7 @@ import numpy as np
 
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import DESCRIPTION, PENDING_DESCRIPTION, TRAIN, Field, read_description
+from dglkge.data.name_list import NameList
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import DglkgeError, InputError, StorageError
 from dglkge.partition.ingest import IdTriples, TypedIds
@@ -205,15 +206,18 @@ def write_triples(folder: Path, triples: IdTriples, ids: TypedIds) -> dict[str, 
     for index, type_ in enumerate(ids.types):
         path = dataset_files.vocabulary_path(folder, type_)
         path.parent.mkdir(exist_ok=True)
-        Vocabulary([triples.entities[i] for i in ids.entities_of(index).tolist()], "entity").save(path)
+        _save_names(triples.entities, ids.entities_of(index), path)
         paths.append(path)
     ids.relations.save(folder / dataset_files.RELATIONS)
     paths.append(folder / dataset_files.RELATIONS)
     splits = {split: triples.splits.get(split, np.zeros((0, 3), np.int32)) for split in dataset_files.SPLITS}
     ranks = ids.pair_ranks()
     counts = np.zeros(int(ranks.max()) + 1, np.int64)
-    for _, (rows,) in pieces(splits[TRAIN]):
-        counts += np.bincount(ranks[ids.relation_ids(rows)], minlength=len(counts))
+    if len(counts) == 1:
+        counts[0] = len(splits[TRAIN])
+    else:
+        for _, (rows,) in pieces(splits[TRAIN]):
+            counts += np.bincount(ranks[ids.relation_ids(rows)], minlength=len(counts))
     weights = triples.weights.get(TRAIN)
     weight_path = folder / dataset_files.TRAIN_WEIGHTS
     for split, rows in splits.items():
@@ -233,6 +237,14 @@ def write_triples(folder: Path, triples: IdTriples, ids: TypedIds) -> dict[str, 
         Field.HAS_WEIGHTS: weights is not None,
         Field.FINGERPRINT: dataset_files.fingerprint(paths),
     }
+
+
+def _save_names(names: Sequence[str], places: np.ndarray, path: Path) -> None:
+    """Write the names at some places of a list."""
+    if isinstance(names, NameList):
+        (names if len(places) == len(names) else names.take(places)).save(path)
+    else:
+        Vocabulary([names[place] for place in places.tolist()], "entity").save(path)
 
 
 def write_description(folder: Path, description: dict[str, Any]) -> None:
@@ -282,14 +294,15 @@ def _write_train(
             weight_start = _start_array(weight_file, weights.dtype.str, weights.shape)
         for piece, (some,) in pieces(rows):
             found = np.ascontiguousarray(ids.original_ids(some), dtype="<i8")
-            pairs = ranks[found[:, 1]]
-            for pair in np.unique(pairs).tolist():
-                mine = pairs == pair
+            pairs = ranks[found[:, 1]] if len(counts) > 1 else np.zeros(len(found), np.int64)
+            of_pair = np.bincount(pairs)
+            for pair in np.flatnonzero(of_pair).tolist():
+                mine = slice(None) if len(counts) == 1 else np.flatnonzero(pairs == pair)
                 _write_at(file, found[mine], start + int(places[pair]) * found.itemsize * 3)
                 if weights is not None:
                     place = weight_start + int(places[pair]) * weights.itemsize
                     _write_at(weight_file, np.ascontiguousarray(weights[piece][mine]), place)
-                places[pair] += mine.sum()
+                places[pair] += of_pair[pair]
 
 
 def _write_at(file: BinaryIO, array: np.ndarray, place: int) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from dglkge.data.name_list import NameList
 from dglkge.data.text_format import ROLES, WEIGHT, Columns
 from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
+from dglkge.kernels.triple_rows import renumber
 from dglkge.partition.column_order import column_order_advice
-from dglkge.partition.rows import CollectedRows, pieces
+from dglkge.partition.name_index import NameIndex
+from dglkge.partition.read_files import SplitFiles
+from dglkge.partition.rows import CollectedRows, map_in_order, pieces
 from dglkge.typing import Relation
-
-MAX_NAMES = np.iinfo(np.int32).max
 
 
 @dataclass
@@ -25,7 +28,7 @@ class IdTriples:
 
     Attributes
     ----------
-    entities, relations : list of str
+    entities, relations : sequence of str
         The names of id 0, 1, 2, ...
     splits : dict of str to (n, 3) int32
         Head, relation and tail of each split.
@@ -33,48 +36,25 @@ class IdTriples:
         The weights of each split; empty where there are none.
     """
 
-    entities: list[str]
-    relations: list[str]
+    entities: Sequence[str]
+    relations: Sequence[str]
     splits: dict[str, np.ndarray]
     weights: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-class NameIndex:
-    """A growing index of names, in the order of their first appearance."""
+_DENSE_KEYS = 1 << 26
 
-    def __init__(self) -> None:
-        self._ids: dict[str, int] = {}
-
-    def add(self, column: pd.Series) -> np.ndarray:
-        """Return the ids of a categorical column, (n,) int32; new names get new ids."""
-        ids = self._ids
-        # Only the distinct names of the chunk pass through Python; the rows are mapped by numpy.
-        local = [ids.setdefault(name, len(ids)) for name in column.cat.categories.tolist()]
-        if len(ids) > MAX_NAMES:
-            raise InputError(f"there are more than {MAX_NAMES} names")
-        return np.array(local, dtype=np.int32)[column.cat.codes.to_numpy()]
-
-    def in_order(self) -> tuple[list[str], np.ndarray]:
-        """Return the sorted names, and the place of each id among them, (n,) int32.
-
-        Sorted, so that ids do not depend on the order of the triples nor on where chunks end.
-        """
-        names = sorted(self._ids)
-        places = np.empty(len(names), dtype=np.int32)
-        for place, name in enumerate(names):
-            places[self._ids[name]] = place
-        return names, places
+Chunks = Mapping[str, Iterable[pd.DataFrame]]
+"""Data frames with categorical columns, or columns of integers, for each split."""
 
 
-def ingest_names(
-    chunks_of_split: Mapping[str, Iterable[pd.DataFrame]], folder: Path | None = None
-) -> IdTriples:
+def ingest_names(source: Chunks | SplitFiles, folder: Path | None = None) -> IdTriples:
     """Read all splits of triples of names.
 
     Parameters
     ----------
-    chunks_of_split : mapping of str to iterable of DataFrame
-        For each split its chunks, as ``dglkge.data.triples`` yields them.
+    source : mapping of str to iterable of DataFrame, or SplitFiles
+        For each split its chunks, as ``dglkge.data.triples`` yields them, or files.
     folder : Path, optional
         Folder for temporary files of the ids, 12 bytes a triple; by default they are in memory.
 
@@ -87,21 +67,24 @@ def ingest_names(
     index = {"head": entities, "relation": relations, "tail": entities}
     # First ids by appearance in one pass, then renumbering in place: the names are sorted once, not the
     # triples.
-    splits, weights = _collect(chunks_of_split, lambda role, column: index[role].add(column), folder)
+    splits, weights = _collect(source, lambda role, column: index[role].add(column), folder)
     entity_names, entity_places = entities.in_order()
     relation_names, relation_places = relations.in_order()
     check_names(entity_names, "entity", "\n")
     check_names(relation_names, "relation", "\n\t")
+    num_workers = source.num_workers if isinstance(source, SplitFiles) else 1
+
+    def renumbered(piece: np.ndarray) -> None:
+        renumber(np.asarray(piece), entity_places, relation_places)
+
     for triples in splits.values():
-        for _, (piece,) in pieces(triples):
-            piece[:, 0] = entity_places[piece[:, 0]]
-            piece[:, 1] = relation_places[piece[:, 1]]
-            piece[:, 2] = entity_places[piece[:, 2]]
+        for _ in map_in_order(renumbered, (piece for _, (piece,) in pieces(triples)), num_workers):
+            pass
     return IdTriples(entity_names, relation_names, splits, weights)
 
 
 def ingest_ids(
-    chunks_of_split: Mapping[str, Iterable[pd.DataFrame]],
+    source: Chunks | SplitFiles,
     entity_names: list[str] | None,
     relation_names: list[str] | None,
     columns: Columns | None = None,
@@ -111,8 +94,8 @@ def ingest_ids(
 
     Parameters
     ----------
-    chunks_of_split : mapping of str to iterable of DataFrame
-        For each split its chunks of integers.
+    source : mapping of str to iterable of DataFrame, or SplitFiles
+        For each split its chunks of integers, or files.
     entity_names, relation_names : list of str, optional
         The id maps. Without one, the names are the integers, and every integer up to the largest must occur.
     columns : Columns, optional
@@ -125,7 +108,7 @@ def ingest_ids(
     InputError
         If integers are missing among those that occur, and no id map allows it.
     """
-    splits, weights = _collect(chunks_of_split, lambda role, column: column.to_numpy(), folder)
+    splits, weights = _collect(source, lambda role, column: column.to_numpy(), folder)
     try:
         if entity_names is None:
             entity_names = _dense_names(splits, (0, 2), "entity")
@@ -141,13 +124,15 @@ def ingest_ids(
 
 
 def _collect(
-    chunks_of_split: Mapping[str, Iterable[pd.DataFrame]],
-    ids_of: Callable[[str, pd.Series], np.ndarray],
+    source: Chunks | SplitFiles,
+    ids_of: Callable[[str, Any], np.ndarray],
     folder: Path | None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the ids and the weights of each split; ``ids_of`` turns a role's column into ids."""
+    if isinstance(source, SplitFiles):
+        return source.collect(ids_of, folder)
     splits, weights = {}, {}
-    for split, chunks in chunks_of_split.items():
+    for split, chunks in source.items():
         parts, weight_parts = CollectedRows(folder, (3,), np.int32), CollectedRows(folder, (), np.float32)
         has_weights = False
         for chunk in chunks:
@@ -164,9 +149,11 @@ def _collect(
     return splits, weights
 
 
-def check_names(names: list[str], noun: str, forbidden: str) -> None:
+def check_names(names: Sequence[str], noun: str, forbidden: str) -> None:
     """Raise InputError if a name holds one of the forbidden characters."""
     for character in forbidden:
+        if isinstance(names, NameList) and not names.has_byte(ord(character)):
+            continue
         for name in names:
             if character in name:
                 raise InputError(
@@ -244,6 +231,9 @@ class TypedIds:
 
     def original_ids(self, triples: np.ndarray) -> np.ndarray:
         """Return head, relation and tail as original ids, (n, 3) int64."""
+        if len(self.types) == 1:
+            # Ids within the one type are the ids.
+            return triples.astype(np.int64)
         ids = np.empty((len(triples), 3), dtype=np.int64)
         ids[:, 0] = self.id_in_type[triples[:, 0]]
         ids[:, 1] = self.relation_ids(triples)
@@ -260,7 +250,7 @@ class TypedIds:
 
 
 def assign_ids(
-    splits: dict[str, np.ndarray], relation_names: list[str], types: list[str], type_of: np.ndarray
+    splits: dict[str, np.ndarray], relation_names: Sequence[str], types: list[str], type_of: np.ndarray
 ) -> TypedIds:
     """Plan the original ids.
 
@@ -284,10 +274,7 @@ def assign_ids(
     for index in range(len(types)):
         members = np.flatnonzero(type_of == index)
         id_in_type[members] = np.arange(len(members), dtype=np.int32)
-    keys = np.empty(0, np.int64)
-    for triples in splits.values():
-        for _, (piece,) in pieces(triples):
-            keys = np.union1d(keys, _keys(piece, type_of, len(types)))
+    keys = _distinct_keys(splits, type_of, len(types), len(relation_names))
     # A key is (name * types + lhs) * types + rhs; dividing by types squared gives the name back.
     unused = np.setdiff1d(np.arange(len(relation_names)), keys // len(types) ** 2)
     keys = np.union1d(keys, unused * len(types) ** 2)
@@ -299,7 +286,26 @@ def assign_ids(
     return TypedIds(types, type_of, id_in_type, RelationVocabulary(relations), keys)
 
 
+def _distinct_keys(
+    splits: dict[str, np.ndarray], type_of: np.ndarray, num_types: int, num_names: int
+) -> np.ndarray:
+    """Return the keys that occur, ascending."""
+    num_keys = num_names * num_types**2
+    occurs = np.zeros(num_keys if num_keys <= _DENSE_KEYS else 0, bool)
+    keys = np.empty(0, np.int64)
+    for triples in splits.values():
+        for _, (piece,) in pieces(triples):
+            found = _keys(piece, type_of, num_types)
+            if num_keys <= _DENSE_KEYS:
+                occurs[found] = True
+            else:
+                keys = np.union1d(keys, found)
+    return np.flatnonzero(occurs) if num_keys <= _DENSE_KEYS else keys
+
+
 def _keys(triples: np.ndarray, type_of: np.ndarray, num_types: int) -> np.ndarray:
     keys = triples[:, 1].astype(np.int64)
+    if num_types == 1:
+        return keys
     keys = keys * num_types + type_of[triples[:, 0]]
     return keys * num_types + type_of[triples[:, 2]]

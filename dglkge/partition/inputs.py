@@ -120,6 +120,8 @@ class Options:
     drop_leaks : str, optional
         Leave out triples of valid and test that stand in train (``"exact"``), or also those that train
         implies (``"implied"``).
+    num_workers : int, optional
+        Threads that read and check triples; by default one for each core.
     """
 
     num_parts: int = 1
@@ -138,6 +140,7 @@ class Options:
     strict_splits: float | None = None
     drop_leaks: str | None = None
     max_memory: int | None = None
+    num_workers: int | None = None
 
 
 def check_options(options: Options) -> None:
@@ -160,6 +163,8 @@ def check_options(options: Options) -> None:
         raise unknown_name("kind of leaks to drop", options.drop_leaks, DROPPED_LEAKS)
     if options.max_memory is not None and options.max_memory < MIN_MEMORY:
         raise InputError(f"--max-memory is {options.max_memory} bytes, expected 64MB or more")
+    if options.num_workers is not None and options.num_workers < 1:
+        raise InputError(f"--num-workers is {options.num_workers}, expected 1 or more")
     if (options.entity_map or options.relation_map) and not options.integer_ids:
         raise InputError("an entity or relation map was given, but the ids are not said to be integers")
     if options.entity_types is not None and options.reading.types_from is not None:
@@ -367,7 +372,7 @@ _TYPE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def types_of_entities(
-    path: Path | None, entities: list[str], integer_ids: bool
+    path: Path | None, entities: Sequence[str], integer_ids: bool
 ) -> tuple[list[str], np.ndarray]:
     """Return the types and the type of each entity.
 
@@ -375,7 +380,7 @@ def types_of_entities(
     ----------
     path : Path or None
         Lines of entity and type (more columns are not read). None: one type, ``entity``.
-    entities : list of str
+    entities : sequence of str
         The names of all entities.
     integer_ids : bool
         Whether the file has the entities' integer ids instead of their names.
@@ -404,7 +409,7 @@ def types_of_entities(
         if fault:
             raise InputError(f"{path}:{line}: {fault}")
     # With integer ids the file has the integers, although an id map may give other names.
-    keys = [str(id_) for id_ in range(len(entities))] if integer_ids else entities
+    keys = [str(id_) for id_ in range(len(entities))] if integer_ids else list(entities)
     untyped = [key for key in keys if key not in given]
     if untyped:
         raise InputError(

@@ -16,8 +16,10 @@ Place = Callable[[str, int], str]
 """Returns where a row of a split is, for messages."""
 
 
-def measure_triples(triples: IdTriples, ids: TypedIds, bucket_bytes: int = BUCKET_BYTES) -> Quality:
-    """Measure the quality of triples that are not written yet, with so much memory for triples."""
+def measure_triples(
+    triples: IdTriples, ids: TypedIds, bucket_bytes: int = BUCKET_BYTES, num_workers: int = 1
+) -> Quality:
+    """Measure the quality of triples that are not written yet, with so much memory and so many threads."""
     splits = {}
     for split in SPLITS:
         rows = triples.splits.get(split, np.zeros((0, 3), dtype=np.int32))
@@ -33,6 +35,7 @@ def measure_triples(triples: IdTriples, ids: TypedIds, bucket_bytes: int = BUCKE
             ids.relations.labels.__getitem__,
         ),
         bucket_bytes,
+        num_workers,
     )
 
 

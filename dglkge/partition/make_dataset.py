@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import PARTITIONS, REPORT, SPLITS, TRAIN, Field
 from dglkge.data.quality import BUCKET_BYTES
 from dglkge.data.text_format import EXTENSIONS, Columns, RowRules, extension, parse_columns
-from dglkge.data.triples import frame_chunks, header_of, place_of_row, read_chunks
+from dglkge.data.triples import TripleFile, frame_chunks, header_of, place_of_row
 from dglkge.errors import InputError
 from dglkge.partition.column_order import column_order_advice
 from dglkge.partition.dataset_writer import check_output, staged, write_description, write_triples
-from dglkge.partition.ingest import MAX_NAMES, IdTriples, assign_ids, check_names, ingest_ids, ingest_names
+from dglkge.partition.ingest import Chunks, IdTriples, assign_ids, check_names, ingest_ids, ingest_names
 from dglkge.partition.inputs import (
     Options,
     check_metis_memory,
@@ -31,6 +31,8 @@ from dglkge.partition.inputs import (
     types_of_entities,
 )
 from dglkge.partition.leaks import check_leaks, drop_leaks, measure_triples
+from dglkge.partition.name_index import MAX_NAMES
+from dglkge.partition.read_files import SplitFiles, available_cores, bytes_at_a_time
 from dglkge.partition.readers.find import Source, find_input, read_input, take_types
 from dglkge.partition.readers.formats import TABLE, Format
 from dglkge.partition.readers.reading import Reading, Watch
@@ -94,13 +96,15 @@ def _read(inputs: Sequence[Path], output: Path, options: Options, delimiter: str
 def _read_tables(
     source: Source, output: Path, options: Options, delimiter: str | None, watch: Watch
 ) -> Reading:
-    """Read text and Parquet files; the files of a split one after the other."""
+    """Read text and Parquet files."""
     maps = _IdMaps.read(options)
     folder = output.absolute().parent
 
-    def chunks(files: Sequence[tuple[Path, Format]]) -> Iterator[pd.DataFrame]:
-        for path, kind in files:
-            yield from read_chunks(path, options.columns, delimiter, maps.rules, watch(path), kind=kind.name)
+    num_workers = options.num_workers or available_cores()
+    read_bytes = bytes_at_a_time(options.max_memory or BUCKET_BYTES, num_workers)
+
+    def reader(path: Path, kind: Format) -> TripleFile:
+        return TripleFile(path, options.columns, delimiter, maps.rules, kind=kind.name, read_bytes=read_bytes)
 
     def place(split: str, row: int) -> str:
         (path, _), *others = source.files[split]
@@ -108,8 +112,8 @@ def _read_tables(
             return ", ".join(str(path) for path, _ in source.files[split])
         return place_of_row(path, row, options.columns, delimiter)
 
-    chunks_of = {split: chunks(files) for split, files in source.files.items()}
-    triples = maps.ingest(chunks_of, options.columns, folder)
+    files = {split: [reader(*file) for file in files] for split, files in source.files.items()}
+    triples = maps.ingest(SplitFiles(files, watch, num_workers), options.columns, folder)
     reading = Reading(triples, columns=options.columns, place=place)
     path, kind = source.files[TRAIN][0]
     header = header_of(path, options.columns, delimiter, kind.name) if kind.name == "csv" else {}
@@ -194,13 +198,11 @@ class _IdMaps:
         num_relations = len(self.relations) if self.relations else MAX_NAMES
         return RowRules({"head": num_entities, "relation": num_relations, "tail": num_entities})
 
-    def ingest(
-        self, chunks: Mapping[str, Iterable[pd.DataFrame]], columns: Columns, folder: Path | None = None
-    ) -> IdTriples:
+    def ingest(self, source: Chunks | SplitFiles, columns: Columns, folder: Path | None = None) -> IdTriples:
         """Number the triples of all splits."""
         if self.integer_ids:
-            return ingest_ids(chunks, self.entities, self.relations, columns, folder)
-        return ingest_names(chunks, folder)
+            return ingest_ids(source, self.entities, self.relations, columns, folder)
+        return ingest_names(source, folder)
 
 
 def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
@@ -223,16 +225,17 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
     )
     ids = assign_ids(triples.splits, triples.relations, types, type_of)
     check_num_parts(options.num_parts, {**ids.num_entities(), RELATION: len(ids.relations)})
+    num_workers = options.num_workers or available_cores()
     bucket_bytes = BUCKET_BYTES if options.max_memory is None else options.max_memory // 2
     if options.num_parts > 1 and options.method == "metis":
         needed = check_metis_memory(len(triples.splits[TRAIN]), options.max_memory)
         show_line(options.progress, f"METIS will need about {needed / 1e9:.1f} GB")
     show_line(options.progress, "measuring the quality of the data")
-    quality = measure_triples(triples, ids, bucket_bytes)
+    quality = measure_triples(triples, ids, bucket_bytes, num_workers)
     dropped: dict[str, int] = {}
     if options.drop_leaks:
         triples, dropped = drop_leaks(triples, quality.leaks, options.drop_leaks)
-        quality = measure_triples(triples, ids, bucket_bytes)
+        quality = measure_triples(triples, ids, bucket_bytes, num_workers)
     if options.strict_splits is not None:
         # A split and dropping change the numbers of the rows.
         in_order = not (options.split or options.drop_leaks)
@@ -247,7 +250,6 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
         del triples, ids, type_of
         # DGL makes file names of the graph's name.
         graph_name = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-        keys = (Field.ENTITY_TYPES, Field.EDGE_TYPES, Field.NUM_RELATIONS, Field.HAS_WEIGHTS)
         show_line(options.progress, f"partitioning into {options.num_parts} ({options.method})")
         run_build(
             folder,
@@ -256,7 +258,11 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
                 options.num_parts,
                 options.method,
                 options.seed,
-                *(description[key] for key in keys),
+                description[Field.ENTITY_TYPES],
+                description[Field.EDGE_TYPES],
+                description[Field.NUM_RELATIONS],
+                description[Field.HAS_WEIGHTS],
+                num_workers=num_workers,
             ),
         )
         description |= {

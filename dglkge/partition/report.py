@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -50,13 +51,16 @@ def reading_progress(
     """
     total = sum(path.stat().st_size for path in files if path.is_file())
     done: dict[Path, int] = {}
+    lock = Lock()
     with tqdm(total=total, unit="B", unit_scale=True, desc="reading", disable=not shows(progress)) as bar:
 
         def watch(path: Path) -> Callable[[int], None]:
             def on_bytes(position: int) -> None:
-                done[path] = position
-                # tqdm counts increments, while readers report positions; files may be read in turn.
-                bar.update(sum(done.values()) - bar.n)
+                # Files may be read side by side.
+                with lock:
+                    done[path] = position
+                    # tqdm counts increments, while readers report positions.
+                    bar.update(sum(done.values()) - bar.n)
 
             return on_bytes
 
@@ -87,7 +91,8 @@ def partition_figures(dataset: Dataset) -> dict[str, Any]:
             for piece in range(start, stop, _ROWS_AT_A_TIME):
                 heads = table.edges[piece : min(piece + _ROWS_AT_A_TIME, stop), 0]
                 # The partition owns the tail of each of its edges, so only the head can lie elsewhere.
-                cut += int((layout.part_of(lhs, heads) != part_id).sum())
+                lower, upper = layout.node_range(lhs, part_id)
+                cut += int(((heads < lower) | (heads >= upper)).sum())
         ranges = {ntype: layout.node_range(ntype, part_id) for ntype in layout.ntypes}
         nodes = {ntype: end - start for ntype, (start, end) in ranges.items()}
         parts.append(

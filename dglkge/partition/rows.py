@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import mmap
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -13,6 +16,9 @@ from dglkge.errors import StorageError
 
 ROWS_AT_A_TIME = 1 << 20
 _DENSE = 1 << 26
+
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 class CollectedRows:
@@ -70,6 +76,30 @@ def pieces(*arrays: np.ndarray) -> Iterator[tuple[slice, tuple[np.ndarray, ...]]
         yield piece, tuple(array[piece] for array in arrays)
         for array in arrays:
             release(array)
+
+
+def map_in_order(
+    function: Callable[[Item], Found], items: Iterable[Item], num_workers: int
+) -> Iterator[Found]:
+    """Yield the result of each item in order; threads compute a bounded number ahead.
+
+    An exception of the function is raised when its turn comes; then, and if the caller stops, the threads
+    end with what they have begun.
+    """
+    if num_workers == 1:
+        yield from map(function, items)
+        return
+    pending: deque[Future[Found]] = deque()
+    with ThreadPoolExecutor(num_workers) as threads:
+        try:
+            for item in items:
+                pending.append(threads.submit(function, item))
+                if len(pending) > num_workers:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            threads.shutdown(cancel_futures=True)
 
 
 def release(array: np.ndarray) -> None:

@@ -47,6 +47,8 @@ class GraphJob:
         Whether the training triples have weights.
     has_parts : bool
         Whether the partition of each node is given, in :data:`dglkge.data.dataset_files.GIVEN_PARTS`.
+    num_workers : int
+        Number of threads that write and verify the edge tables.
     """
 
     graph_name: str
@@ -58,6 +60,7 @@ class GraphJob:
     num_relations: int
     has_weights: bool
     has_parts: bool = False
+    num_workers: int = 1
 
     def save(self, dataset: Path) -> None:
         """Write the job into a data set folder that is being built."""

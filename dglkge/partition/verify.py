@@ -11,6 +11,8 @@ import numpy as np
 
 from dglkge.data.dataset_files import Field, graph_config_path, load_json
 from dglkge.data.partition_layout import EdgeTable, PartitionLayout
+from dglkge.kernels.triple_rows import mapped
+from dglkge.partition.rows import map_in_order
 from dglkge.typing import RELATION
 
 _ROWS_AT_A_TIME = 1 << 20
@@ -21,7 +23,7 @@ class VerificationError(Exception):
 
 
 def verify_partitions(
-    partitions: Path, graph_name: str, train: np.ndarray, edge_types: list[list[Any]]
+    partitions: Path, graph_name: str, train: np.ndarray, edge_types: list[list[Any]], num_workers: int = 1
 ) -> None:
     """Check the partitions against the triples.
 
@@ -35,6 +37,8 @@ def verify_partitions(
         The triples.
     edge_types : list of [lhs, rhs, first_triple_id, end_triple_id]
         The range of triples of each pair of types.
+    num_workers : int
+        Number of threads.
 
     Raises
     ------
@@ -49,7 +53,7 @@ def verify_partitions(
     for part_id in range(layout.num_parts):
         table = layout.edge_table(part_id)
         num_owned += len(table.triple_ids)
-        verify_edge_table(layout, part_id, table, train, edge_types)
+        verify_edge_table(layout, part_id, table, train, edge_types, num_workers)
         verify_dgl_partition(graph_config_path(partitions, graph_name), part_id, layout)
     # A partition has no triple twice (its ids ascend), and no two own one tail: with as many as there are
     # triples, each is in exactly one.
@@ -67,27 +71,41 @@ def verify_id_maps(layout: PartitionLayout, ntype: str) -> None:
 
 
 def verify_edge_table(
-    layout: PartitionLayout, part_id: int, table: EdgeTable, train: np.ndarray, edge_types: list[list[Any]]
+    layout: PartitionLayout,
+    part_id: int,
+    table: EdgeTable,
+    train: np.ndarray,
+    edge_types: list[list[Any]],
+    num_workers: int = 1,
 ) -> None:
     """Check that a partition's edges are its triples, and that it owns their tails."""
-    node_ids = {ntype: layout.node_ids(ntype) for ntype in layout.ntypes}
-    last = -1
-    for first in range(0, len(table.triple_ids), _ROWS_AT_A_TIME):
+    # Copied into memory: random accesses to mapped pages are slow.
+    node_ids = {ntype: np.array(layout.node_ids(ntype)) for ntype in layout.ntypes}
+
+    def verify_piece(first: int) -> None:
         triple_ids = table.triple_ids[first : first + _ROWS_AT_A_TIME]
+        last = table.triple_ids[first - 1] if first else -1
         ascend = triple_ids[0] > last and bool((np.diff(triple_ids) > 0).all())
         _check(ascend, f"partition {part_id}: triple ids do not ascend")
-        last = triple_ids[-1]
-        _check(last < len(train), f"partition {part_id}: triple id {last} is of no triple")
+        _check(
+            triple_ids[-1] < len(train), f"partition {part_id}: triple id {triple_ids[-1]} is of no triple"
+        )
         edges = table.edges[first : first + _ROWS_AT_A_TIME]
-        triples = train[triple_ids]
+        triples = np.asarray(train[triple_ids])
         for lhs, rhs, start, end in edge_types:
             rows = slice(*np.searchsorted(triple_ids, [start, end]))
-            for column, ntype in enumerate((lhs, RELATION, rhs)):
-                same = np.array_equal(node_ids[ntype][triples[rows, column]], edges[rows, column])
-                _check(same, f"partition {part_id}: edges {lhs} to {rhs} are not those of the triples")
-            owner = layout.part_of(rhs, edges[rows, 2])
-            inside = bool((owner == part_id).all())
+            expected = np.empty_like(triples[rows])
+            mapped(triples[rows], node_ids[lhs], node_ids[RELATION], node_ids[rhs], expected)
+            _check(
+                np.array_equal(expected, edges[rows]),
+                f"partition {part_id}: edges {lhs} to {rhs} are not those of the triples",
+            )
+            lower, upper = layout.node_range(rhs, part_id)
+            inside = bool(((edges[rows, 2] >= lower) & (edges[rows, 2] < upper)).all())
             _check(inside, f"partition {part_id}: it does not own the tail of every edge {lhs} to {rhs}")
+
+    for _ in map_in_order(verify_piece, range(0, len(table.triple_ids), _ROWS_AT_A_TIME), num_workers):
+        pass
 
 
 def verify_dgl_partition(config_path: Path, part_id: int, layout: PartitionLayout) -> None:

@@ -237,3 +237,42 @@ def test_dataset_reads_what_is_stored(tmp_path):
     folder = write_toy_folder(tmp_path / "toy")
     (folder / "partitions" / "report.json").write_text('{"parts": [], "quality": {"triples": {}}}')
     assert Dataset.open(folder).quality() == {"triples": {}}
+
+
+@pytest.mark.parametrize(
+    ("num_entities", "bucket_bytes"), [(8, 1 << 20), (60, 1 << 20), (60, 64), (3000, 900)]
+)
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_triples_that_are_alone_are_counted_as_the_others(
+    num_entities: int, bucket_bytes: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(num_entities)
+    rows = {}
+    for split, num in (("train", 500), ("valid", 40), ("test", 60)):
+        found = rng.integers(0, num_entities, (num, 3))
+        # Relation 1 is the inverse of 0.
+        found[:, 1] = rng.choice([0, 2, 3], num)
+        mirrored = found[found[:, 1] == 0] * [1, 0, 1] + [0, 1, 0]
+        rows[split] = np.concatenate([found, mirrored[:, ::-1], found[:9]]).astype(np.int32)
+    rows["test"] = np.concatenate(
+        [rows["test"], rows["train"][::50], rows["train"][::60, ::-1], rows["valid"][:5]]
+    )
+    triples = NumberedTriples(
+        {split: tuple(found.T) for split, found in rows.items()}, num_entities, 4, "e{}".format, "r{}".format
+    )
+    again = module._again(triples, bucket_bytes, num_workers)
+    pairs = Counter(frozenset((h, t)) for found in rows.values() for h, _, t in found.tolist())
+    for split, found in rows.items():
+        shared = np.array([pairs[frozenset((h, t))] > 1 for h, _, t in found.tolist()])
+        # Some are taken for shared that are alone, but none the other way round.
+        assert again[split][shared].all()
+        assert bucket_bytes < 100 or (again[split] & ~shared).mean() < 0.2
+    measured = measure_quality(triples, bucket_bytes, num_workers)
+    monkeypatch.setattr(
+        module, "_again", lambda *_: {s: np.ones(len(found), bool) for s, found in rows.items()}
+    )
+    expected = measure_quality(triples)
+    assert measured.report == expected.report and expected.report["leaks"]["test"]["implied"]["triples"]
+    for split, leaks in expected.leaks.items():
+        for name, mask in vars(leaks).items():
+            assert np.array_equal(getattr(measured.leaks[split], name), mask), (split, name)

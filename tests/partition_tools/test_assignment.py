@@ -25,6 +25,36 @@ def test_every_type_is_dealt_out_evenly(counts, num_parts, seed):
         assert owned.sum() == count and owned.max() - owned.min() <= 1
 
 
+def spread_slowly(type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int, rng: np.random.Generator):
+    """The largest node first, each to the least loaded partition with room for its type; in plain Python."""
+    order = rng.permutation(len(in_degrees))
+    order = order[np.argsort(-in_degrees[order], kind="stable")]
+    room = []
+    for count in np.bincount(type_of).tolist():
+        smallest, larger = divmod(count, num_parts)
+        room.append([smallest + int(extra) for extra in rng.permutation(num_parts) < larger])
+    load, parts = [0] * num_parts, [0] * len(in_degrees)
+    for node in order.tolist():
+        free = [part for part in range(num_parts) if room[type_of[node]][part]]
+        parts[node] = min(free, key=load.__getitem__)
+        load[parts[node]] += int(in_degrees[node])
+        room[type_of[node]][parts[node]] -= 1
+    return parts
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    num_parts=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+)
+def test_the_least_loaded_partition_takes_the_next_node(counts, num_parts, seed):
+    type_of = np.repeat(np.arange(len(counts)), counts)
+    in_degrees = np.random.default_rng(seed).integers(0, 9, len(type_of))
+    found = random_parts(type_of, in_degrees, num_parts, np.random.default_rng(seed))
+    assert found.tolist() == spread_slowly(type_of, in_degrees, num_parts, np.random.default_rng(seed))
+
+
 @pytest.mark.parametrize("num_parts", [2, 3, 8])
 def test_edges_are_balanced_in_a_skewed_graph(num_parts):
     rng = np.random.default_rng(0)

@@ -11,7 +11,7 @@ import pytest
 
 from dglkge.data.quality import NumberedTriples, measure_quality
 from dglkge.errors import InputError, StorageError
-from dglkge.partition import inputs, rows
+from dglkge.partition import inputs, make_dataset, rows
 from dglkge.partition.inputs import Options, check_metis_memory, parse_memory
 from dglkge.partition.make_dataset import partition_files
 from dglkge.partition.rows import CollectedRows, distinct_below, pieces
@@ -52,7 +52,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("typed", [False, True])
 @pytest.mark.parametrize("method", ["ldg", "random"])
-def test_any_limit_gives_the_same_data_set(
+def test_any_limit_and_number_of_workers_give_the_same_data_set(
     typed: bool, method: str, tmp_path: Path, build_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(4)
@@ -74,10 +74,12 @@ def test_any_limit_gives_the_same_data_set(
             split=(0.8, 0.1, 0.1),
             name="same",
             max_memory=limit,
+            num_workers=1 if limit is None else 3,
         )
         if limit is not None:
             # As few rows at a time, and as many buckets, as a large graph would have.
             monkeypatch.setattr(rows, "ROWS_AT_A_TIME", 64)
+            monkeypatch.setattr(make_dataset, "bytes_at_a_time", lambda *_: 512)
             monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", 50)
             monkeypatch.setattr("dglkge.data.quality.INDEXED_BYTES", 64 * 10**6 // 100)
         partition_files([tmp_path / "all.tsv"], tmp_path / str(number), options)

@@ -18,6 +18,7 @@ def test_defaults_are_allowed():
     [
         ({"method": "mets"}, "unknown partition method 'mets'; did you mean 'metis'"),
         ({"num_parts": 0}, "the number of partitions is 0, expected 1 or more"),
+        ({"num_workers": 0}, "--num-workers is 0, expected 1 or more"),
         ({"seed": -1}, "the seed is -1, expected 0 to"),
         ({"seed": 2**63}, "expected 0 to 2"),
     ],

@@ -57,7 +57,7 @@ def read_graphml(files: Mapping[str, Sequence[Path]], options: ReadingOptions, w
     return reading
 
 
-def _check_different(names: list[str], nodes: list[str], attribute: str) -> None:
+def _check_different(names: Sequence[str], nodes: Sequence[str], attribute: str) -> None:
     first: dict[str, str] = {}
     for name, node in zip(names, nodes):
         if first.setdefault(name, node) != node:

@@ -1,0 +1,193 @@
+"""Names to ids: hash tables over bytes, filled by several threads, and the order of the names."""
+
+from __future__ import annotations
+
+from threading import Lock
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dglkge.data.name_list import NameList, Strings, string_buffers
+from dglkge.errors import InputError
+from dglkge.kernels.names import (
+    fill_slots,
+    group_by_low_bits,
+    hash_names,
+    intern_names,
+    shared_prefix,
+    sorted_within,
+    words_of,
+)
+
+MAX_NAMES = np.iinfo(np.int32).max
+
+SHARD_BITS = 6
+"""Of a hash, for the table that a name is in: a table of 10^7 / 64 names stays in a processor's cache."""
+
+MAX_ROUNDS = 32
+"""Rounds of sorting by eight bytes each; Arrow compares what is still equal then."""
+
+
+class NameIndex:
+    """A growing index of names; threads may add to it at the same time.
+
+    An id is an arbitrary number: :meth:`in_order` returns the place of each among the sorted names, which
+    does not depend on the order in which names were added.
+
+    Parameters
+    ----------
+    shard_bits : int
+        There are ``2 ** shard_bits`` tables, each with a lock. With 0, ids count from 0 in the order of the
+        names' first appearance.
+    """
+
+    def __init__(self, shard_bits: int = SHARD_BITS) -> None:
+        self._bits = shard_bits
+        self._tables = [_Table(shard_bits) for _ in range(1 << shard_bits)]
+
+    def add(self, names: pd.Series | Strings) -> np.ndarray:
+        """Return the ids of names, (n,) int32; new names get new ids.
+
+        Parameters
+        ----------
+        names : Series or Array
+            A categorical column, or strings.
+
+        Raises
+        ------
+        InputError
+            If there are too many names.
+        """
+        if isinstance(names, pd.Series):
+            return self.add(pa.array(names.cat.categories, pa.string()))[names.cat.codes.to_numpy()]
+        offsets, data = string_buffers(names)
+        hashes = hash_names(offsets, data)
+        rows, starts = group_by_low_bits(hashes, self._bits)
+        ids = np.empty(len(names), np.int32)
+        for shard in np.flatnonzero(np.diff(starts)).tolist():
+            mine = rows[starts[shard] : starts[shard + 1]]
+            self._tables[shard].add(mine, hashes, offsets, data, shard, ids)
+        return ids
+
+    def in_order(self) -> tuple[NameList, np.ndarray]:
+        """Return the sorted names, and the place of each id among them, int32.
+
+        Sorted, so that ids do not depend on the order of the triples nor on where chunks end.
+        """
+        counts = [table.num for table in self._tables]
+        ids = np.concatenate(
+            [(np.arange(count) << self._bits) | shard for shard, count in enumerate(counts)]
+        ).astype(np.int32)
+        names = pa.concat_arrays([table.names() for table in self._tables])
+        self._tables = [_Table(self._bits) for _ in counts]
+        order = sorted_order(names)
+        places = np.empty(int(ids.max(initial=-1)) + 1, np.int32)
+        places[ids[order]] = np.arange(len(order), dtype=np.int32)
+        return NameList(names.take(pa.array(order))), places
+
+
+class _Table:
+    """A hash table of names."""
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+        self._lock = Lock()
+        self.num = 0
+        self._slots = np.zeros(64, np.uint64)
+        self._offsets = np.zeros(32, np.int64)
+        self._data = np.zeros(256, np.uint8)
+
+    def add(
+        self,
+        rows: np.ndarray,
+        hashes: np.ndarray,
+        offsets: np.ndarray,
+        data: np.ndarray,
+        shard: int,
+        ids: np.ndarray,
+    ) -> None:
+        """Look up and add the names of some rows: see :func:`dglkge.kernels.names.intern_names`."""
+        num_bytes = int((offsets[rows + 1] - offsets[rows]).sum())
+        with self._lock:
+            self._make_room(len(rows), num_bytes)
+            self.num = intern_names(
+                rows,
+                hashes,
+                offsets,
+                data,
+                self._bits,
+                shard,
+                self._slots,
+                self._offsets,
+                self._data,
+                self.num,
+                ids,
+            )
+            if self.num << self._bits > MAX_NAMES:
+                raise InputError(f"there are more than {MAX_NAMES} names")
+
+    def _make_room(self, num_names: int, num_bytes: int) -> None:
+        """Make room as if all the names were new."""
+        used = int(self._offsets[self.num])
+        self._offsets = _grown(self._offsets, self.num + num_names + 1, self.num + 1)
+        self._data = _grown(self._data, used + num_bytes, used)
+        if 3 * (self.num + num_names) > 2 * len(self._slots):
+            num_slots = len(self._slots)
+            while 3 * (self.num + num_names) > 2 * num_slots:
+                num_slots *= 2
+            self._slots = np.zeros(num_slots, np.uint64)
+            hashes = hash_names(self._offsets[: self.num + 1], self._data)
+            fill_slots(hashes, self._bits, self._slots)
+
+    def names(self) -> pa.LargeStringArray:
+        """Return the names by number."""
+        offsets = self._offsets[: self.num + 1]
+        data = self._data[: int(offsets[-1])]
+        return pa.LargeStringArray.from_buffers(self.num, pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def _grown(array: np.ndarray, length: int, used: int) -> np.ndarray:
+    """Return an array of at least a length; larger by half than needed, so that copies are few."""
+    if length <= len(array):
+        return array
+    grown = np.zeros(length + length // 2, array.dtype)
+    grown[:used] = array[:used]
+    return grown
+
+
+def sorted_order(names: Strings) -> np.ndarray:
+    """Return the order that sorts different names by code points, (n,) int64.
+
+    UTF-8 sorts as its code points do. Eight bytes a round are sorted as numbers; later rounds sort what is
+    equal so far, within its group.
+    """
+    order = np.arange(len(names))
+    if len(names) < 2:
+        return order
+    offsets, data = string_buffers(names)
+    skip = shared_prefix(offsets, data)
+    # Where names that are equal so far stand in the order, and the number of their group.
+    places, groups = order.copy(), np.zeros(len(names), np.int64)
+    for number in range(MAX_ROUNDS):
+        members = order[places]
+        words = words_of(members, offsets, data, skip + 8 * number)
+        within = sorted_within(groups, np.argsort(words))
+        order[places] = members[within]
+        words = words[within]
+        # A name is alone once its word differs from those before and after it; groups stay apart.
+        starts = np.ones(len(places) + 1, bool)
+        starts[1:-1] = (words[1:] != words[:-1]) | (groups[1:] != groups[:-1])
+        tied = ~(starts[:-1] & starts[1:])
+        if not tied.any():
+            return order
+        groups = np.cumsum(starts[:-1])[tied]
+        places = places[tied]
+        # From 0 without gaps: sorted_within counts the members of each.
+        groups = np.cumsum(np.concatenate([[0], groups[1:] != groups[:-1]]))
+    members = order[places]
+    rest = pa.table({"group": groups, "name": names.take(pa.array(members))})
+    by_name = pc.sort_indices(rest, [("group", "ascending"), ("name", "ascending")])
+    order[places] = members[by_name.to_numpy()]
+    return order
