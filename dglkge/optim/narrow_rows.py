@@ -7,6 +7,7 @@ float32 and rounds the result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from dgl.distributed import DistEmbedding
 from dglkge.kernels.hashing import combine, stream_key
 from dglkge.kernels.narrow_rows import nearest_words, round_rows, round_rows_plain, widen_rows
 from dglkge.optim.dgl_tables import adopt_tensor, make_words, record_read
+from dglkge.optim.row_chains import Buffer
 
 NARROW_DTYPES = (torch.bfloat16, torch.float16)
 STOCHASTIC, NEAREST = ROUNDINGS = ("stochastic", "nearest")
@@ -71,7 +73,11 @@ def widen_plain(rows: torch.Tensor, places: np.ndarray, out: torch.Tensor | None
 
 
 class NarrowEmbedding(DistEmbedding):
-    """A ``DistEmbedding`` of 16-bit rows, for the optimizers of this package.
+    r"""A ``DistEmbedding`` of 16-bit rows, for the optimizers of this package.
+
+    An update is computed in float32 and rounded. With :math:`x_1 \le x < x_2` the neighbours of a number,
+
+    .. math:: P(x_2) = \frac{x - x_1}{x_2 - x_1}, \qquad P(x_1) = 1 - P(x_2)
 
     ``weight`` holds int16 words. Rows are read by calling the embedding, as ever, and are float32 then:
     widened exactly. They start as zeros; :meth:`write` sets them.
@@ -101,6 +107,25 @@ class NarrowEmbedding(DistEmbedding):
     ------
     ValueError
         For another dtype or rounding.
+
+    Examples
+    --------
+    One process in DGL's standalone mode; in a cluster every trainer runs the same lines.
+
+    >>> import contextlib, io, tempfile, dgl
+    >>> from dglkge.optim import SparseAdagrad
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with contextlib.redirect_stdout(io.StringIO()):
+    ...     _ = dgl.distributed.partition_graph(dgl.rand_graph(6, 9), "doc_narrow", 1, folder.name)
+    ...     dgl.distributed.initialize("unused")
+    >>> graph = dgl.distributed.DistGraph("doc_narrow", part_config=f"{folder.name}/doc_narrow.json")
+    >>> policy = graph.get_node_partition_policy("_N")
+    >>> table = NarrowEmbedding(6, 2, "doc_narrow_table", policy)
+    >>> optimizer = SparseAdagrad([table], lr=0.5)
+    >>> table(torch.tensor([1, 1])).sum().backward()
+    >>> optimizer.step()
+    >>> table.read(torch.tensor([0, 1])).tolist()
+    [[0.0, 0.0], [-0.5, -0.5]]
     """
 
     def __init__(
@@ -197,6 +222,8 @@ class NarrowUpdate:
 
     def __init__(self, embedding: NarrowEmbedding, kernels: str) -> None:
         self._embedding, self._kernels = embedding, kernels
+        # Kept from block to block: fresh memory of this size is zeroed by the kernel, page by page.
+        self._buffers: list[Buffer] = []
 
     def blocks(self, num_rows: int) -> list[slice]:
         """Cut rows into blocks."""
@@ -206,11 +233,24 @@ class NarrowUpdate:
         return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
     def open(self, arrays: Sequence[np.ndarray], places: np.ndarray) -> list[np.ndarray]:
-        """Return copies of words "(N, D)", widened to float32, and of state "(N, ...)" at some places."""
+        """Return copies of words "(N, D)", widened to float32, and of state "(N, ...)" at some places.
+
+        They are valid until the next call.
+        """
+        while len(self._buffers) < len(arrays):
+            self._buffers.append(Buffer())
         words, *state = arrays
+        rows_buffer, *state_buffers = self._buffers
+        rows = rows_buffer.rows(len(places), words.shape[1], np.dtype(np.float32))
         typed = self._embedding.typed(torch.from_numpy(words.view(np.int16)))
-        rows = widen(typed, places, kernels=self._kernels).numpy()
-        return [rows, *(np.take(array, places, axis=0) for array in state)]
+        widen(typed, places, torch.from_numpy(rows), self._kernels)
+        copies = []
+        for array, buffer in zip(state, state_buffers):
+            width = math.prod(array.shape[1:])
+            copy = buffer.rows(len(places), width, array.dtype).reshape(len(places), *array.shape[1:])
+            # Places are in range; "raise" would copy once more.
+            copies.append(np.take(array, places, axis=0, out=copy, mode="clip"))
+        return [rows, *copies]
 
     def close(
         self,

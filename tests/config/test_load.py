@@ -236,6 +236,8 @@ DOCUMENTED = {
     schema.UNTIL_FINISHED: [
         "model.init_from.frozen",
         "sampling.order",
+        "tables.dtype",
+        "tables.rounding",
         *(
             f"training.{name}"
             for name in (
@@ -263,22 +265,23 @@ SECTIONS = {schema.FREE: ("checkpoint", "evaluation", "tables")}
 SECTIONS[schema.FIXED] = ("model", "loss", "regularizer", "sampling", "negatives", "optimizer", "dense")
 
 
+NAMED_ALONE = (
+    "checkpoint.init_path",
+    "evaluation.eval_fraction",
+    "model.init_from.frozen",
+    "sampling.order",
+    "tables.dtype",
+    "tables.rounding",
+)
+"""Fields that have another rule than the rest of their section."""
+
+
 @pytest.mark.parametrize("key", [row[0] for row in field_table()])
 def test_what_may_change_in_a_resume_is_documented(key):
     (documented,) = {
         rule
         for rule in DOCUMENTED
-        if key in DOCUMENTED[rule]
-        or (
-            key.split(".")[0] in SECTIONS.get(rule, ())
-            and key
-            not in (
-                "checkpoint.init_path",
-                "model.init_from.frozen",
-                "evaluation.eval_fraction",
-                "sampling.order",
-            )
-        )
+        if key in DOCUMENTED[rule] or (key.split(".")[0] in SECTIONS.get(rule, ()) and key not in NAMED_ALONE)
     }
     old, new = {}, {}
     for config, value in ((old, 1), (new, 2)):

@@ -207,7 +207,7 @@ def test_wide_queries(tmp_path: Path, score_function: str, reciprocal: str) -> N
             for name, table in trainer.tables.items()
         }
         found = {}
-        trainer.optimizer.step_rows = lambda gradients, extra: found.update(summed(gradients, trainer))
+        trainer.optimizer.step_rows = lambda gradients, **_: found.update(summed(gradients, trainer))
         for _ in dglkge.remaining_epochs_until(1):
             batch = next(iter(trainer.batches()))
             loss = oracle(data, rows, batch, config) / batch.global_size
