@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 
@@ -53,6 +54,15 @@ def test_one_host_has_as_many_trainers_where_it_is_compared():
     assert cluster.layouts([1, 2], "exact") == [(1, 1), (1, 2), (2, 2)]
     assert cluster.layouts([1, 2], "bfloat16 wire") == [(1, 1), (2, 2)]
     assert cluster.layouts([2], "stock DGL") == [(2, 2)]
+    assert cluster.layouts([4], "machine order") == [(4, 4)]
+    assert cluster.layouts([1, 4], "machine order") == [(1, 1), (1, 4), (4, 4)]
+
+
+def test_a_batch_grows_with_the_trainers_and_its_chunks_do_not():
+    arguments = argparse.Namespace(batch_size=1000, batch_per_trainer=None)
+    assert cluster.batch_sizes(4, arguments) == (1000, 1000)
+    arguments.batch_per_trainer = 300
+    assert [cluster.batch_sizes(num, arguments) for num in (1, 4)] == [(300, 300), (1200, 300)]
 
 
 @pytest.mark.parametrize("arguments", [["--method", "luck"], ["--systems", "theirs"]])
