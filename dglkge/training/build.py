@@ -38,6 +38,7 @@ from dglkge.evaluation.protocol import Protocol
 from dglkge.kernels.updates import limit_norms
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.kge_model import KgeModel
+from dglkge.model.projections import JoinedModules
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.edge_batches import EdgeBatches
@@ -62,6 +63,12 @@ from dglkge.training.building.components import (
 )
 from dglkge.training.building.dense_optimizer import dense_optimizer
 from dglkge.training.building.edge_sets import build_passes, configured_order, touched_rows
+from dglkge.training.building.features import (
+    DenseWithFeatures,
+    RunFeatures,
+    build_features,
+    frozen_types,
+)
 from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.loss_settings import check_data_of_loss, relation_weights
 from dglkge.training.building.matmul_dtype import with_matmul_dtype
@@ -87,7 +94,7 @@ from dglkge.training.objectives.relation_prediction import SampledWithRelations
 from dglkge.training.objectives.row_dropout import RowDropout
 from dglkge.training.stats import PhaseClock
 from dglkge.training.trackers import Trackers
-from dglkge.training.train_step import TrainStep
+from dglkge.training.train_step import TrainStep, shifts_of
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
 
@@ -217,7 +224,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     with request_timeout():
         # Creates tensors on all servers by RPC, hence the timeout.
         tables = TableSet(cluster.graph, layout, dataset.entity_types, *widths, world.machine)
-    _initialize(tables, model, config, cluster)
+    features = build_features(config, cluster, dataset)
+    _initialize(tables, model, config, cluster, features)
     embeddings = [table.embedding for table in tables.values()]
     with request_timeout():
         optimizer = build_optimizer(config, embeddings, world.num_machines)
@@ -225,6 +233,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         for name in tables.entity_types:
             optimizer.limit_norms(tables[name].embedding, config.model.max_norm)
     choose_lookup(config, tables, world.num_machines)
+    dense = _build_dense(config, model, features, cluster)
     # Registered before the Trainer's own: an exchange in the background ends before the last commit.
     cluster.on_leave(tables.lookup.finish)
     pairs = [(lhs, rhs) for lhs, rhs, _, _ in dataset.edge_types]
@@ -256,10 +265,9 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     if config.model.global_vectors:
         types, lr = tables.entity_types, config.optimizer.lr
         global_vectors = GlobalVectors(types, model.dim, lr, cluster.sum)
-    dense = _build_dense(config, model, cluster)
     train_step = _build_train_step(
         config, dataset, layout, model, tables, optimizer, pairs, clock, cluster.stop, batches, world,
-        global_vectors, dense,
+        global_vectors, dense, features,
     )  # fmt: skip
     # Names of entities take memory, and only the trainer that writes a machine's files needs them.
     names = (
@@ -279,7 +287,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         mirror=mirror,
     )
     evaluator = LiveEvaluator(
-        dataset, model, tables, cluster, _protocol(config), config.training.kernels, global_vectors
+        dataset, model, tables, cluster, _protocol(config), config.training.kernels, global_vectors, features
     )
     meta = _meta(config, dataset)
 
@@ -383,20 +391,22 @@ def _build_train_step(
     world: World,
     global_vectors: GlobalVectors | None,
     dense: DenseParameters | None,
+    features: RunFeatures | None,
 ) -> TrainStep:
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
     dropout = _build_dropout(config, tables)
     sums_batch = config.loss.batch_reduction == "sum"
-    frozen = tables.entity_types if config.model.init_from.frozen else ()
+    frozen = frozen_types(config, features, tables.entity_types)
+    shifts = shifts_of(tables, global_vectors, features)
     touched = touched_rows(config, dataset, layout, batches)
     if config.training.objective != NEGATIVE_SAMPLING:
         full = build_candidate_loss(
-            config, model, regularizer, tables, batches, world, clock, dropout, global_vectors
+            config, model, regularizer, tables, batches, world, clock, dropout, shifts
         )
         return TrainStep(
             full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch,
-            global_vectors=global_vectors, frozen=frozen, touched=touched, dense=dense,
+            global_vectors=global_vectors, frozen=frozen, touched=touched, dense=dense, features=features,
         )  # fmt: skip
     negatives = build_negatives(config, dataset, layout, tables, pairs)
     # It is among all entities already.
@@ -404,8 +414,8 @@ def _build_train_step(
     of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
     is_reference = config.training.kernels == REFERENCE
     matmul_dtype = getattr(torch, config.training.matmul_dtype)
-    # Compiled loops read rows in place, where no vector is added to them.
-    if dot_softmax.is_compiled(model, loss) and not is_reference and global_vectors is None:
+    # Compiled loops read rows in place, where nothing is added to them.
+    if dot_softmax.is_compiled(model, loss) and not is_reference and not shifts:
         of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock, list(negatives))
     else:
         of_groups = AutogradLoss(model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype)
@@ -429,18 +439,27 @@ def _build_train_step(
         frozen,
         touched,
         dense,
+        features,
     )
 
 
-def _build_dense(config: Config, model: KgeModel, cluster: Cluster) -> DenseParameters | None:
-    """Return the dense parameters of the score function's module; None where it has none. A collective."""
-    if model.module is None:
-        return None
-    make = functools.partial(dense_optimizer, config.dense)
+def _build_dense(
+    config: Config, model: KgeModel, features: RunFeatures | None, cluster: Cluster
+) -> DenseParameters | None:
+    """Return the dense parameters of the score function's module and of the projections of features.
+
+    None where there are none. A collective.
+    """
     limits = clipping_of(config.optimizer)
-    return DenseParameters(
-        model.module, make, cluster.sum, cluster.world.rank == 0, limits.get("value", 0.0), "norm" in limits
-    )
+    others: Any = (
+        functools.partial(dense_optimizer, config.dense), cluster.sum, cluster.world.rank == 0,
+        limits.get("value", 0.0), "norm" in limits,
+    )  # fmt: skip
+    if features is not None:
+        projections = features.projections
+        modules = projections if model.module is None else JoinedModules(model.module, projections)
+        return DenseWithFeatures(features, modules, *others)
+    return None if model.module is None else DenseParameters(model.module, *others)
 
 
 def _build_dropout(config: Config, tables: TableSet) -> RowDropout | None:
@@ -497,13 +516,18 @@ def _by_node(weights: np.ndarray | None, layout: PartitionLayout) -> np.ndarray 
     return None if weights is None else weights[layout.original_ids(RELATION)]
 
 
-def _initialize(tables: TableSet, model: KgeModel, config: Config, cluster: Cluster) -> None:
+def _initialize(
+    tables: TableSet, model: KgeModel, config: Config, cluster: Cluster, features: RunFeatures | None
+) -> None:
     """Fill the tables, each trainer its share of the machine's rows.
 
     Rows are keyed by original id, so a table starts the same however it is partitioned.
     """
     world = cluster.world
+    alone = features.entity_types if features is not None and config.features.use == "alone" else ()
     for name, table in tables.items():
+        if name in alone:  # its rows are f(x) alone: zeros, as the servers have made them
+            continue
         shard = table.shard(world.local_rank, world.trainers_per_machine)
         scale = config.model.init_scale
         # In blocks: the rows are drawn in private memory before they are copied to the table.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Callable
 
@@ -32,12 +33,12 @@ from dglkge.training.objectives.all_candidates import (
     QueryMaker,
     only_answers,
 )
-from dglkge.training.objectives.global_vectors import GlobalVectors
 from dglkge.training.objectives.k_vs_all import AnsweredQueries, all_answers
 from dglkge.training.objectives.one_vs_all import AutogradQueries, LoopQueries, has_loops
 from dglkge.training.objectives.query_exchange import QueryExchange
 from dglkge.training.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries
 from dglkge.training.objectives.row_dropout import RowDropout
+from dglkge.training.objectives.rows import Shift
 from dglkge.training.objectives.shard_objective import (
     SOFTMAX,
     AutogradShard,
@@ -178,7 +179,7 @@ def build_candidate_loss(
     world: World,
     clock: PhaseClock,
     dropout: RowDropout | None = None,
-    global_vectors: GlobalVectors | None = None,
+    shifts: Mapping[str, Shift] | None = None,
 ) -> CandidateLoss:
     """Make the loss against all candidates, with this trainer's shards of the tables; a collective."""
     comparisons = _entity_comparisons(config, model, tables)
@@ -189,13 +190,12 @@ def build_candidate_loss(
     candidates = [
         _candidates(config, name, one, kind, batches, world, penalizes) for name, one in comparisons.items()
     ]
-    if global_vectors is not None:
-        shifts = global_vectors.vectors
+    if shifts:
         candidates = [dataclasses.replace(one, shift=shifts.get(one.table.name)) for one in candidates]
     maker: QueryMaker
     if isinstance(batches, QueryBatches):
         maker = AnsweredQueries(model, regularizer, relation_weight)
-    elif has_loops(model, regularizer) and config.training.kernels != REFERENCE and global_vectors is None:
+    elif has_loops(model, regularizer) and config.training.kernels != REFERENCE and not shifts:
         maker = LoopQueries(model, regularizer, relation_weight)
     else:
         maker = AutogradQueries(model, regularizer, relation_weight)
