@@ -474,32 +474,39 @@ class Checkpoint(TablesByName):
         InputError
             If a type has no features, a name is known or repeated, or vectors have another width.
         """
-        if self.features is None:
+        features = self.features
+        if features is None:
             raise InputError(f"{self.path} was trained without features: it has no rows for new entities")
-        counts, rows = dict(self.meta.entity_types), dict(self._new)
+        rows = {}
         for name, (names, vectors) in new.items():
             self._check_table(name)
-            known = self.vocabulary(name)
-            if name not in self.features.entity_types:
-                raise unknown_name("entity type with features", name, self.features.entity_types)
-            width = self.features.projections.widths[name]
-            if vectors.ndim != 2 or vectors.shape != (len(names), width):
-                raise InputError(
-                    f"the features of {len(names)} new entities of type {name!r} have shape "
-                    f"{tuple(vectors.shape)}, expected {(len(names), width)}"
-                )
-            if not bool(torch.isfinite(vectors).all()):
-                raise InputError(f"the features of new entities of type {name!r} are not all finite")
-            again = [one for one in names if one in known]
-            if again or len(set(names)) < len(names):
-                again = again or [one for one, count in Counter(names).items() if count > 1]
-                raise InputError(
-                    f"the new entity {again[0]!r} of type {name!r} is there already; allowed: once"
-                )
-            before = rows.get(name, ([], torch.empty(0, self.meta.dim)))
+            if name not in features.entity_types:
+                raise unknown_name("entity type with features", name, features.entity_types)
+            self._check_new(name, names, vectors, features.projections.widths[name], "features")
             with torch.no_grad():
-                made = self.features.projections.project(name, vectors.double()).float()
-            rows[name] = ([*before[0], *names], torch.cat([before[1], made]))
+                made = features.projections.project(name, vectors.double()).float()
+            rows[name] = names, made
+        return self.with_new_rows(rows)
+
+    def with_new_rows(self, new: Mapping[str, tuple[Sequence[str], torch.Tensor]]) -> Checkpoint:
+        """Return this checkpoint with further entities and given rows.
+
+        Parameters
+        ----------
+        new : mapping of str to (names, (m, D) tensor)
+            By entity type. Their ids follow the last one of the type.
+
+        Raises
+        ------
+        InputError
+            If a type is unknown, a name is known or repeated, or rows have another width.
+        """
+        counts, rows = dict(self.meta.entity_types), dict(self._new)
+        for name, (names, made) in new.items():
+            self._check_table(name)
+            self._check_new(name, names, made, self.meta.dim, "rows")
+            before = rows.get(name, ([], torch.empty(0, self.meta.dim)))
+            rows[name] = ([*before[0], *names], torch.cat([before[1], made.float()]))
             counts[name] += len(names)
         other = copy.copy(self)
         # The files are closed with the checkpoint that opened them.
@@ -507,6 +514,23 @@ class Checkpoint(TablesByName):
         other.meta = replace(self.meta, entity_types=counts)
         other._new, other._tables, other._vocabularies = rows, {}, {}
         return other
+
+    def _check_new(
+        self, table: str, names: Sequence[str], values: torch.Tensor, width: int, noun: str
+    ) -> None:
+        """Refuse new entities with a known or repeated name, or numbers of another shape."""
+        if values.shape != (len(names), width):
+            raise InputError(
+                f"the {noun} of {len(names)} new entities of type {table!r} have shape "
+                f"{tuple(values.shape)}, expected {(len(names), width)}"
+            )
+        if not bool(torch.isfinite(values).all()):
+            raise InputError(f"the {noun} of new entities of type {table!r} are not all finite")
+        known = self.vocabulary(table)
+        again = [one for one in names if one in known]
+        again += [one for one, count in Counter(names).items() if count > 1]
+        if again:
+            raise InputError(f"the new entity {again[0]!r} of type {table!r} is there already; allowed: once")
 
     def _with_new(self, table: CheckpointTable) -> CheckpointTable:
         """Return a table with the rows of new entities."""

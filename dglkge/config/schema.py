@@ -375,8 +375,8 @@ class FeaturesConfig:
     vector_column: str = setting("embedding", "Parquet: column of the vectors, lists of numbers", not_empty)
     projection: str = setting(
         "linear",
-        "from a vector to a row, of each entity type: linear (a matrix and an offset), or mlp (layers with an "
-        "activation between)",
+        "from a vector to a row, of each entity type: linear (a matrix and an offset), or mlp (layers with "
+        "an activation between)",
         one_of("linear", "mlp"),
     )
     hidden: str = setting(
