@@ -6,8 +6,9 @@
         --config examples/stdlib/complex.yaml
 
 A share of the entities is held out with all their triples. The rest is trained, but for a twentieth of the
-triples, which are ranked as usual. Of the triples of the held-out entities a share is given and the others are
-asked: both sides of each are ranked among all trained and held-out entities, filtered by all known triples.
+triples, which are ranked as usual. Of the triples of the held-out entities a share is given and the others
+are asked: both sides of each are ranked among all trained and held-out entities, filtered by all known
+triples.
 
 --features types: one number for each type of entity_types.tsv (an entity may have several).
 --features facts: logarithms of the counts of the relations on each side in the triples that are known of an
@@ -53,7 +54,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "random row": {},
 }
 HEADER = (
-    "| row of a new entity | MRR | Hits@10 | MRR, answer trained | MRR, answer new | MRR of trained entities |\n"
+    "| row of a new entity | MRR | Hits@10 | MRR, answer trained | MRR, answer new "
+    "| MRR of trained entities |\n"
     "|---|--:|--:|--:|--:|--:|"
 )
 
@@ -213,7 +215,7 @@ def with_new(run: Run, variant: str, groups: dict[str, list[str]], vectors: dict
 
 
 def resolve(frame: pd.DataFrame, run: Run) -> np.ndarray:
-    """Return the ids of triples by name; triples whose entity types the relation does not join are dropped."""
+    """Return the ids of triples by name, without those whose entity types the relation does not join."""
     from dglkge.data.named_triples import find_triples
 
     found, faults = find_triples(frame.astype("category"), run.tables.relations, run.tables.vocabulary)

@@ -251,6 +251,7 @@ DOCUMENTED = {
 
 SECTIONS = {schema.FREE: ("checkpoint", "evaluation", "tables")}
 SECTIONS[schema.FIXED] = ("model", "loss", "regularizer", "sampling", "negatives", "optimizer", "dense")
+SECTIONS[schema.FIXED] += ("features",)
 
 
 @pytest.mark.parametrize("key", [row[0] for row in field_table()])

@@ -15,10 +15,13 @@ import torch
 
 import dglkge
 from dglkge.checkpoint import open_checkpoint
+from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
+from dglkge.data.sizes import read_dataset_size
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.protocol import Protocol
+from dglkge.planning.memory import plan_memory
 from dglkge.training import build
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
@@ -277,6 +280,30 @@ def refusing(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Path]) -
     return dglkge.open_run(trained(files, tmp_path_factory.mktemp("run")))
 
 
+def test_a_copy_that_trained_nothing_is_made_again(tmp_path: Path, files: dict[str, Path]) -> None:
+    """A folder without a checkpoint takes the files of now; one with a checkpoint needs none."""
+    folder, source = tmp_path / "run", tmp_path / "person.npy"
+    names = files["person"].with_suffix(".names.txt").read_text()
+    source.with_suffix(".names.txt").write_text(names)
+    sets = ("training.num_epochs=2", "negatives.num_uniform=12")
+    for value in (1.0, 2.0):
+        np.save(source, np.full((40, 2), value))
+        with opened({"person": source}, folder, *sets) as trainer:
+            if value == 2.0:
+                train(trainer, 1)
+    source.unlink()
+    with opened({"person": source}, folder, *sets):
+        pass
+    assert np.load(folder / "features" / "person.npy").min() == 2
+    # Another file than the one that the checkpoint was trained with.
+    np.save(source, np.full((40, 2), 3.0))
+    (folder / "features" / "features.json").unlink()
+    with pytest.raises(CheckpointError, match="was trained with other features"):
+        with opened({"person": source}, folder, *sets):
+            pass
+    JOB.restore(0)
+
+
 def test_damaged_and_missing_vectors(tmp_path: Path, files: dict[str, Path]) -> None:
     folder = trained(files, tmp_path / "run")
     path = folder / "features" / "town.npy"
@@ -329,3 +356,75 @@ def test_refusals(tmp_path: Path, files: dict[str, Path], sets: list[str], words
     assert "\n" not in str(caught.value)
     JOB.restore(0)
     gc.collect()
+
+
+def test_commands_with_new_entities(
+    tmp_path: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands give what Python gives; a file's known names are passed over."""
+    folder = trained(files, tmp_path / "run", "features.use=alone")
+    new, triples = tmp_path / "new.npy", tmp_path / "new.tsv"
+    vectors = np.random.default_rng(4).normal(size=(3, WIDTHS["person"])).astype(np.float32)
+    np.save(new, vectors)
+    new.with_suffix(".names.txt").write_text("ada\nperson1\ngrace\n")
+    triples.write_text("ada\tknows\tperson1\ngrace\tlives_in\ttown1\nada\tknows\tgrace\n")
+    given = ["--features", f"person={new}"]
+    more = dglkge.open_run(folder).with_new_entities(["ada", "grace"], vectors[[0, 2]], "person")
+
+    assert main(["evaluate", str(folder), "--triples", str(triples), *given, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["new_entities"] == {"person": 2}
+    assert (folder / "metrics-triples-new-with-features.json").is_file()
+    ids = more.tables.vocabulary("person").ids(["ada", "person1", "grace"])
+    knows, lives_in = (more.dataset.relations.ids_of(name)[0] for name in ("knows", "lives_in"))
+    town = more.tables.vocabulary("town").id("town1")
+    asked = np.array([[ids[0], knows, ids[1]], [ids[2], lives_in, town], [ids[0], knows, ids[2]]])
+    expected = more.evaluate(Protocol(split="new"), asked, also_known=[asked]).to_dict()
+    assert report["both"] == expected["both"]
+
+    assert main(["predict", str(folder), "--head", "ada", "--relation", "knows", *given, "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)["answers"]
+    assert [one["name"] for one in answers] == more.predict_tails("ada", "knows")["entity"].tolist()
+    assert main(["score", str(folder), "--input", str(triples), *given, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3
+
+    for words, arguments in (
+        ("give the type of the new entities: person, town", ["--features", str(new)]),
+        ("unknown entity type 'people'", ["--features", f"people={new}"]),
+        ("expected (2, 3)", ["--features", f"town={new}"]),
+        ("nowhere.npy: there is no such file", ["--features", "person=nowhere.npy"]),
+    ):
+        assert main(["predict", str(folder), "--head", "ada", "--relation", "knows", *arguments]) == 2
+        caught = capsys.readouterr()
+        assert words in caught.err and caught.err.count("\n") == 1 and not caught.out
+
+
+def test_a_run_without_features_has_no_rows_for_new_entities(tmp_path: Path) -> None:
+    run = dglkge.open_run(trained({}, tmp_path / "run", "dense.lr=0.001"))
+    with pytest.raises(InputError, match="was trained without features"):
+        run.with_new_entities(["ada"], np.zeros((1, 3)), "person")
+    # Rows that are given are no matter of features.
+    more = run.checkpoint.with_new_rows({"person": (["ada"], torch.ones(1, DIM))})
+    assert torch.equal(more["person"]["ada"], torch.ones(DIM)) and len(run.tables["person"]) == 40
+
+
+def test_exports_have_the_sum(tmp_path: Path, files: dict[str, Path]) -> None:
+    run = dglkge.open_run(trained(files, tmp_path / "run"))
+    run.export("npy", tmp_path / "npy")
+    for name in ("person", "country"):
+        with h5py.File(next((tmp_path / "run" / "checkpoint").glob(f"embeddings_{name}_0.v*.h5"))) as file:
+            stored = torch.from_numpy(file["embeddings"][...]).double()
+        exported = torch.from_numpy(np.load(tmp_path / "npy" / f"{name}.npy")).double()
+        if name in files:
+            stored += projected(run.checkpoint.feature_parameters(), name, vectors_of(files, name))
+        torch.testing.assert_close(exported, stored, rtol=1e-6, atol=1e-6)
+
+
+def test_the_plan_counts_the_vectors(tmp_path: Path, files: dict[str, Path]) -> None:
+    size = read_dataset_size(toy_dataset(typed=True))
+    found = {}
+    for dtype in ("float32", "float16"):
+        config = load_config(None, settings(files, tmp_path, f"features.dtype={dtype}"))
+        (host,) = plan_memory(config, size, 2, 1)
+        found[dtype] = dict(host.memory)["features, mapped files"]
+    assert found["float32"] == 4 * (40 * WIDTHS["person"] + 10 * WIDTHS["town"]) == 2 * found["float16"]

@@ -71,7 +71,7 @@ def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFea
     writes = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
 
     def copy() -> bool:
-        if not writes or note.is_file():
+        if not writes or _is_kept(config, files, note):
             return False
         try:
             _write(config, dataset, files, folder)
@@ -90,6 +90,23 @@ def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFea
     hidden = hidden_widths(chosen.projection, chosen.hidden, config.model.dimension)
     made = FeatureProjections(widths, config.model.dimension, hidden, chosen.activation, config.seed)
     return RunFeatures(made, vectors, records)
+
+
+def _is_kept(config: Config, files: list[FeatureFile], note: Path) -> bool:
+    """Return whether the copy in the run's folder is taken as it is.
+
+    That of a run with a checkpoint is: the checkpoint has its checksum. One that a start left which trained
+    nothing may be of other files, and is taken only where these are not there (any more).
+    """
+    if not note.is_file():
+        return False
+    if (Path(config.output) / layout.CHECKPOINT_FOLDER / layout.VERSION_FILE).is_file():
+        return True
+    try:
+        is_same = json.loads(note.read_text(encoding="utf-8"))["files"] == list(config.features.files)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return is_same and not all(one.path.is_file() for one in files)
 
 
 def _open(folder: Path, note: Path) -> tuple[dict[str, torch.Tensor], dict[str, np.ndarray]]:
@@ -143,7 +160,8 @@ def _write(config: Config, dataset: Dataset, files: list[FeatureFile], folder: P
             }
     note = folder / layout.FEATURES_NOTE_FILE
     temporary = note.with_name(note.name + layout.TEMPORARY_SUFFIX)
-    text = json.dumps({"dtype": chosen.dtype, "entity_types": types}, indent=2)
+    described = {"files": list(chosen.files), "dtype": chosen.dtype, "entity_types": types}
+    text = json.dumps(described, indent=2)
     temporary.write_text(text + "\n", encoding="utf-8")
     os.replace(temporary, note)
 
