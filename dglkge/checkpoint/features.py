@@ -45,7 +45,7 @@ def find_folder(checkpoint: Path) -> Path:
         If there is none.
     """
     # runs/demo, runs/demo/checkpoint and runs/demo/checkpoint/best.
-    around = [checkpoint, *checkpoint.absolute().parents[:2]]
+    around = [checkpoint, *list(checkpoint.absolute().parents)[:2]]
     for folder in around:
         if (folder / layout.FEATURES_FOLDER).is_dir():
             return folder / layout.FEATURES_FOLDER

@@ -15,6 +15,7 @@ import torch
 
 import dglkge
 from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
@@ -220,6 +221,24 @@ def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path: Path, fil
     with pytest.raises(InputError, match="features.use is 'alone', and 'added' in the checkpoint"):
         with opened(files, tmp_path / "alone", init, "features.use=alone"):
             pass
+
+
+def test_converted_and_snapshot(tmp_path: Path, files: dict[str, Path]) -> None:
+    """A conversion has e + f(x) as rows; a snapshot finds the vectors of its run."""
+    run = trained(files, tmp_path / "run", "checkpoint.keep_every_epochs=1", "features.use=alone")
+    expected = open_checkpoint(run)
+    dataset = Dataset.open(toy_dataset(typed=True))
+    convert_to_run(expected, dataset, tmp_path / "converted")
+    converted = open_checkpoint(tmp_path / "converted")
+    assert converted.features is None and not converted.feature_parameters()
+    snapshot = open_checkpoint(run / "checkpoint" / "epoch_1", verify=True)
+    assert snapshot.features is not None
+    for name in ("person", "town", "country"):
+        ids = torch.arange(len(expected[name]))
+        torch.testing.assert_close(
+            converted.gather(name, ids), expected.gather(name, ids), rtol=1e-6, atol=1e-7
+        )
+        assert torch.equal(snapshot.gather(name, ids), expected.gather(name, ids))
 
 
 def test_new_entities(tmp_path: Path, files: dict[str, Path]) -> None:
