@@ -76,7 +76,7 @@ def open_features(
     found = {}
     for name, record in records.items():
         num_rows, width, crc32 = (int(one) for one in record)
-        path = folder / layout.features_file(name)
+        path = folder / layout.features_array(name)
         try:
             vectors = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:

@@ -227,7 +227,7 @@ def entity_count_file(entity_type: str, part: int) -> str:
     return f"entity_count_{entity_type}_{part}.txt"
 
 
-def features_file(entity_type: str) -> str:
+def features_array(entity_type: str) -> str:
     """Return the name of the frozen vectors of an entity type in the folder of features."""
     return f"{entity_type}.npy"
 

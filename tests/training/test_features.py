@@ -174,7 +174,7 @@ def test_files_resume_and_ranking(tmp_path: Path, files: dict[str, Path], more: 
         for name, one in half_way.items():
             assert np.array_equal(file[f"dense/parameters/{name}"][...], one.numpy())
     note = json.loads((folder / "features" / "features.json").read_text())
-    assert note["entity_types"]["town"]["without"] == 1 and note["entity_types"]["person"]["without"] == 0
+    assert note["types"]["town"]["without"] == 1 and note["types"]["person"]["without"] == 0
     with opened(files, folder, *sets) as trainer:
         train(trainer, 2)
         rows, found = live(trainer), parameters(trainer)

@@ -112,7 +112,7 @@ def _is_kept(config: Config, files: list[FeatureFile], note: Path) -> bool:
 def _open(folder: Path, note: Path) -> tuple[dict[str, torch.Tensor], dict[str, np.ndarray]]:
     """Open the run's copy."""
     try:
-        found = json.loads(note.read_text(encoding="utf-8"))["entity_types"]
+        found = json.loads(note.read_text(encoding="utf-8"))["types"]
         records = {name: torch.tensor([*one["shape"], one["crc32"]]) for name, one in found.items()}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(
@@ -160,7 +160,7 @@ def _write(config: Config, dataset: Dataset, files: list[FeatureFile], folder: P
             }
     note = folder / layout.FEATURES_NOTE_FILE
     temporary = note.with_name(note.name + layout.TEMPORARY_SUFFIX)
-    described = {"files": list(chosen.files), "dtype": chosen.dtype, "entity_types": types}
+    described = {"files": list(chosen.files), "dtype": chosen.dtype, "types": types}
     text = json.dumps(described, indent=2)
     temporary.write_text(text + "\n", encoding="utf-8")
     os.replace(temporary, note)
@@ -176,7 +176,7 @@ def _write_type(
     name: str,
 ) -> int:
     """Write the vectors of one entity type, 0 where there is none; returns the file's CRC-32."""
-    target = folder / layout.features_file(name)
+    target = folder / layout.features_array(name)
     temporary = target.with_name(target.name + layout.TEMPORARY_SUFFIX)
     written = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=(num_rows, file.width))
     # Entities whose names a format makes equal share a vector: numbers may repeat.
@@ -201,7 +201,7 @@ def _write_type(
 
 def _report(note: Path) -> None:
     """Log how many entities have a vector."""
-    for name, one in json.loads(note.read_text(encoding="utf-8"))["entity_types"].items():
+    for name, one in json.loads(note.read_text(encoding="utf-8"))["types"].items():
         logger.info(
             "features of %s from %s: %d numbers each; %d entities with a vector, %d without (theirs is 0)",
             name, one["path"], one["shape"][1], one["with_vector"], one["without"],
