@@ -132,7 +132,11 @@ def saved_relation_ids(
 
 
 def take_over(
-    checkpoint: Checkpoint, part: TablePart, saved_ids: np.ndarray, table: str | None = None
+    checkpoint: Checkpoint,
+    part: TablePart,
+    saved_ids: np.ndarray,
+    table: str | None = None,
+    keeps_projections: bool = False,
 ) -> int:
     """Copy rows and state of a checkpoint to a live part; rows that the checkpoint lacks keep their values.
 
@@ -145,6 +149,8 @@ def take_over(
         By original id of the whole table: the id in the checkpoint, or -1.
     table : str, optional
         Name of the table in the checkpoint, where it is another than the part's.
+    keeps_projections : bool
+        Whether the run takes the projections of features over too: rows then come without them.
 
     Returns
     -------
@@ -167,6 +173,9 @@ def take_over(
         shift = None if part.table == RELATION else checkpoint.global_vector(source.table)
         if shift is not None:
             part.rows[once >= 0] += torch.from_numpy(shift)
+        features = None if part.table == RELATION or keeps_projections else checkpoint.features
+        if features is not None and source.table in features.entity_types:
+            part.rows[once >= 0] += features.scored(source.table, once[once >= 0])
         for place, first in again.items():
             for values in (part.rows, *part.state.values()):
                 values[place] = values[first]

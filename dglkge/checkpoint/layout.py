@@ -12,6 +12,7 @@ A run's folder::
     metrics-*.json     one ranking result of dglkge evaluate each, named by its protocol
     validation.json    number of the epoch after which the valid split was last ranked
     init_from.json     coverage and projection of the given vectors that entities started with
+    features/          frozen vectors of entities: {type}.npy by original id, and features.json about them
     calibration.json   probabilities of scores, see dglkge.inference.calibration
     trackers.json      ids of the run in the trackers of training.loggers
     lease.json         the job that may write here, see dglkge.distributed.lease
@@ -41,6 +42,8 @@ RUN_VALIDATION_FILE = "validation.json"
 RUN_VECTORS_FILE = "init_from.json"
 RUN_CALIBRATION_FILE = "calibration.json"
 RUN_TRACKERS_FILE = "trackers.json"
+FEATURES_FOLDER = "features"
+FEATURES_NOTE_FILE = "features.json"
 LEASE_FILE = "lease.json"
 ORIGIN_FILE = "copies.json"
 OUTBOX_FOLDER = "outbox"
@@ -226,6 +229,11 @@ def entity_names_file(entity_type: str, part: int) -> str:
 def entity_count_file(entity_type: str, part: int) -> str:
     """Return the name of PyTorch-BigGraph's count of a part's rows."""
     return f"entity_count_{entity_type}_{part}.txt"
+
+
+def features_array(entity_type: str) -> str:
+    """Return the name of the frozen vectors of an entity type in the folder of features."""
+    return f"{entity_type}.npy"
 
 
 def vocabulary_file(entity_type: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Union
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import bigraph_reader, hdf5_format, layout
+from dglkge.checkpoint.features import RECORD, find_folder, open_features, record_path
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, global_vector_path
@@ -22,6 +25,7 @@ from dglkge.checkpoint.restore import read_relations, read_state
 from dglkge.checkpoint.storage import CheckpointStorage, check_open_file
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError, InputError, unknown_name
+from dglkge.model.projections import PREFIX, ProjectedFeatures, projections_of
 from dglkge.typing import RELATION, RowShard
 
 Key = Union[int, str, slice, Sequence[int], Sequence[str], np.ndarray, torch.Tensor]
@@ -132,6 +136,7 @@ def entity_table(
     opened: Mapping[str, BinaryIO],
     names: Callable[[], Vocabulary],
     global_vector: np.ndarray | None = None,
+    features: ProjectedFeatures | None = None,
 ) -> CheckpointTable:
     """Map the rows of an entity type.
 
@@ -146,7 +151,10 @@ def entity_table(
         Returns its vocabulary, which is read only when a name is looked up.
     global_vector : (D,) float32 array, optional
         Added to all rows, which are then a copy in memory.
+    features : ProjectedFeatures, optional
+        Their projections are added to all rows of a type that has some, likewise.
     """
+    table = entries[0].table
     shards: list[FileShard] = []
     first_id = 0
     for entry in entries:
@@ -158,9 +166,12 @@ def entity_table(
             rows = hdf5_format.map_rows(raw, file[hdf5_format.EMBEDDINGS])
         if global_vector is not None:
             rows = rows + global_vector
-        shards.append(FileShard(torch.from_numpy(ids), torch.from_numpy(rows)))
+        shard = FileShard(torch.from_numpy(ids), torch.from_numpy(rows))
+        if features is not None and table in features.entity_types:
+            shard = replace(shard, rows=features.scored(table, shard.original_ids).add_(shard.rows))
+        shards.append(shard)
         first_id += entry.num_rows
-    return CheckpointTable(entries[0].table, shards, lambda name: names().id(name))
+    return CheckpointTable(table, shards, lambda name: names().id(name))
 
 
 def relation_table(
@@ -312,6 +323,8 @@ class Checkpoint(TablesByName):
         self._tables: dict[str, CheckpointTable] = {}
         self._vocabularies: dict[str, Vocabulary] = {}
         self._verify = verify
+        self._new: dict[str, tuple[list[str], torch.Tensor]] = {}
+        self._opened_by: Checkpoint | None = None
         self._files = _open_all(storage.path, manifest)
         # finalize and not __del__: it also runs at exit, and holds the files but not the checkpoint.
         weakref.finalize(self, _close_all, self._files)
@@ -361,7 +374,7 @@ class Checkpoint(TablesByName):
         self._check_table(entity_type)
         if entity_type not in self._vocabularies:
             path = self.path / layout.vocabulary_file(entity_type)
-            count = self.meta.entity_types[entity_type]
+            count = self.manifest.meta.entity_types[entity_type]
             names = self._listed_names(entity_type)
             texts = self.manifest.all_texts
             # A vocabulary that the manifest does not list is no part of this version.
@@ -371,6 +384,8 @@ class Checkpoint(TablesByName):
                 names = Vocabulary([str(id_) for id_ in range(count)], "entity")
             if len(names) != count:
                 raise CheckpointError(f"{path} has {len(names)} names, expected {count}")
+            if entity_type in self._new:
+                names = Vocabulary([*names.names, *self._new[entity_type][0]], "entity")
             self._vocabularies[entity_type] = names
         return self._vocabularies[entity_type]
 
@@ -394,7 +409,9 @@ class Checkpoint(TablesByName):
             else:
                 names = functools.partial(self.vocabulary, table)
                 shift = self.global_vector(table)
-                self._tables[table] = entity_table(self.path, entries, self._files, names, shift)
+                self._tables[table] = self._with_new(
+                    entity_table(self.path, entries, self._files, names, shift, self.features)
+                )
         return self._tables[table]
 
     def global_vector(self, entity_type: str) -> np.ndarray | None:
@@ -410,18 +427,132 @@ class Checkpoint(TablesByName):
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
         """Return the dense parameters of the score function's module by name; none where it has none."""
+        found = self._all_dense_parameters()
+        return {name: values for name, values in found.items() if not name.startswith(PREFIX)}
+
+    def feature_parameters(self) -> dict[str, torch.Tensor]:
+        """Return the parameters of the projections of features by name; none without features."""
+        found = self._all_dense_parameters()
+        return {name: values for name, values in found.items() if name.startswith(PREFIX)}
+
+    def _all_dense_parameters(self) -> dict[str, torch.Tensor]:
         name = self.manifest.of_table(RELATION)[0].name
         with hdf5_format.open_file(self.path / name, self._files[name]) as file:
             return dense_parameters(file)
 
+    @cached_property
+    def features(self) -> ProjectedFeatures | None:
+        """Features of the entities, which the model adds to their rows; None where it has none.
+
+        The tables of this class have them in their rows already; the files have not.
+
+        Raises
+        ------
+        CheckpointError
+            If the run's copy of the vectors is missing, damaged or another one.
+        """
+        parameters = self.feature_parameters()
+        if not parameters:
+            return None
+        activation = self.meta.config.get("features", {}).get("activation", "relu")
+        projections = projections_of(parameters, self.meta.dim, activation, str(self.path))
+        name = self.manifest.of_table(RELATION)[0].name
+        with hdf5_format.open_file(self.path / name, self._files[name]) as file:
+            records = {one: file[record_path(one)][...].tolist() for one in projections.widths}
+        return ProjectedFeatures(projections, open_features(find_folder(self.path), records, self._verify))
+
+    def with_new_entities(self, new: Mapping[str, tuple[Sequence[str], torch.Tensor]]) -> Checkpoint:
+        """Return this checkpoint with further entities, whose rows are their projected features.
+
+        Parameters
+        ----------
+        new : mapping of str to (names, (m, F) tensor)
+            By entity type. Their ids follow the last one of the type.
+
+        Raises
+        ------
+        InputError
+            If a type has no features, a name is known or repeated, or vectors have another width.
+        """
+        features = self.features
+        if features is None:
+            raise InputError(f"{self.path} was trained without features: it has no rows for new entities")
+        rows = {}
+        for name, (names, vectors) in new.items():
+            self._check_table(name)
+            if name not in features.entity_types:
+                raise unknown_name("entity type with features", name, features.entity_types)
+            self._check_new(name, names, vectors, features.projections.widths[name], "features")
+            with torch.no_grad():
+                made = features.projections.project(name, vectors.double()).float()
+            rows[name] = names, made
+        return self.with_new_rows(rows)
+
+    def with_new_rows(self, new: Mapping[str, tuple[Sequence[str], torch.Tensor]]) -> Checkpoint:
+        """Return this checkpoint with further entities and given rows.
+
+        Parameters
+        ----------
+        new : mapping of str to (names, (m, D) tensor)
+            By entity type. Their ids follow the last one of the type.
+
+        Raises
+        ------
+        InputError
+            If a type is unknown, a name is known or repeated, or rows have another width.
+        """
+        counts, rows = dict(self.meta.entity_types), dict(self._new)
+        for name, (names, made) in new.items():
+            self._check_table(name)
+            self._check_new(name, names, made, self.meta.dim, "rows")
+            before = rows.get(name, ([], torch.empty(0, self.meta.dim)))
+            rows[name] = ([*before[0], *names], torch.cat([before[1], made.float()]))
+            counts[name] += len(names)
+        other = copy.copy(self)
+        # The files are closed with the checkpoint that opened them.
+        other._opened_by = self
+        other.meta = replace(self.meta, entity_types=counts)
+        other._new, other._tables, other._vocabularies = rows, {}, {}
+        return other
+
+    def _check_new(
+        self, table: str, names: Sequence[str], values: torch.Tensor, width: int, noun: str
+    ) -> None:
+        """Refuse new entities with a known or repeated name, or numbers of another shape."""
+        if values.shape != (len(names), width):
+            raise InputError(
+                f"the {noun} of {len(names)} new entities of type {table!r} have shape "
+                f"{tuple(values.shape)}, expected {(len(names), width)}"
+            )
+        if not bool(torch.isfinite(values).all()):
+            raise InputError(f"the {noun} of new entities of type {table!r} are not all finite")
+        known = self.vocabulary(table)
+        again = [one for one in names if one in known]
+        again += [one for one, count in Counter(names).items() if count > 1]
+        if again:
+            raise InputError(f"the new entity {again[0]!r} of type {table!r} is there already; allowed: once")
+
+    def _with_new(self, table: CheckpointTable) -> CheckpointTable:
+        """Return a table with the rows of new entities."""
+        if table.name not in self._new:
+            return table
+        rows = self._new[table.name][1]
+        start = len(table)
+        shard = FileShard(torch.arange(start, start + len(rows)), rows)
+        return CheckpointTable(table.name, [*table.shards, shard], table._name_to_id)
+
     def dense_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the dense parameters and their optimizer's state, by dataset of the model file."""
+        """Return the dense parameters and their optimizer's state, by dataset of the model file.
+
+        Without those of features: the tables of this class have the projections in their rows.
+        """
         name = self.manifest.of_table(RELATION)[0].name
         found: dict[str, torch.Tensor] = {}
         with hdf5_format.open_file(self.path / name, self._files[name]) as file:
 
             def visit(path: str, item: Any) -> None:
-                if hasattr(item, "shape"):
+                is_of_features = path.startswith(f"{RECORD}/") or f"/{PREFIX}" in path
+                if hasattr(item, "shape") and not is_of_features:
                     found[f"{DENSE_GROUP}/{path}"] = torch.from_numpy(np.asarray(item[()]))
 
             if DENSE_GROUP in file:
@@ -445,6 +576,11 @@ class Checkpoint(TablesByName):
         """
         self._check(self.manifest.versioned_files)
         self.storage.check_texts(self.manifest)
+        if not self._verify and self.feature_parameters():
+            checked = copy.copy(self)
+            checked._verify = True
+            checked.__dict__.pop("features", None)
+            _ = checked.features
 
     def _check(self, entries: Sequence[FileEntry | TextEntry]) -> None:
         """Compare files, which are open, with their checksums."""

@@ -52,6 +52,18 @@ def add_dataset_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset", metavar="DIR", help="the run's data set, if it has moved since training")
 
 
+def add_features_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--features``."""
+    parser.add_argument(
+        "--features",
+        action="append",
+        metavar="FILE",
+        help="file of named vectors as those of features.files; its names that the run does not know are "
+        "entities whose rows are computed from their vectors; TYPE=FILE where several entity types have "
+        "features; may be repeated",
+    )
+
+
 def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]], indent: str = "") -> None:
     """Print a table: numbers aligned right, text left."""
     cells = [[str(cell) for cell in row] for row in [header, *rows]]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, split_metrics_file, triples_metrics_file
 from dglkge.cli.common import (
     add_dataset_argument,
+    add_features_argument,
     add_run_argument,
     add_verify_argument,
     print_columns,
@@ -38,6 +39,8 @@ EXAMPLES = """examples:
   dglkge evaluate runs/demo --split valid --limit 500    the first 500 triples of the valid split
   dglkge evaluate s3://bucket/demo --dataset data/demo   a run at a URL (checkpoint.storage)
   dglkge evaluate runs/demo --triples mine.tsv           triples of your own, by name
+  dglkge evaluate runs/demo --triples new.tsv --features new.parquet
+                                                         entities that were not trained, by their features
   dglkge evaluate runs/demo --by relation                the metrics of every relation too
   dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails
   dglkge evaluate runs/demo --classify                   accuracy of telling true from false triples too
@@ -68,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--delimiter", metavar="CHAR", help="instead of the tab, or of the comma of CSV")
     add_dataset_argument(parser)
+    add_features_argument(parser)
     parser.add_argument(
         "--raw", action="store_true", help="rank among other known answers too (default: filtered)"
     )
@@ -169,6 +173,9 @@ def run(args: argparse.Namespace) -> int:
     open_device(args.device, "--device")
     read = _file_reader(args)
     model = open_run(args.run, args.dataset, verify=not args.no_verify)
+    trained = model.tables.meta.entity_types
+    if args.features:
+        model = model.with_features(args.features)
     dataset = model.dataset
     triples = read(model, args.triples) if read else dataset.split(protocol.split)
     # The file's triples are true as well: none of them is a wrong answer to another's query.
@@ -183,6 +190,7 @@ def run(args: argparse.Namespace) -> int:
         "run": str(checkpoint.run_folder),
         "version": checkpoint.version,
         "dataset": dataset.name,
+        **({"new_entities": _num_new(model, trained)} if args.features else {}),
         **result.to_dict(),
     }
     report.update(_judge(args, model, triples, also_known, negatives))
@@ -193,8 +201,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_text(format_table(result, args.per_relation, args.by))
         _print_judged(report, "relation" in args.by or args.per_relation)
+        if args.features:
+            counted = ", ".join(f"{count} of type {name}" for name, count in report["new_entities"].items())
+            print_text(f"new entities among the candidates: {counted}")
         print_text(f"written to {target}")
     return 0
+
+
+def _num_new(model: Run, trained: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of entities that were not trained, by type."""
+    counts = model.tables.meta.entity_types
+    return {name: counts[name] - before for name, before in trained.items() if counts[name] > before}
 
 
 def _check_judging(args: argparse.Namespace) -> None:
@@ -302,13 +319,20 @@ def _read_triples(args: argparse.Namespace) -> Callable[[Run, str], np.ndarray]:
     columns = parse_columns(args.columns) if args.columns else None
     delimiter = parse_delimiter(args.delimiter) if args.delimiter else None
     return lambda run, path: read_named_triples(
-        Path(path), run.dataset.relations, run.dataset.vocabulary, columns, delimiter
+        # With the names of new entities, where there are some; ids are those of the data set.
+        Path(path),
+        run.dataset.relations,
+        run.tables.vocabulary if args.features else run.dataset.vocabulary,
+        columns,
+        delimiter,
     )
 
 
 def _metrics_file(args: argparse.Namespace, protocol: Protocol) -> str:
     """Return the name of the JSON file in the run's folder; results of other protocols have other names."""
     suffix = protocol.suffix(args.limit)
+    if args.features:
+        suffix += "-with-features"
     if args.triples is None:
         return split_metrics_file(args.split or TEST, suffix)
     return triples_metrics_file(Path(args.triples).name.partition(".")[0], suffix)

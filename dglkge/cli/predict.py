@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dglkge.cli.common import (
     add_dataset_argument,
+    add_features_argument,
     add_run_argument,
     add_verify_argument,
     print_columns,
@@ -31,6 +32,8 @@ EXAMPLES = """examples:
                                                                   only what the data set does not contain
   dglkge predict runs/demo --head Alice --relation likes --probability
                                                                   after dglkge evaluate --calibrate isotonic
+  dglkge predict runs/demo --head Carol --relation likes --features new.parquet
+                                                                  Carol was not trained; the file has a vector
   dglkge predict runs/demo --input queries.tsv --json             many; each line is head, relation, tail,
                                                                   separated by tabs, one of them a ?"""
 
@@ -63,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show the probability that each answer is true, as dglkge evaluate --calibrate has fitted it",
     )
     add_dataset_argument(parser)
+    add_features_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
@@ -73,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     queries, places = _queries(args)
     # The queries are read first: a mistake in them is found before the files are opened.
     model = open_run(args.run, args.dataset, verify=not args.no_verify)
+    if args.features:
+        model = model.with_features(args.features)
     if args.probability:
         model.calibration  # noqa: B018  raises if there is none: the frame would only have NaN
     reports = _reports(model, queries, places, args)

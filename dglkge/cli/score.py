@@ -10,6 +10,7 @@ from typing import Any
 
 from dglkge.cli.common import (
     add_dataset_argument,
+    add_features_argument,
     add_run_argument,
     add_verify_argument,
     print_columns,
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--strict", action="store_true", help="end with an error at the first triple with an unknown name"
     )
     add_dataset_argument(parser)
+    add_features_argument(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
@@ -56,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     if not len(frame):
         raise InputError(f"{path} has no triples")
     model = open_run(args.run, args.dataset, verify=not args.no_verify)
+    if args.features:
+        model = model.with_features(args.features)
     scored = model.score(frame)
     problems = scored["problem"].dropna()
     places = places_of_rows(path, problems.index.tolist(), columns, delimiter)

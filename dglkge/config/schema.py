@@ -356,6 +356,48 @@ class DenseConfig:
 TRIPLE_ORDERS = ("auto", "machine", "global")
 """Orders of the triples on several machines."""
 
+
+def _are_sizes(value: str) -> str | None:
+    """Check that a text has whole numbers above 0."""
+    parts = [one.strip() for one in value.split(",")] if value else []
+    are_sizes = all(one.isascii() and one.isdigit() and int(one) > 0 for one in parts)
+    return None if are_sizes else "whole numbers above 0, separated by commas, e.g. 512,256"
+
+
+@dataclass(frozen=True)
+class FeaturesConfig:
+    """Frozen vectors of entities, which a trained projection brings into the model."""
+
+    files: tuple[str, ...] = setting(
+        (),
+        "files of named vectors (.npy, .parquet, .vec, .txt, .tsv), matched by the entities' names: one for "
+        "all entity types, or TYPE=FILE for each type that has vectors; empty: none. A run keeps a copy in "
+        "its folder",
+    )
+    names: str = setting("", "file with a name on each line, of an npy file; empty: x.names.txt beside x.npy")
+    entity_column: str = setting("name", "Parquet: column of the names", not_empty)
+    vector_column: str = setting("embedding", "Parquet: column of the vectors, lists of numbers", not_empty)
+    projection: str = setting(
+        "linear",
+        "from a vector to a row, of each entity type: linear (a matrix and an offset), or mlp (layers with "
+        "an activation between)",
+        one_of("linear", "mlp"),
+    )
+    hidden: str = setting(
+        "",
+        "mlp: widths of the hidden layers, e.g. 512,256; empty: one as wide as model.dimension",
+        _are_sizes,
+    )
+    activation: str = setting("relu", "mlp: between layers", one_of("relu", "gelu"))
+    use: str = setting(
+        "added",
+        "added: to the trained row of each entity; alone: entities of types with vectors have no trained "
+        "rows, and new entities are ranked as these are",
+        one_of("added", "alone"),
+    )
+    dtype: str = setting("float32", "of the numbers in the run's copy", one_of("float32", "float16"))
+
+
 BUCKET_ORDERS = ("inside_out", "outside_in", "affinity", "random", "hilbert")
 """Walks over the pairs of ranges, see :func:`dglkge.data.range_walk.walk_pairs`."""
 
@@ -664,6 +706,7 @@ class Config:
     negatives: NegativesConfig = section(NegativesConfig, "negatives")
     optimizer: OptimizerConfig = section(OptimizerConfig, "optimizer")
     dense: DenseConfig = section(DenseConfig, "dense parameters")
+    features: FeaturesConfig = section(FeaturesConfig, "frozen vectors of entities")
     training: TrainingConfig = section(TrainingConfig, "epochs and batches")
     tables: TablesConfig = section(TablesConfig, "tables during training")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "checkpoints")

@@ -22,6 +22,7 @@ from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
+from dglkge.data.feature_files import feature_files, read_new_vectors
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.calibration import Curve
@@ -553,6 +554,87 @@ class Run:
         See :func:`dglkge.inference.bucket_evaluation.evaluate_buckets`.
         """
         return evaluate_buckets(self, edge_sets, protocol, num_ranges, progress)
+
+    def with_new_entities(
+        self, names: Sequence[str], features: Any, entity_type: Optional[str] = None
+    ) -> Run:
+        """Return this model with further entities, whose rows are their projected features.
+
+        They are candidates and can be asked for, as the entities of the training. Nothing is trained or
+        written.
+
+        Parameters
+        ----------
+        names : sequence of str
+        features : (n, F) array
+            Vectors as those that the run was trained with (``features.files``).
+        entity_type : str, optional
+            Needed where several entity types have features.
+
+        Returns
+        -------
+        Run
+            Another one; this one stays as it is.
+
+        Raises
+        ------
+        InputError
+            If the run has no features, a name is known or repeated, or the vectors have another width.
+
+        Examples
+        --------
+        ::
+
+            run = dglkge.open_run("runs/demo").with_new_entities(["Carol"], embed(["a text about Carol"]))
+            run.predict_tails("Carol", "likes")
+        """
+        vectors = torch.as_tensor(np.asarray(features, dtype=np.float32))
+        of_type = self._type_with_features(entity_type)
+        return Run(self.checkpoint.with_new_entities({of_type: (names, vectors)}), self._dataset_path)
+
+    def with_features(self, files: Sequence[str]) -> Run:
+        """Return this model with the entities of files of vectors that it does not know.
+
+        Parameters
+        ----------
+        files : sequence of str
+            ``FILE``, or ``TYPE=FILE`` where several entity types have features; in the formats and with the
+            columns of ``features.files``.
+
+        Raises
+        ------
+        InputError
+            As :meth:`with_new_entities`, or if a file cannot be read.
+        """
+        checkpoint = self.checkpoint
+        texts = [one if "=" in one else f"{self._type_with_features(None)}={one}" for one in files]
+        chosen = checkpoint.config.get("features", {})
+        columns = (chosen.get("entity_column", "name"), chosen.get("vector_column", "embedding"))
+        new = {}
+        for file in feature_files(texts, checkpoint.entity_types, "--features"):
+            (name,) = file.entity_types
+            names, vectors = read_new_vectors(file.path, checkpoint.vocabulary(name), "", *columns)
+            new[name] = names, torch.from_numpy(vectors)
+        return Run(checkpoint.with_new_entities(new), self._dataset_path)
+
+    def _type_with_features(self, entity_type: Optional[str]) -> str:
+        """Return the entity type of new entities.
+
+        Raises
+        ------
+        InputError
+            If none is given and several have features, or the run has no features.
+        """
+        if entity_type is not None:
+            return entity_type
+        features = self.checkpoint.features
+        if features is None:
+            raise InputError(
+                f"{self.tables.path} was trained without features: it has no rows for new entities"
+            )
+        if len(features.entity_types) > 1:
+            raise InputError(f"give the type of the new entities: {', '.join(features.entity_types)}")
+        return features.entity_types[0]
 
     def export(
         self,

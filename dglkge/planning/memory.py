@@ -21,7 +21,9 @@ from dglkge.data.dataset_files import (
     VALID,
     WEIGHT_BYTES,
 )
+from dglkge.data.feature_files import feature_files
 from dglkge.data.sizes import DatasetSize, PartSize
+from dglkge.data.vector_files import open_vectors
 from dglkge.planning import shared_memory as shared
 from dglkge.registry import registry_of
 from dglkge.typing import RELATION, STAGED_CPU_DEVICE
@@ -203,10 +205,12 @@ def _plan_host(
     processes = num_trainers + num_servers
     base_bytes = num_trainers * base.trainer_bytes + num_servers * base.server_bytes + base.library_bytes
     base_bytes += LAUNCHER_BYTES + KEEPER_BYTES * processes if num_servers else 0
-    mapped = mapped_bytes(part, size)
+    features = features_bytes(config, size)
+    mapped = mapped_bytes(part, size) + features
     # The background writer saves a copy of rows and state, so that training can change the originals.
     copy_bytes = table_bytes + state_bytes if config.checkpoint.background else 0
-    work = num_trainers * max(batch_bytes(config, size, world_size), ranking_bytes(config, size))
+    ranking = ranking_bytes(config, size) + ranked_copy_bytes(config, part)
+    work = num_trainers * max(batch_bytes(config, size, world_size), ranking)
     on_device = device_bytes(config, size, machine, world_size)
     # The stand-in's device is the host.
     work += num_trainers * on_device if config.training.device == STAGED_CPU_DEVICE else 0
@@ -224,7 +228,8 @@ def _plan_host(
         ("graph of DGL's servers", graph_bytes if num_servers else 0),
         ("server heap after loading the graph", num_servers * SERVER_BYTES_PER_EDGE * part.num_graph_edges),
         ("temporary copy while tables are created", creating),
-        ("edges and ids, mapped files", mapped),
+        ("edges and ids, mapped files", mapped - features),
+        ("features, mapped files", features),
         ("batches and ranking", work),
         ("exchange between trainers", exchange),
         ("dense parameters", dense_bytes),
@@ -243,6 +248,7 @@ def _plan_host(
     # Files have float32 whatever the type of the tables.
     file_bytes = shared.table_bytes(part, with_wide_rows(config))
     disk_bytes = versions * (file_bytes + state_bytes + DENSE_STORED_BYTES * dense * (machine == 0))
+    disk_bytes += features
     structure = shared.structure_bytes(part) if num_servers else 0
     return PlannedHost(
         machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure, on_device
@@ -446,7 +452,7 @@ def is_compiled(config: Config) -> bool:
     score_function = registry_of("score function").get(config.model.score_function)
     loss = registry_of("loss").get(config.loss.name)
     has_loops = score_function.compiled and loss.compiled and not config.loss.adversarial_weights
-    has_loops = has_loops and not config.model.global_vectors
+    has_loops = has_loops and not config.model.global_vectors and not config.features.files
     return bool(has_loops) and config.training.kernels == "auto"
 
 
@@ -472,6 +478,37 @@ def ranking_bytes(config: Config, size: DatasetSize) -> int:
     at_a_time = min(num_queries, MODULE_ROWS)
     queries += 8 * (shared.dense_numbers(config) + shared.query_numbers(config) * at_a_time)
     return queries + RANKING_TILE_BYTES
+
+
+def features_bytes(config: Config, size: DatasetSize) -> int:
+    """Return the bytes of the vectors of all entities, of which each machine maps one copy.
+
+    Raises
+    ------
+    InputError
+        If a file of ``features.files`` is damaged.
+    """
+    chosen = config.features
+    entity_types = [table for table in size.num_rows if table != RELATION]
+    number_bytes = 2 if chosen.dtype == "float16" else shared.FLOAT_BYTES
+    total = 0
+    for one in feature_files(chosen.files, entity_types, "features.files"):
+        # A resume needs no more than the run's copy; training reports a file that is missing.
+        if not one.path.is_file():
+            continue
+        file = open_vectors(one.path, chosen.names, chosen.entity_column, chosen.vector_column)
+        total += number_bytes * file.width * sum(size.num_rows[name] for name in one.entity_types)
+    return total
+
+
+def ranked_copy_bytes(config: Config, part: PartSize) -> int:
+    """Return the copy of the machine's rows with features added that a trainer ranks against."""
+    if not config.features.files:
+        return 0
+    if config.evaluation.split == "none" and not config.evaluation.valid_every_epochs:
+        return 0
+    num_rows = sum(count for table, count in part.num_rows.items() if table != RELATION)
+    return num_rows * config.model.dimension * shared.FLOAT_BYTES
 
 
 def mapped_bytes(part: PartSize, size: DatasetSize) -> int:

@@ -40,6 +40,7 @@ from dglkge.kernels.updates import limit_norms
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel
+from dglkge.model.projections import JoinedModules
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.query_batches import TrainingBatches
@@ -64,6 +65,12 @@ from dglkge.training.building.components import (
 from dglkge.training.building.dense_optimizer import dense_optimizer
 from dglkge.training.building.device import check_device, choose_device
 from dglkge.training.building.edge_sets import build_edge_batches, build_passes, touched_rows
+from dglkge.training.building.features import (
+    DenseWithFeatures,
+    RunFeatures,
+    build_features,
+    frozen_types,
+)
 from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.loss_settings import check_data_of_loss, relation_weights
 from dglkge.training.building.matmul_dtype import with_matmul_dtype
@@ -91,7 +98,7 @@ from dglkge.training.objectives.row_dropout import RowDropout
 from dglkge.training.objectives.staged_rows import Staging
 from dglkge.training.stats import PhaseClock
 from dglkge.training.trackers import Trackers
-from dglkge.training.train_step import TrainStep
+from dglkge.training.train_step import TrainStep, shifts_of
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
 
@@ -233,7 +240,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         tables = TableSet(
             cluster.graph, layout, dataset.entity_types, *widths, world.machine, configured_storage(config)
         )
-    _initialize(tables, model, config, cluster)
+    features = build_features(config, cluster, dataset)
+    _initialize(tables, model, config, cluster, features)
     embeddings = [table.embedding for table in tables.values()]
     with request_timeout():
         optimizer = build_optimizer(config, embeddings, world.num_machines)
@@ -241,6 +249,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         for name in tables.entity_types:
             optimizer.limit_norms(tables[name].embedding, config.model.max_norm)
     choose_lookup(config, tables, world.num_machines)
+    computing = model.copied_to(device.device) if device.is_staged else model
+    dense = _build_dense(config, model, computing, features, cluster)
     # Registered before the Trainer's own: an exchange in the background ends before the last commit.
     cluster.on_leave(tables.lookup.finish)
     pairs = [(lhs, rhs) for lhs, rhs, _, _ in dataset.edge_types]
@@ -270,11 +280,9 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     if config.model.global_vectors:
         types, lr = tables.entity_types, config.optimizer.lr
         global_vectors = GlobalVectors(types, model.dim, lr, cluster.sum)
-    computing = model.copied_to(device.device) if device.is_staged else model
-    dense = _build_dense(config, model, computing, cluster)
     train_step = _build_train_step(
         config, dataset, layout, computing, tables, optimizer, pairs, clock, cluster.stop, batches, world,
-        global_vectors, dense, device,
+        global_vectors, dense, features, device,
     )  # fmt: skip
     # Names of entities take memory, and only the trainer that writes a machine's files needs them.
     names = (
@@ -294,7 +302,15 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         mirror=mirror,
     )
     evaluator = LiveEvaluator(
-        dataset, model, tables, cluster, _protocol(config), config.training.kernels, global_vectors, device
+        dataset,
+        model,
+        tables,
+        cluster,
+        _protocol(config),
+        config.training.kernels,
+        global_vectors,
+        features,
+        device,
     )
     meta = _meta(config, dataset)
 
@@ -398,22 +414,24 @@ def _build_train_step(
     world: World,
     global_vectors: GlobalVectors | None,
     dense: DenseParameters | None,
+    features: RunFeatures | None,
     device: ComputeDevice,
 ) -> TrainStep:
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
     dropout = _build_dropout(config, tables)
     sums_batch = config.loss.batch_reduction == "sum"
-    frozen = tables.entity_types if config.model.init_from.frozen else ()
+    frozen = frozen_types(config, features, tables.entity_types)
+    shifts = shifts_of(tables, global_vectors, features)
     touched = touched_rows(config, dataset, layout, batches)
     if config.training.objective != NEGATIVE_SAMPLING:
         full = build_candidate_loss(
-            config, model, regularizer, tables, batches, world, clock, dropout, global_vectors, device
+            config, model, regularizer, tables, batches, world, clock, dropout, shifts, device
         )
         return TrainStep(
             full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch,
             global_vectors=global_vectors, frozen=frozen, touched=touched, dense=dense,
-            staging=Staging(device) if device.is_staged else None,
+            staging=Staging(device) if device.is_staged else None, features=features,
         )  # fmt: skip
     negatives = build_negatives(config, dataset, layout, tables, pairs)
     # It is among all entities already.
@@ -421,11 +439,11 @@ def _build_train_step(
     of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
     is_reference = config.training.kernels == REFERENCE
     matmul_dtype = getattr(torch, config.training.matmul_dtype)
-    # Compiled loops read rows in place, where no vector is added to them, and on the CPU.
+    # Compiled loops read rows in place, where nothing is added to them, and on the CPU.
     staging: Staging | None = None
     measures = BatchMeasures() if config.training.batch_statistics else None
     has_loops = dot_softmax.is_compiled(model, loss) and not is_reference and not device.is_staged
-    if has_loops and global_vectors is None:
+    if has_loops and not shifts:
         of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock, list(negatives), measures)
     else:
         of_groups = sampled = AutogradLoss(
@@ -454,24 +472,28 @@ def _build_train_step(
         measures,
         dense,
         staging,
+        features,
     )
 
 
 def _build_dense(
-    config: Config, model: KgeModel, computing: KgeModel, cluster: Cluster
+    config: Config, model: KgeModel, computing: KgeModel, features: RunFeatures | None, cluster: Cluster
 ) -> DenseParameters | None:
-    """Return the dense parameters of the score function's module; None where it has none. A collective.
+    """Return the dense parameters of the score function's module and of the projections of features.
 
-    `computing` is the model of the batches: this one, or a copy on a device.
+    None where there are none. A collective. `computing` is the model of the batches: this one, or a copy on a
+    device.
     """
-    if model.module is None:
-        return None
-    make = functools.partial(dense_optimizer, config.dense)
     limits = clipping_of(config.optimizer)
-    return DenseParameters(
-        model.module, make, cluster.sum, cluster.world.rank == 0, limits.get("value", 0.0), "norm" in limits,
-        None if computing is model else computing.module,
+    others: Any = (
+        functools.partial(dense_optimizer, config.dense), cluster.sum, cluster.world.rank == 0,
+        limits.get("value", 0.0), "norm" in limits, None if computing is model else computing.module,
     )  # fmt: skip
+    if features is not None:
+        projections = features.projections
+        modules = projections if model.module is None else JoinedModules(model.module, projections)
+        return DenseWithFeatures(features, modules, *others)
+    return None if model.module is None else DenseParameters(model.module, *others)
 
 
 def _build_dropout(config: Config, tables: TableSet) -> RowDropout | None:
@@ -528,13 +550,18 @@ def _by_node(weights: np.ndarray | None, layout: PartitionLayout) -> np.ndarray 
     return None if weights is None else weights[layout.original_ids(RELATION)]
 
 
-def _initialize(tables: TableSet, model: KgeModel, config: Config, cluster: Cluster) -> None:
+def _initialize(
+    tables: TableSet, model: KgeModel, config: Config, cluster: Cluster, features: RunFeatures | None
+) -> None:
     """Fill the tables, each trainer its share of the machine's rows.
 
     Rows are keyed by original id, so a table starts the same however it is partitioned.
     """
     world = cluster.world
+    alone = features.entity_types if features is not None and config.features.use == "alone" else ()
     for name, table in tables.items():
+        if name in alone:  # its rows are f(x) alone: zeros, as the servers have made them
+            continue
         shard = table.shard(world.local_rank, world.trainers_per_machine)
         scale = config.model.init_scale
         # In blocks: the rows are drawn in private memory before they are copied to the table.

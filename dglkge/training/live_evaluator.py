@@ -11,12 +11,14 @@ from tqdm import tqdm
 from dglkge.data.dataset import Dataset
 from dglkge.data.known_triples import KnownTriples
 from dglkge.distributed.runtime import Cluster
+from dglkge.embeddings.embedding_table import TableShard
 from dglkge.embeddings.table_set import TableSet
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel
+from dglkge.model.projections import ProjectedFeatures
 from dglkge.training.objectives.global_vectors import GlobalVectors
 
 
@@ -35,6 +37,8 @@ class LiveEvaluator:
         As of :class:`RankingEvaluator`.
     global_vectors : GlobalVectors, optional
         Vectors that are added to rows; each trainer then ranks against a copy of its machine's tables.
+    features : ProjectedFeatures, optional
+        Added to rows, likewise.
     device : ComputeDevice
         As of :class:`RankingEvaluator`.
     """
@@ -48,9 +52,11 @@ class LiveEvaluator:
         protocol: Protocol,
         kernels: str = "auto",
         global_vectors: GlobalVectors | None = None,
+        features: ProjectedFeatures | None = None,
         device: ComputeDevice = HOST,
     ) -> None:
         self._device = device
+        self._features = features
         self._shifts = {} if global_vectors is None else global_vectors.vectors
         self._kernels = kernels
         self._dataset = dataset
@@ -85,6 +91,9 @@ class LiveEvaluator:
         shards = {name: [self._tables[name].shard(0, 1)] for name in self._tables.entity_types}
         for name, shift in self._shifts.items():
             shards[name] = [dataclasses.replace(one, rows=one.rows + shift) for one in shards[name]]
+        if self._features is not None:
+            for name in self._features.entity_types:
+                shards[name] = [self._projected(self._features, name, one) for one in shards[name]]
         triples = self._dataset.split(split)[: max_triples or None]
         protocol = dataclasses.replace(self._protocol, split=split)
         relations = self._dataset.relations.relations
@@ -102,7 +111,15 @@ class LiveEvaluator:
     def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table, as they are scored."""
         rows, shift = self._tables.gather(table, ids), self._shifts.get(table)
+        if self._features is not None and table in self._features.entity_types:
+            return self._features.scored(table, ids).add_(rows)
         return rows if shift is None else rows + shift
+
+    @staticmethod
+    def _projected(features: ProjectedFeatures, name: str, shard: TableShard) -> TableShard:
+        """Return a copy of a shard with the projected features added."""
+        rows = features.scored(name, shard.original_ids).add_(shard.rows)
+        return dataclasses.replace(shard, rows=rows)
 
     def _known_triples(self) -> KnownTriples | None:
         """Return the known answers that filtered ranking leaves out; built once."""

@@ -6,6 +6,7 @@ Steps 1 and 2, order and edges, are the batch itself (``sampling/edge_batches.py
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Union
@@ -17,6 +18,7 @@ from dglkge.distributed.preemption import StopRequest
 from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_lookup import DirectLookup, RowLookup
 from dglkge.embeddings.table_set import TableSet
+from dglkge.model.projections import ProjectedFeatures
 from dglkge.sampling.known_answers import KnownAnswers
 from dglkge.sampling.negatives import NegativeSampler
 from dglkge.sampling.query_batches import QueryBatch, TrainingBatch
@@ -24,12 +26,12 @@ from dglkge.training.objectives.all_candidates import CandidateLoss
 from dglkge.training.objectives.autograd_loss import AutogradLoss
 from dglkge.training.objectives.dense_parameters import DenseParameters
 from dglkge.training.objectives.dot_softmax import DotSoftmax
-from dglkge.training.objectives.global_vectors import GlobalVectors, row_gradients
+from dglkge.training.objectives.global_vectors import GlobalVectors
 from dglkge.training.objectives.k_vs_all import request_queries
 from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.relation_prediction import SampledWithRelations
 from dglkge.training.objectives.row_dropout import RowDropout
-from dglkge.training.objectives.rows import RowRequest, Scratch, request_rows
+from dglkge.training.objectives.rows import RowRequest, Scratch, Shift, request_rows
 from dglkge.training.objectives.staged_rows import Staging
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
@@ -65,7 +67,9 @@ class TrainStep:
     global_vectors : GlobalVectors, optional
         Vectors that are added to rows; the loss must not read rows in place.
     dense : DenseParameters, optional
-        Parameters of the score function's module.
+        Parameters of the score function's module, and of the projections of features.
+    features : ProjectedFeatures, optional
+        Added to rows; the loss must not read rows in place.
     frozen : collection of str
         Tables whose rows are not updated.
     touched : mapping of str to (n,) bool array, optional
@@ -100,9 +104,12 @@ class TrainStep:
         measures: BatchMeasures | None = None,
         dense: DenseParameters | None = None,
         staging: Staging | None = None,
+        features: ProjectedFeatures | None = None,
     ) -> None:
         self.measures = measures
         self._dense = dense
+        self._features = features
+        self._names = {id(table.embedding): name for name, table in tables.items()}
         self._touched = {id(tables[name].embedding): mask for name, mask in (touched or {}).items()}
         self._frozen = {id(tables[name].embedding) for name in frozen}
         self._dropout = dropout
@@ -124,8 +131,9 @@ class TrainStep:
             if staging is None
             else staging.request_sets(tables)
         )
+        shifts = shifts_of(tables, global_vectors, features)
         for request in (*self._requests.values(), *self._spare_requests.values()):
-            request.shift = None if global_vectors is None else global_vectors.vectors.get(request.table.name)
+            request.shift = shifts.get(request.table.name)
         self._following = following
         self._next_plan: _Plan | None = None
         self._optimizer = optimizer
@@ -175,7 +183,9 @@ class TrainStep:
         )
         gradients += dense
         if self._global_vectors is not None:
-            self._global_vectors.step(row_gradients(self._tables, plan.requests, dense))
+            self._global_vectors.step((self._names[id(one)], rows) for one, _, rows in gradients)
+        if self._features is not None:
+            self._project_back(self._features, gradients)
         # Before the rows change: a clipped gradient's norm is that of rows and dense parameters together.
         more: dict[str, float] = {}
         if self._dense is not None:
@@ -223,6 +233,13 @@ class TrainStep:
             request.collect()
         self._staging.finish()
         return loss
+
+    def _project_back(self, features: ProjectedFeatures, gradients: Sequence[_Gradient]) -> None:
+        """Add the gradients of the projections: a row is e + f(x), so that of f(x) is that of the row."""
+        for embedding, ids, rows in gradients:
+            name = self._names[id(embedding)]
+            if name in features.entity_types and len(ids):
+                features.backward(name, self._tables[name].original_ids[ids], rows)
 
     def _of_trained_rows(self, gradients: Sequence[_Gradient]) -> list[_Gradient]:
         """Return the gradients of the rows that are trained."""
@@ -294,6 +311,33 @@ class TrainStep:
         if self._lookup.looks_ahead:
             wanted = {name: request.row_ids for name, request in plan.requests.items()}
             self._lookup.announce(plan.number, wanted)
+
+
+def shifts_of(
+    tables: Mapping[str, Any], global_vectors: GlobalVectors | None, features: ProjectedFeatures | None
+) -> dict[str, Shift]:
+    """Return the function from node ids to what is added to their rows, by table; only where there is any.
+
+    Parameters
+    ----------
+    tables : mapping of str to EmbeddingTable
+    global_vectors : GlobalVectors, optional
+    features : ProjectedFeatures, optional
+    """
+    found: dict[str, Shift] = {}
+    for name, table in tables.items():
+        shift = None if global_vectors is None else global_vectors.shift_of(name)
+        if features is not None and name in features.entity_types:
+            shift = functools.partial(_projected, features, name, table.original_ids)
+        if shift is not None:
+            found[name] = shift
+    return found
+
+
+def _projected(
+    features: ProjectedFeatures, name: str, original_ids: torch.Tensor, ids: torch.Tensor
+) -> torch.Tensor:
+    return features.rows(name, original_ids[ids])
 
 
 def _number(batch: TrainingBatch) -> int:

@@ -263,6 +263,7 @@ DOCUMENTED = {
 
 SECTIONS = {schema.FREE: ("checkpoint", "evaluation", "tables")}
 SECTIONS[schema.FIXED] = ("model", "loss", "regularizer", "sampling", "negatives", "optimizer", "dense")
+SECTIONS[schema.FIXED] += ("features",)
 
 
 NAMED_ALONE = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Callable
 
@@ -33,12 +34,12 @@ from dglkge.training.objectives.all_candidates import (
     QueryMaker,
     only_answers,
 )
-from dglkge.training.objectives.global_vectors import GlobalVectors
 from dglkge.training.objectives.k_vs_all import AnsweredQueries, all_answers
 from dglkge.training.objectives.one_vs_all import AutogradQueries, LoopQueries, has_loops
 from dglkge.training.objectives.query_exchange import QueryExchange
 from dglkge.training.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries
 from dglkge.training.objectives.row_dropout import RowDropout
+from dglkge.training.objectives.rows import Shift
 from dglkge.training.objectives.shard_objective import (
     SOFTMAX,
     AutogradShard,
@@ -181,7 +182,7 @@ def build_candidate_loss(
     world: World,
     clock: PhaseClock,
     dropout: RowDropout | None = None,
-    global_vectors: GlobalVectors | None = None,
+    shifts: Mapping[str, Shift] | None = None,
     device: ComputeDevice = HOST,
 ) -> CandidateLoss:
     """Make the loss against all candidates, with this trainer's shards of the tables; a collective."""
@@ -194,11 +195,10 @@ def build_candidate_loss(
         _candidates(config, name, one, kind, batches, world, penalizes, device)
         for name, one in comparisons.items()
     ]
-    if global_vectors is not None:
-        shifts = global_vectors.vectors
+    if shifts:
         candidates = [dataclasses.replace(one, shift=shifts.get(one.table.name)) for one in candidates]
     maker: QueryMaker
-    may_loop = config.training.kernels != REFERENCE and global_vectors is None and not device.is_staged
+    may_loop = config.training.kernels != REFERENCE and not shifts and not device.is_staged
     if isinstance(batches, QueryBatches):
         maker = AnsweredQueries(model, regularizer, relation_weight)
     elif may_loop and has_loops(model, regularizer):

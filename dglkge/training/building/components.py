@@ -66,6 +66,7 @@ def check_config(config: Config) -> None:
     check_lookup(config)
     check_kernels(config)
     check_global_vectors(config)
+    check_features(config)
     check_objective(config, regularizer)
     check_order(config)
     check_bucket_order(config)
@@ -129,6 +130,45 @@ def check_global_vectors(config: Config) -> None:
         )
     if not config.training.synchronous:
         raise InputError("model.global_vectors is true: it takes training.synchronous true, got false")
+
+
+def check_features(config: Config) -> None:
+    """Refuse settings of ``features`` that have no effect or contradict others.
+
+    Raises
+    ------
+    InputError
+        Naming the field, the value and what is allowed.
+    """
+    chosen = config.features
+    if not chosen.files:
+        defaults = type(chosen)()
+        for field in dataclasses.fields(chosen):
+            value = getattr(chosen, field.name)
+            if value != getattr(defaults, field.name):
+                raise InputError(f"features.{field.name} is {value} and features.files is empty")
+        return
+    if chosen.projection == "linear" and chosen.hidden:
+        raise InputError(
+            f"features.hidden is {chosen.hidden} and features.projection is linear; allowed: mlp, or empty"
+        )
+    if config.model.global_vectors:
+        raise InputError(
+            "model.global_vectors is true and features.files is given: a projection has an offset for each "
+            "entity type already; allowed: false"
+        )
+    if not config.training.synchronous:
+        raise InputError("features.files is given: it takes training.synchronous true, got false")
+    if chosen.use == "alone" and config.model.init_from.path:
+        raise InputError(
+            f"features.use is alone and model.init_from.path is {config.model.init_from.path}: entities with "
+            "features have no rows of their own; allowed: added, or an empty path"
+        )
+    if config.checkpoint.storage:
+        raise InputError(
+            f"checkpoint.storage is {config.checkpoint.storage} and features.files is given: the vectors are "
+            "in the run's folder only; allowed: one of the two empty"
+        )
 
 
 def check_given_vectors(config: Config) -> None:

@@ -72,19 +72,20 @@ def check_dense(config: Config, model: KgeModel) -> None:
         Naming the field, the value and what is allowed.
     """
     score_function = model.score_function
-    if not score_function.has_module:
+    if not score_function.has_module and not config.features.files:
         for name, value in _changed(config.dense):
             raise InputError(
                 f"dense.{name} is {value} and model.score_function is {config.model.score_function}, which "
-                "has no dense parameters; allowed: the default"
+                "has no dense parameters, nor are there features.files; allowed: the default"
             )
         return
-    if not config.training.synchronous:
+    if score_function.has_module and not config.training.synchronous:
         raise InputError(
             f"model.score_function is {config.model.score_function}, whose dense parameters all trainers "
             "update alike: it takes training.synchronous true, got false"
         )
-    if config.training.relation_prediction and not score_function.has_relation_product:
+    is_dense_only = score_function.has_module and not score_function.has_relation_product
+    if config.training.relation_prediction and is_dense_only:
         raise InputError(
             f"training.relation_prediction is {config.training.relation_prediction:g} and "
             f"model.score_function is {config.model.score_function}, whose module would score every pair "

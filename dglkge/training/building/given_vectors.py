@@ -159,7 +159,7 @@ def fill_from_vectors(
                 of_type.add(number, key, file)
         return file, number + 1, matches
 
-    file, num_vectors, matches = _together(cluster, path, match)
+    file, num_vectors, matches = together(cluster, path, match)
     sizes = cluster.gather_texts(json.dumps([num_vectors, file.width]))
     if len(set(sizes)) > 1:
         raise InputError(f"{path} has {' or '.join(sorted(set(sizes)))} rows and columns, by the machine")
@@ -192,7 +192,7 @@ def fill_from_vectors(
                 shard.rows[mine] = torch.from_numpy(target).to(shard.rows.dtype)
 
     # Its barrier comes before the first batch, which reads rows of all trainers.
-    _together(cluster, path, fill)
+    together(cluster, path, fill)
     if world.rank == 0:
         _report(config, file, dataset, tables, num_matched.tolist(), num_vectors, change, record)
 
@@ -240,7 +240,7 @@ def _report(
     )
 
 
-def _together(cluster: Cluster, path: Path, work: Callable[[], Any]) -> Any:
+def together(cluster: Cluster, path: Path, work: Callable[[], Any]) -> Any:
     """Return the result of a function; if it fails on one trainer, all raise its error. A collective."""
     problem, result = "", None
     try:
@@ -262,7 +262,7 @@ def _shared_change(cluster: Cluster, config: Config, file: VectorFile, used: Ids
     def work() -> Change | None:
         return _change(config, file, used, has_bar) if is_first else None
 
-    computed: Change | None = _together(cluster, file.path, work)
+    computed: Change | None = together(cluster, file.path, work)
     # Sums in which the other trainers have zeros: the exact numbers of rank 0.
     facts = np.zeros(3)
     if computed is not None:

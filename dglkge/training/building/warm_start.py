@@ -14,12 +14,12 @@ from dglkge.checkpoint import conversion
 from dglkge.checkpoint.bigraph_reader import is_bigraph
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE
 from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.checkpoint.reader import open_checkpoint
+from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.runtime import Cluster
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, InputError
 from dglkge.kernels.updates import limit_norms
 from dglkge.training.objectives.dense_parameters import DenseParameters
 from dglkge.typing import RELATION, TablePart
@@ -104,8 +104,10 @@ def warm_start(
     checkpoint = open_checkpoint(path)
     # Only the texts here: take_over checks the rows as it reads them, so large files are read once.
     checkpoint.storage.check_texts(checkpoint.manifest)
+    keeps = _keeps_projections(config, checkpoint)
     if dense is not None:
-        dense.take(checkpoint.dense_parameters(), str(checkpoint.path))
+        projections = checkpoint.feature_parameters() if keeps else {}
+        dense.take({**checkpoint.dense_parameters(), **projections}, str(checkpoint.path))
     conversion.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
@@ -117,7 +119,7 @@ def warm_start(
             else:
                 saved = types[part.table]
                 saved_ids = conversion.saved_entity_ids(checkpoint, saved, names[part.table])
-            found[place] = conversion.take_over(checkpoint, part, saved_ids, saved)
+            found[place] = conversion.take_over(checkpoint, part, saved_ids, saved, keeps)
             if config.model.max_norm and part.table != RELATION:
                 limit_rows(part.rows, config.model.max_norm)
     cluster.barrier(sum(entry.size_bytes for entry in checkpoint.manifest.files))
@@ -127,3 +129,31 @@ def warm_start(
         counts = {**meta.entity_types, RELATION: len(meta.relations)}
         for (table, count), old in zip(counts.items(), found.tolist()):
             logger.info("warm start from %s: %s: %d rows taken over, %d new", path, table, old, count - old)
+
+
+def _keeps_projections(config: Config, checkpoint: Checkpoint) -> bool:
+    """Return whether a run goes on with the projections of features of a checkpoint.
+
+    Raises
+    ------
+    InputError
+        If it has others, or no rows for entities that have some in the checkpoint.
+    """
+    chosen, has_any = config.features, bool(checkpoint.feature_parameters())
+    if not chosen.files:
+        return False  # the new run starts with the rows as they were scored
+    if not has_any:
+        if chosen.use == "alone":
+            raise InputError(
+                f"features.use is alone and checkpoint.init_path is {config.checkpoint.init_path}, which has "
+                "trained rows and no features; allowed: added"
+            )
+        return False
+    saved = checkpoint.config.get("features", {})
+    for name in ("use", "projection", "hidden", "activation"):
+        if name in saved and saved[name] != getattr(chosen, name):
+            raise InputError(
+                f"features.{name} is {getattr(chosen, name)!r}, and {saved[name]!r} in the checkpoint of "
+                f"checkpoint.init_path {config.checkpoint.init_path}; allowed: the same"
+            )
+    return True

@@ -20,7 +20,7 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.optim.narrow_rows import is_narrow
 from dglkge.training.objectives.query_exchange import QueryBlock, QueryExchange
 from dglkge.training.objectives.row_dropout import RowDropout
-from dglkge.training.objectives.rows import Scratch
+from dglkge.training.objectives.rows import Scratch, Shift
 from dglkge.training.objectives.shard_objective import Answers, ShardObjective, losses, normalizers
 from dglkge.training.stats import PhaseClock
 
@@ -44,8 +44,8 @@ class Candidates:
     shard : ShardObjective
     answers_of : callable
         Returns the answers among the owned rows of queries with some keys.
-    shift : (D,) tensor or None
-        Added to all rows, which are then a copy.
+    shift : callable or None
+        Returns what is added to the rows of node ids, which are then a copy.
     """
 
     table: EmbeddingTable
@@ -55,14 +55,19 @@ class Candidates:
     kind: str
     shard: ShardObjective
     answers_of: Callable[[Ids], Answers]
-    shift: torch.Tensor | None = None
+    shift: Shift | None = None
 
     @property
     def rows(self) -> torch.Tensor:
         """Owned rows, (R, D) as they are stored, a view on shared memory where nothing is added to them."""
         start = self.table.first_node_id
         rows = self.table.local_rows[self.first - start : self.stop - start, self.columns]
-        return rows if self.shift is None else rows + self.shift
+        return rows if self.shift is None else rows + self.added(self.columns)
+
+    def added(self, columns: slice) -> torch.Tensor:
+        """Return what is added to some columns of the owned rows."""
+        found = torch.zeros(1) if self.shift is None else self.shift(torch.arange(self.first, self.stop))
+        return found[..., columns]
 
 
 def only_answers(first: int, stop: int) -> Callable[[Ids], Answers]:
@@ -155,7 +160,7 @@ class AllCandidates:
             copy = self._scratch.take(f"copy~{name}", one.stop - one.first, one.table.dim)
             self._copies[name] = one.table.widened(np.arange(one.first - start, one.stop - start), copy)
             if one.shift is not None:
-                self._copies[name] += one.shift
+                self._copies[name] += one.added(slice(None))
             if self._dropout is not None and is_dropped:
                 self._dropout.apply(name, self._owned[name].numpy(), self._copies[name])
         return self._copies[name][:, one.columns]

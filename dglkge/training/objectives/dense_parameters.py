@@ -66,7 +66,7 @@ class DenseParameters:
         self._parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._module = module
         self._copy = copy
-        computing = dict((module if copy is None else copy).named_parameters())
+        computing = dict(module.named_parameters()) | ({} if copy is None else dict(copy.named_parameters()))
         self._computing = [computing[name] for name in self._parameters]
         self._sum = sum_over_trainers
         self._clip_value = clip_value
@@ -88,9 +88,10 @@ class DenseParameters:
         self.optimizer.zero_grad(set_to_none=True)
         if self._copy is not None:
             self._copy.zero_grad(set_to_none=True)
+            values = dict(self._module.named_parameters())
             with torch.no_grad():
-                for taken, values in zip(self._copy.parameters(), self._module.parameters()):
-                    taken.copy_(values)
+                for name, taken in self._copy.named_parameters():
+                    taken.copy_(values[name])
 
     def sum_gradients(self) -> None:
         """Sum the gradients of all trainers, and clip them by value; a collective.

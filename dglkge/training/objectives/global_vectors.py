@@ -8,8 +8,8 @@ coordinate (Duchi, Hazan and Singer 2011), and so does this module, whatever the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Callable
+from collections.abc import Iterable, Sequence
+from typing import Callable
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from dglkge.checkpoint import hdf5_format
 from dglkge.checkpoint.relation_layout import global_sums_path, global_vector_path
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
+from dglkge.training.objectives.rows import Shift
 from dglkge.typing import RELATION
 
 EPS = 1e-10
@@ -53,6 +54,11 @@ class GlobalVectors:
         self._sums = {name: torch.zeros(dim) for name in entity_types}
         self._lr = lr
         self._sum = sum_over_trainers
+
+    def shift_of(self, table: str) -> Shift | None:
+        """Return the function from node ids to what is added to their rows; None for another table."""
+        vector = self.vectors.get(table)
+        return None if vector is None else lambda ids: vector
 
     def step(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Update all vectors; a collective.
@@ -104,24 +110,3 @@ class GlobalVectors:
                             f"{path}:{names(name)} has shape {found.shape}, expected {tuple(values.shape)}"
                         )
                     values.copy_(torch.from_numpy(found))
-
-
-def row_gradients(
-    tables: Mapping[str, Any],
-    requests: Mapping[str, Any],
-    dense: Iterable[tuple[Any, torch.Tensor, torch.Tensor]],
-) -> Iterable[tuple[str, torch.Tensor]]:
-    """Yield (table, gradients) of a step: those of the rows of a batch and of all candidates.
-
-    Parameters
-    ----------
-    tables : mapping of str to EmbeddingTable
-    requests : mapping of str to RowRequest
-    dense : iterable of (embedding, node ids, gradients)
-    """
-    for name, request in requests.items():
-        yield name, request.gradients
-    for embedding, _, rows in dense:
-        for name, table in tables.items():
-            if table.embedding is embedding:
-                yield name, rows

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,9 @@ class Scratch:
 
 NodeIds = npt.NDArray[np.int64]
 
+Shift = Callable[[torch.Tensor], torch.Tensor]
+"""Returns what is added to the rows of node ids (n,): (n, D), or (D,) for all of them."""
+
 
 class RowRequest:
     """Collects ids of one table for a batch, finds their rows, and holds their gradients.
@@ -73,11 +76,11 @@ class RowRequest:
 
     Attributes
     ----------
-    shift : (D,) tensor or None
-        Added to the copies of all rows.
+    shift : callable or None
+        Returns what is added to the copies of the rows of node ids (n,): (n, D), or (D,) for all.
     """
 
-    shift: torch.Tensor | None = None
+    shift: Shift | None = None
 
     def __init__(self, table: EmbeddingTable, scratch: Scratch | None = None) -> None:
         self.table = table
@@ -139,7 +142,7 @@ class RowRequest:
         room = self._scratch.take("rows", len(ids), self.table.dim)
         self._rows = self.table.gather(self.ids, room) if rows is None else rows.copied(room)
         if self.shift is not None:
-            self._rows += self.shift
+            self._rows += self.shift(self.ids)
         self._found = FoundRows.in_array(self._rows.numpy())
 
     def send(self) -> None:

@@ -130,7 +130,7 @@ class StagedRequest(RowRequest):
         room = self._scratch.take("rows", len(self._row_ids), self.table.dim)
         self._rows = self.table.gather(self._row_ids, room) if rows is None else rows.copied(room)
         if self.shift is not None:
-            self._rows += self.shift
+            self._rows += self.shift(self._row_ids)
 
     def send(self) -> None:
         """Copy the rows to the device, and repeat them there for each place that requests them."""

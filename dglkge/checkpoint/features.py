@@ -1,0 +1,92 @@
+"""Files of the frozen vectors of entities in a run's folder, one npy file of each entity type by original id.
+
+The vectors do not change, so they are written once, before the first version, and every version of the
+checkpoint refers to them by their checksum.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.relation_layout import dense_path
+from dglkge.errors import CheckpointError
+
+RECORD = "features"
+"""Kind of the datasets, beside the dense parameters, that hold the record of each file."""
+
+_CHUNK_BYTES = 1 << 24
+
+
+def file_crc32(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    crc32 = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            crc32 = zlib.crc32(chunk, crc32)
+    return crc32
+
+
+def record_path(entity_type: str) -> str:
+    """Return the dataset of the record of a type's file, (3,) int64: rows, numbers in each, and CRC-32."""
+    return dense_path(RECORD, entity_type)
+
+
+def find_folder(checkpoint: Path) -> Path:
+    """Return the folder of features of the run that a checkpoint, or a snapshot in it, is of.
+
+    Raises
+    ------
+    CheckpointError
+        If there is none.
+    """
+    # runs/demo, runs/demo/checkpoint and runs/demo/checkpoint/best.
+    around = [checkpoint, *list(checkpoint.absolute().parents)[:2]]
+    for folder in around:
+        if (folder / layout.FEATURES_FOLDER).is_dir():
+            return folder / layout.FEATURES_FOLDER
+    raise CheckpointError(
+        f"{checkpoint}: the folder {layout.FEATURES_FOLDER}/ of the run is missing; it holds the vectors "
+        "that the model's rows are computed from"
+    )
+
+
+def open_features(
+    folder: Path, records: Mapping[str, Iterable[int]], verify: bool = False
+) -> dict[str, np.ndarray]:
+    """Map the vectors of some entity types.
+
+    Parameters
+    ----------
+    folder : Path
+    records : mapping of str to iterable of int
+        By entity type, as of :func:`record_path`.
+    verify : bool
+        Compare the files with their checksums, which reads all of them.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is missing, damaged or another one.
+    """
+    found = {}
+    for name, record in records.items():
+        num_rows, width, crc32 = (int(one) for one in record)
+        path = folder / layout.features_array(name)
+        try:
+            vectors = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise CheckpointError(f"cannot read the features {path}: {reason}") from None
+        if vectors.shape != (num_rows, width):
+            raise CheckpointError(
+                f"{path} has shape {vectors.shape}, the checkpoint was trained with {(num_rows, width)}"
+            )
+        if verify and file_crc32(path) != crc32:
+            raise CheckpointError(f"{path} is damaged, or not the file that the checkpoint was trained with")
+        found[name] = vectors
+    return found

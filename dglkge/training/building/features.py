@@ -1,0 +1,260 @@
+"""Frozen vectors of entities for a run: copied to its folder by original id, mapped by all trainers.
+
+One process of each disk writes the copy, before anything is trained; a resume takes the copy that is there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dglkge.checkpoint import hdf5_format, layout
+from dglkge.checkpoint.features import file_crc32, open_features, record_path
+from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.config import Config
+from dglkge.data.dataset import Dataset
+from dglkge.data.feature_files import FeatureFile, feature_files
+from dglkge.data.vector_files import VectorFile, open_vectors
+from dglkge.distributed.runtime import Cluster
+from dglkge.errors import CheckpointError, InputError, write_error
+from dglkge.model.projections import PREFIX, FeatureProjections, ProjectedFeatures, hidden_widths
+from dglkge.training.building.given_vectors import Matches, together
+from dglkge.training.objectives.dense_parameters import DenseParameters
+from dglkge.typing import RELATION
+
+logger = logging.getLogger(__name__)
+
+Records = Mapping[str, torch.Tensor]
+
+
+class RunFeatures(ProjectedFeatures):
+    """Features of the entities of a run, and the records of their files.
+
+    Attributes
+    ----------
+    records : dict of str to (3,) int64 tensor
+        By entity type: rows, numbers in each, and CRC-32 of the file.
+    """
+
+    def __init__(
+        self, projections: FeatureProjections, vectors: Mapping[str, np.ndarray], records: Records
+    ) -> None:
+        super().__init__(projections, vectors)
+        self.records = dict(records)
+
+
+def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFeatures | None:
+    """Return the features of a run and their untrained projections; None without features. A collective.
+
+    Raises
+    ------
+    InputError
+        On all trainers, if a file cannot be read, or has no entity's name.
+    CheckpointError
+        On all trainers, if the run's copy is damaged.
+    """
+    chosen, world = config.features, cluster.world
+    if not chosen.files:
+        return None
+    folder = Path(config.output) / layout.FEATURES_FOLDER
+    note = folder / layout.FEATURES_NOTE_FILE
+    files = feature_files(chosen.files, dataset.entity_types, "features.files")
+    # The barrier's limit allows for reading the largest of the files.
+    largest = max((one.path for one in files), key=lambda path: path.stat().st_size if path.exists() else 0)
+    writes = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
+
+    def copy() -> bool:
+        if not writes or _is_kept(config, files, note):
+            return False
+        try:
+            _write(config, dataset, files, folder)
+        except OSError as error:
+            raise write_error(f"cannot write to {folder}", error) from error
+        return True
+
+    is_new = together(cluster, largest, copy)
+    records, vectors = together(cluster, largest, lambda: _open(folder, note))
+    if is_new and world.rank == 0:
+        _report(note)
+    described = {name: record.tolist() for name, record in records.items()}
+    if len(set(cluster.gather_texts(json.dumps(described, sort_keys=True)))) > 1:
+        raise InputError(f"{largest}: features.files are different files on the machines of the job")
+    widths = {name: int(record[1]) for name, record in records.items()}
+    hidden = hidden_widths(chosen.projection, chosen.hidden, config.model.dimension)
+    made = FeatureProjections(widths, config.model.dimension, hidden, chosen.activation, config.seed)
+    return RunFeatures(made, vectors, records)
+
+
+def _is_kept(config: Config, files: list[FeatureFile], note: Path) -> bool:
+    """Return whether the copy in the run's folder is taken as it is.
+
+    That of a run with a checkpoint is: the checkpoint has its checksum. One that a start left which trained
+    nothing may be of other files, and is taken only where these are not there (any more).
+    """
+    if not note.is_file():
+        return False
+    if (Path(config.output) / layout.CHECKPOINT_FOLDER / layout.VERSION_FILE).is_file():
+        return True
+    try:
+        is_same = json.loads(note.read_text(encoding="utf-8"))["files"] == list(config.features.files)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return is_same and not all(one.path.is_file() for one in files)
+
+
+def _open(folder: Path, note: Path) -> tuple[dict[str, torch.Tensor], dict[str, np.ndarray]]:
+    """Open the run's copy."""
+    try:
+        found = json.loads(note.read_text(encoding="utf-8"))["types"]
+        records = {name: torch.tensor([*one["shape"], one["crc32"]]) for name, one in found.items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{note} is missing or damaged ({error}); remove it to copy the files anew"
+        ) from None
+    try:
+        return records, open_features(folder, {name: one.tolist() for name, one in records.items()})
+    except CheckpointError as error:
+        raise InputError(f"{error}; remove {note} to copy the files anew") from None
+
+
+def _write(config: Config, dataset: Dataset, files: list[FeatureFile], folder: Path) -> None:
+    """Copy the vectors of all entities to the run's folder; the note comes last."""
+    chosen = config.features
+    folder.mkdir(parents=True, exist_ok=True)
+    types: dict[str, Any] = {}
+    for one in files:
+        file = open_vectors(one.path, chosen.names, chosen.entity_column, chosen.vector_column)
+        matches = {}
+        for name in one.entity_types:
+            names = dataset.names_of(name, np.arange(dataset.num_entities(name)))
+            matches[name] = Matches([file.key(entity) for entity in names])
+        for number, text in enumerate(file.names()):
+            key = file.key(text)
+            for of_type in matches.values():
+                of_type.add(number, key, file)
+        found = {name: of_type.found() for name, of_type in matches.items()}
+        with_any = {name: one for name, one in found.items() if len(one[0])}
+        if not with_any:
+            first = next(iter(file.names()))
+            known = next(iter(dataset.names_of(one.entity_types[0], np.array([0]))))
+            raise InputError(
+                f"{one.path}: no name is an entity's of type {' or '.join(one.entity_types)}: the file "
+                f"begins with {first!r}, the data set with {known!r}"
+            )
+        for name, (numbers, places) in with_any.items():
+            num_rows = dataset.num_entities(name)
+            crc32 = _write_type(file, numbers, places, num_rows, chosen.dtype, folder, name)
+            types[name] = {
+                "path": str(one.path),
+                "shape": [num_rows, file.width],
+                "with_vector": len(places),
+                "without": num_rows - len(places),
+                "crc32": crc32,
+            }
+    note = folder / layout.FEATURES_NOTE_FILE
+    temporary = note.with_name(note.name + layout.TEMPORARY_SUFFIX)
+    described = {"files": list(chosen.files), "dtype": chosen.dtype, "types": types}
+    text = json.dumps(described, indent=2)
+    temporary.write_text(text + "\n", encoding="utf-8")
+    os.replace(temporary, note)
+
+
+def _write_type(
+    file: VectorFile,
+    numbers: np.ndarray,
+    places: np.ndarray,
+    num_rows: int,
+    dtype: str,
+    folder: Path,
+    name: str,
+) -> int:
+    """Write the vectors of one entity type, 0 where there is none; returns the file's CRC-32."""
+    target = folder / layout.features_array(name)
+    temporary = target.with_name(target.name + layout.TEMPORARY_SUFFIX)
+    written = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=(num_rows, file.width))
+    # Entities whose names a format makes equal share a vector: numbers may repeat.
+    for some, rows in file.rows(np.unique(numbers)):
+        with np.errstate(over="ignore"):
+            narrowed = rows.astype(dtype)
+        wrong = np.flatnonzero(~np.isfinite(narrowed).all(axis=1))
+        if len(wrong):
+            place = int(wrong[0])
+            value = rows[place][~np.isfinite(narrowed[place])][0]
+            raise InputError(
+                f"{file.place(int(some[place]))}: the vector has {value:g}; allowed: finite numbers of "
+                f"{dtype}"
+            )
+        first, end = np.searchsorted(numbers, [some[0], some[-1] + 1])
+        written[places[first:end]] = narrowed[np.searchsorted(some, numbers[first:end])]
+    written.flush()
+    del written
+    os.replace(temporary, target)
+    return file_crc32(target)
+
+
+def _report(note: Path) -> None:
+    """Log how many entities have a vector."""
+    for name, one in json.loads(note.read_text(encoding="utf-8"))["types"].items():
+        logger.info(
+            "features of %s from %s: %d numbers each; %d entities with a vector, %d without (theirs is 0)",
+            name, one["path"], one["shape"][1], one["with_vector"], one["without"],
+        )  # fmt: skip
+
+
+class DenseWithFeatures(DenseParameters):
+    """Dense parameters among which are the projections of features; saves the records of the vectors' files.
+
+    Parameters
+    ----------
+    features : RunFeatures
+    """
+
+    def __init__(self, features: RunFeatures, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._records = {record_path(name): one for name, one in features.records.items()}
+        self._of_features = features.projections
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the parameters, the optimizer's state and the records, by dataset of a model file."""
+        return {**super().tensors(), **{path: one.clone() for path, one in self._records.items()}}
+
+    def take(self, values: Mapping[str, torch.Tensor], where: str) -> None:
+        """Take the parameters of another run; projections that it lacks stay as they are."""
+        if not any(name.startswith(PREFIX) for name in values):
+            values = {**dict(self._of_features.named_parameters()), **values}
+        super().take(values, where)
+
+    def restore(self, storage: CheckpointStorage) -> None:
+        """Take the parameters and the optimizer's state of the newest version.
+
+        Raises
+        ------
+        CheckpointError
+            As :class:`DenseParameters`, or if the version was trained with other vectors.
+        """
+        manifest = storage.published()
+        if manifest is not None:
+            path = storage.path / manifest.of_table(RELATION)[0].name
+            with hdf5_format.open_file(path) as file:
+                for place, one in self._records.items():
+                    saved = file[place][...].tolist() if place in file else None
+                    if saved != one.tolist():
+                        raise CheckpointError(
+                            f"{path} was trained with other features: rows, numbers and checksum {saved}, "
+                            f"this run's folder has {one.tolist()}"
+                        )
+        super().restore(storage)
+
+
+def frozen_types(config: Config, features: RunFeatures | None, entity_types: list[str]) -> list[str]:
+    """Return the entity types without trained rows, or whose rows stay as they are."""
+    if config.model.init_from.frozen:
+        return entity_types
+    return features.entity_types if features is not None and config.features.use == "alone" else []

@@ -1,0 +1,449 @@
+"""Projected features: gradients, steps, files, resume, ranking, warm start, new entities and refusals."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import dglkge
+from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.cli.main import main
+from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
+from dglkge.data.sizes import read_dataset_size
+from dglkge.errors import CheckpointError, InputError
+from dglkge.evaluation.protocol import Protocol
+from dglkge.planning.memory import plan_memory
+from dglkge.training import build
+from dglkge.training.epochs import JOB
+from dglkge.training.trainer import Trainer
+from dglkge.typing import RELATION
+from tests.toy_kg import toy_dataset
+
+DIM = 8
+WIDTHS = {"person": 5, "town": 3}
+MISSING = "town3"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Write vectors of people and towns, but for one, in an order of their own."""
+    folder = tmp_path_factory.mktemp("features")
+    dataset = Dataset.open(toy_dataset(typed=True))
+    found = {}
+    for name, width in WIDTHS.items():
+        random = np.random.default_rng(width)
+        names = [one for one in sorted(dataset.vocabulary(name).names)[::-1] if one != MISSING]
+        found[name] = folder / f"{name}.npy"
+        np.save(found[name], random.normal(size=(len(names), width)).astype(np.float32))
+        (folder / f"{name}.names.txt").write_text("\n".join(names) + "\n")
+    return found
+
+
+def vectors_of(files: dict[str, Path], name: str) -> torch.Tensor:
+    """Return the vectors of a type by original id, read without the library's code."""
+    names = Dataset.open(toy_dataset(typed=True)).vocabulary(name).names
+    given = dict(zip(files[name].with_suffix(".names.txt").read_text().split(), np.load(files[name])))
+    return torch.tensor(np.stack([given.get(one, np.zeros(WIDTHS[name])) for one in names])).double()
+
+
+def settings(files: dict[str, Path], folder: Path, *more: str) -> list[str]:
+    """Return the overrides of a run."""
+    return [
+        *(f"dataset={toy_dataset(typed=True)}", f"output={folder}", f"model.dimension={DIM}"),
+        "features.files=[" + ", ".join(f"{name}={path}" for name, path in files.items()) + "]",
+        *("regularizer.name=none", "model.init_scale=0.3", "training.batch_size=20", "optimizer.lr=0.05"),
+        *("model.score_function=distmult", "dense.lr=0.01", "training.matmul_dtype=float32", *more),
+    ]
+
+
+@contextmanager
+def opened(files: dict[str, Path], folder: Path, *more: str) -> Iterator[Trainer]:
+    """Open a trainer in this process."""
+    config = load_config(None, settings(files, folder, *more))
+    with dglkge.join_cluster(config) as cluster:
+        trainer = dglkge.build_trainer(config, cluster)
+        yield trainer
+    JOB.restore(0)
+    del trainer
+    gc.collect()
+
+
+def train(trainer: Trainer, until: int) -> None:
+    """Run the usual loops."""
+    for _ in dglkge.remaining_epochs_until(until):
+        for batch in trainer.batches():
+            trainer.step(batch)
+
+
+def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return copies of the projections' parameters."""
+    assert trainer._dense is not None
+    return {name: one.detach().clone() for name, one in trainer._dense._module.named_parameters()}
+
+
+def projected(
+    found: dict[str, torch.Tensor], name: str, vectors: torch.Tensor, activation: str = ""
+) -> torch.Tensor:
+    """Compute f(x) by its formula."""
+    rows, number = vectors, 0
+    while f"features.{name}.{number}.weight" in found:
+        if number:
+            rows = torch.relu(rows) if activation == "relu" else torch.nn.functional.gelu(rows)
+        weight, bias = (found[f"features.{name}.{number}.{one}"] for one in ("weight", "bias"))
+        rows = rows @ weight.to(rows.dtype).T + bias.to(rows.dtype)
+        number += 1
+    return rows
+
+
+def live(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return copies of all rows by node id."""
+    return {name: table.local_rows.clone() for name, table in trainer.tables.items()}
+
+
+MLP = ("features.projection=mlp", "features.hidden=7,6", "features.activation=gelu")
+
+
+@pytest.mark.parametrize("objective", ["one_vs_all", "negative_sampling"])
+@pytest.mark.parametrize("more", [(), MLP, ("features.use=alone",)])
+def test_gradients_and_loss_equal_float64(
+    tmp_path: Path, files: dict[str, Path], objective: str, more: tuple[str, ...]
+) -> None:
+    """DistMult by its formula, autograd in float64 over rows and projections, SGD by its formula."""
+    sets = (
+        *more,
+        f"training.objective={objective}",
+        "dense.optimizer=SGD",
+        "model.reciprocal_relations=false",
+    )
+    if objective == "negative_sampling":
+        # Every entity of the type is a negative: the same loss without an oracle for the draws.
+        sets = (*sets, "negatives.all_entities=true", "negatives.own_entity=false")
+    with opened(files, tmp_path / "run", *sets) as trainer:
+        num_steps = 0
+        for _ in dglkge.remaining_epochs_until(1):
+            for batch in trainer.batches():
+                rows = {name: one.double() for name, one in live(trainer).items()}
+                before = parameters(trainer)
+                leaves = {name: one.double().requires_grad_() for name, one in before.items()}
+                full = dict(rows)
+                for name in files:
+                    x = vectors_of(files, name)[trainer.tables[name].original_ids]
+                    full[name] = rows[name] + projected(leaves, name, x)
+                loss = torch.zeros((), dtype=torch.float64)
+                for group in trainer._train_step._plan(batch).groups:
+                    heads, tails = full[group.lhs], full[group.rhs]
+                    for h, r, t in zip(group.head_ids, group.relation_ids, group.tail_ids):
+                        relation = rows[RELATION][r]
+                        loss = loss - ((tails * heads[h] * relation).sum(1)).log_softmax(0)[t]
+                        loss = loss - ((heads * tails[t] * relation).sum(1)).log_softmax(0)[h]
+                (loss / batch.global_size).backward()
+                assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-5)
+                for name, now in parameters(trainer).items():
+                    gradient = leaves[name].grad
+                    assert gradient is not None
+                    expected = leaves[name].detach() - 0.01 * gradient
+                    torch.testing.assert_close(now.double(), expected, rtol=1e-5, atol=1e-6)
+                for name in files:
+                    # Alone, nothing is trained but the projection.
+                    changed = not torch.equal(trainer.tables[name].local_rows.double(), rows[name])
+                    assert changed != ("features.use=alone" in more)
+                num_steps += 1
+        assert num_steps > 3
+        if "features.use=alone" in more:
+            assert not any(trainer.tables[name].local_rows.any() for name in files)
+
+
+@pytest.mark.parametrize("more", [(), (*MLP, "features.use=alone", "features.dtype=float16")])
+def test_files_resume_and_ranking(tmp_path: Path, files: dict[str, Path], more: tuple[str, ...]) -> None:
+    sets = (*more, "negatives.num_uniform=12", "training.num_epochs=2")
+    folder = tmp_path / "run"
+    with opened(files, folder, *sets) as trainer:
+        train(trainer, 1)
+        half_way = parameters(trainer)
+    with h5py.File(folder / "checkpoint" / "model.v1.h5") as file:
+        for name, one in half_way.items():
+            assert np.array_equal(file[f"dense/parameters/{name}"][...], one.numpy())
+    note = json.loads((folder / "features" / "features.json").read_text())
+    assert note["types"]["town"]["without"] == 1 and note["types"]["person"]["without"] == 0
+    with opened(files, folder, *sets) as trainer:
+        train(trainer, 2)
+        rows, found = live(trainer), parameters(trainer)
+        metrics = trainer.evaluate("test").to_dict()
+        original = {name: table.original_ids.clone() for name, table in trainer.tables.items()}
+    with opened(files, tmp_path / "at_once", *sets) as trainer:
+        train(trainer, 2)
+        for name, one in parameters(trainer).items():
+            assert torch.equal(one, found[name]) and not torch.equal(one, half_way[name])
+        for name, one in live(trainer).items():
+            assert torch.equal(one, rows[name])
+    ranked = dglkge.open_run(folder).evaluate(Protocol(split="test")).to_dict()
+    assert {key: ranked[key] for key in metrics} == metrics
+    checkpoint = open_checkpoint(folder, verify=True)
+    checkpoint.verify()
+    for name in rows:
+        expected = rows[name].double()
+        if name in files:
+            x = vectors_of(files, name)
+            x = x.half().double() if "features.dtype=float16" in more else x
+            expected = expected + projected(found, name, x[original[name]], "gelu")
+        torch.testing.assert_close(
+            checkpoint.gather(name, original[name]).double(), expected, rtol=1e-6, atol=1e-6
+        )
+
+
+def trained(files: dict[str, Path], folder: Path, *more: str) -> Path:
+    """Train a run for an epoch."""
+    with opened(files, folder, "training.num_epochs=1", "negatives.num_uniform=12", *more) as trainer:
+        train(trainer, 1)
+    return folder
+
+
+def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path: Path, files: dict[str, Path]) -> None:
+    run = trained(files, tmp_path / "run")
+    expected = dglkge.open_run(run).evaluate("test").to_dict()["both"]
+    init = f"checkpoint.init_path={run}"
+    for name, given in (("with", files), ("without", {})):
+        more = () if given else ("dense.lr=0.001",)
+        with opened(given, tmp_path / name, init, *more) as trainer:
+            # Without features the rows have the projections in them.
+            assert (trainer._dense is not None) == bool(given)
+            assert trainer.evaluate("test").to_dict()["both"] == expected
+    with pytest.raises(InputError, match="features.use is 'alone', and 'added' in the checkpoint"):
+        with opened(files, tmp_path / "alone", init, "features.use=alone"):
+            pass
+
+
+def test_converted_and_snapshot(tmp_path: Path, files: dict[str, Path]) -> None:
+    """A conversion has e + f(x) as rows; a snapshot finds the vectors of its run."""
+    run = trained(files, tmp_path / "run", "checkpoint.keep_every_epochs=1", "features.use=alone")
+    expected = open_checkpoint(run)
+    dataset = Dataset.open(toy_dataset(typed=True))
+    convert_to_run(expected, dataset, tmp_path / "converted")
+    converted = open_checkpoint(tmp_path / "converted")
+    assert converted.features is None and not converted.feature_parameters()
+    snapshot = open_checkpoint(run / "checkpoint" / "epoch_1", verify=True)
+    assert snapshot.features is not None
+    for name in ("person", "town", "country"):
+        ids = torch.arange(len(expected[name]))
+        torch.testing.assert_close(
+            converted.gather(name, ids), expected.gather(name, ids), rtol=1e-6, atol=1e-7
+        )
+        assert torch.equal(snapshot.gather(name, ids), expected.gather(name, ids))
+
+
+def test_new_entities(tmp_path: Path, files: dict[str, Path]) -> None:
+    """Ranks and predictions among old and new entities equal those of an explicit table."""
+    run = dglkge.open_run(trained(files, tmp_path / "run", "features.use=alone"))
+    vectors = np.random.default_rng(9).normal(size=(4, WIDTHS["person"])).astype(np.float32)
+    names = [f"newcomer{number}" for number in range(4)]
+    more = run.with_new_entities(names, vectors, "person")
+    old = run.tables["person"]
+    assert len(more.tables["person"]) == len(old) + 4 and len(run.tables["person"]) == len(old)
+    parameters = run.checkpoint.feature_parameters()
+    rows = projected(parameters, "person", torch.from_numpy(vectors).double()).float()
+    assert torch.equal(more.tables["person"][names], rows)
+    table = torch.cat([old[0 : len(old)], rows])
+    # The best friends of a newcomer, and a triple between two of them.
+    relations = run.dataset.relations
+    knows = relations.ids_of("knows")[0]
+    triples = np.array([[len(old) + 1, knows, 5], [6, knows, len(old) + 2]])
+    known = np.concatenate([*(run.dataset.split(one) for one in ("train", "valid", "test")), triples])
+    result = more.evaluate(Protocol(split="new"), triples, also_known=[triples])
+    relation = run.tables[RELATION][knows].double()
+    halves = relation.chunk(2)  # reciprocal: tails by the first half, heads by the second
+    ranks = []
+    for head, _, tail in triples.tolist():
+        for anchor, answer, half, column in ((tail, head, halves[1], 0), (head, tail, halves[0], 2)):
+            scores = (table.double() * half * table[anchor].double()).sum(1)
+            same = known[(known[:, 1] == knows) & (known[:, 2 - column] == anchor)][:, column]
+            others = np.setdiff1d(np.arange(len(table)), same)
+            ranks.append(1 + int((scores[others] > scores[answer]).sum()))
+    assert result.to_dict()["both"]["mrr"] == pytest.approx(np.mean(1 / np.array(ranks)))
+    found = more.predict_tails("newcomer1", "knows", k=len(table))
+    assert set(names) < set(found["entity"])
+    with pytest.raises(InputError, match="'newcomer1'"):
+        run.predict_tails("newcomer1", "knows")
+    assert more.similar("newcomer1", k=3)["entity"].nunique() == 3
+
+
+@pytest.mark.parametrize(
+    ("names", "shape", "entity_type", "words"),
+    [
+        (["a", "a"], (2, 5), "person", "the new entity 'a' of type 'person' is there already"),
+        (["person1"], (1, 5), "person", "the new entity 'person1' of type 'person' is there already"),
+        (["a"], (1, 4), "person", r"have shape \(1, 4\), expected \(1, 5\)"),
+        (["a"], (1, 5), "country", "unknown entity type with features 'country'"),
+        (["a"], (1, 5), "", "give the type of the new entities: person, town"),
+        (["a"], (1, 5), "persons", "'persons'"),
+    ],
+)
+def test_new_entities_that_are_refused(
+    refusing: dglkge.Run, names: list[str], shape: tuple[int, int], entity_type: str, words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        refusing.with_new_entities(names, np.zeros(shape, np.float32), entity_type or None)
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Path]) -> dglkge.Run:
+    return dglkge.open_run(trained(files, tmp_path_factory.mktemp("run")))
+
+
+def test_a_copy_that_trained_nothing_is_made_again(tmp_path: Path, files: dict[str, Path]) -> None:
+    """A folder without a checkpoint takes the files of now; one with a checkpoint needs none."""
+    folder, source = tmp_path / "run", tmp_path / "person.npy"
+    names = files["person"].with_suffix(".names.txt").read_text()
+    source.with_suffix(".names.txt").write_text(names)
+    sets = ("training.num_epochs=2", "negatives.num_uniform=12")
+    for value in (1.0, 2.0):
+        np.save(source, np.full((40, 2), value))
+        with opened({"person": source}, folder, *sets) as trainer:
+            if value == 2.0:
+                train(trainer, 1)
+    source.unlink()
+    with opened({"person": source}, folder, *sets):
+        pass
+    assert np.load(folder / "features" / "person.npy").min() == 2
+    # Another file than the one that the checkpoint was trained with.
+    np.save(source, np.full((40, 2), 3.0))
+    (folder / "features" / "features.json").unlink()
+    with pytest.raises(CheckpointError, match="was trained with other features"):
+        with opened({"person": source}, folder, *sets):
+            pass
+    JOB.restore(0)
+
+
+def test_damaged_and_missing_vectors(tmp_path: Path, files: dict[str, Path]) -> None:
+    folder = trained(files, tmp_path / "run")
+    path = folder / "features" / "town.npy"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="town.npy is damaged"):
+        dglkge.open_run(folder).tables["town"]
+    with pytest.raises(CheckpointError, match="town.npy is damaged"):
+        open_checkpoint(folder).verify()
+    path.unlink()
+    with pytest.raises(CheckpointError, match="cannot read the features .*town.npy"):
+        dglkge.open_run(folder).tables["town"]
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["features.files=[planet=x.npy]"], "unknown entity type 'planet'"),
+        (["features.files=[person=nowhere.npy]"], "cannot read nowhere.npy: there is no such file"),
+        (["features.files=[PEOPLE, person=PEOPLE]"], "for the entity type 'person'; allowed: one"),
+        (["features.files=[town=PEOPLE]"], "no name is an entity's of type town"),
+        (["features.hidden=3"], "features.hidden is 3 and features.projection is linear"),
+        (["features.files=[]"], "dense.lr is 0.01 and model.score_function is distmult, which has no dense"),
+        (
+            ["features.files=[]", "dense.lr=0.001", "features.use=alone"],
+            "features.use is alone and features.files",
+        ),
+        (["training.synchronous=false"], "features.files is given: it takes training.synchronous true"),
+        (
+            ["model.global_vectors=true", "model.reciprocal_relations=false"],
+            "features.files is given: a projection",
+        ),
+        (
+            ["checkpoint.storage=file:///tmp/x"],
+            "checkpoint.storage is file:///tmp/x and features.files is given",
+        ),
+        (
+            ["features.hidden=3,x", "features.projection=mlp"],
+            "features.hidden is '3,x'; allowed: whole numbers",
+        ),
+    ],
+)
+def test_refusals(tmp_path: Path, files: dict[str, Path], sets: list[str], words: str) -> None:
+    given = [one.replace("PEOPLE", str(files["person"])) for one in sets]
+    with pytest.raises(InputError, match=words) as caught:
+        config = load_config(None, settings(files, tmp_path / "run", *given))
+        build.check_training(config, 1)
+        with dglkge.join_cluster(config) as cluster:
+            dglkge.build_trainer(config, cluster)
+    assert "\n" not in str(caught.value)
+    JOB.restore(0)
+    gc.collect()
+
+
+def test_commands_with_new_entities(
+    tmp_path: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands give what Python gives; a file's known names are passed over."""
+    folder = trained(files, tmp_path / "run", "features.use=alone")
+    new, triples = tmp_path / "new.npy", tmp_path / "new.tsv"
+    vectors = np.random.default_rng(4).normal(size=(3, WIDTHS["person"])).astype(np.float32)
+    np.save(new, vectors)
+    new.with_suffix(".names.txt").write_text("ada\nperson1\ngrace\n")
+    triples.write_text("ada\tknows\tperson1\ngrace\tlives_in\ttown1\nada\tknows\tgrace\n")
+    given = ["--features", f"person={new}"]
+    more = dglkge.open_run(folder).with_new_entities(["ada", "grace"], vectors[[0, 2]], "person")
+
+    assert main(["evaluate", str(folder), "--triples", str(triples), *given, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["new_entities"] == {"person": 2}
+    assert (folder / "metrics-triples-new-with-features.json").is_file()
+    ids = more.tables.vocabulary("person").ids(["ada", "person1", "grace"])
+    knows, lives_in = (more.dataset.relations.ids_of(name)[0] for name in ("knows", "lives_in"))
+    town = more.tables.vocabulary("town").id("town1")
+    asked = np.array([[ids[0], knows, ids[1]], [ids[2], lives_in, town], [ids[0], knows, ids[2]]])
+    expected = more.evaluate(Protocol(split="new"), asked, also_known=[asked]).to_dict()
+    assert report["both"] == expected["both"]
+
+    assert main(["predict", str(folder), "--head", "ada", "--relation", "knows", *given, "--json"]) == 0
+    answers = json.loads(capsys.readouterr().out)["answers"]
+    assert [one["name"] for one in answers] == more.predict_tails("ada", "knows")["entity"].tolist()
+    assert main(["score", str(folder), "--input", str(triples), *given, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 3
+
+    for words, arguments in (
+        ("give the type of the new entities: person, town", ["--features", str(new)]),
+        ("unknown entity type 'people'", ["--features", f"people={new}"]),
+        ("expected (2, 3)", ["--features", f"town={new}"]),
+        ("nowhere.npy: there is no such file", ["--features", "person=nowhere.npy"]),
+    ):
+        assert main(["predict", str(folder), "--head", "ada", "--relation", "knows", *arguments]) == 2
+        caught = capsys.readouterr()
+        assert words in caught.err and caught.err.count("\n") == 1 and not caught.out
+
+
+def test_a_run_without_features_has_no_rows_for_new_entities(tmp_path: Path) -> None:
+    run = dglkge.open_run(trained({}, tmp_path / "run", "dense.lr=0.001"))
+    with pytest.raises(InputError, match="was trained without features"):
+        run.with_new_entities(["ada"], np.zeros((1, 3)), "person")
+    # Rows that are given are no matter of features.
+    more = run.checkpoint.with_new_rows({"person": (["ada"], torch.ones(1, DIM))})
+    assert torch.equal(more["person"]["ada"], torch.ones(DIM)) and len(run.tables["person"]) == 40
+
+
+def test_exports_have_the_sum(tmp_path: Path, files: dict[str, Path]) -> None:
+    run = dglkge.open_run(trained(files, tmp_path / "run"))
+    run.export("npy", tmp_path / "npy")
+    for name in ("person", "country"):
+        with h5py.File(next((tmp_path / "run" / "checkpoint").glob(f"embeddings_{name}_0.v*.h5"))) as file:
+            stored = torch.from_numpy(file["embeddings"][...]).double()
+        exported = torch.from_numpy(np.load(tmp_path / "npy" / f"{name}.npy")).double()
+        if name in files:
+            stored += projected(run.checkpoint.feature_parameters(), name, vectors_of(files, name))
+        torch.testing.assert_close(exported, stored, rtol=1e-6, atol=1e-6)
+
+
+def test_the_plan_counts_the_vectors(tmp_path: Path, files: dict[str, Path]) -> None:
+    size = read_dataset_size(toy_dataset(typed=True))
+    found = {}
+    for dtype in ("float32", "float16"):
+        config = load_config(None, settings(files, tmp_path, f"features.dtype={dtype}"))
+        (host,) = plan_memory(config, size, 2, 1)
+        found[dtype] = dict(host.memory)["features, mapped files"]
+    assert found["float32"] == 4 * (40 * WIDTHS["person"] + 10 * WIDTHS["town"]) == 2 * found["float16"]
