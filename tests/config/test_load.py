@@ -220,7 +220,7 @@ DOCUMENTED = {
         "imports",
         *(
             f"training.{name}"
-            for name in ("num_epochs", "profile", "lookup", "check_memory", "loggers", "progress")
+            for name in ("num_epochs", "device", "profile", "lookup", "check_memory", "loggers", "progress")
         ),
         *(f"training.early_stopping_{name}" for name in ("patience", "min_gain")),
     ],
