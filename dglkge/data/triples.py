@@ -102,6 +102,9 @@ def read_chunks(
         yield _frame(file.arrays(block))
         if on_bytes is not None:
             on_bytes(block.position)
+    if on_bytes is not None:
+        # Empty lines at the end are in no block.
+        on_bytes(path.stat().st_size)
 
 
 @dataclass(frozen=True)

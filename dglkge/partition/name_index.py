@@ -23,8 +23,8 @@ from dglkge.kernels.names import (
 
 MAX_NAMES = np.iinfo(np.int32).max
 
-SHARD_BITS = 6
-"""Of a hash, for the table that a name is in: a table of 10^7 / 64 names stays in a processor's cache."""
+SHARD_BITS = 4
+"""Of a hash, for the table that a name is in: each has a lock, so as many threads can add names."""
 
 MAX_ROUNDS = 32
 """Rounds of sorting by eight bytes each; Arrow compares what is still equal then."""

@@ -189,6 +189,8 @@ class _Reader:
                 pending.append((block.position, self._parsers.submit(self._number, file, block)))
             while pending and not self._stopped.is_set():
                 take_one()
+            # Empty lines at the end are in no block.
+            report(file.path.stat().st_size)
         finally:
             # The readers of earlier files need the room that an error leaves.
             for _, future in pending:

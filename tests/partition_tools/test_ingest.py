@@ -53,7 +53,7 @@ def test_ids_do_not_depend_on_the_order_of_triples():
 
 
 def test_index_grows():
-    index = NameIndex()
+    index = NameIndex(0)
     assert index.add(pd.Series(["x", "y", "x"], dtype="category")).tolist() == [0, 1, 0]
     assert index.add(pd.Series(["z", "y"], dtype="category")).tolist() in ([1, 2], [2, 1])
     names, places = index.in_order()
