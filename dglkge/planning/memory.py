@@ -26,6 +26,9 @@ from dglkge.registry import registry_of
 from dglkge.typing import RELATION
 
 MIB = 2**20
+CREATION = "temporary copy while tables are created"
+"""Item of a plan that tables in files do not have."""
+
 LAUNCHER_BYTES = 13 * MIB
 KEEPER_BYTES = 6 * MIB
 
@@ -176,7 +179,7 @@ def _plan_host(
     base_bytes += LAUNCHER_BYTES + KEEPER_BYTES * processes if num_servers else 0
     mapped = mapped_bytes(part, size)
     # The background writer saves a copy of rows and state, so that training can change the originals.
-    copy_bytes = table_bytes + state_bytes if config.checkpoint.background else 0
+    copy_bytes = table_bytes + state_bytes if saves_in_background(config) else 0
     work = num_trainers * max(batch_bytes(config, size, world_size), ranking_bytes(config, size))
     exchange = num_trainers * exchange_bytes(config, size, world_size)
     later = work + exchange + copy_bytes + name_bytes(size)
@@ -188,7 +191,7 @@ def _plan_host(
         ("optimizer state", state_bytes),
         ("graph of DGL's servers", graph_bytes if num_servers else 0),
         ("server heap after loading the graph", num_servers * SERVER_BYTES_PER_EDGE * part.num_graph_edges),
-        ("temporary copy while tables are created", creating),
+        (CREATION, creating),
         ("edges and ids, mapped files", mapped),
         ("batches and ranking", work),
         ("exchange between trainers", exchange),
@@ -206,6 +209,14 @@ def _plan_host(
     disk_bytes = versions * (table_bytes + state_bytes)
     structure = shared.structure_bytes(part) if num_servers else 0
     return PlannedHost(machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure)
+
+
+def saves_in_background(config: Config) -> bool:
+    """Return whether versions are written from a copy of rows and state in memory while training goes on.
+
+    Tables on a disk are, where that was chosen, too large for a copy in memory: training waits.
+    """
+    return config.checkpoint.background and config.tables.storage != "disk"
 
 
 def creation_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
