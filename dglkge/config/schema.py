@@ -580,7 +580,10 @@ class CheckpointConfig:
         0.0, "commit after every so many minutes as well; 0: never", at_least(0), resume=FREE
     )
     background: bool = setting(
-        True, "copy the rows and write while training goes on; takes the memory of one copy", resume=FREE
+        True,
+        "copy the rows and write while training goes on; takes the memory of one copy; not with "
+        "tables.storage disk, where training waits",
+        resume=FREE,
     )
     keep_every_epochs: int = setting(
         0,

@@ -5,18 +5,20 @@ Only advice to the kernel: no number changes, whatever it does. Addresses and le
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MADV_WILLNEED, MADV_COLD, MADV_PAGEOUT = 3, 20, 21
-"""Numbers of Linux's madvise(2); the last two since version 5.4."""
+MADV_WILLNEED, MADV_DONTNEED, MADV_COLD = 3, 4, 20
+"""Numbers of Linux's madvise(2); the last one since version 5.4."""
 
-SYNC_FILE_RANGE_ALL = 1 | 2 | 4
-"""Of sync_file_range(2): wait for writes that run, start those of dirty pages, and wait for them."""
+SYNC_FILE_RANGE_START, SYNC_FILE_RANGE_ALL = 2, 1 | 2 | 4
+"""Of sync_file_range(2): start to write dirty pages; wait for writes that run, start, and wait for them."""
 
 BYTES_A_CALL = 8 << 20
 """Bytes of a call: the thread that advises can be stopped between two of them."""
@@ -35,10 +37,13 @@ class MappedFile:
     path : str
     offset : int
         Place of the address in the file, in bytes.
+    is_shared : bool
+        Whether writes to the memory are writes to the file.
     """
 
     path: str
     offset: int
+    is_shared: bool = True
 
 
 def find_mapped_file(address: int, maps: Path = MAPS) -> MappedFile | None:
@@ -54,7 +59,7 @@ def find_mapped_file(address: int, maps: Path = MAPS) -> MappedFile | None:
         if first <= address < end:
             if len(fields) < 6 or not fields[5].startswith("/") or fields[5].endswith(" (deleted)"):
                 return None
-            return MappedFile(fields[5], int(fields[2], 16) + address - first)
+            return MappedFile(fields[5], int(fields[2], 16) + address - first, fields[1].endswith("s"))
     return None
 
 
@@ -87,6 +92,9 @@ class MappedRows:
         The file, to write its pages back; without it the kernel chooses when.
     drops : bool
         Drop the pages that are pushed out from memory at once, instead of making them the next to go.
+    is_leader : bool
+        Whether this process reads, writes and drops pages for all processes of the machine. The others only
+        unmap what is dropped: the kernel keeps pages that a process has mapped.
     """
 
     def __init__(
@@ -97,8 +105,9 @@ class MappedRows:
         num_ranges: int,
         file: MappedFile | None = None,
         drops: bool = False,
+        is_leader: bool = True,
     ) -> None:
-        self._advice = MADV_PAGEOUT if drops else MADV_COLD
+        self._drops, self._is_leader = drops, is_leader
         self._address, self._row_bytes = address, row_bytes
         self._bounds = [num_rows * turn // num_ranges for turn in range(num_ranges + 1)]
         self._file = file
@@ -110,16 +119,19 @@ class MappedRows:
             self._sync.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
     @classmethod
-    def of_tensor(cls, rows: Any, num_ranges: int, drops: bool = False) -> MappedRows | None:
+    def of_tensor(
+        cls, rows: Any, num_ranges: int, drops: bool = False, is_leader: bool = True
+    ) -> MappedRows | None:
         """Return the rows (n, ...) of a contiguous tensor; None if they are in memory only."""
         if not len(rows) or not rows.is_contiguous():
             return None
         address = rows.data_ptr()
         file = find_mapped_file(address)
-        if file is None or not is_on_disk(file.path):
+        # Pages of a private mapping are this process's own: dropping them would lose what it wrote.
+        if file is None or not file.is_shared or not is_on_disk(file.path):
             return None
         row_bytes = rows.numel() // len(rows) * rows.element_size()
-        return cls(address, len(rows), row_bytes, num_ranges, file, drops)
+        return cls(address, len(rows), row_bytes, num_ranges, file, drops, is_leader)
 
     def pieces(self, number: int) -> list[tuple[int, int]]:
         """Return the address and length in bytes of each call for a range: whole pages inside the rows."""
@@ -134,22 +146,63 @@ class MappedRows:
 
     def read_ahead(self, address: int, num_bytes: int) -> bool:
         """Start to read a piece; returns whether the kernel took the advice."""
-        return bool(self._madvise(address, num_bytes, MADV_WILLNEED) == 0)
+        return not self._is_leader or self._madvise(address, num_bytes, MADV_WILLNEED) == 0
+
+    def start_to_write(self, address: int, num_bytes: int) -> bool:
+        """Start to write the dirty pages of a piece back; does not wait for the disk."""
+        return not self._is_leader or self._write_back(address, num_bytes, SYNC_FILE_RANGE_START)
 
     def push_out(self, address: int, num_bytes: int) -> bool:
         """Write a piece back, and let the kernel take its memory; returns whether it took the advice.
 
-        Blocks until the pages are on the disk, so that they are clean and cost nothing to drop.
+        Blocks until the pages are on the disk, so that they are clean and cost nothing to drop. They stay
+        while another process has them mapped: call :meth:`drop` again when all have unmapped them.
         """
-        if self._file is not None and self._sync is not None:
-            try:
-                file = os.open(self._file.path, os.O_RDONLY)
-            except OSError:
+        if self._is_leader and not self._write_back(address, num_bytes, SYNC_FILE_RANGE_ALL):
+            return False
+        return self.drop(address, num_bytes)
+
+    def drop(self, address: int, num_bytes: int) -> bool:
+        """Unmap a piece, and drop its clean pages from memory; or only make them the next to go.
+
+        The mapping is shared, so that what was written stays: in the page cache, or in the file.
+        """
+        if not self._drops:
+            return not self._is_leader or self._madvise(address, num_bytes, MADV_COLD) == 0
+        taken = self._madvise(address, num_bytes, MADV_DONTNEED) == 0
+        if self._is_leader and self._file is not None:
+            with self._opened() as file:
+                if file is None:
+                    return False
+                # Whole pages only: the kernel leaves the first and the last one if they are not.
+                os.posix_fadvise(file, self._offset(address), num_bytes, os.POSIX_FADV_DONTNEED)
+        return taken
+
+    def _write_back(self, address: int, num_bytes: int, flags: int) -> bool:
+        """Write the dirty pages of a piece back; returns False if the file is gone."""
+        if self._file is None or self._sync is None:
+            return True
+        with self._opened() as file:
+            if file is None:
                 return False
-            try:
-                offset = self._file.offset + address - self._address
-                self._sync(file, offset, num_bytes, SYNC_FILE_RANGE_ALL)
-            finally:
-                os.close(file)
-        # Pages that other processes read too are left alone by the kernel, but they are clean now.
-        return bool(self._madvise(address, num_bytes, self._advice) == 0)
+            self._sync(file, self._offset(address), num_bytes, flags)
+        return True
+
+    def _offset(self, address: int) -> int:
+        """Return the place of an address in the file."""
+        assert self._file is not None
+        return self._file.offset + address - self._address
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        """Open the file; None if it is gone."""
+        assert self._file is not None
+        try:
+            file = os.open(self._file.path, os.O_RDONLY)
+        except OSError:
+            yield None
+            return
+        try:
+            yield file
+        finally:
+            os.close(file)

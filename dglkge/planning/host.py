@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dglkge.distributed.jobs import Claims, claims_of_others
 from dglkge.planning.control_groups import PROCESS, free_memory
-from dglkge.planning.memory import BASE_OF_DGL, PlannedHost, ProcessBase, readable
+from dglkge.planning.memory import BASE_OF_DGL, CREATION, PlannedHost, ProcessBase, readable
 
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_INFO = Path("/proc/meminfo")
@@ -113,8 +113,9 @@ def misfits(
     needed = planned.memory_bytes - planned.mapped_bytes - (planned.base_bytes if has_started else 0)
     shared = planned.shared_memory_bytes
     if in_files:
-        # The kernel writes their pages out under pressure.
-        needed, shared = needed - (shared - planned.structure_bytes), planned.structure_bytes
+        # The kernel writes their pages out under pressure. New files are zero, so nothing is copied to them.
+        needed -= shared - planned.structure_bytes + dict(planned.memory).get(CREATION, 0)
+        shared = planned.structure_bytes
     found = []
     others = ""
     if there.claims.memory_bytes or there.claims.shared_memory_bytes:

@@ -29,6 +29,9 @@ from dglkge.registry import registry_of
 from dglkge.typing import RELATION, STAGED_CPU_DEVICE
 
 MIB = 2**20
+CREATION = "temporary copy while tables are created"
+"""Item of a plan that tables in files do not have."""
+
 LAUNCHER_BYTES = 13 * MIB
 KEEPER_BYTES = 6 * MIB
 
@@ -208,7 +211,7 @@ def _plan_host(
     features = features_bytes(config, size)
     mapped = mapped_bytes(part, size) + features
     # The background writer saves a copy of rows and state, so that training can change the originals.
-    copy_bytes = table_bytes + state_bytes if config.checkpoint.background else 0
+    copy_bytes = table_bytes + state_bytes if saves_in_background(config) else 0
     ranking = ranking_bytes(config, size) + ranked_copy_bytes(config, part)
     work = num_trainers * max(batch_bytes(config, size, world_size), ranking)
     on_device = device_bytes(config, size, machine, world_size)
@@ -227,7 +230,7 @@ def _plan_host(
         ("optimizer state", state_bytes),
         ("graph of DGL's servers", graph_bytes if num_servers else 0),
         ("server heap after loading the graph", num_servers * SERVER_BYTES_PER_EDGE * part.num_graph_edges),
-        ("temporary copy while tables are created", creating),
+        (CREATION, creating),
         ("edges and ids, mapped files", mapped - features),
         ("features, mapped files", features),
         ("batches and ranking", work),
@@ -253,6 +256,14 @@ def _plan_host(
     return PlannedHost(
         machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure, on_device
     )
+
+
+def saves_in_background(config: Config) -> bool:
+    """Return whether versions are written from a copy of rows and state in memory while training goes on.
+
+    Tables on a disk are, where that was chosen, too large for a copy in memory: training waits.
+    """
+    return config.checkpoint.background and config.tables.storage != "disk"
 
 
 def creation_bytes(part: PartSize, config: Config, later_bytes: int) -> int:

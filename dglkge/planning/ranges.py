@@ -16,7 +16,7 @@ from dglkge.data.range_walk import count_loads, range_bounds, walk_pairs
 from dglkge.data.sizes import PartSize
 from dglkge.errors import InputError
 from dglkge.planning import shared_memory as shared
-from dglkge.planning.memory import PlannedHost
+from dglkge.planning.memory import CREATION, PlannedHost
 
 MOST_RANGES = 256
 """Ranges that a plan proposes at most: an epoch has their square of buckets."""
@@ -24,7 +24,7 @@ MOST_RANGES = 256
 OF_TABLES = (
     "tables",
     "optimizer state",
-    "temporary copy while tables are created",
+    CREATION,
     "edges and ids, mapped files",
     "checkpoint's background copy",
 )

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import zip_longest
 from typing import Protocol
 
 logger = logging.getLogger(__name__)
 
 Range = tuple[str, int]
+Piece = tuple["Pages", int, int]
+
+PIECES_AHEAD = 4
+"""Pieces that the disk writes at a time: more would make reads wait in its queue."""
 
 STOP_SECONDS = 10.0
 """Time that :meth:`Prefetcher.close` waits for the call that runs."""
@@ -42,8 +47,16 @@ class Pages(Protocol):
         """Start to read a piece."""
         ...
 
+    def start_to_write(self, address: int, num_bytes: int) -> bool:
+        """Start to write a piece back."""
+        ...
+
     def push_out(self, address: int, num_bytes: int) -> bool:
         """Write a piece back, and let the kernel take its memory."""
+        ...
+
+    def drop(self, address: int, num_bytes: int) -> bool:
+        """Let the kernel take the memory of a piece that was written back."""
         ...
 
 
@@ -55,6 +68,9 @@ class Prefetcher:
     schedule : RangeSchedule
     tables : mapping of str to sequence of Pages
         Rows and optimizer state of each entity type.
+    there : set of Range
+        Ranges that may be in memory already, whole or in part: those that the first batches do not need are
+        pushed out.
 
     Attributes
     ----------
@@ -62,13 +78,19 @@ class Prefetcher:
         Ranges so far.
     """
 
-    def __init__(self, schedule: RangeSchedule, tables: Mapping[str, Sequence[Pages]]) -> None:
+    def __init__(
+        self,
+        schedule: RangeSchedule,
+        tables: Mapping[str, Sequence[Pages]],
+        there: AbstractSet[Range] = frozenset(),
+    ) -> None:
         self._schedule = schedule
         self._tables = tables
         self.num_read = self.num_pushed_out = 0
         # What the thread shall have in memory: ranges of the batch and of the bucket after it.
         self._wanted: frozenset[Range] = frozenset()
         self._held: frozenset[Range] = frozenset()
+        self._there = frozenset(there)
         self._is_closed = False
         self._changed = threading.Condition()
         # A daemon: a call that hangs on a broken disk must not keep a trainer from exiting.
@@ -108,22 +130,36 @@ class Prefetcher:
                 if self._is_closed:
                     return
                 wanted, held = self._wanted, self._held
-            # Reading first: training waits for what comes, and for nothing that goes.
-            for one in sorted(wanted - held):
-                self.num_read += self._advise(one, "read_ahead")
-            for one in sorted(held - wanted):
-                self.num_pushed_out += self._advise(one, "push_out")
+            coming = [piece for one in sorted(wanted - held) for piece in self._pieces(one)]
+            gone, self._there = (held | self._there) - wanted, frozenset()
+            going = [piece for one in sorted(gone) for piece in self._pieces(one)]
+            self._advise(going[:PIECES_AHEAD], "start_to_write")
+            # Waiting for a piece, dropping it and reading another in turn keeps as many ranges in memory as
+            # before. The disk writes the pieces behind it meanwhile.
+            for place, (leaving, entering) in enumerate(zip_longest(going, coming)):
+                self._advise(going[place + PIECES_AHEAD : place + PIECES_AHEAD + 1], "start_to_write")
+                self._advise([leaving] if leaving else [], "push_out")
+                self._advise([entering] if entering else [], "read_ahead")
+            # Once more: other processes may have unmapped some of it only now.
+            self._advise(going, "drop")
+            if not self._is_closed:
+                self.num_read += len(wanted - held)
+                self.num_pushed_out += len(gone)
             with self._changed:
                 self._held = wanted
                 self._changed.notify_all()
 
-    def _advise(self, one: Range, what: str) -> bool:
-        """Advise the kernel about a range of all tensors of a table; returns False if closed meanwhile."""
+    def _pieces(self, one: Range) -> Iterator[Piece]:
+        """Yield the pieces of a range of all tensors of a table."""
         name, number = one
         for pages in self._tables.get(name, ()):
             for address, num_bytes in pages.pieces(number):
-                # Read without the lock: a late view only costs one more call.
-                if self._is_closed:
-                    return False
-                getattr(pages, what)(address, num_bytes)
-        return True
+                yield pages, address, num_bytes
+
+    def _advise(self, pieces: Sequence[Piece], what: str) -> None:
+        """Advise the kernel about pieces; returns early if closed meanwhile."""
+        for pages, address, num_bytes in pieces:
+            # Read without the lock: a late view only costs one more call.
+            if self._is_closed:
+                return
+            getattr(pages, what)(address, num_bytes)

@@ -29,6 +29,7 @@ from dglkge.distributed.runtime import Cluster, num_servers
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import RankingResult
+from dglkge.planning.memory import saves_in_background
 from dglkge.sampling.query_batches import TrainingBatch, TrainingBatches
 from dglkge.sampling.triple_order import Pass
 from dglkge.training.building.warm_start import warm_start
@@ -150,7 +151,8 @@ class Trainer:
         self._resume(fill_new_run)
         if cluster.world.rank == 0:
             checkpoints.records.write_json(RUN_JOB_FILE, describe_job(self.output))
-        if config.checkpoint.background:
+        self._in_background = saves_in_background(config)
+        if self._in_background:
             checkpoints.reserve(self._parts())
         epochs.when_finished(self._end_epoch)
         self._trackers = Trackers() if trackers is None else trackers
@@ -326,7 +328,7 @@ class Trainer:
         # After it all rows are final.
         parts = self._parts()
         self.cluster.barrier()
-        save = self._checkpoints.start if self.config.checkpoint.background else self._checkpoints.save
+        save = self._checkpoints.start if self._in_background else self._checkpoints.save
         save(parts, self._relation_part(), meta, snapshots, self._control.to_bytes())
         self._committed = position
         self._policy.committed()

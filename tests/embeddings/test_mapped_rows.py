@@ -91,6 +91,38 @@ def test_pages_that_are_pushed_out_leave_memory(file: Path) -> None:
     assert (rows[:quarter] == 3).all()
 
 
+def test_pages_of_two_processes_leave_memory_when_both_have_unmapped_them(file: Path) -> None:
+    """Two mappings of a file are to the kernel as those of two processes."""
+    first, second = mapped(file), mapped(file)
+    quarter = NUM_ROWS // 4
+    first[:quarter] = 3
+    second[0, 0] = 4
+    leader, other = (
+        MappedRows.of_tensor(rows, 4, drops=True, is_leader=is_leader)
+        for rows, is_leader in ((first, True), (second, False))
+    )
+    assert leader is not None and other is not None
+    assert float(second[:quarter].sum()) > 0
+    advise(leader, "push_out", 0)
+    assert resident(first, 0, quarter) == 1
+    for what in ("read_ahead", "start_to_write", "push_out", "drop"):
+        advise(other, what, 0)
+    assert resident(first, 0, quarter) == 1  # the other only unmaps
+    advise(leader, "drop", 0)
+    if resident(first, 0, quarter) > 0.5:
+        pytest.skip("this kernel keeps the pages")
+    assert first[0, 0] == second[0, 0] == 4 and (second[1:quarter] == 3).all()
+    advise(leader, "start_to_write", 0)
+
+
+def test_a_private_mapping_is_left_alone(file: Path) -> None:
+    rows = torch.from_file(str(file), shared=False, size=NUM_ROWS * DIM).view(NUM_ROWS, DIM)
+    rows[0, 0] = 5
+    found = find_mapped_file(rows.data_ptr())
+    assert found is None or not found.is_shared
+    assert MappedRows.of_tensor(rows, 4, drops=True) is None
+
+
 def test_pieces_cover_a_range_in_whole_pages() -> None:
     base = 10 * mmap.PAGESIZE
     for row_bytes, num_rows, num_ranges in ((400, 1000, 3), (4, 17, 5), (1 << 20, 40, 2)):

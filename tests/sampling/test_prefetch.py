@@ -28,9 +28,19 @@ class ToyPages:
         self.notes.append(("read", self.name, address))
         return True
 
+    def start_to_write(self, address: int, num_bytes: int) -> bool:
+        """Note it."""
+        self.notes.append(("write", self.name, address))
+        return True
+
     def push_out(self, address: int, num_bytes: int) -> bool:
         """Note it."""
         self.notes.append(("push", self.name, address))
+        return True
+
+    def drop(self, address: int, num_bytes: int) -> bool:
+        """Note it."""
+        self.notes.append(("drop", self.name, address))
         return True
 
 
@@ -44,7 +54,12 @@ def test_the_next_bucket_is_read_before_its_first_batch() -> None:
             for index in range(len(trainer)):
                 prefetcher.advance(epoch, index)
                 assert prefetcher.settle(LIMIT_SECONDS)
+                going = [note[1:] for note in notes if note[0] == "push"]
+                for what in ("write", "drop"):
+                    assert [note[1:] for note in notes if note[0] == what] == going
                 for what, name, number in notes:
+                    if what not in ("push", "read"):
+                        continue
                     # Nothing is read twice, or pushed out that is not there.
                     assert ((name, number) in held) == (what == "push")
                     held ^= {(name, number)}
@@ -57,6 +72,28 @@ def test_the_next_bucket_is_read_before_its_first_batch() -> None:
     finally:
         prefetcher.close()
     assert prefetcher.num_read > prefetcher.num_pushed_out > 4
+
+
+def test_a_range_leaves_before_another_is_read() -> None:
+    (trainer,) = toy_trainers(1, 1, 4, batch_size=20)
+    notes: list[tuple[str, str, int]] = []
+    names = ("person", "place")
+    there = {(name, number) for name in names for number in range(4)}
+    prefetcher = Prefetcher(trainer.walk, {name: [ToyPages(name, notes)] for name in names}, there)
+    try:
+        prefetcher.advance(0, 0)
+        assert prefetcher.settle(LIMIT_SECONDS)
+    finally:
+        prefetcher.close()
+    wanted = trainer.walk.ranges_at(0, 0) | trainer.walk.ranges_after(0, 0)
+    going = sorted(there - wanted)
+    assert {note[1:] for note in notes if note[0] == "read"} == wanted and len(going) > 2
+    # Each write starts before it is waited for; pieces leave and come in turn; and what others unmapped late
+    # is dropped at the end.
+    for one in going:
+        assert notes.index(("write", *one)) < notes.index(("push", *one))
+    assert [note[0] for note in notes if note[0] in ("push", "read")][:4] == ["push", "read"] * 2
+    assert notes[-len(going) :] == [("drop", *one) for one in going]
 
 
 def test_closing_does_not_wait_for_all_ranges() -> None:

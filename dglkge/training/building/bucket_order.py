@@ -75,10 +75,10 @@ def build_bucket_batches(
 def prefetch_ranges(batches: BucketBatches, tables: TableSet, optimizer: Any, cluster: Cluster) -> None:
     """Read ranges ahead and push out written ones, where tables are files on a disk.
 
-    One trainer of each machine does it for all; for tables in memory nobody does.
+    One trainer of each machine does it for all. The others unmap what is pushed out: the kernel drops no page
+    that a process has mapped. For tables in memory nobody does anything.
     """
-    if not cluster.world.is_machine_leader:
-        return
+    is_leader = cluster.world.is_machine_leader
     num_ranges = batches.walk.num_ranges
     rows_of: dict[str, list[torch.Tensor]] = {}
     for name in tables.entity_types:
@@ -86,13 +86,16 @@ def prefetch_ranges(batches: BucketBatches, tables: TableSet, optimizer: Any, cl
         rows_of[name] = [tables[name].local_rows, *(one.local_partition for one in state)]
     # Where everything fits, pages that were written back may stay: the next visit then reads nothing.
     num_bytes = sum(rows.numel() * rows.element_size() for found in rows_of.values() for rows in found)
-    drops = num_bytes > available_memory()
+    # All trainers of a machine must agree: a page that one of them keeps mapped stays in memory.
+    drops = bool(cluster.sum(np.array([num_bytes > available_memory()], dtype=np.int64))[0])
     mapped: dict[str, list[MappedRows]] = {}
     for name, found in rows_of.items():
-        pages = [MappedRows.of_tensor(rows, num_ranges, drops) for rows in found]
+        pages = [MappedRows.of_tensor(rows, num_ranges, drops, is_leader) for rows in found]
         mapped[name] = [one for one in pages if one is not None]
-    if not any(mapped.values()):
+    if not any(mapped.values()) or not (is_leader or drops):
         return
-    prefetcher = Prefetcher(batches.walk, mapped)
+    # The first rows were made, or read from a checkpoint, range after range by this process.
+    there = {(name, number) for name in mapped for number in range(num_ranges)} if drops else set()
+    prefetcher = Prefetcher(batches.walk, mapped, there)
     batches.when_batch(prefetcher.advance)
     cluster.on_exit(prefetcher.close)
