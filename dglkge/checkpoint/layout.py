@@ -87,10 +87,15 @@ class Progress:
     PASSES_DONE = "passes_done"
     """Of the open epoch: edge sets and chunks that have ended in it."""
     EPOCH_MEASURED = "epoch_measured"
-    """Triples with batch statistics; the sums of these are ``epoch_reg``, ``epoch_violators_lhs``, ..."""
+    """Triples with batch statistics; :meth:`epoch_measure` names the sums of these."""
     VALIDATION_PENDING = "validation_pending"
     ENDED_AFTER = "ended_after"
     ORDER_MARK = "order_mark"
+
+    @staticmethod
+    def epoch_measure(name: str) -> str:
+        """Return the field of a sum over the open epoch."""
+        return f"epoch_{name}"
 
 
 # One expression for all names of versions, because clean-up must find each of them: rows, manifests, staged

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Union, overload
+from typing import Union
 
 import numpy as np
 import pyarrow as pa
@@ -30,10 +31,10 @@ class NameList(Sequence[str]):
     def __len__(self) -> int:
         return len(self.array)
 
-    @overload
+    @typing.overload
     def __getitem__(self, place: int) -> str: ...
 
-    @overload
+    @typing.overload
     def __getitem__(self, place: slice) -> NameList: ...
 
     def __getitem__(self, place: Union[int, slice]) -> Union[str, NameList]:

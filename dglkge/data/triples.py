@@ -242,10 +242,16 @@ class TripleFile:
         except _READ_ERRORS as error:
             raise InputError(f"{path}: cannot be read: {error}") from error
 
+    @property
+    def _text_file(self) -> _TextFile:
+        """The format of the file, once its first block was asked for."""
+        if self._text is None:
+            raise RuntimeError(f"no block of {self.path} was read yet")
+        return self._text
+
     def _whole_lines(self, stream: pa.NativeFile) -> Iterator[bytes]:
         """Yield the content behind the header, cut behind ends of lines."""
-        assert self._text is not None
-        skips, rest = self._text.has_header, b""
+        skips, rest = self._text_file.has_header, b""
         is_first = not skips
         while read := stream.read(self._read_bytes):
             content = rest + read
@@ -268,8 +274,7 @@ class TripleFile:
             yield _unmarked(rest, is_first)
 
     def _parsed(self, content: bytes) -> dict[str, pa.Array]:
-        file = self._text
-        assert file is not None
+        file = self._text_file
         try:
             table = _parse_csv(file, content, self._rules)
         except pa.ArrowInvalid as error:
@@ -281,8 +286,8 @@ class TripleFile:
         return arrays
 
     def _bad_line(self, otherwise: str) -> InputError:
-        assert self._text is not None
-        return _bad_line(self._text, self._text.names, self._rules, otherwise)
+        file = self._text_file
+        return _bad_line(file, file.names, self._rules, otherwise)
 
 
 def _unmarked(content: bytes, is_first: bool) -> bytes:

@@ -188,17 +188,21 @@ class MappedRows:
             self._sync(file, self._offset(address), num_bytes, flags)
         return True
 
+    @property
+    def _mapped_file(self) -> MappedFile:
+        if self._file is None:
+            raise RuntimeError("these rows are in no file")
+        return self._file
+
     def _offset(self, address: int) -> int:
         """Return the place of an address in the file."""
-        assert self._file is not None
-        return self._file.offset + address - self._address
+        return self._mapped_file.offset + address - self._address
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
         """Open the file; None if it is gone."""
-        assert self._file is not None
         try:
-            file = os.open(self._file.path, os.O_RDONLY)
+            file = os.open(self._mapped_file.path, os.O_RDONLY)
         except OSError:
             yield None
             return

@@ -6,26 +6,54 @@ and at the end all edge sets together.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Union
+from typing import Callable, NamedTuple, Optional, Union
 
 import numpy as np
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
+from dglkge.data.known_triples import KnownTriples
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.categories import relation_categories
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.evaluation.protocol import Protocol
-from dglkge.typing import Side
-
-if TYPE_CHECKING:
-    from dglkge.inference.run import Run
+from dglkge.inference.imports.dglke_files import Tables
+from dglkge.model.kge_model import KgeModel
+from dglkge.typing import RowShard, Side
 
 EdgeSets = Union[str, Sequence[str], Mapping[str, np.ndarray]]
+
+
+class RankedModel(typing.Protocol):
+    """What a ranking asks of a model; :class:`dglkge.inference.run.Run` has it."""
+
+    @property
+    def dataset(self) -> Dataset:
+        """The data set that it was trained on."""
+        ...
+
+    @property
+    def model(self) -> KgeModel:
+        """The score function at its dimension."""
+        ...
+
+    @property
+    def tables(self) -> Tables:
+        """Rows and names."""
+        ...
+
+    def known_triples(self, also_known: Sequence[np.ndarray]) -> KnownTriples:
+        """Return an index of the triples of all splits, and of others."""
+        ...
+
+    def shards(self, tables: Sequence[str]) -> Mapping[str, Sequence[RowShard]]:
+        """Return all rows of some tables."""
+        ...
 
 
 class BucketResult(NamedTuple):
@@ -46,7 +74,7 @@ class BucketResult(NamedTuple):
 
 
 def evaluate_buckets(
-    run: Run,
+    run: RankedModel,
     edge_sets: EdgeSets,
     protocol: Optional[Protocol] = None,
     num_ranges: int = 1,
@@ -60,7 +88,7 @@ def evaluate_buckets(
 
     Parameters
     ----------
-    run : Run
+    run : RankedModel
     edge_sets : str, sequence of str, or mapping of str to (n, 3) int64 array
         Names of splits and of edge sets of the training triples; or triples by a name of your choice, as
         original ids.
@@ -90,7 +118,7 @@ def evaluate_buckets(
 
 
 def _evaluate(
-    run: Run,
+    run: RankedModel,
     edge_sets: Mapping[str, np.ndarray],
     protocol: Protocol,
     num_ranges: int,

@@ -635,7 +635,7 @@ class Trainer:
         self._checkpoints.records.write_json(RUN_METRICS_FILE, metrics)
 
 
-_EPOCH_MEASURES = (Progress.EPOCH_MEASURED, *(f"epoch_{name}" for name in MEASURES))
+_EPOCH_MEASURES = (Progress.EPOCH_MEASURED, *(Progress.epoch_measure(name) for name in MEASURES))
 
 
 def _loss_so_far(meta: CheckpointMeta, has_measures: bool) -> LossSoFar | None:

@@ -39,7 +39,13 @@ from typing import Any
 
 import h5py
 
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, HDF5_PATTERN, RUN_STATS_FILE, parse_versioned
+from dglkge.checkpoint.layout import (
+    CHECKPOINT_FOLDER,
+    HDF5_PATTERN,
+    RUN_STATS_FILE,
+    Progress,
+    parse_versioned,
+)
 from dglkge.config import load_config
 from dglkge.config.schema import BUCKET_ORDERS
 from dglkge.errors import DglkgeError, InputError
@@ -380,7 +386,7 @@ def _is_in_the_middle(run: Path, num_epochs: int) -> bool:
     line = _last_line(run)
     if not line or line["epoch"] < num_epochs - 1:
         return False
-    return bool(line["batches_done"] >= line["num_batches"] // 2 and last_version(run))
+    return bool(line[Progress.BATCHES_DONE] >= line["num_batches"] // 2 and last_version(run))
 
 
 def _last_line(run: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ OF_OTHERS = {
         "format_version",
     },
     "examples/benchmarks/growth.py": {"partition.log"},
+    "examples/benchmarks/out_of_core.py": {"partition.log"},
     "examples/benchmarks/quality.py": {"partition.log"},
     "dglkge/cli/inspect_run.py": {"num_parts"},
     "dglkge/report/page.py": {"finished_epochs", "has_weights", "num_parts", "num_relations"},
