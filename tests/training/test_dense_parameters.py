@@ -77,7 +77,7 @@ def dense_of(trainer: Trainer) -> dict[str, torch.Tensor]:
         ("tucker", ("model.reciprocal_relations=false", "model.relation_dimension=5"), 0.0),
         ("tucker", (), 0.02),
         ("transformer", ("optimizer.clip_value=0.001",), 0.0),
-        ("conex", ("model.channels=2",), 0.5),
+        ("conex", ("model.channels=2",), 0.02),
     ],
 )
 def test_several_steps_against_all_entities_equal_float64(
@@ -304,7 +304,7 @@ def test_refused_modules(function: type[DenseScore], words: str) -> None:
             "unknown dense.optimizer 'adam'; .*did you mean 'Adam'",
         ),
         (
-            ["model.score_function=tucker", "dense.options=[betas=[0.9, 2]]"],
+            ["model.score_function=tucker", 'dense.options=["betas=[0.9, 2]"]'],
             "dense.optimizer Adam with betas=.*: torch refuses it: Invalid beta",
         ),
         (

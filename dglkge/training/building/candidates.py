@@ -193,12 +193,16 @@ def build_candidate_loss(
     if shifts:
         candidates = [dataclasses.replace(one, shift=shifts.get(one.table.name)) for one in candidates]
     maker: QueryMaker
+    is_reference = config.training.kernels == REFERENCE
+    # Score functions without a module take one query at a time here, as they always did.
+    shares_relations = model.score_function.has_module and model.score_function.shares_relations
+    shares_relations = shares_relations and not is_reference
     if isinstance(batches, QueryBatches):
-        maker = AnsweredQueries(model, regularizer, relation_weight)
-    elif has_loops(model, regularizer) and config.training.kernels != REFERENCE and not shifts:
+        maker = AnsweredQueries(model, regularizer, relation_weight, shares_relations)
+    elif has_loops(model, regularizer) and not is_reference and not shifts:
         maker = LoopQueries(model, regularizer, relation_weight)
     else:
-        maker = AutogradQueries(model, regularizer, relation_weight)
+        maker = AutogradQueries(model, regularizer, relation_weight, shares_relations)
     return _sharded(maker, comparisons, candidates, world, clock, dropout, regularizer)
 
 

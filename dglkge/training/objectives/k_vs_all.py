@@ -97,13 +97,20 @@ class AnsweredQueries:
     regularizer : Regularizer or None
     relation_weight : float
         Weight of the queries (h, ?, t).
+    shares_relations : bool
+        See :func:`dglkge.training.objectives.one_vs_all.make_queries`.
     """
 
     reads_in_place = False
 
     def __init__(
-        self, model: KgeModel, regularizer: Regularizer | None, relation_weight: float = 0.0
+        self,
+        model: KgeModel,
+        regularizer: Regularizer | None,
+        relation_weight: float = 0.0,
+        shares_relations: bool = False,
     ) -> None:
+        self._shares_relations = shares_relations
         self._model = model
         self._relation_weight = relation_weight
         self._regularizer = regularizer
@@ -122,7 +129,8 @@ class AnsweredQueries:
             anchors, relations = group.anchors.leaf(), group.relations.leaf()
             # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
             factors = np.full(len(group.query_ids), 1 / global_size, np.float32)
-            query = make_queries(model, anchors, relations, group.side, group.relations.ids)
+            ids = group.relations.ids
+            query = make_queries(model, anchors, relations, group.side, ids, self._shares_relations)
             pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
             if self._regularizer is not None:
                 penalty = model.query_penalty(self._regularizer, anchors, relations, group.side)

@@ -24,13 +24,20 @@ Ids = npt.NDArray[np.int64]
 
 
 def make_queries(
-    model: KgeModel, anchors: torch.Tensor, relations: torch.Tensor, side: Side, relation_ids: Ids
+    model: KgeModel,
+    anchors: torch.Tensor,
+    relations: torch.Tensor,
+    side: Side,
+    relation_ids: Ids,
+    shares_relations: bool,
 ) -> torch.Tensor:
-    """Return the queries (B, Dq) of entities and relations (B, ...), by autograd."""
-    if not (model.score_function.has_module and model.score_function.shares_relations):
+    """Return the queries (B, Dq) of entities and relations (B, ...), by autograd.
+
+    With ``shares_relations`` the score function computes once for each relation.
+    """
+    if not shares_relations:
         return model.query(anchors, relations, side, torch.from_numpy(relation_ids))
-    # The module computes once for each relation. Its gradient lies in the first of equal rows, and the
-    # optimizer adds up equal rows in any case.
+    # The gradient lies in the first of equal rows, and the optimizer adds up equal rows in any case.
     _, first, places = np.unique(relation_ids, return_index=True, return_inverse=True)
     return model.shared_query(anchors, relations[torch.from_numpy(first)], torch.from_numpy(places), side)
 
@@ -44,11 +51,20 @@ class AutogradQueries:
     regularizer : Regularizer or None
     relation_weight : float
         Weight of relation prediction; 0: none.
+    shares_relations : bool
+        See :func:`make_queries`.
     """
 
     reads_in_place = False
 
-    def __init__(self, model: KgeModel, regularizer: Regularizer | None, relation_weight: float) -> None:
+    def __init__(
+        self,
+        model: KgeModel,
+        regularizer: Regularizer | None,
+        relation_weight: float,
+        shares_relations: bool = False,
+    ) -> None:
+        self._shares_relations = shares_relations
         self._model = model
         self._regularizer = regularizer
         self._relation_weight = relation_weight
@@ -64,7 +80,8 @@ class AutogradQueries:
                 (Side.TAIL, heads, tails, group.rhs, group.tail_ids),
                 (Side.HEAD, tails, heads, group.lhs, group.head_ids),
             ):
-                query = make_queries(model, anchors, relations, side, group.relations.ids)
+                ids = group.relations.ids
+                query = make_queries(model, anchors, relations, side, ids, self._shares_relations)
                 pieces.append(Piece(block, query, keys, factors))
                 if self._regularizer is not None:
                     # A module need not compute the same query twice.
