@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -208,8 +209,16 @@ def trained(files: dict[str, Path], folder: Path, *more: str) -> Path:
     return folder
 
 
-def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path: Path, files: dict[str, Path]) -> None:
-    run = trained(files, tmp_path / "run")
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Path]) -> Path:
+    """Train a run that tests read."""
+    return trained(files, tmp_path_factory.mktemp("shared") / "run")
+
+
+def test_another_run_starts_with_the_rows_as_they_are_scored(
+    tmp_path: Path, files: dict[str, Path], shared: Path
+) -> None:
+    run = shared
     expected = dglkge.open_run(run).evaluate("test").to_dict()["both"]
     init = f"checkpoint.init_path={run}"
     for name, given in (("with", files), ("without", {})):
@@ -241,9 +250,9 @@ def test_converted_and_snapshot(tmp_path: Path, files: dict[str, Path]) -> None:
         assert torch.equal(snapshot.gather(name, ids), expected.gather(name, ids))
 
 
-def test_new_entities(tmp_path: Path, files: dict[str, Path]) -> None:
+def test_new_entities(shared: Path) -> None:
     """Ranks and predictions among old and new entities equal those of an explicit table."""
-    run = dglkge.open_run(trained(files, tmp_path / "run", "features.use=alone"))
+    run = dglkge.open_run(shared)
     vectors = np.random.default_rng(9).normal(size=(4, WIDTHS["person"])).astype(np.float32)
     names = [f"newcomer{number}" for number in range(4)]
     more = run.with_new_entities(names, vectors, "person")
@@ -288,15 +297,10 @@ def test_new_entities(tmp_path: Path, files: dict[str, Path]) -> None:
     ],
 )
 def test_new_entities_that_are_refused(
-    refusing: dglkge.Run, names: list[str], shape: tuple[int, int], entity_type: str, words: str
+    shared: Path, names: list[str], shape: tuple[int, int], entity_type: str, words: str
 ) -> None:
     with pytest.raises(InputError, match=words):
-        refusing.with_new_entities(names, np.zeros(shape, np.float32), entity_type or None)
-
-
-@pytest.fixture(scope="module")
-def refusing(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Path]) -> dglkge.Run:
-    return dglkge.open_run(trained(files, tmp_path_factory.mktemp("run")))
+        dglkge.open_run(shared).with_new_entities(names, np.zeros(shape, np.float32), entity_type or None)
 
 
 def test_a_copy_that_trained_nothing_is_made_again(tmp_path: Path, files: dict[str, Path]) -> None:
@@ -323,8 +327,8 @@ def test_a_copy_that_trained_nothing_is_made_again(tmp_path: Path, files: dict[s
     JOB.restore(0)
 
 
-def test_damaged_and_missing_vectors(tmp_path: Path, files: dict[str, Path]) -> None:
-    folder = trained(files, tmp_path / "run")
+def test_damaged_and_missing_vectors(tmp_path: Path, shared: Path) -> None:
+    folder = Path(shutil.copytree(shared, tmp_path / "run"))
     path = folder / "features" / "town.npy"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -377,11 +381,9 @@ def test_refusals(tmp_path: Path, files: dict[str, Path], sets: list[str], words
     gc.collect()
 
 
-def test_commands_with_new_entities(
-    tmp_path: Path, files: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_with_new_entities(tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The commands give what Python gives; a file's known names are passed over."""
-    folder = trained(files, tmp_path / "run", "features.use=alone")
+    folder = shared
     new, triples = tmp_path / "new.npy", tmp_path / "new.tsv"
     vectors = np.random.default_rng(4).normal(size=(3, WIDTHS["person"])).astype(np.float32)
     np.save(new, vectors)
@@ -410,7 +412,7 @@ def test_commands_with_new_entities(
     for words, arguments in (
         ("give the type of the new entities: person, town", ["--features", str(new)]),
         ("unknown entity type 'people'", ["--features", f"people={new}"]),
-        ("expected (2, 3)", ["--features", f"town={new}"]),
+        ("expected (3, 3)", ["--features", f"town={new}"]),
         ("nowhere.npy: there is no such file", ["--features", "person=nowhere.npy"]),
     ):
         assert main(["predict", str(folder), "--head", "ada", "--relation", "knows", *arguments]) == 2
@@ -427,11 +429,11 @@ def test_a_run_without_features_has_no_rows_for_new_entities(tmp_path: Path) -> 
     assert torch.equal(more["person"]["ada"], torch.ones(DIM)) and len(run.tables["person"]) == 40
 
 
-def test_exports_have_the_sum(tmp_path: Path, files: dict[str, Path]) -> None:
-    run = dglkge.open_run(trained(files, tmp_path / "run"))
+def test_exports_have_the_sum(tmp_path: Path, files: dict[str, Path], shared: Path) -> None:
+    run = dglkge.open_run(shared)
     run.export("npy", tmp_path / "npy")
     for name in ("person", "country"):
-        with h5py.File(next((tmp_path / "run" / "checkpoint").glob(f"embeddings_{name}_0.v*.h5"))) as file:
+        with h5py.File(next((shared / "checkpoint").glob(f"embeddings_{name}_0.v*.h5"))) as file:
             stored = torch.from_numpy(file["embeddings"][...]).double()
         exported = torch.from_numpy(np.load(tmp_path / "npy" / f"{name}.npy")).double()
         if name in files:
