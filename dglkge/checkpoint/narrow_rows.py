@@ -5,6 +5,8 @@ By numpy and compiled loops alone: torch's threads would compete with training f
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -38,7 +40,9 @@ def take_rows(values: torch.Tensor, order: np.ndarray, out: np.ndarray) -> None:
     """Write rows in a given order (n,) to an array (n, ...) of the type in which they are written."""
     array = stored_array(values)
     if is_narrow(values):
-        widen_rows(array, order, values.dtype == torch.float16, out)
+        width = math.prod(array.shape[1:])
+        is_half = values.dtype == torch.float16
+        widen_rows(array.reshape(len(array), width), order, is_half, out.reshape(len(order), width))
     else:
         np.take(array, order, axis=0, out=out, mode="clip")  # "raise" would copy once more
 

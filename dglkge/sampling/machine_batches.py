@@ -87,8 +87,11 @@ class MachineShares:
 
     def sizes(self, batch: int) -> list[int]:
         """Return the number of triples of each machine in a global batch."""
-        of_sets = [windows for _, windows in self.windows(batch)]
-        return [sum(end - first for first, end in of_part) for of_part in zip(*of_sets)]
+        sizes = [0] * len(self._counts)
+        for _, windows in self.windows(batch):
+            for machine, (first, end) in enumerate(windows):
+                sizes[machine] += end - first
+        return sizes
 
 
 def num_chunks(num_triples: int, chunk_size: int) -> int:

@@ -113,7 +113,9 @@ class StockRows:
             found[name] = FoundRows.in_array(rows.detach().numpy(), source.numpy())
         return found
 
-    def step_rows(self, updates: Sequence[tuple[Any, torch.Tensor, torch.Tensor]], extra: int) -> None:
+    def step_rows(
+        self, updates: Sequence[tuple[Any, torch.Tensor, torch.Tensor]], extra: int, number: int
+    ) -> None:
         """Give each table's rows their gradients and let DGL update them."""
         # DGL's optimizer reads the gradient of the tensor that the embedding returned.
         for embedding, _, gradients in updates:

@@ -37,6 +37,8 @@ def test_rows_of_any_kind(tmp_path, dtype, shape):
         assert dict(file.attrs) == {"format_version": 1, "note": "here", "count": 7}
         mapped = hdf5_format.map_rows(path, file["rows"])
     expected = values[order].numpy()
+    if dtype == torch.float16:  # files have no numbers of 16 bits: float32 holds each of them
+        expected = expected.astype(np.float32)
     assert mapped.dtype == expected.dtype and mapped.shape == shape
     assert mapped.tobytes() == expected.tobytes()
 

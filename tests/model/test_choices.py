@@ -24,7 +24,8 @@ def test_optimizers(name, wanted, widths, bigraph_state):
 
 
 def test_all_optimizers_are_registered():
-    assert {OPTIMIZERS.get(name).load().__name__ for name in OPTIMIZERS} == set(optim.__all__)
+    found = {OPTIMIZERS.get(name).load().__name__ for name in OPTIMIZERS}
+    assert found == set(optim.__all__) - {"NarrowEmbedding"}
 
 
 def test_negative_samplers():

@@ -42,7 +42,7 @@ def test_equals_scalar_formula(name, side):
     expected = [
         float64_score(name, *(row.tolist() for row in triple)) for triple in zip(heads, relations, tails)
     ]
-    np.testing.assert_allclose(scores.numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(scores.detach().numpy(), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)

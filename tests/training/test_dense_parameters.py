@@ -125,7 +125,7 @@ def test_several_steps_against_all_entities_equal_float64(
                 for one, gradient in zip(parameters.values(), gradients[len(rows) :]):
                     one.grad = gradient * factor
                 adam.step()
-        assert batch.index > 2
+        assert batch.index >= 2  # three steps
         for name, one in live(trainer).items():
             torch.testing.assert_close(one.double(), rows[name].detach(), rtol=1e-3, atol=2e-4, msg=name)
         for name, one in live_model.module.named_parameters():
