@@ -131,9 +131,15 @@ def _start(
 def _wait(
     processes: dict[tuple[str, int], Process], folder: Path, deadline: float, statuses: tuple[int, ...]
 ) -> None:
-    """Wait for all processes; fail with their logs as soon as one fails."""
+    """Wait for all processes; fail with their logs as soon as one fails.
+
+    Trainers that are stopped leave their servers running; it is the launcher that ends those of a real job.
+    """
     waiting = dict(processes)
     while waiting:
+        is_stopped = any(process.exitcode for (role, _), process in processes.items() if role == "client")
+        if is_stopped and all(role == "server" for role, _ in waiting):
+            return
         for key, process in list(waiting.items()):
             process.join(timeout=0.05)
             if process.exitcode is None:

@@ -107,7 +107,7 @@ def test_a_killed_job_goes_on_bit_by_bit(tmp_path: Path) -> None:
 
 def test_two_hosts_send_rows_as_they_are_stored(tmp_path: Path) -> None:
     """The script compares every row that the exchange brings with DGL's kvstore, also in 16 bits."""
-    more = ("training.num_epochs=3", "evaluation.split=test")
+    more = ("training.num_epochs=3", "evaluation.split=test", "sampling.order=global")
     dataset = toy_dataset(2, method="random")
     logs = train_on_hosts(
         tmp_path / "job", dataset, 1, f"output={tmp_path / 'hosts'}", *SETTINGS, *more, script=CHECKED_TRAIN
