@@ -6,10 +6,12 @@ import atexit
 import os
 import runpy
 import sys
+import threading
 import traceback
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from dglkge.distributed import dgl_compat
 from tests.optim.cluster_process import be_on_machine
@@ -39,6 +41,8 @@ def run(environment: dict[str, str], arguments: list[str], log: str) -> None:
     os.dup2(output, 2)
     os.environ.update(environment)
     torch.set_num_threads(1)
+    # Its default lock has a semaphore in /dev/shm, which a process that ends by os._exit leaves there.
+    tqdm.set_lock(threading.RLock())
     be_on_machine(os.environ["TEST_ADDRESS"], os.environ["TEST_GRAPH_NAME"])
     dgl_compat.open_graph = open_own_graph
     sys.argv = arguments
