@@ -256,9 +256,11 @@ def test_a_launcher_that_does_not_know_the_secret() -> None:
 def test_foreign_connections(hub: _Hub, sent: bytes) -> None:
     """Whatever connects, it gets a challenge and no more; nodes are served after it."""
     with socket.create_connection(("127.0.0.1", hub.port), TIMEOUT_SECONDS) as connection:
-        connection.sendall(sent)
-        connection.shutdown(socket.SHUT_WR)
         received = b""
+        # The hub may hang up before it has read all of too long a line.
+        with contextlib.suppress(OSError):
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
             while data := connection.recv(4096):
                 received += data
