@@ -830,3 +830,11 @@ def _value(config: Mapping[str, Any], key: str) -> Any:
     for name in key.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
+
+
+def changed_fields(section: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of the fields of a section that are not the default; sequences as lists."""
+    defaults = type(section)()
+    for name, value in vars(section).items():
+        if value != getattr(defaults, name):
+            yield name, list(value) if isinstance(value, tuple) else value

@@ -18,7 +18,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, ClassVar
 
 from dglkge.errors import InputError
-from dglkge.model.functions.comparators import Comparator, Dot, NegativeL1, NegativeL2, NegativeModulus
+from dglkge.model.functions.comparators import (
+    Comparator,
+    Dot,
+    NegativeL1,
+    NegativeL2,
+    NegativeModulus,
+    complex_product,
+)
 from dglkge.model.options import option_names
 from dglkge.registry import Registry, deferred
 from dglkge.typing import Side
@@ -414,7 +421,7 @@ class ComplEx(Dot, ScoreFunction):
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
         """Multiply by the relation, complex number by complex number."""
         real, imaginary = relation.chunk(2, dim=-1)
-        return _complex_product(entity, real, imaginary)
+        return complex_product(entity, real, imaginary)
 
     def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
         """Return conj(r)."""
@@ -424,7 +431,7 @@ class ComplEx(Dot, ScoreFunction):
     def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
         """Return conj(h) t: Re(h r conj(t)) = Re(r conj(conj(h) t))."""
         real, imaginary = self.adjoint(given).chunk(2, dim=-1)
-        return _complex_product(answer, real, imaginary)
+        return complex_product(answer, real, imaginary)
 
 
 @SCORE_FUNCTIONS.register("rotate")
@@ -447,17 +454,8 @@ class RotatE(NegativeModulus, ScoreFunction):
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
         """Turn each complex number by its phase."""
         # exp(i r) = cos r + i sin r: its modulus is 1 by construction, so no normalization is needed.
-        return _complex_product(entity, relation.cos(), relation.sin())
+        return complex_product(entity, relation.cos(), relation.sin())
 
     def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
         """Return -r: turning back leaves moduli as they are."""
         return -relation
-
-
-def _complex_product(rows: torch.Tensor, real: torch.Tensor, imaginary: torch.Tensor) -> torch.Tensor:
-    """Multiply rows of [real, imaginary] parts (..., D) by complex numbers given in parts (..., D / 2)."""
-    # Written out on halves: torch's complex type would need interleaved parts, so a copy of the rows.
-    row_real, row_imaginary = rows.chunk(2, dim=-1)
-    product_real = row_real * real - row_imaginary * imaginary
-    product_imaginary = row_real * imaginary + row_imaginary * real
-    return torch.cat([product_real, product_imaginary], dim=-1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
+from dglkge.model.functions.comparators import complex_product
 from dglkge.registry import deferred
 
 if TYPE_CHECKING:
@@ -235,24 +236,17 @@ class ComplexDiagonalOperator(BigraphOperator):
     def apply(self, entity: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         """Return the products of the complex numbers."""
         real, imaginary = row.chunk(2, dim=-1)
-        return _complex_product(entity, real, imaginary)
+        return complex_product(entity, real, imaginary)
 
     def transposed(self, entity: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
         """Return the products with the conjugates: Re sum x conj(y z) = Re sum (x conj(z)) conj(y)."""
         real, imaginary = row.chunk(2, dim=-1)
-        return _complex_product(entity, real, -imaginary)
+        return complex_product(entity, real, -imaginary)
 
     def gains(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the greatest modulus, and 0."""
         moduli = torch.hypot(*row.chunk(2, dim=-1))
         return moduli.amax(-1), torch.zeros_like(row[..., 0])
-
-
-def _complex_product(rows: torch.Tensor, real: torch.Tensor, imaginary: torch.Tensor) -> torch.Tensor:
-    """Multiply rows of [real, imaginary] parts (..., D) by complex numbers given in parts (..., D / 2)."""
-    row_real, row_imaginary = rows.chunk(2, dim=-1)
-    parts = (row_real * real - row_imaginary * imaginary, row_real * imaginary + row_imaginary * real)
-    return torch.cat(parts, dim=-1)
 
 
 OPERATORS = {

@@ -301,3 +301,12 @@ def _unless_overflow(bound: torch.Tensor, magnitude: torch.Tensor) -> torch.Tens
     """Return the bound, infinite where float32 may overflow (or something is not a number)."""
     # `<=` is False for NaN, so a magnitude that is not a number gives infinity as well.
     return torch.where(magnitude <= FLOAT32_SAFE_MAX, bound, math.inf)
+
+
+def complex_product(rows: torch.Tensor, real: torch.Tensor, imaginary: torch.Tensor) -> torch.Tensor:
+    """Multiply rows of [real, imaginary] parts (..., D) by complex numbers given in parts (..., D / 2)."""
+    # Written out on halves: torch's complex type would need interleaved parts, so a copy of the rows.
+    row_real, row_imaginary = rows.chunk(2, dim=-1)
+    product_real = row_real * real - row_imaginary * imaginary
+    product_imaginary = row_real * imaginary + row_imaginary * real
+    return torch.cat([product_real, product_imaginary], dim=-1)

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from dglkge.errors import InputError
-from dglkge.model.functions.comparators import Dot
+from dglkge.model.functions.comparators import Dot, complex_product
 from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator, ScoreFunction
 from dglkge.registry import deferred
 from dglkge.typing import Side
@@ -258,15 +258,8 @@ class ConEx(DenseScore):
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
         """Return c h r, complex number by complex number."""
         factors = self.run_module(entity, relation)
-        product = _complex_product(entity, relation)
-        return _complex_product(factors, product)
-
-
-def _complex_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Multiply rows of [real, imaginary] parts, (..., D) each."""
-    a, b = left.chunk(2, dim=-1)
-    c, d = right.chunk(2, dim=-1)
-    return torch.cat([a * c - b * d, a * d + b * c], dim=-1)
+        product = complex_product(entity, *relation.chunk(2, dim=-1))
+        return complex_product(factors, *product.chunk(2, dim=-1))
 
 
 @SCORE_FUNCTIONS.register("transformer")

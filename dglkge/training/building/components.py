@@ -13,7 +13,7 @@ from pathlib import Path
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.checkpoint.stores import is_url, open_store
 from dglkge.config import Config
-from dglkge.config.schema import OBJECTIVES
+from dglkge.config.schema import OBJECTIVES, changed_fields
 from dglkge.errors import InputError
 from dglkge.model.choices import NEGATIVE_SAMPLERS
 from dglkge.model.kge_model import KgeModel, build_model
@@ -142,11 +142,8 @@ def check_features(config: Config) -> None:
     """
     chosen = config.features
     if not chosen.files:
-        defaults = type(chosen)()
-        for field in dataclasses.fields(chosen):
-            value = getattr(chosen, field.name)
-            if value != getattr(defaults, field.name):
-                raise InputError(f"features.{field.name} is {value} and features.files is empty")
+        for name, value in changed_fields(chosen):
+            raise InputError(f"features.{name} is {value} and features.files is empty")
         return
     if chosen.projection == "linear" and chosen.hidden:
         raise InputError(

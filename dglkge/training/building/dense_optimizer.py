@@ -6,13 +6,13 @@ DGL is not imported here: ``dglkge plan`` refuses what training refuses.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dglkge.config import Config
-from dglkge.config.schema import DenseConfig
+from dglkge.config.schema import DenseConfig, changed_fields
 from dglkge.errors import InputError, unknown_name
 from dglkge.model.kge_model import KgeModel
 from dglkge.training.schedule import parse_options
@@ -73,7 +73,7 @@ def check_dense(config: Config, model: KgeModel) -> None:
     """
     score_function = model.score_function
     if not score_function.has_module and not config.features.files:
-        for name, value in _changed(config.dense):
+        for name, value in changed_fields(config.dense):
             raise InputError(
                 f"dense.{name} is {value} and model.score_function is {config.model.score_function}, which "
                 "has no dense parameters, nor are there features.files; allowed: the default"
@@ -99,11 +99,3 @@ def check_dense(config: Config, model: KgeModel) -> None:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"dense.optimizer {config.dense.optimizer}: torch refuses it: {reason}") from None
-
-
-def _changed(chosen: DenseConfig) -> Iterable[tuple[str, Any]]:
-    """Yield (name, value) of fields that are not the default."""
-    defaults = DenseConfig()
-    for name, value in vars(chosen).items():
-        if value != getattr(defaults, name):
-            yield name, list(value) if isinstance(value, tuple) else value
