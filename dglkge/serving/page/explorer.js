@@ -148,6 +148,7 @@ function closeMatches() {
   matches = [];
   chosen = -1;
   byId("matches").hidden = true;
+  byId("matches").setAttribute("aria-busy", "false");
   byId("query").setAttribute("aria-expanded", "false");
   byId("query").removeAttribute("aria-activedescendant");
 }
@@ -194,6 +195,7 @@ async function complete() {
   }, make("span", { class: "name" }, match.name), severalTypes ? make("span", { class: "badge" }, match.type) : "")));
   if (!matches.length) byId("matches").append(make("li", { class: "none" }, "no entity has that in its name"));
   byId("matches").hidden = false;
+  byId("matches").setAttribute("aria-busy", "false");
   byId("query").setAttribute("aria-expanded", "true");
   byId("status").textContent = matches.length + " entities found";
   choose(-1);
@@ -209,6 +211,9 @@ async function enter() {
 function prepareSearch() {
   const query = byId("query");
   query.addEventListener("input", () => {
+    // The list still answers what was typed before: nothing of it is chosen, and Enter asks again.
+    choose(-1);
+    byId("matches").setAttribute("aria-busy", "true");
     clearTimeout(typing);
     typing = setTimeout(complete, TYPING_MS);
   });
