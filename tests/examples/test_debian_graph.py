@@ -51,3 +51,32 @@ def test_held_out_entities_stay_in_training(benchmark_module):
     left = Counter(name for head, _, tail in splits["train"] for name in (head, tail))
     assert all(left[name] >= 2 for some in ("valid", "test") for h, _, t in splits[some] for name in (h, t))
     assert splits == graph.split(triples, 10, seed=0) != graph.split(triples, 10, seed=1)
+
+
+SOURCES = """Package: src-a
+Binary: a, virtual-a
+Build-Depends: debhelper-compat (= 13), c [amd64] | d:any,
+ b
+Uploaders: Ann Example <ann@example.org>, Bob, the Second <bob@example.org>
+Architecture: all amd64
+Section: games
+Files:
+ 0123 9 src-a.dsc
+"""
+
+
+def test_sources_add_what_is_built_from_what(benchmark_module):
+    graph = benchmark_module("debian_graph")
+    source = "source:src-a"
+    assert set(graph.read(PACKAGES, SOURCES)) - set(graph.read(PACKAGES)) == {
+        (source, "builds", "a"),
+        (source, "builds", "virtual-a"),
+        (source, "build-depends", "debhelper-compat"),
+        (source, "build-depends", "c"),
+        (source, "build-depends", "d"),
+        (source, "uploader", "maintainer:Ann Example"),
+        (source, "uploader", "maintainer:Bob, the Second"),
+        (source, "built-for", "architecture:all"),
+        (source, "built-for", "architecture:amd64"),
+        (source, "source-section", "section:games"),
+    }
