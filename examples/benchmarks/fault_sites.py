@@ -25,6 +25,8 @@ import psutil
 from cluster_hosts import ClusterHost
 from cluster_jobs import PORT, TRAIN, environment
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, Progress, manifest_file
+from dglkge.distributed.jobs import live_jobs
+from dglkge.launch.shared_memory import segment_users
 
 MARK = "DGLKGE_FAULTS_SITE"
 """Environment variable by which the processes of a site on this machine are found."""
@@ -262,9 +264,23 @@ class OneMachine(Site):
         return sorted(found, key=lambda process: process.pid)
 
     def segments(self) -> list[str]:
-        """Return what is new in shared memory since the call before."""
-        known, self._known_segments = self._known_segments, set(os.listdir(SHARED_MEMORY))
-        return [f"/dev/shm/{name}" for name in sorted(self._known_segments - known)]
+        """Return what is new in shared memory since the call before, and no other job's.
+
+        Other jobs of the machine make names too, and remove them when they end: all processes of the site
+        are gone when this is called, so what a process maps, or goes within a minute, was not the site's.
+        """
+        end = time.monotonic() + END_SECONDS
+        while True:
+            names = set(os.listdir(SHARED_MEMORY))
+            new = names - self._known_segments
+            new -= segment_users(new).keys()
+            alive = tuple(entry.job for entry in live_jobs()) if new else ()
+            new -= {name for name in new for job in alive if job in name}
+            if not new or time.monotonic() > end:
+                break
+            time.sleep(0.2)
+        self._known_segments = names
+        return [f"/dev/shm/{name}" for name in sorted(new)]
 
     def _ip_config(self) -> Path:
         """Write an ip_config.txt with a port of loopback that is free now."""

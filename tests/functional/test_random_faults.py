@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
+import subprocess
+import sys
 
 import pytest
 
+import fault_sites
 from dglkge.data.dataset import Dataset
 from fault_sites import BATCH_SIZE, OneMachine
 from faults import LIMIT_SECONDS, deal, finish_and_compare, run_damages, run_trials, small_disk
@@ -34,6 +38,28 @@ def test_a_run_survives_random_faults(tmp_path, monkeypatch):
     assert len(trials) == len(names) + 1 + NUM_DAMAGES
     assert [(trial.fault, trial.wrong) for trial in trials if trial.wrong] == []
     assert [trial.lost_commits for trial in trials if trial.lost_commits] == []
+
+
+def test_only_what_no_other_job_holds_is_left(tmp_path, monkeypatch):
+    """Beside other jobs: what a process has mapped is its own, and what stays without one was left."""
+    site = OneMachine(tmp_path, tmp_path, tmp_path, 1, LIMIT_SECONDS)
+    monkeypatch.setattr(fault_sites, "END_SECONDS", 0.5)
+    mine, other = (fault_sites.SHARED_MEMORY / f"{name}-{os.getpid()}-kvdata-" for name in ("left", "other"))
+    hold = f"import mmap; m = mmap.mmap(open({str(other)!r}, 'r+b').fileno(), 0); print(flush=True); input()"
+    for path in (mine, other):
+        path.write_bytes(bytes(mmap.PAGESIZE))
+    holder = subprocess.Popen(
+        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "\n"
+        found = site.segments()
+        assert str(mine) in found and str(other) not in found
+    finally:
+        holder.communicate("\n")
+        for path in (mine, other):
+            path.unlink()
+    assert holder.returncode == 0
 
 
 def test_every_fault_is_dealt_equally_often():
