@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -107,12 +108,36 @@ def test_pages_of_two_processes_leave_memory_when_both_have_unmapped_them(file: 
     assert resident(first, 0, quarter) == 1
     for what in ("read_ahead", "start_to_write", "push_out", "drop"):
         advise(other, what, 0)
-    assert resident(first, 0, quarter) == 1  # the other only unmaps
+    assert resident(first, 0, quarter) == 1  # the other only unmaps, or maps
     advise(leader, "drop", 0)
     if resident(first, 0, quarter) > 0.5:
         pytest.skip("this kernel keeps the pages")
     assert first[0, 0] == second[0, 0] == 4 and (second[1:quarter] == 3).all()
     advise(leader, "start_to_write", 0)
+
+
+def test_a_range_that_is_mapped_ahead_is_written_without_page_faults(file: Path) -> None:
+    evict(file)
+    rows = mapped(file)
+    half = NUM_ROWS // 2
+    pages = MappedRows.of_tensor(rows, 2)
+    assert pages is not None
+    address, num_bytes = pages.pieces(1)[0]
+    if not pages.map_ahead(address, num_bytes):
+        pytest.skip("this kernel does not map ahead")
+    advise(pages, "map_ahead", 1)
+
+    def faults_of_writing(first: int, end: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        rows[first:end].add_(0)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    num_pages = half * DIM * 4 // mmap.PAGESIZE
+    ahead, first = faults_of_writing(half, NUM_ROWS), faults_of_writing(0, half)
+    assert ahead < num_pages // 8
+    if first < num_pages // 4:
+        pytest.skip("this kernel maps many pages at a fault")
+    assert float(rows[half, 0]) == half * DIM  # no number has changed
 
 
 def test_a_private_mapping_is_left_alone(file: Path) -> None:

@@ -75,8 +75,8 @@ def build_bucket_batches(
 def prefetch_ranges(batches: BucketBatches, tables: TableSet, optimizer: Any, cluster: Cluster) -> None:
     """Read ranges ahead and push out written ones, where tables are files on a disk.
 
-    One trainer of each machine does it for all. The others unmap what is pushed out: the kernel drops no page
-    that a process has mapped. For tables in memory nobody does anything.
+    One trainer of each machine does it for all. The others map what comes, and unmap what is pushed out: the
+    kernel drops no page that a process has mapped. For tables in memory nobody does anything.
     """
     is_leader = cluster.world.is_machine_leader
     num_ranges = batches.walk.num_ranges
@@ -92,7 +92,7 @@ def prefetch_ranges(batches: BucketBatches, tables: TableSet, optimizer: Any, cl
     for name, found in rows_of.items():
         pages = [MappedRows.of_tensor(rows, num_ranges, drops, is_leader) for rows in found]
         mapped[name] = [one for one in pages if one is not None]
-    if not any(mapped.values()) or not (is_leader or drops):
+    if not any(mapped.values()):
         return
     # The first rows were made, or read from a checkpoint, range after range by this process.
     there = {(name, number) for name in mapped for number in range(num_ranges)} if drops else set()

@@ -17,6 +17,8 @@ import numpy as np
 import psutil
 
 SAMPLE_SECONDS = 1.0
+SAMPLE_SHARE = 0.02
+"""Share of a core's time that samples take at most."""
 TERM_SECONDS = 30.0
 LAST_LINES = 15
 _PSS = re.compile(rb"^Pss:\s+(\d+) kB$", re.MULTILINE)
@@ -117,14 +119,16 @@ def run_watched(
         )
     try:
         while process.poll() is None:
-            # Memory is sampled: the kernel keeps no peak of the sum over processes.
+            # Memory is sampled: the kernel keeps no peak of the sum over processes. It walks over all their
+            # pages for it, so large ones are sampled more seldom.
+            before_sample = time.process_time()
             pids = family(process.pid)
             peak = max(peak, total_proportional_bytes(pids))
             samples.append((time.time(), total_processor_seconds(pids)))
             if time.monotonic() - start > limit_seconds:
                 raise RuntimeError(f"{command[0]} ran for more than {limit_seconds:g} s; its log is {log}")
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(SAMPLE_SECONDS)
+                process.wait(max(SAMPLE_SECONDS, (time.process_time() - before_sample) / SAMPLE_SHARE))
     finally:
         _end(process)
     seconds = time.monotonic() - start
