@@ -148,8 +148,8 @@ class MappedRows:
         """Read a piece, and map it for writing in this process; returns whether the kernel took the advice.
 
         Blocks until it is read. Mapping many pages at once costs a tenth of what the first writes to them
-        would cost; and the page cache takes large folios then, which it does not with MADV_WILLNEED. All pages
-        of the piece count as written. Kernels that cannot do this start to read.
+        would cost; and the page cache takes large folios then, unlike with MADV_WILLNEED. All pages of the
+        piece count as written. Kernels that cannot do this start to read.
         """
         if self._madvise(address, num_bytes, MADV_POPULATE_WRITE) == 0:
             return True
