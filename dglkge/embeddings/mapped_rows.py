@@ -144,16 +144,17 @@ class MappedRows:
         start -= start % page
         return [(place, min(BYTES_A_CALL, end - place)) for place in range(start, end, BYTES_A_CALL)]
 
-    def bring(self, address: int, num_bytes: int) -> bool:
-        """Read a piece, and map it for writing in this process; returns whether the kernel took the advice.
-
-        Blocks until it is read. Mapping many pages at once costs a tenth of what the first writes to them
-        would cost; and the page cache takes large folios then, unlike with MADV_WILLNEED. All pages of the
-        piece count as written. Kernels that cannot do this start to read.
-        """
-        if self._madvise(address, num_bytes, MADV_POPULATE_WRITE) == 0:
-            return True
+    def read_ahead(self, address: int, num_bytes: int) -> bool:
+        """Start to read a piece; returns whether the kernel took the advice."""
         return not self._is_leader or self._madvise(address, num_bytes, MADV_WILLNEED) == 0
+
+    def map_ahead(self, address: int, num_bytes: int) -> bool:
+        """Map a piece for writing in this process, and wait until it is read.
+
+        Otherwise each first write to a page enters the kernel, at 5 to 9 microseconds a page; many at once
+        cost a twentieth of it. All pages of the piece count as written then. Older kernels refuse.
+        """
+        return self._madvise(address, num_bytes, MADV_POPULATE_WRITE) == 0
 
     def start_to_write(self, address: int, num_bytes: int) -> bool:
         """Start to write the dirty pages of a piece back; does not wait for the disk."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import zip_longest
 from typing import Protocol
@@ -18,7 +19,7 @@ Range = tuple[str, int]
 Piece = tuple["Pages", int, int]
 
 PIECES_AHEAD = 4
-"""Pieces that the disk writes at a time: more would make reads wait in its queue."""
+"""Pieces that the disk writes, or reads, at a time: more would make the others wait in its queue."""
 
 STOP_SECONDS = 10.0
 """Time that :meth:`Prefetcher.close` waits for the call that runs."""
@@ -43,8 +44,12 @@ class Pages(Protocol):
         """Return the address and length in bytes of each piece of a range."""
         ...
 
-    def bring(self, address: int, num_bytes: int) -> bool:
-        """Read a piece, and map it into this process."""
+    def read_ahead(self, address: int, num_bytes: int) -> bool:
+        """Start to read a piece."""
+        ...
+
+    def map_ahead(self, address: int, num_bytes: int) -> bool:
+        """Wait until a piece is read, and map it into this process."""
         ...
 
     def start_to_write(self, address: int, num_bytes: int) -> bool:
@@ -136,10 +141,17 @@ class Prefetcher:
             self._advise(going[:PIECES_AHEAD], "start_to_write")
             # Waiting for a piece, dropping it and reading another in turn keeps as many ranges in memory as
             # before. The disk writes the pieces behind it meanwhile.
+            reading: deque[Piece] = deque()
             for place, (leaving, entering) in enumerate(zip_longest(going, coming)):
                 self._advise(going[place + PIECES_AHEAD : place + PIECES_AHEAD + 1], "start_to_write")
-                self._advise([leaving] if leaving else [], "push_out")
-                self._advise([entering] if entering else [], "bring")
+                if leaving is not None:
+                    self._advise([leaving], "push_out")
+                if entering is not None:
+                    self._advise([entering], "read_ahead")
+                    reading.append(entering)
+                if len(reading) > PIECES_AHEAD:
+                    self._advise([reading.popleft()], "map_ahead")
+            self._advise(reading, "map_ahead")
             # Once more: other processes may have unmapped some of it only now.
             self._advise(going, "drop")
             if not self._is_closed:
@@ -156,7 +168,7 @@ class Prefetcher:
             for address, num_bytes in pages.pieces(number):
                 yield pages, address, num_bytes
 
-    def _advise(self, pieces: Sequence[Piece], what: str) -> None:
+    def _advise(self, pieces: Iterable[Piece], what: str) -> None:
         """Advise the kernel about pieces; returns early if closed meanwhile."""
         for pages, address, num_bytes in pieces:
             # Read without the lock: a late view only costs one more call.

@@ -21,11 +21,16 @@ class ToyPages:
         """Return one piece, whose address is the range."""
         return [(number, 1)]
 
-    def bring(self, address: int, num_bytes: int) -> bool:
+    def read_ahead(self, address: int, num_bytes: int) -> bool:
         """Note it."""
         if self.gate is not None:
             self.gate.wait(LIMIT_SECONDS)
         self.notes.append(("read", self.name, address))
+        return True
+
+    def map_ahead(self, address: int, num_bytes: int) -> bool:
+        """Note it."""
+        self.notes.append(("map", self.name, address))
         return True
 
     def start_to_write(self, address: int, num_bytes: int) -> bool:
@@ -57,7 +62,14 @@ def test_the_next_bucket_is_read_before_its_first_batch() -> None:
                 going = [note[1:] for note in notes if note[0] == "push"]
                 for what in ("write", "drop"):
                     assert [note[1:] for note in notes if note[0] == what] == going
+                # What is read is mapped behind that, in the same order.
+                assert [note[1:] for note in notes if note[0] == "map"] == [
+                    note[1:] for note in notes if note[0] == "read"
+                ]
                 for what, name, number in notes:
+                    assert what != "map" or notes.index(("read", name, number)) < notes.index(
+                        ("map", name, number)
+                    )
                     if what not in ("push", "read"):
                         continue
                     # Nothing is read twice, or pushed out that is not there.
