@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import fcntl
 import gc
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+import dglkge
 from tests import surroundings, warm
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -155,8 +157,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what exists out of later collections of garbage, each of which took half a second for it."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -165,11 +167,16 @@ def pytest_configure(config: pytest.Config) -> None:
     The workers of pytest-xdist are started later and inherit all that. Those of root make one more /dev/shm
     each; an ordinary user's cannot: a process with threads, as they are, enters no user namespace.
     """
+    # While tests are collected: half of that time was the search for garbage among ever more objects.
+    gc.disable()
     workerinput = getattr(config, "workerinput", None)
     if workerinput is None:
         config.stash[FOLDER] = contextlib.ExitStack()
         config.stash[FOLDER].enter_context(surroundings.shared_folder())
         surroundings.reset_signals_and_input()
+        # Once for all processes that the tests start, also where Python is told to write no such files. A
+        # folder that is read-only stays as it is.
+        compileall.compile_dir(dglkge.__path__[0], quiet=2)
         config.option.loadscopereorder = False  # pytest-xdist would begin with the files of most tests
         if config.getoption("numprocesses", None):
             # Workers share the cores: more threads than that wait for one another, and do so by spinning.
