@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 
 import pytest
 
 import cluster
+from tests import warm
 
 SIZES = ["--num-entities", "300", "--num-triples", "4000", "--dimension", "16", "--batch-size", "256"]
 
 
 def test_the_table_compares_the_same_batches_on_two_hosts(hosts_can_be_made, tmp_path, monkeypatch, capsys):
+    # Copies are fast, and whose processor time it is cannot be seen: the next test looks at that.
+    monkeypatch.setenv("PYTHONPATH", warm.runners(os.environ)["PYTHONPATH"])
     output = tmp_path / "figures.json"
     chosen = ["--hosts", "2", "--systems", "stock DGL", "stock DGL, helped", "exact", "--rounds", "1"]
     chosen += ["--warm", "1", "--batches", "4"]
@@ -23,11 +27,21 @@ def test_the_table_compares_the_same_batches_on_two_hosts(hosts_can_be_made, tmp
     systems = [row["system"] for row in (stock, helped, ours)]
     assert systems == ["stock DGL", "stock DGL, helped", "exact"]
     for row in (stock, helped, ours):
-        assert row["num_hosts"] == 2 and row["cpu_seconds"] > 0 and row["wall_seconds"] > 0
+        assert row["num_hosts"] == 2 and row["wall_seconds"] > 0
         assert row["sent_bytes"] > 16  # at least a row of 16 numbers for every fourth edge
     assert stock["sent_bytes"] > 2 * helped["sent_bytes"]  # relations come again and again
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5 and lines[4].split(" | ")[6] == f"{ours['sent_bytes'] / stock['sent_bytes']:.2f}"
+
+
+def test_the_processor_time_is_that_of_the_jobs_processes(hosts_can_be_made, tmp_path, monkeypatch):
+    output = tmp_path / "figures.json"
+    chosen = ["--hosts", "1", "--systems", "exact", "--rounds", "1", "--warm", "1", "--batches", "4"]
+    monkeypatch.setattr(sys, "argv", ["cluster.py", *SIZES, *chosen, "--output", str(output)])
+    assert cluster.main() == 0
+    (row,) = json.loads(output.read_text())
+    # A trainer and a server; a small batch is no work for both cores, but for some of the time.
+    assert 0 < row["cpu_seconds"] * 256 < 8 * row["wall_seconds"] and row["num_trainers"] == 1
 
 
 def test_a_row_is_compared_with_stock_and_with_itself_on_one_host():

@@ -18,6 +18,8 @@ from cluster_hosts import ClusterHost
 from cluster_jobs import SECRET, environment
 from tests.toy_kg import toy_dataset
 
+pytestmark = pytest.mark.usefixtures("warm_runners")
+
 END_SECONDS = 90
 LAUNCH = [sys.executable, "-m", "dglkge.cli.launch", "--node_rank", "auto"]
 
