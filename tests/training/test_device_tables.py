@@ -122,8 +122,9 @@ def test_several_machines_are_refused(capsys: pytest.CaptureFixture[str], tmp_pa
     with pytest.raises(InputError, match=re.escape(words)):
         build.check_training(config, 2)
     # The plan refuses what training refuses, with exit status 2.
-    sets = (f"dataset={toy_dataset(2)}", f"output={tmp_path}", *ON_DEVICE)
-    assert main(["plan", *(word for one in sets for word in ("--set", one))]) == 2
+    path = tmp_path / "toy.yaml"
+    path.write_text(f"dataset: {toy_dataset(2)}\noutput: {tmp_path / 'run'}\n", encoding="utf-8")
+    assert main(["plan", str(path), *(word for one in ON_DEVICE for word in ("--set", one))]) == 2
     assert words in capsys.readouterr().err
 
 
