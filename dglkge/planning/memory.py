@@ -405,11 +405,11 @@ def device_candidate_bytes(config: Config, size: DatasetSize, world_size: int) -
         return 0
     block = min(num_queries * widest, DEVICE_BLOCK_NUMBERS) * shared.FLOAT_BYTES
     queries = 2 * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
-    # Gradients of a block's rows are at most as many as its rows. Where tables are on the device, no row is
-    # copied, and the gradients of all are kept.
+    # Gradients of a block's rows are at most as many as its rows. Where tables are on the device, rows are
+    # copied for dropout only, and the gradients of all are kept.
     rows = 2 * min(owned, KEPT_ROW_BYTES)
     if config.tables.storage == DEVICE_STORAGE:
-        rows = owned + min(owned, KEPT_ROW_BYTES)
+        rows = owned * (1 + drops_rows(config)) + min(owned, KEPT_ROW_BYTES)
     return rows + queries + AUTOGRAD_SCORES * block
 
 

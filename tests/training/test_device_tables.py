@@ -70,6 +70,18 @@ def test_trains_the_tables_of_the_host_bit_by_bit(case: str, tmp_path: Path) -> 
         np.testing.assert_array_equal(found[name], rows, err_msg=name)
 
 
+@pytest.mark.parametrize("objective", ["negative_sampling", "one_vs_all"])
+def test_masks_are_those_of_rows_that_are_copied(objective: str, tmp_path: Path) -> None:
+    """As tables in memory with the same device: there too a mask multiplies the sum of a row's gradients."""
+    more = ("model.entity_dropout=0.2", "model.relation_dropout=0.1", "training.relation_prediction=0.5")
+    more += (f"training.objective={objective}",)
+    losses, tables, _ = trained(tmp_path, "reference", ON_DEVICE[0], *more)
+    found_losses, found, _ = trained(tmp_path / "device", "reference", *ON_DEVICE, *more)
+    assert found_losses == losses
+    for name, rows in tables.items():
+        np.testing.assert_array_equal(found[name], rows, err_msg=name)
+
+
 def test_compiled_loops_of_the_host_are_near(tmp_path: Path) -> None:
     """With ``training.kernels: auto`` the host updates by compiled loops, devices always by torch."""
     losses, tables, _ = trained(tmp_path, "auto")
@@ -96,8 +108,6 @@ REFUSED = [
     ("training.synchronous=false", "training.synchronous is false; allowed: true"),
     ("training.staleness=1", "training.staleness is 1; allowed: 0"),
     ("training.rows=touched", "training.rows is touched; allowed: all"),
-    ("model.entity_dropout=0.1", "model.entity_dropout is 0.1; allowed: 0"),
-    ("model.relation_dropout=0.1", "model.relation_dropout is 0.1; allowed: 0"),
     (
         "model.global_vectors=true model.reciprocal_relations=false",
         "model.global_vectors is true; allowed: false",

@@ -317,8 +317,6 @@ def check_device_storage(config: Config) -> None:
         ("training.synchronous", training.synchronous, True),
         ("training.staleness", training.staleness, 0),
         ("training.rows", training.rows, "all"),
-        ("model.entity_dropout", config.model.entity_dropout, 0),
-        ("model.relation_dropout", config.model.relation_dropout, 0),
         ("model.global_vectors", config.model.global_vectors, False),
         ("features.files", tuple(config.features.files), ()),
         ("sampling.num_ranges", config.sampling.num_ranges, 1),

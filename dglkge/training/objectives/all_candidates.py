@@ -164,8 +164,13 @@ class AllCandidates:
         # Blocks of one table share the copy, and the mask with the rows that queries are made of.
         if name not in self._copies:
             start = one.table.first_node_id
-            copy = self._scratch.take(f"copy~{name}", one.stop - one.first, one.table.dim)
-            self._copies[name] = one.table.widened(np.arange(one.first - start, one.stop - start), copy)
+            memory = self._scratch if one.resident is None else self._on_device(one.rows.device)
+            copy = memory.take(f"copy~{name}", one.stop - one.first, one.table.dim)
+            if one.resident is None:
+                one.table.widened(np.arange(one.first - start, one.stop - start), copy)
+            else:
+                copy.copy_(one.resident())
+            self._copies[name] = copy
             if one.shift is not None:
                 self._copies[name] += one.added(slice(None))
             if self._dropout is not None and is_dropped:

@@ -36,12 +36,13 @@ class DeviceRequest(StagedRequest):
         super().__init__(table, memory, upload)
 
     def open(self, copy: bool, rows: FoundRows | None = None) -> None:
-        """Do nothing: no row is on the host."""
+        """Fetch copies of the distinct rows from their owners; a collective."""
+        self.upload.wait()  # the route is part of it
+        self._rows = self._tables.fetch(self.table.name, self.route)
 
     def send(self) -> None:
-        """Fetch the distinct rows, and repeat them for each place that requests them; a collective."""
-        self.upload.wait()  # the route is part of it
-        self._repeat(self._tables.fetch(self.table.name, self.route))
+        """Repeat the rows for each place that requests them."""
+        self._repeat(self._rows)
 
     def collect(self) -> None:
         """Sum the gradients of equal rows; they stay on the device."""
