@@ -297,7 +297,7 @@ class DeviceTables:
     def _clip(self, sums: Sequence[torch.Tensor], other_squares: float) -> None:
         """Clip the merged gradients of all tables in place."""
         clipping = self._optimizer.clipping
-        squares = np.array([sum(clipped_squares(rows, clipping.value) for rows in sums)])
+        squares = np.array([sum(clipped_squares(rows, clipping.value) for rows in sums)], np.float64)
         if clipping.norm is not None:
             squares = self._host.sum(squares)
         self.clip_factor = clipping.factor(float(squares[0]) + other_squares)

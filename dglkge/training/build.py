@@ -408,17 +408,24 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
 def _build_device_tables(
     config: Config, tables: TableSet, optimizer: Any, world: World, device: ComputeDevice
 ) -> DeviceTables | None:
-    """Make room for this trainer's shards on its device; None where tables train in memory. A collective."""
+    """Make room for this trainer's shards on its device; None where tables train in memory. A collective.
+
+    Raises
+    ------
+    InputError
+        If the device is too small.
+    """
     if config.tables.storage != DEVICE_STORAGE:
         return None
-    return DeviceTables(
-        tables,
-        optimizer,
-        world.local_rank,
-        world.trainers_per_machine,
-        device.device,
-        request_timeout_seconds(),
-    )
+    place, limit = (world.local_rank, world.trainers_per_machine), request_timeout_seconds()
+    try:
+        return DeviceTables(tables, optimizer, *place, device.device, limit)
+    except torch.cuda.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"tables.storage is {DEVICE_STORAGE} and the share of trainer {world.rank} does not fit its GPU "
+            f"({reason}); dglkge plan shows what it takes; allowed: storage memory"
+        ) from None
 
 
 def _build_train_step(

@@ -13,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 
 from dglkge.cli.main import main
 from dglkge.config import load_config
@@ -123,6 +124,18 @@ def test_what_needs_tables_in_memory_is_refused(settings: str, words: str) -> No
     with pytest.raises(InputError, match="^tables.storage is device and " + re.escape(words)) as error:
         build.check_training(config, 1)
     assert "\n" not in str(error.value)
+
+
+def test_a_device_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore words.")
+
+    monkeypatch.setattr(build, "DeviceTables", full)
+    words = (
+        r"trainer 0 does not fit its GPU \(CUDA out of memory. Tried to allocate 9 GiB.\); dglkge plan shows"
+    )
+    with pytest.raises(InputError, match=words):
+        trained(tmp_path, "reference", *ON_DEVICE)
 
 
 def test_several_machines_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
