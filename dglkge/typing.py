@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 RELATION = "relation"
 """Name of the node type, and of the table, that holds the relations."""
 
+DEVICE_STORAGE = "device"
+"""``tables.storage`` of rows and optimizer state that train on the devices of a machine's trainers."""
+
 DEVICES = AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE = ("auto", "cpu", "cuda", "cpu_staged")
 """Names of devices; see :class:`dglkge.model.device.ComputeDevice`."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional, get_origin, get_type_hints
 
 from dglkge.registry import registry_of
-from dglkge.typing import DEVICES, Side
+from dglkge.typing import DEVICE_STORAGE, DEVICES, Side
 
 Check = Callable[[Any], Optional[str]]
 """Takes a value; returns None if it is allowed, else a description of the allowed values."""
@@ -488,7 +488,8 @@ class TrainingConfig:
     )
     device: str = setting(
         "auto",
-        "where losses, gradients and rankings are computed; tables and updates stay in the machine's memory. "
+        "where losses, gradients and rankings are computed; tables and updates stay in the machine's memory "
+        "unless tables.storage is device. "
         "cuda: one GPU for each trainer, given by the launcher; auto: cuda where every trainer has a GPU, "
         "else cpu; cpu_staged: the code of cuda on the CPU, for tests (docs/gpus.md)",
         one_of(*DEVICES),
@@ -618,6 +619,9 @@ ROW_DTYPES = ("float32", "bfloat16", "float16")
 ROUNDINGS = ("stochastic", "nearest")
 
 
+STORAGES = ("memory", "disk", DEVICE_STORAGE)
+
+
 @dataclass(frozen=True)
 class TablesConfig:
     """Type of the rows of entities, and where a launched job keeps its tables while it trains."""
@@ -641,8 +645,10 @@ class TablesConfig:
     storage: str = setting(
         "memory",
         "memory: in /dev/shm, or in files where that is too small; disk: in mapped files, for which the page "
-        "cache is the memory; both give the same tables",
-        one_of("memory", "disk"),
+        "cache is the memory; device: while a run on one machine trains, rows and optimizer state lie on its "
+        "trainers' devices, a share on each, and memory gets them at commits and rankings; it takes "
+        "training.device cuda or cpu_staged (docs/gpus.md)",
+        one_of(*STORAGES),
         resume=FREE,
     )
     folder: str = setting(

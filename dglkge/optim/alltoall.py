@@ -44,6 +44,9 @@ class Alltoall:
     own_group : bool
         Open a new process group instead of using the default one (a collective call): needed where a
         background thread communicates while the caller does.
+    device : torch.device, optional
+        Where the tensors of :meth:`rows` are. For a GPU the group of its own is one of NCCL, and has no other
+        use.
     purpose, duty : str
         Parts of error messages: "<purpose>: trainers [1] did not come ...: every trainer must <duty>".
     """
@@ -56,6 +59,7 @@ class Alltoall:
         own_group: bool = False,
         purpose: str = "optimizer step",
         duty: str = "call step() equally often, also without gradients",
+        device: torch.device | None = None,
     ) -> None:
         self.timeout_seconds = timeout_seconds
         self._purpose, self._duty = purpose, duty
@@ -69,7 +73,9 @@ class Alltoall:
         if dist.is_available() and dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
             if own_group and self.size > 1:
-                self._group = dist.new_group(timeout=datetime.timedelta(seconds=timeout_seconds))
+                backend = "nccl" if device is not None and device.type == "cuda" else None
+                limit = datetime.timedelta(seconds=timeout_seconds)
+                self._group = dist.new_group(timeout=limit, backend=backend)
             if "nccl" in dist.get_backend():
                 self.device = torch.device("cuda", torch.cuda.current_device())
 
@@ -114,6 +120,24 @@ class Alltoall:
         )
         if landing is not incoming:
             incoming.copy_(landing)
+
+    def rows(self, sent: torch.Tensor, sent_counts: list[int], received_counts: list[int]) -> torch.Tensor:
+        """Send consecutive rows of ``sent`` "(n, ...)" to ranks 0, 1, ...; returns those that arrive, rank by
+        rank.
+
+        On a GPU the exchange is queued and not waited for. NCCL's watchdog ends the process where it takes
+        longer than ``timeout_seconds``.
+        """
+        if self.size == 1:
+            return sent
+        received = sent.new_empty((sum(received_counts), *sent.shape[1:]))
+        is_queued = sent.is_cuda
+        work = dist.all_to_all_single(
+            received, sent, received_counts, sent_counts, group=self._group, async_op=not is_queued
+        )
+        if not is_queued:
+            self._wait(work)
+        return received
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Sum "(k,)" int64 or float64 over all ranks; also a barrier, as it needs the numbers of every rank.

@@ -42,7 +42,7 @@ class Clipping:
         for name, limit in (("norm", norm), ("value", value)):
             if limit is not None and not 0 < limit < math.inf:
                 raise ValueError(f"clip_gradients: {name} must be a positive finite number, got {limit}")
-        self.norm, self._value, self._mean = norm, value, mean
+        self.norm, self.value, self._mean = norm, value, mean
         self._buffers: list[tuple[Buffer, Buffer]] = []
 
     def merge(self, chains: Sequence[GradientRows], selected: Sequence[np.ndarray]) -> list[MergedRows]:
@@ -58,13 +58,25 @@ class Clipping:
         while len(self._buffers) < len(chains):
             self._buffers.append((Buffer(), Buffer()))
         return [
-            MergedRows(of_table, keys, buffers, self._value, self._mean)
+            MergedRows(of_table, keys, buffers, self.value, self._mean)
             for of_table, keys, buffers in zip(chains, selected, self._buffers)
         ]
 
     def factor(self, squares: float) -> float:
         """Factor on the whole gradient, given the sum of its squares over all trainers; at most 1."""
         return 1.0 if self.norm is None else min(1.0, self.norm / (math.sqrt(squares) + NORM_EPS))
+
+
+def clipped_squares(rows: torch.Tensor, value: float | None) -> float:
+    """Clip rows "(n, D)" by value in place, and return the sum of their squares in float64.
+
+    Rows with a NaN or an infinity stay as they are and are left out: the update skips and counts them.
+    """
+    finite = torch.isfinite(rows).all(dim=1)
+    if value is not None:
+        rows[finite] = rows[finite].clamp(-value, value)
+    norm = torch.linalg.vector_norm(rows[finite], dtype=torch.float64)
+    return float(norm) ** 2
 
 
 class MergedRows:
@@ -95,11 +107,7 @@ class MergedRows:
         chains.merge_into(selected, self._rows, counts, space)
         if mean:
             self._rows /= torch.from_numpy(counts).to(self._rows.dtype)[:, None]
-        self._finite = torch.isfinite(self._rows).all(dim=1)
-        if value is not None:
-            self._rows[self._finite] = self._rows[self._finite].clamp(-value, value)
-        norm = torch.linalg.vector_norm(self._rows[self._finite], dtype=torch.float64)
-        self.squares = float(norm) ** 2
+        self.squares = clipped_squares(self._rows, value)
 
     def scaled(self, factor: float) -> GradientRows:
         """Return the gradients, each the only one of its row, times a factor."""

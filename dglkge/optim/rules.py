@@ -144,18 +144,32 @@ def update_plain(
     gradient: torch.Tensor,
     counts: torch.Tensor,
 ) -> int:
+    """Update rows of arrays in place; see :func:`update_tensors`."""
+    tables = [torch.from_numpy(array) for array in arrays]
+    return update_tensors(step, tables, torch.from_numpy(targets), gradient, counts)
+
+
+def update_tensors(
+    step: RuleStep,
+    tables: Sequence[torch.Tensor],
+    targets: torch.Tensor,
+    gradient: torch.Tensor,
+    counts: torch.Tensor | None = None,
+) -> int:
     """Update rows in place with plain torch: the twin of ``prepare_gradient`` and of every compiled loop.
 
     Parameters
     ----------
     step : RuleStep
         Rule and numbers.
-    arrays, targets
-        As in :meth:`UpdateRule.update_compiled`; the targets are distinct.
+    tables : sequence of Tensor
+        Rows "(N, D)" and the state tensors "(N, ...)", on any device; the other tensors are on the same.
+    targets : Tensor
+        "(n,) int64": distinct rows of ``tables``.
     gradient : Tensor
         "(n, D)" sum of the gradients of each target.
-    counts : Tensor
-        "(n,) int64" number of gradients in each sum.
+    counts : Tensor, optional
+        "(n,) int64" number of gradients in each sum; needed for the mean only.
 
     Returns
     -------
@@ -163,15 +177,15 @@ def update_plain(
         Number of rows that were skipped because their gradient was not finite.
     """
     finite = torch.isfinite(gradient).all(dim=1)
-    chosen = torch.from_numpy(targets)[finite]
-    gradient, counts = gradient[finite], counts[finite]
+    chosen, gradient = targets[finite], gradient[finite]
     if step.mean:
-        gradient = gradient / counts[:, None]
+        if counts is None:
+            raise ValueError("update_tensors: the mean of gradients needs their numbers (counts)")
+        gradient = gradient / counts[finite][:, None]
     limit, decay = step.hyper["max_row_norm"], step.decay
     if limit is not None:
         norms = gradient.norm(dim=1, keepdim=True)
         gradient = torch.where(norms > limit, gradient * (limit / norms), gradient)
-    tables = [torch.from_numpy(array) for array in arrays]
     rows, *state = [table[chosen] for table in tables]
     if decay != 0:
         gradient = gradient + decay * rows
@@ -183,10 +197,15 @@ def update_plain(
 
 def limit_norms_plain(rows: np.ndarray, targets: np.ndarray, max_norm: float) -> None:
     """Scale the target rows that are longer than ``max_norm`` to that Euclidean length, in place."""
-    chosen = rows[targets].astype(np.float64)
-    lengths = np.sqrt((chosen**2).sum(axis=1))
+    limit_norms_of_tensor(torch.from_numpy(rows), torch.from_numpy(targets), max_norm)
+
+
+def limit_norms_of_tensor(rows: torch.Tensor, targets: torch.Tensor, max_norm: float) -> None:
+    """Scale the target rows of a tensor on any device likewise."""
+    chosen = rows[targets].double()
+    lengths = (chosen**2).sum(dim=1).sqrt()
     is_long = lengths > max_norm
-    rows[targets[is_long]] = chosen[is_long] * (max_norm / lengths[is_long])[:, None]
+    rows[targets[is_long]] = (chosen[is_long] * (max_norm / lengths[is_long])[:, None]).to(rows.dtype)
 
 
 def check_not_negative(hyper: Mapping[str, Any], *names: str) -> None:

@@ -415,7 +415,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._enter("waiting")
         num_bad = exchange.finish(num_bad, extra)
         self.step_sum = exchange.step_sum
-        self._report_nonfinite(num_bad)
+        self.report_nonfinite(num_bad)
 
     def _clipped(
         self,
@@ -435,7 +435,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         every = [np.arange(len(rows.ids)) for rows in merged]
         return [rows.scaled(factor) for rows in merged], [(every, turns[0][1])]
 
-    def _report_nonfinite(self, num_bad: np.ndarray) -> None:
+    def report_nonfinite(self, num_bad: np.ndarray) -> None:
         """Count and log, or raise, rows whose gradient was not finite: "(num_tables,)" sums over trainers."""
         if not num_bad.any():
             return
@@ -496,6 +496,31 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
                 table.max_norm = float(max_norm)
                 return
         raise self._unknown(embedding)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """The embeddings with their state, in the order in which they were given."""
+        return tuple(self._tables)
+
+    @property
+    def clipping(self) -> Clipping | None:
+        """Limits of :meth:`clip_gradients`; None without any."""
+        return self._clipping
+
+    def count_step(self, active: Sequence[bool], number: int) -> list[RuleStep]:
+        """Count a step that is computed elsewhere; returns the update of each table, with today's groups.
+
+        Parameters
+        ----------
+        active : sequence of bool
+            Whether any trainer has a gradient for each table.
+        number : int
+            As in :meth:`step_rows`.
+        """
+        hyper_of = {key: group for keys, group in self._keyed_groups() for key in keys}
+        for table, is_active in zip(self._tables, active):
+            table.num_steps += int(is_active)
+        return [self._rule_step(table, hyper_of[table.key], number) for table in self._tables]
 
     def state_tensors(self, embedding: Any) -> dict[str, DistTensor]:
         """State tensors of an embedding by name, with an entry for each of its rows."""

@@ -87,6 +87,11 @@ class Table:
         self._limit_norms = LIMITS[kernels]
         self._narrow = NarrowUpdate(embedding, kernels) if isinstance(embedding, NarrowEmbedding) else None
 
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """Rows and state tensors in the kvstore."""
+        return tuple(self._tensors)
+
     def fence(self, finish: WeakMethod) -> None:
         """Let readers and writers of the rows and the state wait for a background step first."""
         fence_rows(self.embedding, finish)

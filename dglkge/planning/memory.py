@@ -26,7 +26,7 @@ from dglkge.data.sizes import DatasetSize, PartSize
 from dglkge.data.vector_files import open_vectors
 from dglkge.planning import shared_memory as shared
 from dglkge.registry import registry_of
-from dglkge.typing import RELATION, STAGED_CPU_DEVICE
+from dglkge.typing import DEVICE_STORAGE, RELATION, STAGED_CPU_DEVICE
 
 MIB = 2**20
 CREATION = "temporary copy while tables are created"
@@ -359,8 +359,14 @@ def device_bytes(config: Config, size: DatasetSize, machine: int, world_size: in
     # Queries of both sides and their gradients.
     queries = 4 * num_relations * shared.query_dim(config) * shared.FLOAT_BYTES
     batch = int(SPARE_SHARE * rows) + scores + queries + device_candidate_bytes(config, size, world_size)
+    shard = 0
+    if config.tables.storage == DEVICE_STORAGE:
+        # Rows that are given to others and that come, and gradients alike; rows and state while they are
+        # updated.
+        shard = device_shard_bytes(config, size, machine, world_size)
+        batch += 2 * rows
     if config.evaluation.split == "none" and not config.evaluation.valid_every_epochs:
-        return batch
+        return shard + batch
     tables = (
         dim
         * shared.FLOAT_BYTES
@@ -369,7 +375,18 @@ def device_bytes(config: Config, size: DatasetSize, machine: int, world_size: in
     # A row of scores for each true answer of a batch, its copy in their order, and what is compared.
     tile = 3 * shared.FLOAT_BYTES * config.evaluation.batch_size * RANKED_CANDIDATES
     ranked = 8 * RANKED_QUERY_NUMBERS * dim * config.evaluation.batch_size
-    return max(batch, min(tables, RANKED_ROW_BYTES) + tile + ranked)
+    return shard + max(batch, min(tables, RANKED_ROW_BYTES) + tile + ranked)
+
+
+def device_shard_bytes(config: Config, size: DatasetSize, machine: int, world_size: int) -> int:
+    """Return the memory of a GPU for the rows and the optimizer state that a trainer holds there."""
+    part, trainers = size.parts[machine], world_size // len(size.parts)
+    total = 0
+    for table, count in part.num_rows.items():
+        width = shared.row_width(table, config)
+        numbers = width + sum(shared.state_widths(width, config, table))
+        total += -(-count // trainers) * numbers * shared.FLOAT_BYTES
+    return total
 
 
 def device_candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
@@ -388,8 +405,12 @@ def device_candidate_bytes(config: Config, size: DatasetSize, world_size: int) -
         return 0
     block = min(num_queries * widest, DEVICE_BLOCK_NUMBERS) * shared.FLOAT_BYTES
     queries = 2 * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
-    # Gradients of a block's rows are at most as many as its rows.
-    return 2 * min(owned, KEPT_ROW_BYTES) + queries + AUTOGRAD_SCORES * block
+    # Gradients of a block's rows are at most as many as its rows. Where tables are on the device, rows are
+    # copied for dropout only, and the gradients of all are kept.
+    rows = 2 * min(owned, KEPT_ROW_BYTES)
+    if config.tables.storage == DEVICE_STORAGE:
+        rows = owned * (1 + drops_rows(config)) + min(owned, KEPT_ROW_BYTES)
+    return rows + queries + AUTOGRAD_SCORES * block
 
 
 def num_candidate_queries(config: Config) -> int:

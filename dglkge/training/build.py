@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, Callable, Union
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
+from dglkge.embeddings.device_tables import DeviceTables
 from dglkge.embeddings.embedding_table import RowStorage
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError, StorageError, write_error
@@ -90,17 +91,20 @@ from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.objectives import dot_softmax
 from dglkge.training.objectives.autograd_loss import AutogradLoss
 from dglkge.training.objectives.dense_parameters import DenseParameters
+from dglkge.training.objectives.device_rows import DeviceStaging
 from dglkge.training.objectives.dot_softmax import DotSoftmax
 from dglkge.training.objectives.global_vectors import GlobalVectors
+from dglkge.training.objectives.group_inputs import HostInputs
 from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.relation_prediction import SampledWithRelations
 from dglkge.training.objectives.row_dropout import RowDropout
+from dglkge.training.objectives.rows import Group
 from dglkge.training.objectives.staged_rows import Staging
 from dglkge.training.stats import PhaseClock
 from dglkge.training.trackers import Trackers
 from dglkge.training.train_step import TrainStep, shifts_of
 from dglkge.training.trainer import Trainer
-from dglkge.typing import RELATION
+from dglkge.typing import DEVICE_STORAGE, RELATION
 
 ATTEMPT_SECONDS = 5.0
 """Time that one trainer tries before all of them exchange their results: well below their timeout."""
@@ -249,6 +253,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         for name in tables.entity_types:
             optimizer.limit_norms(tables[name].embedding, config.model.max_norm)
     choose_lookup(config, tables, world.num_machines)
+    device_tables = _build_device_tables(config, tables, optimizer, world, device)
     computing = model.copied_to(device.device) if device.is_staged else model
     dense = _build_dense(config, model, computing, features, cluster)
     # Registered before the Trainer's own: an exchange in the background ends before the last commit.
@@ -282,7 +287,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         global_vectors = GlobalVectors(types, model.dim, lr, cluster.sum)
     train_step = _build_train_step(
         config, dataset, layout, computing, tables, optimizer, pairs, clock, cluster.stop, batches, world,
-        global_vectors, dense, features, device,
+        global_vectors, dense, features, device, device_tables,
     )  # fmt: skip
     # Names of entities take memory, and only the trainer that writes a machine's files needs them.
     names = (
@@ -322,7 +327,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     trainer = Trainer(
         config, cluster, tables, optimizer, batches, train_step, evaluator, checkpoints, meta, JOB, clock,
         global_vectors, fill_new_run, _build_trackers(config, cluster, checkpoints),
-        build_passes(config, dataset, batches, model, evaluator.gather, cluster), dense,
+        build_passes(config, dataset, batches, model, evaluator.gather, cluster), dense, device_tables,
     )  # fmt: skip
     # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
     if world.rank == 0:
@@ -400,6 +405,29 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
     return optimizer
 
 
+def _build_device_tables(
+    config: Config, tables: TableSet, optimizer: Any, world: World, device: ComputeDevice
+) -> DeviceTables | None:
+    """Make room for this trainer's shards on its device; None where tables train in memory. A collective.
+
+    Raises
+    ------
+    InputError
+        If the device is too small.
+    """
+    if config.tables.storage != DEVICE_STORAGE:
+        return None
+    place, limit = (world.local_rank, world.trainers_per_machine), request_timeout_seconds()
+    try:
+        return DeviceTables(tables, optimizer, *place, device.device, limit)
+    except torch.cuda.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"tables.storage is {DEVICE_STORAGE} and the share of trainer {world.rank} does not fit its GPU "
+            f"({reason}); dglkge plan shows what it takes; allowed: storage memory"
+        ) from None
+
+
 def _build_train_step(
     config: Config,
     dataset: Dataset,
@@ -416,7 +444,9 @@ def _build_train_step(
     dense: DenseParameters | None,
     features: RunFeatures | None,
     device: ComputeDevice,
+    device_tables: DeviceTables | None,
 ) -> TrainStep:
+    updates = optimizer if device_tables is None else device_tables
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
     dropout = _build_dropout(config, tables)
@@ -426,12 +456,12 @@ def _build_train_step(
     touched = touched_rows(config, dataset, layout, batches)
     if config.training.objective != NEGATIVE_SAMPLING:
         full = build_candidate_loss(
-            config, model, regularizer, tables, batches, world, clock, dropout, shifts, device
+            config, model, regularizer, tables, batches, world, clock, dropout, shifts, device, device_tables
         )
         return TrainStep(
-            full, tables, optimizer, None, pairs, clock, stop, batches.following, dropout, sums_batch,
+            full, tables, updates, None, pairs, clock, stop, batches.following, dropout, sums_batch,
             global_vectors=global_vectors, frozen=frozen, touched=touched, dense=dense,
-            staging=Staging(device) if device.is_staged else None, features=features,
+            staging=_build_staging(device, device_tables), features=features,
         )  # fmt: skip
     negatives = build_negatives(config, dataset, layout, tables, pairs)
     # It is among all entities already.
@@ -449,15 +479,17 @@ def _build_train_step(
         of_groups = sampled = AutogradLoss(
             model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype, measures, device
         )
-        staging = Staging(device, sampled.inputs) if device.is_staged else None
+        staging = _build_staging(device, device_tables, sampled.inputs)
     if config.training.relation_prediction:
-        of_relations = build_relation_loss(config, model, tables, batches, world, clock, dropout, device)
+        of_relations = build_relation_loss(
+            config, model, tables, batches, world, clock, dropout, device, device_tables
+        )
         of_groups = SampledWithRelations(of_groups, of_relations)
     known = build_known(config, dataset, layout)
     return TrainStep(
         of_groups,
         tables,
-        optimizer,
+        updates,
         negatives,
         pairs,
         clock,
@@ -474,6 +506,17 @@ def _build_train_step(
         staging,
         features,
     )
+
+
+def _build_staging(
+    device: ComputeDevice,
+    device_tables: DeviceTables | None,
+    inputs_of: Callable[[Group], HostInputs] | None = None,
+) -> Staging | None:
+    """Return what brings the rows of batches to a device; None where the loss reads host memory."""
+    if device_tables is not None:
+        return DeviceStaging(device, inputs_of, device_tables)
+    return Staging(device, inputs_of) if device.is_staged else None
 
 
 def _build_dense(

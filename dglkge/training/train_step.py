@@ -48,8 +48,8 @@ class TrainStep:
     loss : AutogradLoss, DotSoftmax, SampledWithRelations or CandidateLoss
         Of groups of edges.
     tables : TableSet
-    optimizer : SparseOptimizer
-        Of ``dglkge.optim``, over the embeddings of all tables.
+    optimizer : SparseOptimizer or DeviceTables
+        Over the embeddings of all tables.
     negatives : mapping of Side to NegativeSampler, or None
         Samplers of the sides that are trained. None where the loss takes all candidates.
     pairs : sequence of (str, str)
@@ -297,7 +297,7 @@ class TrainStep:
                 batch, self._pairs, self._negatives, requests, self._known, self._loss.shares_relations
             )
         if self._staging is not None:
-            groups = self._staging.stage(requests, groups)
+            groups = self._staging.stage(requests, groups, _number(batch))
         return _Plan(_number(batch), requests, groups)
 
     def _announce_next(self, batch: TrainingBatch) -> None:

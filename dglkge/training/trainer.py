@@ -26,6 +26,7 @@ from dglkge.config import Config, refused_changes
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster, num_servers
+from dglkge.embeddings.device_tables import DeviceTables
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import RankingResult
@@ -86,6 +87,9 @@ class Trainer:
         Those of an epoch; by default the whole of it is one.
     dense : DenseParameters, optional
         Those of the train step; saved and resumed with the tables.
+    device_tables : DeviceTables, optional
+        Those that the train step updates. The tables in shared memory get their rows at commits, rankings and
+        the ends of epochs.
     """
 
     def __init__(
@@ -106,8 +110,10 @@ class Trainer:
         trackers: Trackers | None = None,
         passes: Passes | None = None,
         dense: DenseParameters | None = None,
+        device_tables: DeviceTables | None = None,
     ) -> None:
         self._dense = dense
+        self._device_tables = device_tables
         self.config = config
         self.cluster = cluster
         self.tables = tables
@@ -149,6 +155,7 @@ class Trainer:
         cluster.on_leave(self._leave)
         cluster.on_exit(self._checkpoints.finish)
         self._resume(fill_new_run)
+        self._load_devices()
         if cluster.world.rank == 0:
             checkpoints.records.write_json(RUN_JOB_FILE, describe_job(self.output))
         self._in_background = saves_in_background(config)
@@ -245,7 +252,19 @@ class Trainer:
         """Wait until the updates of all trainers are in the tables."""
         self._clock.stop()
         self._parts()  # waits for this trainer's optimizer
+        self._store_devices()
         self.cluster.barrier()
+
+    def _load_devices(self) -> None:
+        """Copy the tables to the devices, where they train there; a collective."""
+        if self._device_tables is not None:
+            self.cluster.barrier()  # all trainers have written their initial rows
+            self._device_tables.load()
+
+    def _store_devices(self) -> None:
+        """Copy this trainer's rows from its device into the tables; all have done so after a barrier."""
+        if self._device_tables is not None:
+            self._device_tables.store()
 
     def add_stats_handler(self, handler: StatsHandler) -> None:
         """Give every record of a pass to a handler of yours, those of earlier starts of the job first.
@@ -327,6 +346,7 @@ class Trainer:
         # state_tensors() waits for this trainer's optimizer; the barrier for the updates of all trainers.
         # After it all rows are final.
         parts = self._parts()
+        self._store_devices()
         self.cluster.barrier()
         save = self._checkpoints.start if self._in_background else self._checkpoints.save
         save(parts, self._relation_part(), meta, snapshots, self._control.to_bytes())
@@ -362,6 +382,8 @@ class Trainer:
         return self._evaluate(split)
 
     def _evaluate(self, split: str) -> RankingResult:
+        if self._device_tables is not None:
+            self._settle()
         most = self.config.evaluation.max_triples
         result = self._evaluator.evaluate(split, most, self.bar, self.stop_if_asked)
         if self.cluster.world.rank == 0:
@@ -400,6 +422,8 @@ class Trainer:
         if self._ended >= done:
             return
         self._control.after_epochs(done)
+        if self._device_tables is not None:
+            self._settle()
         if self._policy.due_after_epoch(done):
             self._commit()
         if self._policy.validates_after_epoch(done):
@@ -442,6 +466,7 @@ class Trainer:
             num_bytes = self._checkpoints.num_bytes()
             work = functools.partial(self._restore, BEST_SNAPSHOT)
             self._checkpoints.raise_together(work, lambda: self.cluster.barrier(num_bytes))
+            self._load_devices()
             # The version was committed before its valid split was ranked.
             self._control.after_ranking(note["score"])
             if self.cluster.world.rank == 0 and VALID in note:

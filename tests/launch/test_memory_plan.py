@@ -280,6 +280,26 @@ def test_memory_of_a_gpu_has_every_array_of_a_batch() -> None:
     assert on_device(*sampled, num_trainers=4) < 0.5 * on_device(*sampled)
 
 
+def test_memory_of_a_gpu_that_holds_tables() -> None:
+    """Its share of rows and state of every table, and what is exchanged; objectives copy no row then."""
+    held = ("training.device=cuda", "tables.storage=device", "model.dimension=200", "evaluation.split=none")
+    sampled = ("training.batch_size=100", "negatives.chunk_size=100", "negatives.num_uniform=50")
+    size = one_part(10_000_000)
+    relations = size.num_rows[RELATION]
+    shard = 2 * 4 * (10_000_000 * 200 + relations * 400)
+    before = on_device(*sampled, *held, "tables.storage=memory", size=size)
+    found = on_device(*held, *sampled, size=size)
+    rows = 4 * 4 * ((2 * 100 + 50) * 200 + 100 * 400)
+    assert found == pytest.approx(before + shard + 2 * rows, rel=1e-6)
+    assert on_device(*held, *sampled, size=size, num_trainers=4) == pytest.approx(shard / 4, rel=0.01)
+    # With one number of state a row, half of it; Adam has two and a step.
+    assert on_device(*held, *sampled, "optimizer.name=row_adagrad", size=size) < 0.51 * found
+    assert on_device(*held, *sampled, "optimizer.name=sparse_adam", size=size) > 1.49 * found
+    every = ("training.objective=one_vs_all", "training.batch_size=10")
+    gradients = 4 * 200 * 10_000_000
+    assert on_device(*held, *every, size=size) >= shard + gradients
+
+
 def test_memory_of_a_gpu_bounds_candidates_and_rankings() -> None:
     """Rows of candidates above a limit are copied block by block, and tables that are ranked as well."""
     every = ("training.objective=one_vs_all", "training.batch_size=500", "model.dimension=200")

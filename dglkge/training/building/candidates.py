@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Callable
@@ -15,6 +16,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN
 from dglkge.distributed.dgl_compat import request_timeout_seconds
 from dglkge.distributed.world import World
+from dglkge.embeddings.device_tables import DeviceTables
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
@@ -148,6 +150,7 @@ def _candidates(
     world: World,
     penalizes: bool,
     device: ComputeDevice,
+    device_tables: DeviceTables | None,
 ) -> Candidates:
     """Make this trainer's shard of the candidates of a block."""
     chosen = config.training
@@ -157,7 +160,14 @@ def _candidates(
     objective = FullObjective(kind, len(one.table), chosen.label_smoothing)
     # The general path first; only inner products have loops.
     matmul_dtype = getattr(torch, chosen.matmul_dtype)
-    shard: ShardObjective = AutogradShard(objective, one.compare, one.numbers_a_score, device, matmul_dtype)
+    shard: ShardObjective = AutogradShard(
+        objective,
+        one.compare,
+        one.numbers_a_score,
+        device,
+        matmul_dtype,
+        is_resident=device_tables is not None,
+    )
     if one.is_product and chosen.kernels != REFERENCE and not device.is_staged:
         shard = ProductShard(objective, matmul_dtype)
     answers_of = only_answers(first, stop)
@@ -170,7 +180,8 @@ def _candidates(
         else:
             of_shard = ShardAnswers(batches.index, batches.asks_for(name), node_ids, first, stop)
             answers_of = all_answers(batches.index, of_shard, kind, penalizes)
-    return Candidates(one.table, first, stop, one.columns, kind, shard, answers_of)
+    resident = None if device_tables is None else functools.partial(device_tables.owned_rows, one.table.name)
+    return Candidates(one.table, first, stop, one.columns, kind, shard, answers_of, resident=resident)
 
 
 def build_candidate_loss(
@@ -184,6 +195,7 @@ def build_candidate_loss(
     dropout: RowDropout | None = None,
     shifts: Mapping[str, Shift] | None = None,
     device: ComputeDevice = HOST,
+    device_tables: DeviceTables | None = None,
 ) -> CandidateLoss:
     """Make the loss against all candidates, with this trainer's shards of the tables; a collective."""
     comparisons = _entity_comparisons(config, model, tables)
@@ -192,7 +204,7 @@ def build_candidate_loss(
         comparisons.update(_relation_comparisons(model, tables))
     kind, penalizes = LOSSES.get(config.loss.name).candidate_kind, regularizer is not None
     candidates = [
-        _candidates(config, name, one, kind, batches, world, penalizes, device)
+        _candidates(config, name, one, kind, batches, world, penalizes, device, device_tables)
         for name, one in comparisons.items()
     ]
     if shifts:
@@ -221,12 +233,13 @@ def build_relation_loss(
     clock: PhaseClock,
     dropout: RowDropout | None = None,
     device: ComputeDevice = HOST,
+    device_tables: DeviceTables | None = None,
 ) -> CandidateLoss:
     """Make the softmax of (h, ?, t) over all relations for ``negative_sampling``; a collective."""
     comparisons = _relation_comparisons(model, tables)
     # Softmax whatever the loss of the sampled negatives is: relations are all candidates, none is sampled.
     candidates = [
-        _candidates(config, name, one, SOFTMAX, batches, world, penalizes=False, device=device)
+        _candidates(config, name, one, SOFTMAX, batches, world, False, device, device_tables)
         for name, one in comparisons.items()
     ]
     maker = RelationQueries(model, config.training.relation_prediction, device.is_staged)

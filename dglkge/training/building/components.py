@@ -35,6 +35,7 @@ from dglkge.training.building.optimizer_options import check_optimizer
 from dglkge.training.early_stopping import check_early_stopping
 from dglkge.training.schedule import check_schedule
 from dglkge.training.trackers import check_loggers
+from dglkge.typing import CUDA_DEVICE, DEVICE_STORAGE, STAGED_CPU_DEVICE
 
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
@@ -75,6 +76,7 @@ def check_config(config: Config) -> None:
     check_loggers(config.training.loggers)
     check_storage(config)
     check_edge_sets(config)
+    check_device_storage(config)
     if config.model.relation_dropout and model.score_function.relation_init == PHASE:
         raise InputError(
             f"model.relation_dropout is {config.model.relation_dropout:g} and model.score_function is "
@@ -294,6 +296,45 @@ def check_storage(config: Config) -> None:
         )
 
 
+def check_device_storage(config: Config) -> None:
+    """Refuse what needs the tables in the machine's memory while they are on devices.
+
+    Raises
+    ------
+    InputError
+        Naming the field, the value and what is allowed.
+    """
+    chosen, training = config.tables, config.training
+    if chosen.storage != DEVICE_STORAGE:
+        return
+    if training.device not in (CUDA_DEVICE, STAGED_CPU_DEVICE):
+        raise InputError(
+            f"tables.storage is {DEVICE_STORAGE} and training.device is {training.device}; allowed: "
+            f"training.device {CUDA_DEVICE} or {STAGED_CPU_DEVICE}, or another storage"
+        )
+    for field, value, allowed in (
+        ("tables.dtype", chosen.dtype, "float32"),
+        ("training.synchronous", training.synchronous, True),
+        ("training.staleness", training.staleness, 0),
+        ("training.rows", training.rows, "all"),
+        ("model.global_vectors", config.model.global_vectors, False),
+        ("features.files", tuple(config.features.files), ()),
+        ("sampling.num_ranges", config.sampling.num_ranges, 1),
+    ):
+        if value != allowed:
+            raise InputError(
+                f"tables.storage is {DEVICE_STORAGE} and {field} is {_as_words(value)}; allowed: "
+                f"{_as_words(allowed)}, or storage memory"
+            )
+
+
+def _as_words(value: object) -> str:
+    """Return a value of the configuration as a person writes it."""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "empty"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def check_order(config: Config) -> None:
     """Refuse an order of triples where batches have another one.
 
@@ -354,13 +395,18 @@ def check_lookup(config: Config) -> None:
 
 
 def check_machines(config: Config, num_machines: int) -> None:
-    """Refuse asynchronous training on several machines.
+    """Refuse asynchronous training, and tables on devices, on several machines.
 
     Raises
     ------
     InputError
-        If trainers of several machines are configured not to wait for one another.
+        If trainers of several machines are configured not to wait for one another, or to hold the tables.
     """
+    if config.tables.storage == DEVICE_STORAGE and num_machines > 1:
+        raise InputError(
+            f"tables.storage is {DEVICE_STORAGE}, for the devices of one machine, got {num_machines} machines"
+            "; allowed: memory, disk"
+        )
     if not config.training.synchronous and num_machines > 1:
         raise InputError(
             "training.synchronous: false is for trainers that share one machine's memory, "

@@ -46,6 +46,8 @@ class Candidates:
         Returns the answers among the owned rows of queries with some keys.
     shift : callable or None
         Returns what is added to the rows of node ids, which are then a copy.
+    resident : callable or None
+        Returns the owned rows where they are on a device; their gradients are left there.
     """
 
     table: EmbeddingTable
@@ -56,10 +58,14 @@ class Candidates:
     shard: ShardObjective
     answers_of: Callable[[Ids], Answers]
     shift: Shift | None = None
+    resident: Callable[[], torch.Tensor] | None = None
 
     @property
     def rows(self) -> torch.Tensor:
-        """Owned rows, (R, D) as they are stored, a view on shared memory where nothing is added to them."""
+        """Owned rows, (R, D) as they are stored, a view on shared memory where nothing is added to them, or
+        on a device."""
+        if self.resident is not None:
+            return self.resident()[:, self.columns]
         start = self.table.first_node_id
         rows = self.table.local_rows[self.first - start : self.stop - start, self.columns]
         return rows if self.shift is None else rows + self.added(self.columns)
@@ -114,6 +120,7 @@ class AllCandidates:
         self._exchange = exchange
         self._clock = clock
         self._scratch = Scratch()
+        self._device_scratch: Scratch | None = None
         self._dense: dict[str, torch.Tensor] = {}
         self._owned = {one.table.name: torch.arange(one.first, one.stop) for one in candidates}
 
@@ -157,8 +164,13 @@ class AllCandidates:
         # Blocks of one table share the copy, and the mask with the rows that queries are made of.
         if name not in self._copies:
             start = one.table.first_node_id
-            copy = self._scratch.take(f"copy~{name}", one.stop - one.first, one.table.dim)
-            self._copies[name] = one.table.widened(np.arange(one.first - start, one.stop - start), copy)
+            memory = self._scratch if one.resident is None else self._on_device(one.rows.device)
+            copy = memory.take(f"copy~{name}", one.stop - one.first, one.table.dim)
+            if one.resident is None:
+                one.table.widened(np.arange(one.first - start, one.stop - start), copy)
+            else:
+                copy.copy_(one.resident())
+            self._copies[name] = copy
             if one.shift is not None:
                 self._copies[name] += one.added(slice(None))
             if self._dropout is not None and is_dropped:
@@ -179,7 +191,8 @@ class AllCandidates:
             if name not in self._dense:
                 # Relation blocks of both directions share one table: its gradients are collected in one
                 # array.
-                self._dense[name] = self._scratch.take(f"dense~{name}", num_rows, one.table.dim)
+                memory = self._scratch if one.resident is None else self._on_device(one.rows.device)
+                self._dense[name] = memory.take(f"dense~{name}", num_rows, one.table.dim)
                 # A block writes only its columns, and the other direction's block may be empty.
                 if self._is_partial(one):
                     self._dense[name].zero_()
@@ -203,12 +216,20 @@ class AllCandidates:
         # One row may answer several queries: its penalty is taken once, with the sum of their shares.
         weights = np.bincount(answers.places, weights=shares, minlength=one.stop - one.first)
         used = torch.from_numpy(np.flatnonzero(weights))
+        of_used = torch.from_numpy(weights).float()[used].to(of_rows.device)
+        used = used.to(of_rows.device)
         rows = self._rows(one)[used].requires_grad_()
-        penalty = (self._regularizer(rows) * torch.from_numpy(weights).float()[used]).sum()
+        penalty = (self._regularizer(rows) * of_used).sum()
         if len(used):
             (gradients,) = torch.autograd.grad(penalty, rows)
             of_rows.index_add_(0, used, gradients)
         return penalty.item()
+
+    def _on_device(self, device: torch.device) -> Scratch:
+        """Return memory for gradients that are left on a device."""
+        if self._device_scratch is None:
+            self._device_scratch = Scratch(device)
+        return self._device_scratch
 
     @staticmethod
     def _is_partial(one: Candidates) -> bool:

@@ -69,4 +69,4 @@ class RowDropout:
             bits = column_bits(row_keys(key, ids[node_ids[block]]), num_words)
             # Four numbers of 16 bits from each word, the lowest bits first.
             numbers = bits.astype("<u8", copy=False).view("<u2")[:, :dim]
-            rows[block].mul_(torch.from_numpy(numbers >= limit)).mul_(scale)
+            rows[block].mul_(torch.from_numpy(numbers >= limit).to(rows.device)).mul_(scale)

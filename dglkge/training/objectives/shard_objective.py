@@ -413,6 +413,8 @@ class AutogradShard:
         Type of the matmuls on a device; the CPU computes in float32 here.
     kept_bytes : int
         Limit of the rows that stay on the device.
+    is_resident : bool
+        Whether rows are on the device in any case, and the gradients of rows shall be there.
     """
 
     def __init__(
@@ -423,7 +425,9 @@ class AutogradShard:
         device: ComputeDevice = HOST,
         matmul_dtype: torch.dtype = torch.float32,
         kept_bytes: int = KEPT_ROW_BYTES,
+        is_resident: bool = False,
     ) -> None:
+        self._is_resident = is_resident
         self._objective = objective
         self._compare = compare
         self._numbers_a_score = numbers_a_score
@@ -481,7 +485,7 @@ class AutogradShard:
                 scores.backward((predicted - self._labels(block)) * weights)
             if rows.grad is None:
                 continue
-            if not self._device.is_staged:
+            if not self._device.is_staged or self._is_resident:
                 of_rows[block] = rows.grad
                 continue
             # The block before has come back into the other half of the page-locked memory by now, or is
@@ -506,6 +510,8 @@ class AutogradShard:
 
     def _block(self, block: slice) -> torch.Tensor:
         """Return some rows on the device."""
+        if self._is_resident:
+            return self._rows[block]
         if block.start in self._kept:
             return self._kept[block.start]
         rows = self._there(self._rows[block])

@@ -135,7 +135,11 @@ class StagedRequest(RowRequest):
     def send(self) -> None:
         """Copy the rows to the device, and repeat them there for each place that requests them."""
         there, dim = self._memory.device, self.table.dim
-        distinct = there.take("distinct", len(self._row_ids), dim).copy_(self._rows, non_blocking=True)
+        self._repeat(there.take("distinct", len(self._row_ids), dim).copy_(self._rows, non_blocking=True))
+
+    def _repeat(self, distinct: torch.Tensor) -> None:
+        """Repeat distinct rows (U, D) on the device for each place, with gradients of 0."""
+        there, dim = self._memory.device, self.table.dim
         self.upload.wait()
         places = self._places.tensor
         self._of_places = torch.index_select(distinct, 0, places, out=there.take("rows", len(places), dim))
@@ -150,11 +154,16 @@ class StagedRequest(RowRequest):
 
     def collect(self) -> None:
         """Sum the gradients of equal rows and begin the copy back; complete after a synchronization."""
+        merged = self._merged()
+        room = self._scratch.take("gradients", len(self._row_ids), self.table.dim)
+        self.gradients = room.copy_(merged, non_blocking=True)
+
+    def _merged(self) -> torch.Tensor:
+        """Return the sums of the gradients of equal rows, (U, D) on the device."""
         merged = self._memory.device.take("merged", len(self._row_ids), self.table.dim).zero_()
         with _fixed_order_of_sums():
             merged.index_add_(0, self._places.tensor, self._gradients)
-        room = self._scratch.take("gradients", len(self._row_ids), self.table.dim)
-        self.gradients = room.copy_(merged, non_blocking=True)
+        return merged
 
 
 class StagedMemory:
@@ -196,17 +205,25 @@ class Staging:
         memory = {name: StagedMemory(self._device) for name in tables}
         uploads = [Upload(self._device, self._stream) for _ in range(2)]
         return [
-            {name: StagedRequest(table, memory[name], upload) for name, table in tables.items()}
+            {name: self._request(table, memory[name], upload) for name, table in tables.items()}
             for upload in uploads
         ]
 
-    def stage(self, requests: Mapping[str, Any], groups: Sequence[Any]) -> list[Any]:
+    def _request(self, table: EmbeddingTable, memory: StagedMemory, upload: Upload) -> StagedRequest:
+        return StagedRequest(table, memory, upload)
+
+    def _prepare(self, requests: Mapping[str, Any], upload: Upload, number: int) -> None:
+        """Add to a batch's upload what its rows need besides their places: nothing."""
+
+    def stage(self, requests: Mapping[str, Any], groups: Sequence[Any], number: int = 0) -> list[Any]:
         """Begin to copy the ids of a batch, all of whose rows are requested; no row is read.
 
         Parameters
         ----------
         requests : mapping of str to StagedRequest
         groups : sequence of Group, or of QueryGroup
+        number : int
+            Number of the batch, the same on every trainer.
 
         Returns
         -------
@@ -217,6 +234,7 @@ class Staging:
         upload.clear()
         for request in requests.values():
             request.merge()
+        self._prepare(requests, upload, number)
         staged = list(groups)
         if self._inputs_of is not None:
             staged = [_staged(group, upload, self._inputs_of(group)) for group in groups]

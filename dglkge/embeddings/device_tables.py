@@ -1,0 +1,306 @@
+"""Tables on devices: rows and optimizer state sharded over the trainers of one machine (``tables.storage``).
+
+Each trainer holds one of equal runs of the machine's rows of every table on its device. A batch takes this
+way:
+
+1. While the batch before computes: each trainer's distinct node ids go to the owners of the rows, over the
+   host (:meth:`DeviceTables.routes`). No row is read.
+2. Owners send the rows, device to device: NCCL on GPUs, gloo on CPUs (:meth:`DeviceTables.fetch`).
+3. Merged gradients go back the same way. The owner sums those of equal rows in a fixed order, its own first
+   and then trainer by trainer, and updates rows and state there (:meth:`DeviceTables.step_rows`).
+
+The kvstore's shared memory gets the rows at commits and rankings (:meth:`DeviceTables.store`), and is read at
+the start and where a version was restored (:meth:`DeviceTables.load`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.clipping import clipped_squares
+from dglkge.optim.device_rows import DeviceRows
+
+Ids = npt.NDArray[np.int64]
+
+
+class OnDevice(Protocol):
+    """An array that is on the device once its upload was sent."""
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The array on the device."""
+        ...
+
+
+@dataclass(frozen=True)
+class Route:
+    """Way of one table's rows and gradients between the trainers of a batch.
+
+    Attributes
+    ----------
+    ids : (U,) int64 tensor
+        Distinct node ids that this trainer asks for, ascending.
+    asked, given : list of int
+        Rows that this trainer asks of each rank, and that each rank asks of this trainer.
+    positions : (n,) int64, on the device
+        Rows of this trainer's shard that are asked for, rank by rank.
+    targets : (m,) int64, on the device
+        The distinct ones.
+    places : (n,) int64, on the device
+        Place among the targets of each of the positions.
+    is_active : bool
+        Whether any trainer asks for rows of the table.
+    """
+
+    ids: torch.Tensor
+    asked: list[int]
+    given: list[int]
+    positions: OnDevice
+    targets: OnDevice
+    places: OnDevice
+    is_active: bool
+
+
+class DeviceTables:
+    """Rows and state of all tables on the devices of one machine's trainers; every method is a collective.
+
+    It takes the place of the optimizer in a train step: the update rules, their hyper-parameters and the
+    memory in the kvstore are those of the optimizer.
+
+    Parameters
+    ----------
+    tables : mapping of str to EmbeddingTable
+        In the order of the optimizer's tables; all rows on this machine.
+    optimizer : SparseOptimizer
+    local_rank, num_trainers : int
+        Number of this trainer on its machine, and how many these are.
+    device : torch.device
+    timeout_seconds : float
+        Limit of every wait for the other trainers.
+
+    Attributes
+    ----------
+    step_sum : int
+        Sum over all trainers of the numbers ``extra`` given to the last step.
+    clip_factor : float
+        Factor by which clipping by norm changed the gradient of the last step; 1 without clipping.
+    """
+
+    step_sum = 0
+    clip_factor = 1.0
+
+    def __init__(
+        self,
+        tables: Mapping[str, EmbeddingTable],
+        optimizer: Any,
+        local_rank: int,
+        num_trainers: int,
+        device: torch.device,
+        timeout_seconds: float,
+    ) -> None:
+        duty = "train every batch, also with no triples of its own"
+        self._host = Alltoall(timeout_seconds, purpose="exchange of rows", duty=duty)
+        self._network = Alltoall(
+            timeout_seconds, own_group=True, purpose="exchange of rows", duty=duty, device=device
+        )
+        self._optimizer = optimizer
+        self._local_rank = local_rank
+        self._enter: Callable[[str], None] = lambda phase: None
+        self._names = {id(table.embedding): name for name, table in tables.items()}
+        self._shards: dict[str, DeviceRows] = {}
+        self._starts: dict[str, Ids] = {}
+        for (name, table), of_optimizer in zip(tables.items(), optimizer.tables):
+            shards = [table.shard(rank, num_trainers) for rank in range(num_trainers)]
+            ends = [shard.first_node_id + shard.rows.shape[0] for shard in shards]
+            self._starts[name] = np.array([shards[0].first_node_id, *ends], np.int64)
+            first, stop = (self._starts[name][local_rank : local_rank + 2] - table.first_node_id).tolist()
+            self._shards[name] = DeviceRows(of_optimizer, slice(first, stop), device)
+        self._open: dict[str, Route] = {}
+        self._is_changed = False
+
+    def when_phase(self, enter: Callable[[str], None]) -> None:
+        """Set the function that is called with the name of each phase of a step as it begins."""
+        self._enter = enter
+
+    def finish(self) -> None:
+        """Do nothing: no step runs in the background."""
+
+    def load(self) -> None:
+        """Read this trainer's rows and state from shared memory, where all trainers must have written."""
+        for shard in self._shards.values():
+            shard.load()
+        self._is_changed = False
+
+    def store(self) -> None:
+        """Write this trainer's rows and state to shared memory, if a step changed them.
+
+        Other trainers may read them after the next barrier.
+        """
+        if self._is_changed:
+            for shard in self._shards.values():
+                shard.store()
+        self._is_changed = False
+
+    def owned_rows(self, name: str) -> torch.Tensor:
+        """Return the rows (R, D) of a table that this trainer owns, on the device."""
+        return self._shards[name].rows
+
+    def routes(
+        self, batch: int, wanted: Mapping[str, torch.Tensor], add: Callable[[Ids], OnDevice]
+    ) -> dict[str, Route]:
+        """Exchange the node ids of a batch's rows; no row is read.
+
+        Parameters
+        ----------
+        batch : int
+            Number of the batch, which must be the same on every trainer.
+        wanted : mapping of str to (U,) int64 tensor
+            For each table, in the same order on every trainer: distinct node ids, ascending.
+        add : callable
+            Adds an array to what is copied to the device.
+
+        Raises
+        ------
+        RuntimeError
+            If another trainer is at another batch.
+        """
+        num_ranks, num_tables = self._host.size, len(wanted)
+        cuts = {
+            name: np.searchsorted(ids.numpy(), self._starts[name]).tolist() for name, ids in wanted.items()
+        }
+        # For each rank: rows of each table that it shall give, rows of each table that are asked for in all,
+        # and the number of the batch, by which a trainer that lost step is found.
+        counts = np.empty((num_ranks, 2 * num_tables + 1), np.int64)
+        for place, (name, ids) in enumerate(wanted.items()):
+            counts[:, place] = np.diff(cuts[name])
+            counts[:, num_tables + place] = len(ids)
+        counts[:, -1] = batch
+        received = self._host.counts(counts)
+        others = np.flatnonzero(received[:, -1] != batch)
+        if len(others):
+            raise RuntimeError(f"exchange of rows: trainers {others.tolist()} are at another batch than this")
+        asked, given = counts[:, :num_tables], received[:, :num_tables]
+        is_active: list[bool] = np.any(received[:, num_tables:-1], axis=0).tolist()
+        sent = np.concatenate(
+            [
+                wanted[name].numpy()[of_table[rank] : of_table[rank + 1]]
+                for rank in range(num_ranks)
+                for name, of_table in cuts.items()
+            ]
+        )
+        arrived = np.empty(int(given.sum()), np.int64)
+        out_bytes, in_bytes = (8 * asked.sum(1)).tolist(), (8 * given.sum(1)).tolist()
+        self._host.messages(sent.view(np.uint8), out_bytes, arrived.view(np.uint8), in_bytes)
+        # Rank by rank and, in it, table by table.
+        pieces = np.split(arrived, np.cumsum(given.ravel())[:-1])
+        found = {}
+        for place, (name, ids) in enumerate(wanted.items()):
+            positions = np.concatenate(pieces[place::num_tables]) - self._starts[name][self._local_rank]
+            targets, places = np.unique(positions, return_inverse=True)
+            found[name] = Route(
+                ids,
+                asked[:, place].tolist(),
+                given[:, place].tolist(),
+                add(positions),
+                add(targets),
+                add(places.reshape(-1).astype(np.int64, copy=False)),
+                is_active[place],
+            )
+        return found
+
+    def fetch(self, name: str, route: Route) -> torch.Tensor:
+        """Return the rows (U, D) of a route's ids on the device; the next step updates along this route."""
+        self._open[name] = route
+        given = self._shards[name].rows.index_select(0, route.positions.tensor)
+        return self._network.rows(given, route.given, route.asked)
+
+    @torch.no_grad()
+    def step_rows(
+        self,
+        gradients: Sequence[tuple[Any, torch.Tensor, torch.Tensor]],
+        extra: int = 0,
+        other_squares: float = 0.0,
+        number: int = 0,
+    ) -> None:
+        """Apply the gradients of the rows that were fetched last, see :meth:`SparseOptimizer.step_rows`.
+
+        Parameters
+        ----------
+        gradients : sequence of (DistEmbedding, Tensor, Tensor)
+            All on the device. For each table that is trained, the same ones on all trainers: embedding, ids
+            of its open route, and gradients (U, D). Then, where all rows of a table have one: embedding, the
+            ids that this trainer owns, and gradients (R, D), which are changed.
+        extra, other_squares, number
+            As in :meth:`SparseOptimizer.step_rows`.
+
+        Raises
+        ------
+        FloatingPointError
+            A gradient was not finite; raised on every trainer.
+        """
+        self._enter("exchange")
+        of_batch: dict[str, torch.Tensor] = {}
+        of_owned: dict[str, torch.Tensor] = {}
+        for embedding, ids, rows in gradients:
+            name = self._names[id(embedding)]
+            (of_batch if ids is self._open[name].ids else of_owned)[name] = rows
+        sums = {name: self._summed(name, rows, of_owned.get(name)) for name, rows in of_batch.items()}
+        if self._optimizer.clipping is not None:
+            self._clip([rows for _, rows in sums.values()], other_squares)
+        self._enter("update")
+        active = [name in sums and (name in of_owned or self._open[name].is_active) for name in self._shards]
+        steps = self._optimizer.count_step(active, number)
+        num_bad = np.zeros(len(steps) + 1, np.int64)
+        num_bad[-1] = extra
+        for place, (step, (name, shard)) in enumerate(zip(steps, self._shards.items())):
+            if name in sums:
+                num_bad[place] = shard.update(step, *sums[name])
+        self._is_changed = True
+        self._enter("waiting")
+        *all_bad, self.step_sum = self._host.sum(num_bad).tolist()
+        self._optimizer.report_nonfinite(np.array(all_bad, np.int64))
+
+    def _summed(
+        self, name: str, gradients: torch.Tensor, of_owned: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Send gradients (U, D) to the owners of their rows; return this trainer's rows and their sums.
+
+        `of_owned` has gradients of all rows that this trainer owns, to which the others are added.
+        """
+        route = self._open[name]
+        received = self._network.rows(gradients, route.asked, route.given)
+        if of_owned is None:
+            targets, places = route.targets.tensor, route.places.tensor
+            sums = received.new_zeros((len(targets), received.shape[1]))
+        else:
+            if len(of_owned) != len(self._shards[name].rows):
+                raise ValueError(f"{name}: {len(of_owned)} gradients are not those of all owned rows")
+            targets, places = torch.arange(len(of_owned), device=of_owned.device), route.positions.tensor
+            sums = of_owned
+        ends = np.cumsum([0, *route.given]).tolist()
+        own = self._network.rank
+        # No row occurs twice in what one trainer sent, so the order of the sums is that of this loop, on
+        # every device.
+        for rank in [own, *(other for other in range(self._network.size) if other != own)]:
+            run = slice(ends[rank], ends[rank + 1])
+            sums.index_add_(0, places[run], received[run])
+        return targets, sums
+
+    def _clip(self, sums: Sequence[torch.Tensor], other_squares: float) -> None:
+        """Clip the merged gradients of all tables in place."""
+        clipping = self._optimizer.clipping
+        squares = np.array([sum(clipped_squares(rows, clipping.value) for rows in sums)], np.float64)
+        if clipping.norm is not None:
+            squares = self._host.sum(squares)
+        self.clip_factor = clipping.factor(float(squares[0]) + other_squares)
+        if self.clip_factor != 1:
+            for rows in sums:
+                rows *= self.clip_factor

@@ -1,0 +1,111 @@
+"""Launched jobs with tables on devices, the CPU in the place of GPUs and gloo in that of NCCL."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from dglkge.checkpoint.reader import open_checkpoint
+from dglkge.typing import RELATION
+from tests.functional import job as commands
+from tests.toy_kg import toy_dataset
+
+ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
+SETTINGS = (
+    *("model.dimension=16", "model.init_scale=0.1", "training.batch_size=48", "negatives.num_uniform=20"),
+    *("negatives.chunk_size=24", "training.matmul_dtype=float32", "training.kernels=reference"),
+)
+
+
+def settings(run: Path, *more: str) -> tuple[str, ...]:
+    """Return the settings of a short run."""
+    return (f"dataset={toy_dataset(typed=True)}", f"output={run}", *SETTINGS, *more)
+
+
+def contents(run: Path) -> dict[str, np.ndarray]:
+    """Return rows and optimizer state of a run's newest version, by table."""
+    checkpoint = open_checkpoint(run)
+    found = {name: checkpoint[name][:].numpy() for name in (*checkpoint.entity_types, RELATION)}
+    for path in (run / "checkpoint").glob("embeddings_*.h5"):
+        with h5py.File(path, "r") as file:
+            found[f"{path.name.split('.')[0]} state"] = np.asarray(file["optimizer/sum"])
+    return found
+
+
+def live_mrr(run: Path) -> float:
+    """Return the MRR of the live tables, which the job ranked at its end."""
+    return float(json.loads((run / "metrics.json").read_text(encoding="utf-8"))["test"]["both"]["mrr"])
+
+
+def test_a_killed_job_goes_on_at_another_size(tmp_path: Path) -> None:
+    """Two trainers, killed; two that go on: bit by bit the host's tables. Then three, for three epochs."""
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    endless = ("training.num_epochs=100000", "checkpoint.every_batches=1", "evaluation.split=none")
+    with commands.training_job(tmp_path, 2, *settings(killed, *ON_DEVICE, *endless)) as job:
+        commands.wait_for_line(killed / "stats.jsonl", job, num_lines=3)
+        commands.processes_of(job, "client")[1].send_signal(signal.SIGKILL)
+        job.communicate(timeout=60)
+    reached = open_checkpoint(killed).meta.progress["finished_epochs"]
+    for epochs, trainers, exact in ((reached + 2, 2, True), (reached + 5, 3, False)):
+        until = f"training.num_epochs={epochs}"
+        for run, more in ((killed, ON_DEVICE), (whole, ())):
+            # A single process on the host is the oracle of three trainers: sums have another order.
+            done = (
+                commands.train(tmp_path, trainers, *settings(run, until, *more))
+                if more or exact
+                else commands.train_alone(*settings(run, until))
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+        assert "resumed: " in done.stdout + done.stderr or exact
+        expected, found = contents(whole), contents(killed)
+        assert found.keys() == expected.keys() and len(found) > 6
+        for name, numbers in expected.items():
+            if exact:
+                np.testing.assert_array_equal(found[name], numbers, err_msg=name)
+            np.testing.assert_allclose(found[name], numbers, rtol=1e-3, atol=1e-5, err_msg=name)
+        assert live_mrr(killed) == pytest.approx(live_mrr(whole), abs=0.0 if exact else 0.02)
+    # The live tables were ranked, and these are the files.
+    done = commands.dglkge("evaluate", str(killed), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["both"]["mrr"] == pytest.approx(live_mrr(killed))
+
+
+@pytest.mark.parametrize("objective", ["one_vs_all", "k_vs_all"])
+def test_candidates_are_the_rows_that_a_trainer_holds(objective: str, tmp_path: Path) -> None:
+    more = (
+        *(f"training.objective={objective}", "training.relation_prediction=0.5", "training.num_epochs=2"),
+        *("optimizer.clip_norm=0.5", "model.score_function=distmult", "evaluation.split=none"),
+    )
+    done = commands.train_alone(*settings(tmp_path / "alone", *more))
+    assert done.returncode == 0, done.stderr
+    done = commands.train(tmp_path, 3, *settings(tmp_path / "run", *ON_DEVICE, *more))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = contents(tmp_path / "run")
+    for name, numbers in contents(tmp_path / "alone").items():
+        np.testing.assert_allclose(found[name], numbers, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
+def test_a_stopped_job_has_committed_what_its_devices_held(tmp_path: Path) -> None:
+    """A stop between commits: the rows are written back first. The oracle goes on from there on the host."""
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    # Many batches in an epoch, at the end of which rows are written back in any case.
+    small = ("training.batch_size=4", "evaluation.split=none")
+    endless = (*small, "training.num_epochs=100000", "checkpoint.every_epochs=0")
+    with commands.training_job(tmp_path, 2, *settings(stopped, *ON_DEVICE, *endless)) as job:
+        commands.wait_for_line(stopped / "stats.jsonl", job)
+        job.send_signal(signal.SIGTERM)
+        output, _ = job.communicate(timeout=60)
+    assert job.returncode == 143 and "stopped as asked" in output, output
+    progress = open_checkpoint(stopped).meta.progress
+    until = (*small, f"training.num_epochs={progress['finished_epochs'] + 1}")
+    for run in (stopped, whole):
+        done = commands.train_alone(*settings(run, *until))
+        assert done.returncode == 0, done.stderr
+    found = contents(stopped)
+    for name, numbers in contents(whole).items():
+        np.testing.assert_allclose(found[name], numbers, rtol=1e-3, atol=1e-5, err_msg=name)

@@ -1,0 +1,164 @@
+"""Tables on devices (``tables.storage: device``), the CPU in the place of GPUs, against those in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.cli.main import main
+from dglkge.config import load_config
+from dglkge.errors import InputError
+from dglkge.model.choices import OPTIMIZERS
+from dglkge.training import build
+from dglkge.training.epochs import JOB
+from dglkge.training.train_step import TrainStep
+from tests.toy_kg import toy_dataset
+from tests.training.test_device import OBJECTIVES
+from tests.training.test_reference import trained
+
+ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
+
+CASES = [f"optimizer.name={name}" for name in OPTIMIZERS] + [
+    "optimizer.name=sparse_adam optimizer.weight_decay=0.01 optimizer.decoupled_weight_decay=true",
+    "negatives.mask_known=true loss.name=self_adversarial model.score_function=rotate",
+    "model.reciprocal_relations=false regularizer.name=n3 regularizer.weight=0.1",
+    "model.score_function=tucker optimizer.clip_norm=0.5",
+    "optimizer.clip_norm=0.01 optimizer.clip_value=0.001 model.max_norm=0.4",
+    *OBJECTIVES,
+]
+
+
+@pytest.fixture(autouse=True)
+def tables_go() -> Iterator[None]:
+    """Let the tables of a test go before others of the same names come: reference cycles may hold them."""
+    yield
+    JOB.restore(0)
+    gc.collect()
+
+
+def break_off(folder: Path, num_batches: int, *settings: str) -> None:
+    """Train some batches of an epoch with a commit after each third, and fail in the next."""
+    step, numbers = TrainStep.__call__, itertools.count()
+
+    def failing(self: TrainStep, batch: Any) -> float:
+        if next(numbers) == num_batches:
+            raise InterruptedError
+        return step(self, batch)
+
+    with mock.patch.object(TrainStep, "__call__", failing), contextlib.suppress(InterruptedError):
+        trained(folder, "reference", "checkpoint.every_batches=3", *settings)
+    assert next(numbers) == num_batches + 1
+    JOB.restore(0)
+    gc.collect()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_trains_the_tables_of_the_host_bit_by_bit(case: str, tmp_path: Path) -> None:
+    losses, tables, _ = trained(tmp_path, "reference", *case.split())
+    found_losses, found, _ = trained(tmp_path / "device", "reference", *ON_DEVICE, *case.split())
+    assert len(losses) > 5 and found_losses == losses
+    for name, rows in tables.items():
+        np.testing.assert_array_equal(found[name], rows, err_msg=name)
+
+
+@pytest.mark.parametrize("objective", ["negative_sampling", "one_vs_all"])
+def test_masks_are_those_of_rows_that_are_copied(objective: str, tmp_path: Path) -> None:
+    """As tables in memory with the same device: there too a mask multiplies the sum of a row's gradients."""
+    more = ("model.entity_dropout=0.2", "model.relation_dropout=0.1", "training.relation_prediction=0.5")
+    more += (f"training.objective={objective}",)
+    losses, tables, _ = trained(tmp_path, "reference", ON_DEVICE[0], *more)
+    found_losses, found, _ = trained(tmp_path / "device", "reference", *ON_DEVICE, *more)
+    assert found_losses == losses
+    for name, rows in tables.items():
+        np.testing.assert_array_equal(found[name], rows, err_msg=name)
+
+
+def test_compiled_loops_of_the_host_are_near(tmp_path: Path) -> None:
+    """With ``training.kernels: auto`` the host updates by compiled loops, devices always by torch."""
+    losses, tables, _ = trained(tmp_path, "auto")
+    found_losses, found, _ = trained(tmp_path / "device", "auto", *ON_DEVICE)
+    np.testing.assert_allclose(found_losses, losses, rtol=1e-4)
+    for name, rows in tables.items():
+        np.testing.assert_allclose(found[name], rows, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_a_gradient_that_is_not_finite_is_an_error_as_on_the_host(tmp_path: Path) -> None:
+    """The second batch has rows that the first one made infinite."""
+    words = []
+    for more in ((), ON_DEVICE):
+        with pytest.raises(FloatingPointError, match=r"the gradient is not finite for \d+ rows") as error:
+            trained(tmp_path / str(len(words)), "reference", "optimizer.lr=1e38", *more)
+        words.append(str(error.value))
+    assert words[0] == words[1]
+
+
+REFUSED = [
+    ("training.device=auto", "training.device is auto; allowed: training.device cuda or cpu_staged"),
+    ("training.device=cpu", "training.device is cpu; allowed: training.device cuda or cpu_staged"),
+    ("tables.dtype=bfloat16", "tables.dtype is bfloat16; allowed: float32"),
+    ("training.synchronous=false", "training.synchronous is false; allowed: true"),
+    ("training.staleness=1", "training.staleness is 1; allowed: 0"),
+    ("training.rows=touched", "training.rows is touched; allowed: all"),
+    (
+        "model.global_vectors=true model.reciprocal_relations=false",
+        "model.global_vectors is true; allowed: false",
+    ),
+    ("features.files=[entity=vectors.npy]", "features.files is entity=vectors.npy; allowed: empty"),
+    ("sampling.num_ranges=2", "sampling.num_ranges is 2; allowed: 1"),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), REFUSED)
+def test_what_needs_tables_in_memory_is_refused(settings: str, words: str) -> None:
+    config = load_config(None, ["dataset=x", *ON_DEVICE, *settings.split()])
+    with pytest.raises(InputError, match="^tables.storage is device and " + re.escape(words)) as error:
+        build.check_training(config, 1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_device_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore words.")
+
+    monkeypatch.setattr(build, "DeviceTables", full)
+    words = (
+        r"trainer 0 does not fit its GPU \(CUDA out of memory. Tried to allocate 9 GiB.\); dglkge plan shows"
+    )
+    with pytest.raises(InputError, match=words):
+        trained(tmp_path, "reference", *ON_DEVICE)
+
+
+def test_several_machines_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = "tables.storage is device, for the devices of one machine, got 2 machines; allowed: memory, disk"
+    config = load_config(None, ["dataset=x", *ON_DEVICE])
+    build.check_training(config, 1)
+    with pytest.raises(InputError, match=re.escape(words)):
+        build.check_training(config, 2)
+    # The plan refuses what training refuses, with exit status 2.
+    path = tmp_path / "toy.yaml"
+    path.write_text(f"dataset: {toy_dataset(2)}\noutput: {tmp_path / 'run'}\n", encoding="utf-8")
+    assert main(["plan", str(path), *(word for one in ON_DEVICE for word in ("--set", one))]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_run_moves_between_device_and_host(tmp_path: Path) -> None:
+    """Some batches on the device, committed; the rest on the host from the checkpoint; and the reverse."""
+    expected_losses, expected, _ = trained(tmp_path / "whole", "reference")
+    for first, second in ((ON_DEVICE, ()), ((), ON_DEVICE)):
+        folder = tmp_path / ("device_first" if first else "host_first")
+        folder.mkdir()
+        break_off(folder, 4, *first)
+        losses, found, _ = trained(folder, "reference", *second)
+        assert losses[:-1] == expected_losses[3:-1]
+        for name, rows in expected.items():
+            np.testing.assert_array_equal(found[name], rows, err_msg=name)
