@@ -12,7 +12,7 @@ its hooks fit neither what is computed nor how:
   ranks: half the bytes, and the sum over trainers that replicated parameters have.
 
 The score function's module stays as it is. Its parameters borrow the memory of the whole ones while there are
-any, and have no numbers otherwise.
+any, and have no numbers otherwise. A numpy view of a whole parameter keeps FSDP from freeing it: an error.
 """
 
 from __future__ import annotations
