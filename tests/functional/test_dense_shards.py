@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
 from dglkge.checkpoint import open_checkpoint
+from dglkge.data.dataset import Dataset
+from dglkge.typing import RELATION
 from tests.functional import job as commands
 from tests.functional.test_same_result_everywhere import stats, tables
 from tests.toy_kg import toy_dataset
@@ -20,20 +23,52 @@ pytestmark = pytest.mark.skipif(
 )
 
 SETTINGS = (
-    # A core (7, 16, 16): slices of 3, 3 and 1 matrices on three trainers, of 4 and 3 on two.
-    *("model.score_function=tucker", "model.dimension=16", "model.relation_dimension=7"),
     *("model.init_scale=0.3", "training.matmul_dtype=float32", "training.batch_size=50", "dense.lr=0.01"),
-    *("dense.optimizer=AdamW", "dense.options=[weight_decay=0.1]", "optimizer.clip_norm=0.05"),
-    *("optimizer.schedule=ExponentialLR", "optimizer.schedule_options=[gamma=0.7]"),
+    *(
+        "optimizer.clip_norm=0.05",
+        "optimizer.schedule=ExponentialLR",
+        "optimizer.schedule_options=[gamma=0.7]",
+    ),
     *("evaluation.split=none", "evaluation.valid_every_epochs=2"),
 )
 
 
-@pytest.mark.parametrize("objective", ["negative_sampling", "one_vs_all"])
-def test_shards_train_as_one_process_and_resume_at_any_size(tmp_path: Path, objective: str) -> None:
+def model_file(run: Path) -> Path:
+    """Return the newest file of relations and dense parameters."""
+    checkpoint = open_checkpoint(run)
+    return checkpoint.path / checkpoint.manifest.of_table(RELATION)[0].name
+
+
+def compare(dataset: Path, alone: Path, run: Path) -> None:
+    """Compare losses, rankings, rows, dense parameters and their optimizer's state of two runs."""
+    expected, found = stats(alone), stats(run)
+    assert len(found) == len(expected)
+    for one, several in zip(expected, found):
+        # Of an epoch, or of a ranking of the valid split.
+        assert several.get("loss", 0.0) == pytest.approx(one.get("loss", 0.0), rel=1e-4)
+        assert several.get("valid", {}) == pytest.approx(one.get("valid", {}), rel=1e-2)
+    of_run = tables(dataset, run)
+    for name, rows in tables(dataset, alone).items():
+        np.testing.assert_allclose(of_run[name], rows, rtol=1e-3, atol=1e-3, err_msg=name)
+    with h5py.File(model_file(run)) as saved, h5py.File(model_file(alone)) as reference:
+        names: list[str] = []
+        reference["dense"].visititems(
+            lambda name, item: names.append(name) if hasattr(item, "shape") else None
+        )
+        assert len(names) >= 4
+        for name in names:
+            values = saved["dense"][name][()]
+            np.testing.assert_allclose(
+                values, reference["dense"][name][()], rtol=1e-3, atol=1e-4, err_msg=name
+            )
+
+
+def test_shards_train_as_one_process_and_resume_at_any_size(tmp_path: Path) -> None:
     """Three trainers for two epochs with slices, then two without, then three with them again."""
     dataset, alone, run = toy_dataset(), tmp_path / "alone", tmp_path / "run"
-    settings = (f"dataset={dataset}", f"training.objective={objective}", *SETTINGS)
+    # A core (7, 16, 16): slices of 3, 3 and 1 matrices on three trainers.
+    settings = (f"dataset={dataset}", "model.score_function=tucker", "model.relation_dimension=7")
+    settings += (*SETTINGS, "dense.optimizer=AdamW", "dense.options=[weight_decay=0.1]", "model.dimension=16")
     done = commands.train_alone(f"output={alone}", "training.num_epochs=4", *settings)
     assert done.returncode == 0, done.stderr
     for trainers, epochs, sharding in ((3, 2, "fsdp"), (2, 3, "replicated"), (3, 4, "fsdp")):
@@ -41,16 +76,21 @@ def test_shards_train_as_one_process_and_resume_at_any_size(tmp_path: Path, obje
         done = commands.train(tmp_path, trainers, f"output={run}", *more)
         assert done.returncode == 0, done.stderr
     assert not list(run.glob("tmp*"))
-    expected, found = stats(alone), stats(run)
-    assert len(found) == len(expected)
-    for one, several in zip(expected, found):
-        # Of an epoch, or of a ranking of the valid split.
-        assert several.get("loss") == pytest.approx(one.get("loss"), rel=1e-4)
-        assert several.get("valid", {}) == pytest.approx(one.get("valid", {}), rel=1e-2)
-    of_run = tables(dataset, run)
-    for name, rows in tables(dataset, alone).items():
-        np.testing.assert_allclose(of_run[name], rows, rtol=1e-3, atol=1e-4, err_msg=name)
-    saved, reference = open_checkpoint(run).dense_tensors(), open_checkpoint(alone).dense_tensors()
-    assert saved.keys() == reference.keys() and len(saved) == 4
-    for name, values in reference.items():
-        np.testing.assert_allclose(saved[name], values, rtol=1e-3, atol=1e-4, err_msg=name)
+    compare(dataset, alone, run)
+
+
+def test_layers_and_projections_of_features_in_slices(tmp_path: Path) -> None:
+    """Rows of a batch are projected before its loss, with parameters that were elsewhere until then."""
+    dataset, alone, run = toy_dataset(typed=True), tmp_path / "alone", tmp_path / "run"
+    names = Dataset.open(dataset).vocabulary("person").names
+    np.save(tmp_path / "person.npy", np.random.default_rng(0).normal(size=(len(names), 5)))
+    (tmp_path / "person.names.txt").write_text("\n".join(names) + "\n")
+    settings = (f"dataset={dataset}", *SETTINGS, "training.num_epochs=2", "dense.sharding=fsdp")
+    settings += ("model.score_function=transformer", "model.dimension=8", "training.objective=one_vs_all")
+    settings += (f"features.files=[person={tmp_path / 'person.npy'}]", "features.projection=mlp")
+    settings += ("dense.optimizer=SGD", "dense.options=[momentum=0.9]")
+    done = commands.train_alone(f"output={alone}", *settings)
+    assert done.returncode == 0, done.stderr
+    done = commands.train(tmp_path, 2, f"output={run}", *settings)
+    assert done.returncode == 0, done.stderr
+    compare(dataset, alone, run)

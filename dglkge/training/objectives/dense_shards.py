@@ -252,22 +252,20 @@ class ParameterShards:
         problem: OSError | None = None
         places: dict[str, int] = {}
         # Anonymous, so that a process that is killed leaves no file; its pages can leave the memory.
-        with tempfile.TemporaryFile(dir=self._folder) as file:
+        # Unbuffered: closing it has nothing left to write, which could fail.
+        with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
             end = 0
             for key, (name, mine) in slices.items():
                 places[key] = end
                 for block in self._blocks(name, mine.detach()):
                     end += block.nbytes
+                    data = block.view(np.uint8).data
                     try:
-                        if problem is None:
-                            file.write(block.data)
+                        while problem is None and len(data):
+                            data = data[file.write(data) :]
                     except OSError as error:
                         # The others send in any case: they are received, and all fail together afterwards.
                         problem = error
-            try:
-                file.flush()
-            except OSError as error:
-                problem = problem or error
             if problem is not None:
                 raise write_error(f"cannot write to {self._folder}", problem) from problem
             # Copy-on-write only because torch takes no tensor of memory that cannot be written.
