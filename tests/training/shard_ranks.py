@@ -154,21 +154,27 @@ def check_failures(folder: Path) -> None:
     class Full:
         """A file on a full disk."""
 
-        def __enter__(self) -> Full:
-            return self
-
-        def __exit__(self, *_: object) -> None:
+        def close(self) -> None:
             pass
 
         def write(self, _: object) -> None:
             raise OSError(28, "No space left on device")
 
+    temporary_file = dense_shards.tempfile.TemporaryFile
     dense_shards.tempfile.TemporaryFile = lambda **_: Full()
     try:
         dense.tensors()
         assert dist.get_rank() > 0
     except StorageError as error:
         assert dist.get_rank() == 0 and "No space left on device" in str(error)
+    dist.barrier()
+    dense_shards.tempfile.TemporaryFile = temporary_file
+    dense._shards._folder = folder / "absent"
+    try:
+        dense.tensors()
+        assert dist.get_rank() > 0
+    except StorageError as error:
+        assert dist.get_rank() == 0 and "absent: No such file" in str(error)
     dist.barrier()
 
 

@@ -79,5 +79,5 @@ def test_refused_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         f"dense.sharding is fsdp, and torch {torch.__version__} has no torch.distributed.fsdp.fully_shard "
         "(2.6 and later have); allowed here: replicated"
     )
-    with pytest.raises(InputError, match="dense.sharding must be one of replicated, fsdp"):
-        load_config(None, ["dense.sharding=ddp"])
+    with pytest.raises(InputError, match="dense.sharding is 'ddp'; allowed: one of replicated, fsdp"):
+        load_config(None, [f"dataset={toy_dataset()}", "dense.sharding=ddp"])

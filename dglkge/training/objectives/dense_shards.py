@@ -44,6 +44,58 @@ class _Holder(nn.Module):
             self.register_parameter(f"p{number}", nn.Parameter(one.detach(), one.requires_grad))
 
 
+class _Spool:
+    """A temporary file without a name: a killed process leaves none, and its pages can leave the memory.
+
+    An error is raised at the end, when everything has been received that other trainers send in any case.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.end = 0
+        self._folder = folder
+        self._problem: OSError | None = None
+        self._file: Any = None
+
+    def __enter__(self) -> _Spool:
+        try:
+            # Unbuffered: closing it has nothing left to write, which could fail.
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+        except OSError as error:
+            self._problem = error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def align(self) -> None:
+        """Let the next numbers begin at a multiple of 8 bytes, whatever their type is."""
+        self.write(np.zeros(-self.end % 8, np.uint8))
+
+    def write(self, values: np.ndarray) -> None:
+        """Append an array."""
+        self.end += values.nbytes
+        data = values.view(np.uint8).data
+        try:
+            while self._problem is None and len(data):
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            self._problem = error
+
+    def mapped(self) -> np.ndarray:
+        """Return the bytes, mapped; they are there until nothing refers to them.
+
+        Raises
+        ------
+        CheckpointError, StorageError
+            If they could not be written.
+        """
+        if self._problem is not None:
+            raise write_error(f"cannot write to {self._folder}", self._problem) from self._problem
+        # Copy-on-write only because torch takes no tensor of memory that cannot be written.
+        return np.memmap(self._file, np.uint8, "c", shape=(self.end,)) if self.end else np.empty(0, np.uint8)
+
+
 class ParameterShards:
     """This trainer's slices of all parameters; made by all trainers together.
 
@@ -249,27 +301,14 @@ class ParameterShards:
                 for start in range(0, len(flat), BLOCK_NUMBERS):
                     dist.send(flat[start : start + BLOCK_NUMBERS], 0)
             return {}
-        problem: OSError | None = None
         places: dict[str, int] = {}
-        # Anonymous, so that a process that is killed leaves no file; its pages can leave the memory.
-        # Unbuffered: closing it has nothing left to write, which could fail.
-        with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
-            end = 0
+        with _Spool(self._folder) as spool:
             for key, (name, mine) in slices.items():
-                places[key] = end
+                spool.align()
+                places[key] = spool.end
                 for block in self._blocks(name, mine.detach()):
-                    end += block.nbytes
-                    data = block.view(np.uint8).data
-                    try:
-                        while problem is None and len(data):
-                            data = data[file.write(data) :]
-                    except OSError as error:
-                        # The others send in any case: they are received, and all fail together afterwards.
-                        problem = error
-            if problem is not None:
-                raise write_error(f"cannot write to {self._folder}", problem) from problem
-            # Copy-on-write only because torch takes no tensor of memory that cannot be written.
-            mapped = np.memmap(file, np.uint8, "c", shape=(end,)) if end else np.empty(0, np.uint8)
+                    spool.write(block)
+            mapped = spool.mapped()
         found = {}
         for key, (name, mine) in slices.items():
             shape = self.shapes[name]
