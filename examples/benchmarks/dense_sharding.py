@@ -3,8 +3,8 @@
     python examples/benchmarks/dense_sharding.py --dataset data/fb15k237
 
 Jobs under dglkge-launch with one server train the same batches against all entities, in turn. The time of a
-batch is that of the second epoch, and the phases are means over trainers. Memory is the peak of the
-proportional set size of all processes; the last row has a score function without dense parameters.
+batch is that of the second epoch. Memory is the peak of the proportional set size of all processes; the last
+row has a score function without dense parameters.
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ from typing import Any
 import dglkge
 from measuring import our_job
 from measuring.machine import describe_machine
-
-PHASES = ("gather", "exchange", "update")
-"""Those that the parameters' way takes part in: gathered, gradients summed, updated."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -53,7 +50,6 @@ def run(args: argparse.Namespace, score_function: str, sharding: str, folder: Pa
         "training.objective=one_vs_all",
         "training.matmul_dtype=float32",
         "training.num_epochs=3",
-        "training.profile=true",
         "evaluation.split=none",
         "checkpoint.every_epochs=0",
         *args.set,
@@ -64,7 +60,6 @@ def run(args: argparse.Namespace, score_function: str, sharding: str, folder: Pa
     return {
         "dense parameters": f"{score_function}, {sharding}",
         "batch_milliseconds": 1000 * found.epochs[-1].seconds / args.max_batches,
-        **{f"{name}_milliseconds": 1000 * found.phase_seconds.get(name, 0.0) for name in PHASES},
         "peak_mib": found.peak_bytes / 2**20,
     }
 
