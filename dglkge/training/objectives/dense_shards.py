@@ -44,6 +44,32 @@ class _Holder(nn.Module):
             self.register_parameter(f"p{number}", nn.Parameter(one.detach(), one.requires_grad))
 
 
+class _BlockGather:
+    """FSDP's all-gather, block by block into memory that stays.
+
+    gloo copies all that one call gathers to memory of its own threads, which glibc does not give back.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return the memory that the slices of all trainers are gathered in."""
+        if self._memory.shape != torch.Size(size):
+            self._memory = torch.empty(*size, dtype=dtype, device=device)
+        return self._memory
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> None:
+        """Gather; FSDP asks for no other than a blocking call here."""
+        slices = output_tensor.view(-1, len(input_tensor))
+        for start in range(0, len(input_tensor), BLOCK_NUMBERS):
+            stop = start + BLOCK_NUMBERS
+            # FSDP has put this trainer's slice in the output already; gloo takes no input that is its output.
+            dist.all_gather([one[start:stop] for one in slices], input_tensor[start:stop].clone(), group)
+
+
 class _Spool:
     """A temporary file without a name: a killed process leaves none, and its pages can leave the memory.
 
@@ -140,6 +166,8 @@ class ParameterShards:
         mesh = init_device_mesh("cpu", (self.size,))
         # One group: everything is gathered at once, since one batch uses all of it.
         sharded: Any = fully_shard(self._holder, mesh=mesh, reshard_after_forward=False)
+        if hasattr(sharded, "set_custom_all_gather"):  # newer than fully_shard itself
+            sharded.set_custom_all_gather(_BlockGather())
         # FSDP may move a slice when it starts, which is at the first gathering.
         sharded.unshard()
         sharded.reshard()
