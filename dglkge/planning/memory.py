@@ -93,10 +93,13 @@ DENSE_BYTES = 40
 """Bytes of a dense parameter on each trainer: value, gradient and two numbers of an optimizer such as Adam in
 float32; in float64 the gradient and its sum over the trainers, and a temporary copy of either."""
 
-DENSE_WHOLE_BYTES, DENSE_SLICE_BYTES = 8, 32
-"""The same where ``dense.sharding`` is fsdp. Of the whole: value and gradient during a batch. Of a trainer's
-slice: value, gradient, two numbers of the optimizer, in float64 the sum over the trainers, and a temporary
-copy."""
+DENSE_WHOLE_BYTES, DENSE_SLICE_BYTES = 12, 32
+"""The same where ``dense.sharding`` is fsdp. Of the whole: value and gradient during a batch, and the memory
+that slices are gathered in. Of a trainer's slice: value, gradient, two numbers of the optimizer, in float64
+the sum over the trainers, and a temporary copy."""
+
+FSDP_BYTES = 44 * MIB
+"""Memory that a trainer takes to import FSDP2 (torch 2.13)."""
 
 DENSE_BLOCK_NUMBERS = 1 << 20
 """Numbers of gradients that are sent to each trainer at a time then (``objectives/dense_shards.py``)."""
@@ -273,9 +276,11 @@ def dense_trainer_bytes(config: Config, count: int, world_size: int) -> int:
     """Return the memory of a trainer for so many dense parameters, their gradients and optimizer's state."""
     if config.dense.sharding != "fsdp" or world_size == 1:
         return DENSE_BYTES * count
+    if not count:
+        return 0
     # A message out and one in.
     messages = 2 * shared.FLOAT_BYTES * min(count, world_size * DENSE_BLOCK_NUMBERS)
-    return DENSE_WHOLE_BYTES * count + DENSE_SLICE_BYTES * -(-count // world_size) + messages
+    return FSDP_BYTES + DENSE_WHOLE_BYTES * count + DENSE_SLICE_BYTES * -(-count // world_size) + messages
 
 
 def saves_in_background(config: Config) -> bool:
