@@ -330,7 +330,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class DenseConfig:
-    """The optimizer of the dense parameters of score functions that have a module."""
+    """The dense parameters of score functions that have a module: their optimizer, and where they are."""
 
     optimizer: str = setting("Adam", "class of torch.optim, e.g. Adam, AdamW or SGD", not_empty)
     lr: float = setting(1e-3, "learning rate", above(0))
@@ -350,6 +350,13 @@ class DenseConfig:
         "it goes one step further after each epoch, or after each batch; ReduceLROnPlateau after each "
         "ranking of the valid split",
         one_of("epoch", "batch"),
+    )
+    sharding: str = setting(
+        "replicated",
+        "replicated: every trainer holds all of them and the optimizer's state; fsdp: each holds a slice of "
+        "both, and gathers the parameters for a batch by FSDP2 (torch 2.6 or later), for the same result",
+        one_of("replicated", "fsdp"),
+        resume=FREE,
     )
 
 

@@ -9,8 +9,8 @@ parameters only, so the result does not depend on how a batch is divided among t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Callable
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -97,26 +97,38 @@ def run(module: nn.Module, *rows: torch.Tensor) -> torch.Tensor:
     return made.reshape(*shape, made.shape[-1])
 
 
-def load_parameters(module: nn.Module, values: Mapping[str, torch.Tensor], where: str) -> None:
-    """Copy values into the parameters of a module.
+def check_shapes(shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any], where: str) -> None:
+    """Check that values, tensors or arrays by name, have the names and shapes of a module's parameters.
 
     Raises
     ------
     InputError
         If a parameter is missing, has another shape, or is none of the module's.
     """
-    parameters = dict(module.named_parameters())
-    wrong = [name for name in (*parameters, *values) if name not in values or name not in parameters]
+    wrong = [name for name in (*shapes, *values) if name not in values or name not in shapes]
     if wrong:
-        state = "missing" if wrong[0] in parameters else "none of the score function's"
+        state = "missing" if wrong[0] in shapes else "none of the score function's"
         raise InputError(f"{where}: the dense parameter {wrong[0]!r} is {state}")
+    for name, shape in shapes.items():
+        found = tuple(values[name].shape)
+        if found != tuple(shape):
+            raise InputError(
+                f"{where}: the dense parameter {name!r} has shape {found}, expected {tuple(shape)}"
+            )
+
+
+def load_parameters(module: nn.Module, values: Mapping[str, torch.Tensor], where: str) -> None:
+    """Copy values into the parameters of a module.
+
+    Raises
+    ------
+    InputError
+        If a parameter is missing, has another shape, or is none of the module's; then none is copied.
+    """
+    parameters = dict(module.named_parameters())
+    check_shapes({name: live.shape for name, live in parameters.items()}, values, where)
     with torch.no_grad():
         for name, live in parameters.items():
-            if values[name].shape != live.shape:
-                raise InputError(
-                    f"{where}: the dense parameter {name!r} has shape {tuple(values[name].shape)}, expected "
-                    f"{tuple(live.shape)}"
-                )
             live.copy_(values[name])
 
 

@@ -93,6 +93,17 @@ DENSE_BYTES = 40
 """Bytes of a dense parameter on each trainer: value, gradient and two numbers of an optimizer such as Adam in
 float32; in float64 the gradient and its sum over the trainers, and a temporary copy of either."""
 
+DENSE_WHOLE_BYTES, DENSE_SLICE_BYTES = 12, 32
+"""The same where ``dense.sharding`` is fsdp. Of the whole: value and gradient during a batch, and the memory
+that slices are gathered in. Of a trainer's slice: value, gradient, two numbers of the optimizer, in float64
+the sum over the trainers, and a temporary copy."""
+
+FSDP_BYTES = 44 * MIB
+"""Memory that a trainer takes to import FSDP2 (torch 2.13)."""
+
+DENSE_BLOCK_NUMBERS = 1 << 20
+"""Numbers of gradients that are sent to each trainer at a time then (``objectives/dense_shards.py``)."""
+
 DENSE_STORED_BYTES = 12
 """Bytes of a dense parameter in a version: its value and two numbers of the optimizer."""
 
@@ -220,8 +231,9 @@ def _plan_host(
     exchange = num_trainers * exchange_bytes(config, size, world_size)
     later = work + exchange + copy_bytes + name_bytes(size)
     dense = shared.dense_numbers(config)
-    # One trainer of the job copies what it writes.
-    dense_bytes = num_trainers * DENSE_BYTES * dense + DENSE_STORED_BYTES * dense * (machine == 0)
+    # One trainer of the job copies what it writes, to memory or to a file that is mapped.
+    dense_bytes = num_trainers * dense_trainer_bytes(config, dense, world_size)
+    dense_bytes += DENSE_STORED_BYTES * dense * (machine == 0)
     creating = creation_bytes(part, config, later) if num_servers else 0
     # Each figure is a peak by itself, and the sum takes them as simultaneous, except batches and ranking,
     # which never are (`work` is the larger one).
@@ -251,11 +263,24 @@ def _plan_host(
     # Files have float32 whatever the type of the tables.
     file_bytes = shared.table_bytes(part, with_wide_rows(config))
     disk_bytes = versions * (file_bytes + state_bytes + DENSE_STORED_BYTES * dense * (machine == 0))
+    # The slices are joined in a file of their own before they are written.
+    disk_bytes += DENSE_STORED_BYTES * dense * (machine == 0 and config.dense.sharding == "fsdp")
     disk_bytes += features
     structure = shared.structure_bytes(part) if num_servers else 0
     return PlannedHost(
         machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure, on_device
     )
+
+
+def dense_trainer_bytes(config: Config, count: int, world_size: int) -> int:
+    """Return the memory of a trainer for so many dense parameters, their gradients and optimizer's state."""
+    if config.dense.sharding != "fsdp" or world_size == 1:
+        return DENSE_BYTES * count
+    if not count:
+        return 0
+    # A message out and one in.
+    messages = 2 * shared.FLOAT_BYTES * min(count, world_size * DENSE_BLOCK_NUMBERS)
+    return FSDP_BYTES + DENSE_WHOLE_BYTES * count + DENSE_SLICE_BYTES * -(-count // world_size) + messages
 
 
 def saves_in_background(config: Config) -> bool:

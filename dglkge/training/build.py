@@ -531,6 +531,8 @@ def _build_dense(
     others: Any = (
         functools.partial(dense_optimizer, config.dense), cluster.sum, cluster.world.rank == 0,
         limits.get("value", 0.0), "norm" in limits, None if computing is model else computing.module,
+        # One trainer has all of them in any case.
+        Path(config.output) if config.dense.sharding == "fsdp" and cluster.world.world_size > 1 else None,
     )  # fmt: skip
     if features is not None:
         projections = features.projections

@@ -155,13 +155,14 @@ class TrainStep:
         plan = self._take_plan(batch)
         # 4 lookup: rows of this machine are read where they lie, remote rows come by the exchange.
         self._clock.enter("gather")
+        if self._dense is not None:
+            # First: rows of features are projected by parameters that may be elsewhere until now.
+            self._dense.start_batch()
         self._open(plan)
         if self._dropout is not None:
             self._dropout.start(plan.number)
             for name, request in plan.requests.items():
                 self._dropout.apply(name, request.row_ids.numpy(), request.copied_rows)
-        if self._dense is not None:
-            self._dense.start_batch()
         # 5 score: loss and backward; the gradients lie in the requests afterwards, and in the module.
         loss = self._compute(plan, batch)
         if self._dropout is not None:
@@ -204,7 +205,7 @@ class TrainStep:
         )
         if self._dense is not None:
             self._clock.enter("update")
-            # Every trainer updates its own copy: nothing is exchanged.
+            # Every trainer updates its own copy, or its slices: nothing is exchanged.
             self._dense.update(self._optimizer.clip_factor if more else 1.0)
         self.someone_must_stop = self._optimizer.step_sum > 0
         return loss

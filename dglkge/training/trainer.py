@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -229,7 +230,8 @@ class Trainer:
         """Rank the held-out triples of the pass that begins, if there are any; a collective."""
         if self._passes.ranks_held_out:
             self._settle()
-        self._passes.begin(done)
+        with self._whole_dense(self._passes.ranks_held_out):
+            self._passes.begin(done)
 
     def _end_pass(self, epoch: int, done: int, num_batches: int) -> bool:
         """Record the passes that end with a batch; a collective then. Returns whether there are any."""
@@ -242,7 +244,9 @@ class Trainer:
         loss, num_triples, _, *measured = so_far.total + recent
         if self._passes.ranks_held_out:
             self._settle()
-        for record in self._passes.end(epoch, ended, [num_triples, loss, *measured]):
+        with self._whole_dense(self._passes.ranks_held_out):
+            records = self._passes.end(epoch, ended, [num_triples, loss, *measured])
+        for record in records:
             self._checkpoints.add_stats(record)
             if self.cluster.world.rank == 0:
                 self._passes.tell(record)
@@ -385,11 +389,18 @@ class Trainer:
         if self._device_tables is not None:
             self._settle()
         most = self.config.evaluation.max_triples
-        result = self._evaluator.evaluate(split, most, self.bar, self.stop_if_asked)
+        with self._whole_dense():
+            result = self._evaluator.evaluate(split, most, self.bar, self.stop_if_asked)
         if self.cluster.world.rank == 0:
             self._write_metrics(split, result.to_dict())
             self._trackers.log_result(split, result.both.to_dict(), self._steps_done)
         return result
+
+    def _whole_dense(self, is_needed: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Let every trainer have all dense parameters in a block of code; a collective."""
+        if self._dense is None or not is_needed:
+            return contextlib.nullcontext()
+        return self._dense.whole()
 
     @property
     def _steps_done(self) -> int:
@@ -644,14 +655,19 @@ class Trainer:
         return [*self._parts(), self.tables[RELATION].own_part(self._state(RELATION))]
 
     def _relation_part(self) -> TablePart | None:
-        """Return the whole relation table on rank 0, which writes it."""
+        """Return the whole relation table on rank 0, which writes it; a collective."""
+        dense: dict[str, Any] = {}
+        of_module = self._dense
+        if of_module is not None and of_module.is_sharded:
+            # Every trainer sends its slices; a full disk of rank 0 must end all of them.
+            self._checkpoints.raise_together(lambda: dense.update(of_module.tensors()))
         if self.cluster.world.rank != 0:
             return None
         part = self.tables[RELATION].whole(self._state(RELATION))
         shared = {} if self._global_vectors is None else self._global_vectors.tensors()
-        if self._dense is not None:
-            shared |= self._dense.tensors()
-        return dataclasses.replace(part, shared=shared)
+        if of_module is not None and not of_module.is_sharded:
+            dense = of_module.tensors()
+        return dataclasses.replace(part, shared={**shared, **dense})
 
     def _write_metrics(self, split: str, result: dict[str, Any]) -> None:
         path = self.output / RUN_METRICS_FILE

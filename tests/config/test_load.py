@@ -232,6 +232,7 @@ DOCUMENTED = {
             )
         ),
         *(f"training.early_stopping_{name}" for name in ("patience", "min_gain")),
+        "dense.sharding",
     ],
     schema.UNTIL_FINISHED: [
         "model.init_from.frozen",
@@ -268,6 +269,7 @@ SECTIONS[schema.FIXED] += ("features",)
 
 NAMED_ALONE = (
     "checkpoint.init_path",
+    "dense.sharding",
     "evaluation.eval_fraction",
     "model.init_from.frozen",
     "sampling.order",

@@ -253,6 +253,11 @@ def test_dense_parameters_are_counted() -> None:
     chosen = ("model.score_function=tucker", "model.dimension=20", "model.relation_dimension=5")
     assert item(one_part(), "dense parameters", *chosen, num_trainers=3) == 2000 * (3 * 40 + 12)
     assert item(one_part(), "dense parameters") == 0
+    # 12 bytes of all during a batch; 32 of a slice; messages of at most all of them; FSDP itself.
+    sharded = (*chosen, "dense.sharding=fsdp")
+    of_trainer = 2000 * (12 + 2 * 4) + 667 * 32 + 44 * 2**20
+    assert item(one_part(), "dense parameters", *sharded, num_trainers=3) == 3 * of_trainer + 2000 * 12
+    assert item(one_part(), "dense parameters", *sharded) == 2000 * (40 + 12)  # one trainer has them all
     convolved = ("model.dimension=201", "training.batch_size=100", "negatives.num_uniform=10")
     more, less = (
         item(

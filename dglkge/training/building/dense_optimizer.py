@@ -99,3 +99,47 @@ def check_dense(config: Config, model: KgeModel) -> None:
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"dense.optimizer {config.dense.optimizer}: torch refuses it: {reason}") from None
+    if config.dense.sharding == "fsdp":
+        _check_sharding(config.dense)
+
+
+def _check_sharding(chosen: DenseConfig) -> None:
+    """Refuse slices of parameters where torch cannot gather them, or the optimizer needs the whole ones.
+
+    Raises
+    ------
+    InputError
+        If this is so.
+    """
+    try:
+        from torch.distributed.fsdp import fully_shard  # noqa: F401
+    except ImportError:
+        raise InputError(
+            f"dense.sharding is fsdp, and torch {torch.__version__} has no "
+            "torch.distributed.fsdp.fully_shard (2.6 and later have); allowed here: replicated"
+        ) from None
+    if not works_by_number(chosen):
+        raise InputError(
+            f"dense.optimizer is {chosen.optimizer} and dense.sharding is fsdp, which gives each trainer a "
+            "slice of a parameter: this optimizer's step depends on the whole; allowed: optimizers that work "
+            "number by number, e.g. Adam, or dense.sharding replicated"
+        )
+
+
+def works_by_number(chosen: DenseConfig) -> bool:
+    """Return whether an optimizer updates two halves of a parameter as it updates the whole, by trying it."""
+    # Not a list of names: torch adds optimizers, and options may change the answer.
+    numbers = torch.linspace(-1, 1, 24).view(6, 4)
+    whole = torch.nn.Parameter(numbers.clone())
+    halves = [torch.nn.Parameter(one.clone()) for one in numbers.split(3)]
+    of_whole, of_halves = dense_optimizer(chosen, [whole]), dense_optimizer(chosen, halves)
+    for step in range(1, 4):
+        whole.grad = (step * 7 * numbers).sin()
+        for half, gradient in zip(halves, whole.grad.split(3)):
+            half.grad = gradient.clone()
+        of_whole.step()
+        of_halves.step()
+    state = [one for one in of_whole.state[whole].values() if isinstance(one, torch.Tensor)]
+    # Files have the state of the whole: it is a number, or has one for each number of the parameter.
+    has_state_by_number = all(one.ndim == 0 or one.shape == whole.shape for one in state)
+    return has_state_by_number and torch.allclose(whole, torch.cat(list(halves)), rtol=1e-5, atol=1e-7)

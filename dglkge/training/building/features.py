@@ -226,10 +226,14 @@ class DenseWithFeatures(DenseParameters):
         return {**super().tensors(), **{path: one.clone() for path, one in self._records.items()}}
 
     def take(self, values: Mapping[str, torch.Tensor], where: str) -> None:
-        """Take the parameters of another run; projections that it lacks stay as they are."""
-        if not any(name.startswith(PREFIX) for name in values):
-            values = {**dict(self._of_features.named_parameters()), **values}
-        super().take(values, where)
+        """Take the parameters of another run; projections that it lacks stay as they are.
+
+        A collective where they are sharded.
+        """
+        with self.whole():
+            if not any(name.startswith(PREFIX) for name in values):
+                values = {**dict(self._of_features.named_parameters()), **values}
+            super().take(values, where)
 
     def restore(self, storage: CheckpointStorage) -> None:
         """Take the parameters and the optimizer's state of the newest version.

@@ -1,13 +1,15 @@
 """Dense parameters of a score function's module: their gradients, optimizer, files and resume.
 
-Every trainer holds the module and makes the same updates. A trainer's gradient is that of its share of the
-global batch, divided by the size of the whole, so the sum over the trainers is the gradient of the batch,
-whatever the shares are.
+Every trainer holds the module and makes the same updates, or holds and updates a slice of each parameter
+(``dense.sharding``). A trainer's gradient is that of its share of the global batch, divided by the size of
+the whole, so the sum over the trainers is the gradient of the batch, whatever the shares are.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -19,6 +21,7 @@ from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, den
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from dglkge.model.dense_modules import load_parameters
+from dglkge.training.objectives.dense_shards import ParameterShards
 from dglkge.typing import RELATION
 
 STATE, NUMBERS = "optimizer", "optimizer_numbers"
@@ -44,6 +47,9 @@ class DenseParameters:
     copy : torch.nn.Module, optional
         A copy of the module, perhaps on a GPU, that computes the batches in its place. It takes the values
         before each batch; the gradients are summed, and the optimizer works, on the CPU.
+    shards_in : Path, optional
+        Share the parameters and the optimizer's state out among the trainers; rank 0 joins them in a
+        temporary file in this folder when they are saved. Without it every trainer has all of them.
 
     Attributes
     ----------
@@ -61,6 +67,7 @@ class DenseParameters:
         clip_value: float = 0.0,
         clips_norm: bool = False,
         copy: torch.nn.Module | None = None,
+        shards_in: Path | None = None,
     ) -> None:
         self.clips_norm = clips_norm
         self._parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
@@ -71,21 +78,41 @@ class DenseParameters:
         self._sum = sum_over_trainers
         self._clip_value = clip_value
         self.squares = 0.0
-        self.optimizer = make_optimizer(list(self._parameters.values()))
         # A user's module may draw other numbers with another version of torch: the first trainer's count.
         with torch.no_grad():
             for values in module.parameters():
                 mine = values.numpy() if is_first else np.zeros(tuple(values.shape), np.float32)
                 values.copy_(torch.from_numpy(sum_over_trainers(mine)))
+        # Parameters that the optimizer updates, by name: the module's own, or this trainer's slices of them.
+        self._updated = self._parameters
+        self._shards: ParameterShards | None = None
+        if shards_in is not None:
+            self._shards = ParameterShards(dict(module.named_parameters()), shards_in)
+            self._updated = {name: self._shards.own[name] for name in self._parameters}
+        self.optimizer = make_optimizer(list(self._updated.values()))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Parameter groups of the optimizer, whose learning rates a schedule changes."""
         return self.optimizer.param_groups
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each trainer has a slice of the parameters only, but during batches and rankings."""
+        return self._shards is not None
+
+    def whole(self) -> contextlib.AbstractContextManager[None]:
+        """Let the module have its parameters in a block of code; a collective where they are sharded."""
+        return contextlib.nullcontext() if self._shards is None else self._shards.whole()
+
     def start_batch(self) -> None:
-        """Drop the gradients of the batch before; the module's copy takes the parameters."""
+        """Drop the gradients of the batch before; the module's copy takes the parameters.
+
+        A collective where they are sharded: the module has its parameters until :meth:`sum_gradients`.
+        """
         self.optimizer.zero_grad(set_to_none=True)
+        if self._shards is not None:
+            self._shards.gather()
         if self._copy is not None:
             self._copy.zero_grad(set_to_none=True)
             values = dict(self._module.named_parameters())
@@ -101,51 +128,85 @@ class DenseParameters:
         FloatingPointError
             If the sum is not finite; on every trainer.
         """
-        parameters = self._parameters.values()
+        parameters = self._updated.values()
+        total = self._sums()
+        start = 0
+        # Of each parameter whether its gradient is not finite, and last the sum of squares.
+        found = np.zeros(len(parameters) + 1)
+        for place, one in enumerate(parameters):
+            part = total[start : start + one.numel()]
+            start += one.numel()
+            found[place] = not bool(torch.isfinite(part).all())
+            one.grad = part.float().view_as(one)
+        if self._clip_value:
+            torch.nn.utils.clip_grad_value_(parameters, self._clip_value)
+        found[-1] = sum(float(one.grad.double().square().sum()) for one in parameters if one.grad is not None)
+        if self._shards is not None:
+            # Each trainer has seen its slices: the norm and the verdict are those of all of them.
+            found = self._sum(found)
+        for name, num_bad in zip(self._updated, found.tolist()):
+            if num_bad:
+                raise FloatingPointError(
+                    f"the gradient of the dense parameter {name!r} is not finite; nothing was updated"
+                )
+        self.squares = float(found[-1])
+
+    def _sums(self) -> torch.Tensor:
+        """Return the gradients, one after the other, summed over the trainers: (n,) float64; a collective.
+
+        Those of the slices of this trainer where parameters are sharded.
+        """
+        if self._shards is not None:
+            total = self._shards.summed(list(self._parameters), [one.grad for one in self._computing])
+            for one in self._computing:
+                one.grad = None
+            self._shards.release()
+            return total
         # In float64, so that the order of trainers shows in the last bit of float32 only.
-        flat = np.zeros(sum(one.numel() for one in parameters))
+        flat = np.zeros(sum(one.numel() for one in self._parameters.values()))
         start = 0
         for one in self._computing:
             # A trainer without triples, or a parameter that a batch does not use, has no gradient.
             if one.grad is not None:
                 flat[start : start + one.numel()] = one.grad.reshape(-1).cpu().numpy()
             start += one.numel()
-        total = torch.from_numpy(self._sum(flat))
-        start = 0
-        for name, one in self._parameters.items():
-            part = total[start : start + one.numel()]
-            start += one.numel()
-            if not bool(torch.isfinite(part).all()):
-                raise FloatingPointError(
-                    f"the gradient of the dense parameter {name!r} is not finite; nothing was updated"
-                )
-            one.grad = part.float().view_as(one)
-        if self._clip_value:
-            torch.nn.utils.clip_grad_value_(parameters, self._clip_value)
-        self.squares = sum(
-            float(one.grad.double().square().sum()) for one in parameters if one.grad is not None
-        )
+        return torch.from_numpy(self._sum(flat))
 
     def update(self, factor: float = 1.0) -> None:
         """Update the parameters by the summed gradients times a factor."""
         if factor != 1:
-            for one in self._parameters.values():
+            for one in self._updated.values():
                 if one.grad is not None:
                     one.grad.mul_(factor)
         self.optimizer.step()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return copies of the parameters and of the optimizer's state, by dataset of a model file."""
-        found: dict[str, torch.Tensor] = {
-            dense_path("parameters", name): one for name, one in self._module.named_parameters()
-        }
-        for name, one in self._parameters.items():
+        """Return copies of the parameters and of the optimizer's state, by dataset of a model file.
+
+        A collective where they are sharded; rank 0 then has them mapped from a temporary file, the others
+        nothing that is whole.
+
+        Raises
+        ------
+        CheckpointError, StorageError
+            On rank 0, if that file cannot be written.
+        """
+        every = dict(self._module.named_parameters()) if self._shards is None else self._shards.own
+        found: dict[str, torch.Tensor] = {dense_path("parameters", name): one for name, one in every.items()}
+        slices = {path: (name, every[name].detach()) for name, path in zip(every, found)}
+        for name, one in self._updated.items():
             for key, value in self.optimizer.state.get(one, {}).items():
+                path = dense_path(STATE, name, key)
                 if isinstance(value, torch.Tensor):
-                    found[dense_path(STATE, name, key)] = value
+                    found[path] = value
+                    if value.ndim:  # numbers of the whole parameter, as the count of steps, are equal
+                        slices[path] = (name, value)
                 elif isinstance(value, (bool, int, float)):
                     found[dense_path(NUMBERS, name, key)] = torch.tensor(value, dtype=torch.float64)
-        return {path: value.detach().clone() for path, value in found.items()}
+        if self._shards is None:
+            return {path: value.detach().clone() for path, value in found.items()}
+        numbers = {path: value.detach().clone() for path, value in found.items() if path not in slices}
+        return {**self._shards.joined(slices), **numbers}
 
     def take(self, values: Mapping[str, torch.Tensor], where: str) -> None:
         """Take the parameters of another run, by name; the optimizer's state stays as it is.
@@ -155,7 +216,10 @@ class DenseParameters:
         InputError
             If one is missing, has another shape, or is none of the module's.
         """
-        load_parameters(self._module, values, where)
+        if self._shards is None:
+            load_parameters(self._module, values, where)
+        else:
+            self._shards.load(values, where)
 
     def restore(self, storage: CheckpointStorage) -> None:
         """Take the parameters and the optimizer's state of the newest version.
@@ -170,16 +234,23 @@ class DenseParameters:
             raise CheckpointError(f"{storage.path} holds no checkpoint")
         path = storage.path / manifest.of_table(RELATION)[0].name
         with hdf5_format.open_file(path) as file:
-            load_parameters(self._module, dense_parameters(file), str(path))
+            if self._shards is None:
+                load_parameters(self._module, dense_parameters(file), str(path))
+            else:
+                # Of each dataset only this trainer's slice is read, however many trainers wrote it.
+                self._shards.load(file.get(dense_path("parameters"), {}), str(path))
             self._restore_state(file)
 
     def _restore_state(self, file: h5py.File) -> None:
         """Take the optimizer's state; it has none before its first step."""
         found: Mapping[str, Any] = file.get(DENSE_GROUP, {})
-        for name, one in self._parameters.items():
+        for name, one in self._updated.items():
             state: dict[str, Any] = {}
             for key, dataset in found.get(f"{STATE}/{name}", {}).items():
-                state[key] = torch.from_numpy(np.asarray(dataset[()]))
+                if self._shards is not None and dataset.shape == self._shards.shapes[name]:
+                    state[key] = self._shards.own_part(name, dataset)
+                else:
+                    state[key] = torch.from_numpy(np.asarray(dataset[()]))
             for key, dataset in found.get(f"{NUMBERS}/{name}", {}).items():
                 number = float(dataset[()])
                 state[key] = int(number) if number.is_integer() else number

@@ -1,0 +1,356 @@
+"""Dense parameters shared out among the trainers by FSDP2: each holds a slice, and the whole for a batch.
+
+``torch.distributed.fsdp.fully_shard`` cuts each parameter by its first dimension, gathers the whole and frees
+it again. It is applied to a module that only holds the parameters, and not to the score function's, because
+its hooks fit neither what is computed nor how:
+
+* They gather and reduce where ``forward`` and the backward pass run. Trainers run a module unequally often in
+  a batch, one without triples never, and TuckER's core is read without a ``forward``. Here every trainer
+  gathers once and sums once in each batch, whatever it computes between them.
+* They sum in the gradients' type, and gloo's reduce-scatter is an all-reduce underneath (torch 2.13). Here
+  the slices of a gradient are sent to their owners in float32, who add them up in float64 in the order of
+  ranks: half the bytes, and the sum over trainers that replicated parameters have.
+
+The score function's module stays as it is. Its parameters borrow the memory of the whole ones while there are
+any, and have no numbers otherwise. A numpy view of a whole parameter keeps FSDP from freeing it: an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dglkge.errors import InputError, write_error
+from dglkge.model.dense_modules import check_shapes
+
+BLOCK_NUMBERS = 1 << 20
+"""Numbers that are sent to each trainer at a time; also in ``planning/memory.py``."""
+
+
+class _Holder(nn.Module):
+    """A module that only has parameters: ``p0``, ``p1``, ..."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        for number, one in enumerate(parameters):
+            self.register_parameter(f"p{number}", nn.Parameter(one.detach(), one.requires_grad))
+
+
+class _BlockGather:
+    """FSDP's all-gather, block by block into memory that stays.
+
+    gloo copies all that one call gathers to memory of its own threads, which glibc does not give back.
+    """
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Return the memory that the slices of all trainers are gathered in."""
+        if self._memory.shape != torch.Size(size):
+            self._memory = torch.empty(*size, dtype=dtype, device=device)
+        return self._memory
+
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+    ) -> None:
+        """Gather; FSDP asks for no other than a blocking call here."""
+        slices = output_tensor.view(-1, len(input_tensor))
+        for start in range(0, len(input_tensor), BLOCK_NUMBERS):
+            stop = start + BLOCK_NUMBERS
+            # FSDP has put this trainer's slice in the output already; gloo takes no input that is its output.
+            dist.all_gather([one[start:stop] for one in slices], input_tensor[start:stop].clone(), group)
+
+
+class _Spool:
+    """A temporary file without a name: a killed process leaves none, and its pages can leave the memory.
+
+    An error is raised at the end, when everything has been received that other trainers send in any case.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.end = 0
+        self._folder = folder
+        self._problem: OSError | None = None
+        self._file: Any = None
+
+    def __enter__(self) -> _Spool:
+        try:
+            # Unbuffered: closing it has nothing left to write, which could fail.
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+        except OSError as error:
+            self._problem = error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def align(self) -> None:
+        """Let the next numbers begin at a multiple of 8 bytes, whatever their type is."""
+        self.write(np.zeros(-self.end % 8, np.uint8))
+
+    def write(self, values: np.ndarray) -> None:
+        """Append an array."""
+        self.end += values.nbytes
+        data = values.view(np.uint8).data
+        try:
+            while self._problem is None and len(data):
+                data = data[self._file.write(data) :]
+        except OSError as error:
+            self._problem = error
+
+    def mapped(self) -> np.ndarray:
+        """Return the bytes, mapped; they are there until nothing refers to them.
+
+        Raises
+        ------
+        CheckpointError, StorageError
+            If they could not be written.
+        """
+        if self._problem is not None:
+            raise write_error(f"cannot write to {self._folder}", self._problem) from self._problem
+        # Copy-on-write only because torch takes no tensor of memory that cannot be written.
+        return np.memmap(self._file, np.uint8, "c", shape=(self.end,)) if self.end else np.empty(0, np.uint8)
+
+
+class ParameterShards:
+    """This trainer's slices of all parameters; made by all trainers together.
+
+    Parameters
+    ----------
+    parameters : mapping of str to nn.Parameter
+        With equal values on all trainers. They have no numbers afterwards, but between :meth:`gather` and
+        :meth:`release`.
+    folder : Path
+        Rank 0 joins the slices in a temporary file here, see :meth:`joined`.
+
+    Attributes
+    ----------
+    own : dict of str to nn.Parameter
+        The slices, which an optimizer may update.
+    shapes : dict of str to tuple of int
+        Of the whole parameters.
+
+    Raises
+    ------
+    InputError
+        If a parameter has no dimensions.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], folder: Path) -> None:
+        # Imported here: importing FSDP takes a second, and torch 2.2 has none of these.
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        self._whole = dict(parameters)
+        self._folder = folder
+        self.shapes = {name: tuple(one.shape) for name, one in self._whole.items()}
+        for name, shape in self.shapes.items():
+            if not shape:
+                raise InputError(
+                    f"dense.sharding is fsdp and the dense parameter {name!r} is a single number without a "
+                    "dimension to cut; allowed: replicated, or a parameter of shape (1,)"
+                )
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._holder = _Holder(list(self._whole.values()))
+        self._let_go()
+        mesh = init_device_mesh("cpu", (self.size,))
+        # One group: everything is gathered at once, since one batch uses all of it.
+        sharded: Any = fully_shard(self._holder, mesh=mesh, reshard_after_forward=False)
+        if hasattr(sharded, "set_custom_all_gather"):  # newer than fully_shard itself
+            sharded.set_custom_all_gather(_BlockGather())
+        # FSDP may move a slice when it starts, which is at the first gathering.
+        sharded.unshard()
+        sharded.reshard()
+        self._sharded = sharded
+        self._is_whole = False
+        self.own = {}
+        for number, (name, one) in enumerate(self._whole.items()):
+            slice_ = getattr(self._holder, f"p{number}").to_local()
+            if tuple(slice_.shape) != self._slice_shape(name, self.rank):
+                raise RuntimeError(f"FSDP has cut {name!r} to {tuple(slice_.shape)}")
+            # The same memory: what an optimizer writes to it is gathered in the next batch. Plain tensors,
+            # because an optimizer that works number by number needs no DTensor, whose operations are slow.
+            self.own[name] = nn.Parameter(slice_.detach(), one.requires_grad)
+
+    def rows(self, name: str, rank: int | None = None) -> slice:
+        """Return the place of a trainer's slice (default: this one's) in the first dimension."""
+        place, num_rows = self.rank if rank is None else rank, self.shapes[name][0]
+        # As torch.chunk cuts: the last trainers may have fewer rows, or none.
+        step = -(-num_rows // self.size)
+        return slice(min(place * step, num_rows), min((place + 1) * step, num_rows))
+
+    def _slice_shape(self, name: str, rank: int) -> tuple[int, ...]:
+        rows = self.rows(name, rank)
+        return (rows.stop - rows.start, *self.shapes[name][1:])
+
+    def _slice_numbers(self, name: str, rank: int) -> int:
+        return int(np.prod(self._slice_shape(name, rank), dtype=np.int64))
+
+    def gather(self) -> None:
+        """Give the module's parameters all their numbers; a collective, unless they have them already."""
+        if self._is_whole:
+            return
+        self._sharded.unshard()
+        for number, one in enumerate(self._whole.values()):
+            one.data = getattr(self._holder, f"p{number}").data
+        self._is_whole = True
+
+    def release(self) -> None:
+        """Free the whole parameters; what was written to them is lost, see :meth:`load`."""
+        if self._is_whole:
+            self._let_go()
+            self._sharded.reshard()
+            self._is_whole = False
+
+    def _let_go(self) -> None:
+        """Leave the module's parameters without numbers."""
+        for one in self._whole.values():
+            # Not the freed memory: an operation on it would crash, on this it fails by its shape.
+            one.data = torch.empty(0)
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Gather the parameters for a block of code that all trainers run, unless they are gathered."""
+        was_whole = self._is_whole
+        self.gather()
+        try:
+            yield
+        finally:
+            if not was_whole:
+                self.release()
+
+    def summed(self, names: Sequence[str], gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        """Sum gradients over all trainers; a collective.
+
+        Parameters
+        ----------
+        names : sequence of str
+            Of some parameters.
+        gradients : sequence of tensor, or None
+            Of these, whole. None counts as 0: a trainer may have no triples, or not use a parameter.
+
+        Returns
+        -------
+        (n,) float64 tensor
+            The sums of this trainer's slices, one after the other.
+        """
+        flat = [None if one is None else one.detach().reshape(-1).cpu() for one in gradients]
+        # Numbers of each trainer's slices, in the order of ranks.
+        counts = [sum(self._slice_numbers(name, rank) for name in names) for rank in range(self.size)]
+        total = torch.zeros(counts[self.rank], dtype=torch.float64)
+        # In blocks: the messages take 2 * size * BLOCK_NUMBERS numbers, not two copies of all gradients.
+        for start in range(0, max(counts, default=0), BLOCK_NUMBERS):
+            ends = [min(count, start + BLOCK_NUMBERS) for count in counts]
+            lengths = [max(0, end - start) for end in ends]
+            sent = torch.zeros(sum(lengths))
+            for rank, part in enumerate(sent.split(lengths)):
+                self._copy_slices(names, flat, rank, start, part)
+            mine = lengths[self.rank]
+            received = torch.empty(self.size * mine)
+            dist.all_to_all_single(received, sent, [mine] * self.size, lengths)
+            for part in received.split(mine) if mine else ():
+                total[start : start + mine] += part
+        return total
+
+    def _copy_slices(
+        self,
+        names: Sequence[str],
+        flat: Sequence[torch.Tensor | None],
+        rank: int,
+        start: int,
+        target: torch.Tensor,
+    ) -> None:
+        """Fill a target with the numbers of a trainer's slices, one after the other, from a place on."""
+        stop, place = start + len(target), 0
+        for name, values in zip(names, flat):
+            count = self._slice_numbers(name, rank)
+            first, last = max(start, place), min(stop, place + count)
+            if values is not None and first < last:
+                offset = self.rows(name, rank).start * (values.numel() // self.shapes[name][0]) - place
+                target[first - start : last - start] = values[offset + first : offset + last]
+            place += count
+
+    def load(self, values: Mapping[str, Any], where: str) -> None:
+        """Take this trainer's slices of whole parameters; no collective.
+
+        Parameters
+        ----------
+        values : mapping of str to tensor or h5py.Dataset
+            By name; of a dataset only the slice is read.
+        where : str
+            For the error message.
+
+        Raises
+        ------
+        InputError
+            If one is missing, has another shape, or is none of the module's.
+        """
+        check_shapes(self.shapes, values, where)
+        with torch.no_grad():
+            for name, mine in self.own.items():
+                mine.copy_(self.own_part(name, values[name]))
+
+    def own_part(self, name: str, values: Any) -> torch.Tensor:
+        """Return a copy of this trainer's slice of a tensor or dataset of a parameter's shape."""
+        return torch.from_numpy(np.array(values[self.rows(name)]))
+
+    def joined(self, slices: Mapping[str, tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Join slices on rank 0, in a file and not in memory; a collective.
+
+        Parameters
+        ----------
+        slices : mapping of str to (str, tensor)
+            By any key, in the same order on all trainers: the name of the parameter, and a tensor of the
+            shape of its slice.
+
+        Returns
+        -------
+        dict of str to tensor
+            The whole tensors by key, mapped from a file without a name; empty on other ranks.
+
+        Raises
+        ------
+        CheckpointError, StorageError
+            On rank 0, if the file cannot be written.
+        """
+        if self.rank:
+            for _, mine in slices.values():
+                flat = mine.detach().reshape(-1)
+                for start in range(0, len(flat), BLOCK_NUMBERS):
+                    dist.send(flat[start : start + BLOCK_NUMBERS], 0)
+            return {}
+        places: dict[str, int] = {}
+        with _Spool(self._folder) as spool:
+            for key, (name, mine) in slices.items():
+                spool.align()
+                places[key] = spool.end
+                for block in self._blocks(name, mine.detach()):
+                    spool.write(block)
+            mapped = spool.mapped()
+        found = {}
+        for key, (name, mine) in slices.items():
+            shape = self.shapes[name]
+            count = int(np.prod(shape, dtype=np.int64)) * mine.element_size()
+            part = torch.from_numpy(mapped[places[key] : places[key] + count])
+            found[key] = part.view(mine.dtype).view(shape)
+        return found
+
+    def _blocks(self, name: str, mine: torch.Tensor) -> Iterator[np.ndarray]:
+        """Yield the numbers of all trainers' slices of a parameter, in the order of ranks; on rank 0."""
+        yield mine.contiguous().reshape(-1).numpy()
+        for rank in range(1, self.size):
+            count = self._slice_numbers(name, rank)
+            for start in range(0, count, BLOCK_NUMBERS):
+                block = torch.empty(min(BLOCK_NUMBERS, count - start), dtype=mine.dtype)
+                dist.recv(block, rank)
+                yield block.numpy()

@@ -1,0 +1,195 @@
+"""One of several processes that share dense parameters out; ends with status 0 if all it finds is right."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dglkge.config.schema import DenseConfig
+from dglkge.distributed.process_group import end_process_group, start_process_group
+from dglkge.errors import InputError, StorageError
+from dglkge.training.building.dense_optimizer import dense_optimizer, known_optimizers, works_by_number
+from dglkge.training.objectives import dense_shards
+from dglkge.training.objectives.dense_parameters import DenseParameters
+
+SHAPES = {"matrix": (7, 4), "vector": (5,), "one": (1,), "cube": (2, 3, 2), "unused": (4,), "fixed": (3, 2)}
+"""Seven rows, five and one among three trainers; `fixed` takes no gradients."""
+
+
+class Module(torch.nn.Module):
+    """Parameters of all these shapes, different on every rank until the first one's are taken."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        for name, shape in SHAPES.items():
+            values = torch.randn(shape, generator=generator)
+            self.register_parameter(name, torch.nn.Parameter(values, requires_grad=name != "fixed"))
+
+
+def total(values: np.ndarray) -> np.ndarray:
+    """Sum over the ranks."""
+    found = values.copy()
+    dist.all_reduce(torch.from_numpy(found))
+    return found
+
+
+def gradients(rank: int, step: int) -> dict[str, torch.Tensor]:
+    """Return what a rank adds: rank 1 has no triples in batch 1, and no rank uses one of the parameters."""
+    if (rank, step) == (1, 1):
+        return {}
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    return {
+        name: torch.randn(shape, generator=generator)
+        for name, shape in SHAPES.items()
+        if name not in ("unused", "fixed")
+    }
+
+
+def sharded(chosen: DenseConfig, folder: Path, clip_value: float = 0.0) -> tuple[Module, DenseParameters]:
+    """Return parameters of which this rank has slices."""
+    module = Module(dist.get_rank())
+    make = lambda some: dense_optimizer(chosen, some)  # noqa: E731
+    dense = DenseParameters(module, make, total, dist.get_rank() == 0, clip_value, True, shards_in=folder)
+    assert all(one.numel() == 0 for one in module.parameters())
+    return module, dense
+
+
+def train(module: Module, dense: DenseParameters, steps: range, factor: float = 1.0) -> None:
+    """Add the gradients of this rank, by two backward passes of which none runs `forward`."""
+    for step in steps:
+        dense.start_batch()
+        for name, gradient in gradients(dist.get_rank(), step).items():
+            for half in (0.25, 0.75):
+                (getattr(module, name) * half * gradient).sum().backward()
+        dense.sum_gradients()
+        dense.update(factor)
+
+
+def check_optimizer(name: str, folder: Path) -> None:
+    """Compare slices with torch's optimizer of whole parameters and the sums in float64."""
+    chosen = DenseConfig(optimizer=name, lr=0.1)
+    module, dense = sharded(chosen, folder, clip_value=1.5)
+    reference = Module(0)
+    trained = {one: values for one, values in reference.named_parameters() if values.requires_grad}
+    optimizer = dense_optimizer(chosen, list(trained.values()))
+    for step in range(3):
+        every = [gradients(rank, step) for rank in range(dist.get_world_size())]
+        for one, values in trained.items():
+            parts = [found[one].double() for found in every if one in found]
+            summed = torch.stack(parts).sum(0) if parts else torch.zeros(SHAPES[one])
+            values.grad = summed.clamp(-1.5, 1.5).float()
+        squares = sum(float(one.grad.double().square().sum()) for one in trained.values())
+        for one in trained.values():
+            one.grad *= 0.5
+        optimizer.step()
+        train(module, dense, range(step, step + 1), 0.5)
+        np.testing.assert_allclose(dense.squares, squares, rtol=1e-6)
+    with dense.whole():
+        for one, values in reference.named_parameters():
+            # A numpy view of a whole parameter would keep FSDP from freeing it.
+            torch.testing.assert_close(
+                getattr(module, one), values, rtol=2e-5, atol=1e-6, msg=f"{name} {one}"
+            )
+    assert all(one.numel() == 0 for one in module.parameters())
+
+
+def check_files(folder: Path) -> None:
+    """Slices are joined for a file, from which other slices and replicated parameters go on alike."""
+    chosen, rank, path = DenseConfig(lr=0.1), dist.get_rank(), folder / "model.h5"
+    module, dense = sharded(chosen, folder)
+    train(module, dense, range(2))
+    found = dense.tensors()
+    assert rank == 0 or all(one.numel() == 1 for one in found.values()), found.keys()
+    if rank == 0:
+        assert len(found) == 6 + 3 * 5 and not list(folder.iterdir())
+        with h5py.File(path, "w") as file:
+            for place, values in found.items():
+                file.create_dataset(place, data=values.numpy())
+    dist.barrier()
+    train(module, dense, range(2, 3))
+    whole = Module(0)
+    replicated = DenseParameters(whole, lambda some: dense_optimizer(chosen, some), total, rank == 0)
+    again, other = sharded(chosen, folder)
+    for one in (replicated, other):
+        with h5py.File(path) as file:
+            parameters = file["dense/parameters"]
+            one.take({name: torch.from_numpy(parameters[name][()]) for name in parameters}, "here")
+            one._restore_state(file)
+    train(whole, replicated, range(2, 3))
+    train(again, other, range(2, 3))
+    with dense.whole(), other.whole():
+        for name, values in module.named_parameters():
+            assert torch.equal(values, getattr(again, name)), name
+            torch.testing.assert_close(values, getattr(whole, name), rtol=1e-6, atol=1e-7)
+    for values, words in (({}, "'matrix' is missing"), ({"more": 1}, "is missing")):
+        try:
+            other.take(values, "here")
+            raise AssertionError("taken")
+        except InputError as error:
+            assert words in str(error), error
+
+
+def check_failures(folder: Path) -> None:
+    """A gradient that is not finite is found by all ranks; what rank 0 cannot write ends nobody's waiting."""
+    module, dense = sharded(DenseConfig(), folder)
+    before = {name: one.clone() for name, one in dense._updated.items()}
+    dense.start_batch()
+    if dist.get_rank() == 0:
+        # In the slice of the last rank.
+        module.matrix.grad = torch.zeros(7, 4)
+        module.matrix.grad[6, 3] = float("inf")
+    try:
+        dense.sum_gradients()
+        raise AssertionError("summed")
+    except FloatingPointError as error:
+        assert str(error) == "the gradient of the dense parameter 'matrix' is not finite; nothing was updated"
+    assert all(torch.equal(one, before[name]) for name, one in dense._updated.items())
+
+    class Full:
+        """A file on a full disk."""
+
+        def close(self) -> None:
+            pass
+
+        def write(self, _: object) -> None:
+            raise OSError(28, "No space left on device")
+
+    temporary_file = dense_shards.tempfile.TemporaryFile
+    dense_shards.tempfile.TemporaryFile = lambda **_: Full()
+    try:
+        dense.tensors()
+        assert dist.get_rank() > 0
+    except StorageError as error:
+        assert dist.get_rank() == 0 and "No space left on device" in str(error)
+    dist.barrier()
+    dense_shards.tempfile.TemporaryFile = temporary_file
+    dense._shards._folder = folder / "absent"
+    try:
+        dense.tensors()
+        assert dist.get_rank() > 0
+    except StorageError as error:
+        assert dist.get_rank() == 0 and "absent: No such file" in str(error)
+    dist.barrier()
+
+
+def main() -> None:
+    """Run all checks as one rank."""
+    rank, size, port, folder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+    dense_shards.BLOCK_NUMBERS = 5
+    start_process_group(("127.0.0.1", port), rank, size, 60)
+    for name in known_optimizers():
+        if works_by_number(DenseConfig(optimizer=name, lr=0.1)):
+            check_optimizer(name, folder)
+    check_files(folder)
+    check_failures(folder)
+    end_process_group()
+
+
+if __name__ == "__main__":
+    main()
