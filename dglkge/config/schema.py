@@ -330,7 +330,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class DenseConfig:
-    """The optimizer of the dense parameters of score functions that have a module."""
+    """Optimizer of the dense parameters of score functions that have a module; precision of the module."""
 
     optimizer: str = setting("Adam", "class of torch.optim, e.g. Adam, AdamW or SGD", not_empty)
     lr: float = setting(1e-3, "learning rate", above(0))
@@ -350,6 +350,20 @@ class DenseConfig:
         "it goes one step further after each epoch, or after each batch; ReduceLROnPlateau after each "
         "ranking of the valid split",
         one_of("epoch", "batch"),
+    )
+    autocast: str = setting(
+        "none",
+        "type of the matrix products and convolutions inside the module in training: none (float32), "
+        "bfloat16, or float16 with a loss scale, where batches whose gradient overflows are skipped; "
+        "parameters, rows, losses and rankings stay as they are",
+        one_of("none", "bfloat16", "float16"),
+        resume=UNTIL_FINISHED,
+    )
+    compile: bool = setting(
+        False,
+        "compile the module by torch.compile for training, which takes a C++ compiler and some seconds when "
+        "a job starts",
+        resume=UNTIL_FINISHED,
     )
 
 

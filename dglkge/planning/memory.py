@@ -93,6 +93,9 @@ DENSE_BYTES = 40
 """Bytes of a dense parameter on each trainer: value, gradient and two numbers of an optimizer such as Adam in
 float32; in float64 the gradient and its sum over the trainers, and a temporary copy of either."""
 
+AUTOCAST_BYTES = 4
+"""Bytes of a dense parameter under autocast beside these: its copy of 16 bits and the gradient of that."""
+
 DENSE_STORED_BYTES = 12
 """Bytes of a dense parameter in a version: its value and two numbers of the optimizer."""
 
@@ -221,7 +224,8 @@ def _plan_host(
     later = work + exchange + copy_bytes + name_bytes(size)
     dense = shared.dense_numbers(config)
     # One trainer of the job copies what it writes.
-    dense_bytes = num_trainers * DENSE_BYTES * dense + DENSE_STORED_BYTES * dense * (machine == 0)
+    number_bytes = DENSE_BYTES + AUTOCAST_BYTES * (config.dense.autocast != "none")
+    dense_bytes = num_trainers * number_bytes * dense + DENSE_STORED_BYTES * dense * (machine == 0)
     creating = creation_bytes(part, config, later) if num_servers else 0
     # Each figure is a peak by itself, and the sum takes them as simultaneous, except batches and ranking,
     # which never are (`work` is the larger one).

@@ -40,6 +40,7 @@ from dglkge.kernels.updates import limit_norms
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel
+from dglkge.model.precision import ModulePrecision
 from dglkge.model.projections import JoinedModules
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.bucket_batches import BucketBatches
@@ -75,6 +76,7 @@ from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.loss_settings import check_data_of_loss, relation_weights
 from dglkge.training.building.matmul_dtype import with_matmul_dtype
 from dglkge.training.building.mirrored import open_mirror
+from dglkge.training.building.module_precision import build_precision, check_precision
 from dglkge.training.building.negatives import build_known, build_negatives
 from dglkge.training.building.optimizer_options import (
     clipping_of,
@@ -197,6 +199,7 @@ def check_training(config: Config, num_machines: int) -> None:
     check_config(with_recorded_imports(config))
     check_machines(config, num_machines)
     check_device(config)
+    check_precision(config)
 
 
 def build_trainer(config: Config, cluster: Cluster) -> Trainer:
@@ -250,7 +253,10 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
             optimizer.limit_norms(tables[name].embedding, config.model.max_norm)
     choose_lookup(config, tables, world.num_machines)
     computing = model.copied_to(device.device) if device.is_staged else model
-    dense = _build_dense(config, model, computing, features, cluster)
+    precision = build_precision(config, computing, device, cluster)
+    dense = _build_dense(config, model, computing, features, cluster, precision)
+    if precision is not None:
+        computing = computing.in_precision(precision)
     # Registered before the Trainer's own: an exchange in the background ends before the last commit.
     cluster.on_leave(tables.lookup.finish)
     pairs = [(lhs, rhs) for lhs, rhs, _, _ in dataset.edge_types]
@@ -477,7 +483,12 @@ def _build_train_step(
 
 
 def _build_dense(
-    config: Config, model: KgeModel, computing: KgeModel, features: RunFeatures | None, cluster: Cluster
+    config: Config,
+    model: KgeModel,
+    computing: KgeModel,
+    features: RunFeatures | None,
+    cluster: Cluster,
+    precision: ModulePrecision | None,
 ) -> DenseParameters | None:
     """Return the dense parameters of the score function's module and of the projections of features.
 
@@ -488,6 +499,8 @@ def _build_dense(
     others: Any = (
         functools.partial(dense_optimizer, config.dense), cluster.sum, cluster.world.rank == 0,
         limits.get("value", 0.0), "norm" in limits, None if computing is model else computing.module,
+        None if precision is None else precision.loss_scale,
+        [] if model.module is None else [name for name, _ in model.module.named_parameters()],
     )  # fmt: skip
     if features is not None:
         projections = features.projections

@@ -7,7 +7,7 @@ whatever the shares are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import h5py
@@ -19,10 +19,14 @@ from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, den
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from dglkge.model.dense_modules import load_parameters
+from dglkge.model.precision import LossScale
 from dglkge.typing import RELATION
 
 STATE, NUMBERS = "optimizer", "optimizer_numbers"
 """Groups of the optimizer's state: tensors, and Python's numbers."""
+
+SCALE = "loss_scale"
+"""Group of the numbers of the loss scale."""
 
 
 class DenseParameters:
@@ -44,10 +48,14 @@ class DenseParameters:
     copy : torch.nn.Module, optional
         A copy of the module, perhaps on a GPU, that computes the batches in its place. It takes the values
         before each batch; the gradients are summed, and the optimizer works, on the CPU.
+    loss_scale : LossScale, optional
+        Factor on the gradients that a batch leaves with the parameters in `scaled`.
+    scaled : collection of str
 
     Attributes
     ----------
     optimizer : torch.optim.Optimizer
+    loss_scale : LossScale or None
     squares : float
         Sum of the squares of the summed gradient; see :meth:`sum_gradients`.
     """
@@ -61,7 +69,11 @@ class DenseParameters:
         clip_value: float = 0.0,
         clips_norm: bool = False,
         copy: torch.nn.Module | None = None,
+        loss_scale: LossScale | None = None,
+        scaled: Collection[str] = (),
     ) -> None:
+        self.loss_scale = loss_scale
+        self._scaled = frozenset(scaled)
         self.clips_norm = clips_norm
         self._parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._module = module
@@ -93,24 +105,47 @@ class DenseParameters:
                 for name, taken in self._copy.named_parameters():
                     taken.copy_(values[name])
 
-    def sum_gradients(self) -> None:
+    def sum_gradients(self, rows_are_finite: bool = True) -> bool:
         """Sum the gradients of all trainers, and clip them by value; a collective.
+
+        Parameters
+        ----------
+        rows_are_finite : bool
+            Whether the gradients of this trainer's rows are; it counts with a loss scale.
+
+        Returns
+        -------
+        bool
+            Whether the step is to be made, equal on all trainers. With a loss scale it is skipped where a
+            gradient of any trainer is not finite, of rows or of dense parameters.
 
         Raises
         ------
         FloatingPointError
-            If the sum is not finite; on every trainer.
+            On every trainer, if the sum is not finite, or the loss scale becomes too small.
         """
         parameters = self._parameters.values()
-        # In float64, so that the order of trainers shows in the last bit of float32 only.
-        flat = np.zeros(sum(one.numel() for one in parameters))
+        # In float64, so that the order of trainers shows in the last bit of float32 only. The last number is
+        # how many trainers ask to skip the step.
+        flat = np.zeros(sum(one.numel() for one in parameters) + (self.loss_scale is not None))
         start = 0
-        for one in self._computing:
+        for name, one in zip(self._parameters, self._computing):
             # A trainer without triples, or a parameter that a batch does not use, has no gradient.
             if one.grad is not None:
-                flat[start : start + one.numel()] = one.grad.reshape(-1).cpu().numpy()
+                own = flat[start : start + one.numel()]
+                own[:] = one.grad.reshape(-1).cpu().numpy()
+                if self.loss_scale is not None and name in self._scaled:
+                    own /= self.loss_scale.scale
             start += one.numel()
+        if self.loss_scale is not None:
+            flat[-1] = not (rows_are_finite and np.isfinite(flat).all())
         total = torch.from_numpy(self._sum(flat))
+        if self.loss_scale is not None:
+            overflows = bool(total[-1] > 0)
+            self.loss_scale.update(overflows)
+            if overflows:
+                self.squares = 0.0
+                return False
         start = 0
         for name, one in self._parameters.items():
             part = total[start : start + one.numel()]
@@ -125,6 +160,13 @@ class DenseParameters:
         self.squares = sum(
             float(one.grad.double().square().sum()) for one in parameters if one.grad is not None
         )
+        return True
+
+    def statistics(self) -> dict[str, float]:
+        """Return the fields of a line of statistics: of the loss scale, where there is one."""
+        if self.loss_scale is None:
+            return {}
+        return {"loss_scale": self.loss_scale.scale, "skipped_batches": self.loss_scale.num_skipped}
 
     def update(self, factor: float = 1.0) -> None:
         """Update the parameters by the summed gradients times a factor."""
@@ -145,6 +187,9 @@ class DenseParameters:
                     found[dense_path(STATE, name, key)] = value
                 elif isinstance(value, (bool, int, float)):
                     found[dense_path(NUMBERS, name, key)] = torch.tensor(value, dtype=torch.float64)
+        if self.loss_scale is not None:
+            for key, number in self.loss_scale.state().items():
+                found[dense_path(SCALE, key)] = torch.tensor(number, dtype=torch.float64)
         return {path: value.detach().clone() for path, value in found.items()}
 
     def take(self, values: Mapping[str, torch.Tensor], where: str) -> None:
@@ -172,6 +217,11 @@ class DenseParameters:
         with hdf5_format.open_file(path) as file:
             load_parameters(self._module, dense_parameters(file), str(path))
             self._restore_state(file)
+            if self.loss_scale is not None:
+                state = {key: float(one[()]) for key, one in file.get(dense_path(SCALE), {}).items()}
+                # A run that was trained in another type has none, and starts with a new one.
+                if state:
+                    self.loss_scale.load(state)
 
     def _restore_state(self, file: h5py.File) -> None:
         """Take the optimizer's state; it has none before its first step."""
