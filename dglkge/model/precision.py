@@ -9,7 +9,6 @@ the module is not concerned: only the gradients of the module's parameters are l
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import shutil
 import warnings
@@ -136,11 +135,10 @@ class CompiledForward:
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-            from torch._inductor import config
+        from torch._inductor import config
 
-            # Otherwise each trainer starts a process for each core to compile one small graph.
-            config.compile_threads = 1
+        # Otherwise each trainer starts a process for each core to compile one small graph.
+        config.compile_threads = 1
         self._module = module
         self._compiled: Any = torch.compile(module, dynamic=True)
 
@@ -228,10 +226,13 @@ def autocast_problem(device_type: str, dtype: torch.dtype) -> str | None:
 
 def compiler_problem() -> str | None:
     """Return why torch.compile finds no C++ compiler; None if it finds one."""
-    name = (shlex.split(os.environ.get("CXX", "")) or ["g++"])[0]
-    if shutil.which(name):
+    from torch._inductor import config  # takes long to import
+
+    # torch's own list: what CXX names, or its default; None stands for a compiler that it would download.
+    names = [words[0] for words in map(shlex.split, filter(None, config.cpp.cxx)) if words]
+    if any(map(shutil.which, names)):
         return None
-    return f"{name} is not in PATH (the environment variable CXX names another one)"
+    return f"{' or '.join(names)} is not in PATH (the environment variable CXX names another one)"
 
 
 def is_finite(rows: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.precision import (
     LEAST_COMPILED,
     NARROW_TYPES,
+    LossScale,
     ModulePrecision,
     autocast_problem,
     compiler_problem,
@@ -23,6 +24,9 @@ from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, Side
 
 TRIED_ROWS = 2 * LEAST_COMPILED
 """Queries of the first call of a module."""
+
+TRIED_SCALE = 4.0
+"""Loss scale by which gradients must grow: a power of 2, with which this is exact."""
 
 PROBLEM_CHARACTERS = 400
 """Longest part of an error of torch.compile in a message: a compiler's errors may fill pages."""
@@ -78,7 +82,8 @@ def build_precision(
     Raises
     ------
     InputError
-        If torch has no such type on the device, or cannot compile the module; on all trainers.
+        If torch has no such type on the device or cannot compile the module, or the score function does not
+        take a loss scale; on all trainers.
     """
     chosen = config.dense
     if model.module is None or (chosen.autocast == "none" and not chosen.compile):
@@ -99,21 +104,58 @@ def build_precision(
                 f"{what}, and torch fails to compute the module so on trainer {rank}: {problem}; allowed "
                 f"here: {allowed}"
             )
+    if made.loss_scale is not None:
+        _check_scaling(config, model, device.device)
     return made
 
 
 def _problem_of(model: KgeModel, device: torch.device) -> str:
     """Compute queries and their gradients for both sides; return the error, empty if there is none."""
-    sizes: Any = {"device": device, "requires_grad": True}
-    entities = torch.full((TRIED_ROWS, model.dim), 0.1, **sizes)
-    relations = torch.full((TRIED_ROWS, model.relation_width), 0.1, **sizes)
-    # The gradients of the parameters are computed too, and kept nowhere.
-    leaves = list(itertools.chain([entities, relations], model.score_function.module.parameters()))
-    leaves = [one for one in leaves if one.requires_grad]
     try:
-        for side in Side:
-            query = model.query(entities, relations, side)
-            torch.autograd.grad(query.sum(), leaves, allow_unused=True)
+        _gradients(model, device)
     except Exception as error:  # torch's own, and those of the compiler, have no common class
         return " ".join(str(error).split())[:PROBLEM_CHARACTERS] or type(error).__name__
     return ""
+
+
+def _gradients(model: KgeModel, device: torch.device) -> list[list[torch.Tensor]]:
+    """Return the gradients of rows, and of parameters, of a function of the queries of both sides."""
+
+    def numbers(*shape: int) -> torch.Tensor:
+        # Other numbers in each row: normalization of equal ones has no gradient.
+        return torch.linspace(-1, 1, math.prod(shape), device=device).view(shape)
+
+    entities = numbers(TRIED_ROWS, model.dim).requires_grad_()
+    relations = numbers(TRIED_ROWS, model.relation_width).flip(0).requires_grad_()
+    parameters = [one for one in model.score_function.module.parameters() if one.requires_grad]
+    total: Any = 0
+    for side in Side:
+        query = model.query(entities, relations, side)
+        total = total + (query * numbers(*query.shape)).sum()
+    # Kept nowhere: the gradients of the first batch are added to none.
+    found = torch.autograd.grad(total, [entities, relations, *parameters], allow_unused=True)
+    return [[one for one in part if one is not None] for part in (found[:2], found[2:])]
+
+
+def _check_scaling(config: Config, model: KgeModel, device: torch.device) -> None:
+    """Refuse a score function that uses parameters beside ``run_precisely``: their gradients are not scaled.
+
+    Raises
+    ------
+    InputError
+        If the gradients of parameters are not proportional to the loss scale, or those of rows depend on it.
+    """
+    found = []
+    for scale in (1.0, TRIED_SCALE):
+        precision = ModulePrecision(device.type)
+        precision.loss_scale = LossScale(scale)
+        found.append(_gradients(model.in_precision(precision), device))
+    for factor, once, scaled in zip((1.0, TRIED_SCALE), *found):
+        for one, other in zip(once, scaled):
+            limit = 1e-3 * float(one.abs().max()) * factor
+            if float((other - factor * one).abs().max()) > limit:
+                raise InputError(
+                    f"dense.autocast is float16 and model.score_function {config.model.score_function} uses "
+                    "parameters of its module beside run_module and run_precisely, where gradients are not "
+                    "scaled; allowed: none or bfloat16"
+                )
