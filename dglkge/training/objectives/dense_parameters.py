@@ -19,7 +19,7 @@ from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, den
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from dglkge.model.dense_modules import load_parameters
-from dglkge.model.precision import LossScale
+from dglkge.model.precision import LossScale, is_finite
 from dglkge.typing import RELATION
 
 STATE, NUMBERS = "optimizer", "optimizer_numbers"
@@ -125,23 +125,22 @@ class DenseParameters:
             On every trainer, if the sum is not finite, or the loss scale becomes too small.
         """
         parameters = self._parameters.values()
-        # In float64, so that the order of trainers shows in the last bit of float32 only. The last number is
-        # how many trainers ask to skip the step.
+        self._unscale()
+        # In float64, so that the order of trainers shows in the last bit of float32 only. With a loss scale
+        # the last number is how many trainers ask to skip the step.
         flat = np.zeros(sum(one.numel() for one in parameters) + (self.loss_scale is not None))
         start = 0
-        for name, one in zip(self._parameters, self._computing):
+        for one in self._computing:
             # A trainer without triples, or a parameter that a batch does not use, has no gradient.
             if one.grad is not None:
-                own = flat[start : start + one.numel()]
-                own[:] = one.grad.reshape(-1).cpu().numpy()
-                if self.loss_scale is not None and name in self._scaled:
-                    own /= self.loss_scale.scale
+                flat[start : start + one.numel()] = one.grad.reshape(-1).cpu().numpy()
             start += one.numel()
         if self.loss_scale is not None:
-            flat[-1] = not (rows_are_finite and np.isfinite(flat).all())
+            flat[-1] = not rows_are_finite
         total = torch.from_numpy(self._sum(flat))
         if self.loss_scale is not None:
-            overflows = bool(total[-1] > 0)
+            # Equal on all trainers, as the sums are.
+            overflows = bool(total[-1] > 0) or not is_finite(total)
             self.loss_scale.update(overflows)
             if overflows:
                 self.squares = 0.0
@@ -161,6 +160,13 @@ class DenseParameters:
             float(one.grad.double().square().sum()) for one in parameters if one.grad is not None
         )
         return True
+
+    def _unscale(self) -> None:
+        """Divide the gradients of this trainer's batch by the loss scale."""
+        if self.loss_scale is not None:
+            for name, one in zip(self._parameters, self._computing):
+                if one.grad is not None and name in self._scaled:
+                    one.grad /= self.loss_scale.scale
 
     def statistics(self) -> dict[str, float]:
         """Return the fields of a line of statistics: of the loss scale, where there is one."""
