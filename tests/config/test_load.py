@@ -238,6 +238,8 @@ DOCUMENTED = {
         "sampling.order",
         "tables.dtype",
         "tables.rounding",
+        "dense.autocast",
+        "dense.compile",
         *(
             f"training.{name}"
             for name in (
@@ -268,6 +270,8 @@ SECTIONS[schema.FIXED] += ("features",)
 
 NAMED_ALONE = (
     "checkpoint.init_path",
+    "dense.autocast",
+    "dense.compile",
     "evaluation.eval_fraction",
     "model.init_from.frozen",
     "sampling.order",
