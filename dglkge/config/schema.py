@@ -330,7 +330,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class DenseConfig:
-    """The dense parameters of score functions that have a module: their optimizer, and where they are."""
+    """Dense parameters of score functions with a module: optimizer and place, and the module's precision."""
 
     optimizer: str = setting("Adam", "class of torch.optim, e.g. Adam, AdamW or SGD", not_empty)
     lr: float = setting(1e-3, "learning rate", above(0))
@@ -357,6 +357,20 @@ class DenseConfig:
         "both, and gathers the parameters for a batch by FSDP2 (torch 2.6 or later), for the same result",
         one_of("replicated", "fsdp"),
         resume=FREE,
+    )
+    autocast: str = setting(
+        "none",
+        "type of the matrix products and convolutions inside the module in training: none (float32), "
+        "bfloat16, or float16 with a loss scale, where batches whose gradient overflows are skipped; "
+        "parameters, rows, losses and rankings stay as they are",
+        one_of("none", "bfloat16", "float16"),
+        resume=UNTIL_FINISHED,
+    )
+    compile: bool = setting(
+        False,
+        "compile the module by torch.compile for training, which takes a C++ compiler and some seconds when "
+        "a job starts",
+        resume=UNTIL_FINISHED,
     )
 
 

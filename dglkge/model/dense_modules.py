@@ -77,8 +77,13 @@ def built(name: str, build: Callable[[int, int], nn.Module | None], dim: int, se
     return module
 
 
-def run(module: nn.Module, *rows: torch.Tensor) -> torch.Tensor:
-    """Return a module's output for rows, (..., D_i) each -> (..., Dq); see ``ScoreFunction.run_module``."""
+def run(
+    module: nn.Module, *rows: torch.Tensor, forward: Callable[..., torch.Tensor] | None = None
+) -> torch.Tensor:
+    """Return a module's output for rows, (..., D_i) each -> (..., Dq); see ``ScoreFunction.run_module``.
+
+    ``forward`` computes it where the parameters need no other type; default: the module.
+    """
     shape = torch.broadcast_shapes(*(one.shape[:-1] for one in rows))
     flat = tuple(one.expand(*shape, one.shape[-1]).reshape(-1, one.shape[-1]) for one in rows)
     dtype, step = flat[0].dtype, len(flat[0])
@@ -90,7 +95,7 @@ def run(module: nn.Module, *rows: torch.Tensor) -> torch.Tensor:
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         converted = {name: one.to(dtype) if one.is_floating_point() else one for name, one in tensors.items()}
     pieces = [
-        torch.func.functional_call(module, converted, part) if converted else module(*part)
+        torch.func.functional_call(module, converted, part) if converted else (forward or module)(*part)
         for part in zip(*(one.split(max(1, step)) for one in flat))
     ]
     made = pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -13,6 +13,7 @@ from dglkge.errors import InputError
 from dglkge.model.dense_modules import load_parameters
 from dglkge.model.initializers import INITIALIZERS
 from dglkge.model.options import build_with_options
+from dglkge.model.precision import ModulePrecision
 from dglkge.model.regularizers import Regularizer
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
 from dglkge.registry import import_modules
@@ -90,6 +91,12 @@ class KgeModel:
             return self
         made = copy.copy(self)
         made.score_function = self.score_function.copied_to(device)
+        return made
+
+    def in_precision(self, precision: ModulePrecision) -> KgeModel:
+        """Return this model, with the same module, as it computes in training."""
+        made = copy.copy(self)
+        made.score_function = self.score_function.in_precision(precision)
         return made
 
     @property

@@ -13,6 +13,7 @@ so a static operator holds ``adjoint(r)``.
 from __future__ import annotations
 
 import copy
+import functools
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, ClassVar
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from dglkge.model import dense_modules
+    from dglkge.model.precision import ModulePrecision
 else:
     torch = deferred("torch")
     dense_modules = deferred("dglkge.model.dense_modules")
@@ -140,6 +142,8 @@ class ScoreFunction(Comparator):
     # Dimension and seed of the module of a bound score function, and the module once it is built.
     _binding: tuple[int, int] | None = None
     _module: torch.nn.Module | None = None
+    # How the module computes in training.
+    _precision: ModulePrecision | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -219,12 +223,34 @@ class ScoreFunction(Comparator):
         made._module = copy.deepcopy(self.module).to(device)
         return made
 
+    def in_precision(self, precision: ModulePrecision) -> ScoreFunction:
+        """Return this score function, with the same module, as it computes in training."""
+        module, made = self.module, copy.copy(self)
+        made._module, made._precision = module, precision
+        return made
+
     def run_module(self, *rows: torch.Tensor) -> torch.Tensor:
-        """Return the module's output for rows, (..., D_i) each -> (..., Dq), computed in the rows' type.
+        """Return the module's output for rows, (..., D_i) each -> (..., Dq), in the rows' type.
 
         Leading dimensions broadcast; the module gets matrices (n, D_i) and returns a matrix (n, Dq).
         """
-        return dense_modules.run(self.module, *rows)
+        forward = None if self._precision is None else self._precision.forward_of(self.module)
+        return self.run_precisely(functools.partial(dense_modules.run, self.module, forward=forward), *rows)
+
+    def run_precisely(self, compute: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
+        """Return a function of rows and of the module's parameters, as ``dense.autocast`` has it in training.
+
+        For score functions that use parameters without :meth:`run_module`; they must use them in no other
+        way.
+
+        Parameters
+        ----------
+        compute : callable
+            Takes the rows.
+        rows : tensor
+            All that have gradients.
+        """
+        return compute(*rows) if self._precision is None else self._precision.run(compute, *rows)
 
     def check_dim(self, dim: int) -> None:
         """Refuse a dimension that this score function has no rows for.

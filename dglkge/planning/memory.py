@@ -103,6 +103,8 @@ FSDP_BYTES = 44 * MIB
 
 DENSE_BLOCK_NUMBERS = 1 << 20
 """Numbers of gradients that are sent to each trainer at a time then (``objectives/dense_shards.py``)."""
+AUTOCAST_BYTES = 4
+"""Bytes of a dense parameter under autocast beside these: its copy of 16 bits and the gradient of that."""
 
 DENSE_STORED_BYTES = 12
 """Bytes of a dense parameter in a version: its value and two numbers of the optimizer."""
@@ -274,13 +276,15 @@ def _plan_host(
 
 def dense_trainer_bytes(config: Config, count: int, world_size: int) -> int:
     """Return the memory of a trainer for so many dense parameters, their gradients and optimizer's state."""
+    casts = AUTOCAST_BYTES * count if config.dense.autocast != "none" else 0
     if config.dense.sharding != "fsdp" or world_size == 1:
-        return DENSE_BYTES * count
+        return casts + DENSE_BYTES * count
     if not count:
         return 0
     # A message out and one in.
     messages = 2 * shared.FLOAT_BYTES * min(count, world_size * DENSE_BLOCK_NUMBERS)
-    return FSDP_BYTES + DENSE_WHOLE_BYTES * count + DENSE_SLICE_BYTES * -(-count // world_size) + messages
+    slices = DENSE_SLICE_BYTES * -(-count // world_size)
+    return casts + FSDP_BYTES + DENSE_WHOLE_BYTES * count + slices + messages
 
 
 def saves_in_background(config: Config) -> bool:

@@ -41,6 +41,7 @@ from dglkge.kernels.updates import limit_norms
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel
+from dglkge.model.precision import ModulePrecision
 from dglkge.model.projections import JoinedModules
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.bucket_batches import BucketBatches
@@ -76,6 +77,7 @@ from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.loss_settings import check_data_of_loss, relation_weights
 from dglkge.training.building.matmul_dtype import with_matmul_dtype
 from dglkge.training.building.mirrored import open_mirror
+from dglkge.training.building.module_precision import build_precision, check_precision
 from dglkge.training.building.negatives import build_known, build_negatives
 from dglkge.training.building.optimizer_options import (
     clipping_of,
@@ -201,6 +203,7 @@ def check_training(config: Config, num_machines: int) -> None:
     check_config(with_recorded_imports(config))
     check_machines(config, num_machines)
     check_device(config)
+    check_precision(config)
 
 
 def build_trainer(config: Config, cluster: Cluster) -> Trainer:
@@ -255,7 +258,10 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     choose_lookup(config, tables, world.num_machines)
     device_tables = _build_device_tables(config, tables, optimizer, world, device)
     computing = model.copied_to(device.device) if device.is_staged else model
-    dense = _build_dense(config, model, computing, features, cluster)
+    precision = build_precision(config, computing, device, cluster)
+    dense = _build_dense(config, model, computing, features, cluster, precision)
+    if precision is not None:
+        computing = computing.in_precision(precision)
     # Registered before the Trainer's own: an exchange in the background ends before the last commit.
     cluster.on_leave(tables.lookup.finish)
     pairs = [(lhs, rhs) for lhs, rhs, _, _ in dataset.edge_types]
@@ -520,7 +526,12 @@ def _build_staging(
 
 
 def _build_dense(
-    config: Config, model: KgeModel, computing: KgeModel, features: RunFeatures | None, cluster: Cluster
+    config: Config,
+    model: KgeModel,
+    computing: KgeModel,
+    features: RunFeatures | None,
+    cluster: Cluster,
+    precision: ModulePrecision | None,
 ) -> DenseParameters | None:
     """Return the dense parameters of the score function's module and of the projections of features.
 
@@ -533,6 +544,8 @@ def _build_dense(
         limits.get("value", 0.0), "norm" in limits, None if computing is model else computing.module,
         # One trainer has all of them in any case.
         Path(config.output) if config.dense.sharding == "fsdp" and cluster.world.world_size > 1 else None,
+        None if precision is None else precision.loss_scale,
+        [] if model.module is None else [name for name, _ in model.module.named_parameters()],
     )  # fmt: skip
     if features is not None:
         projections = features.projections

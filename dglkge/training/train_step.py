@@ -18,6 +18,7 @@ from dglkge.distributed.preemption import StopRequest
 from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_lookup import DirectLookup, RowLookup
 from dglkge.embeddings.table_set import TableSet
+from dglkge.model.precision import is_finite
 from dglkge.model.projections import ProjectedFeatures
 from dglkge.sampling.known_answers import KnownAnswers
 from dglkge.sampling.negatives import NegativeSampler
@@ -83,6 +84,8 @@ class TrainStep:
     ----------
     someone_must_stop : bool
         Whether one of the trainers had received a signal to stop before the last step; equal on all of them.
+    is_skipped : bool
+        Whether the last batch changed nothing, as a gradient in float16 was not finite; equal on all of them.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class TrainStep:
         self._sums_batch = sums_batch
         self._global_vectors = global_vectors
         self._stop = stop
-        self.someone_must_stop = False
+        self.someone_must_stop = self.is_skipped = False
         self._loss = loss
         self._tables = tables
         self._staging = staging
@@ -183,17 +186,23 @@ class TrainStep:
             else []
         )
         gradients += dense
-        if self._global_vectors is not None:
-            self._global_vectors.step((self._names[id(one)], rows) for one, _, rows in gradients)
         if self._features is not None:
             self._project_back(self._features, gradients)
         # Before the rows change: a clipped gradient's norm is that of rows and dense parameters together.
         more: dict[str, float] = {}
+        self.is_skipped = False
         if self._dense is not None:
+            has_scale = self._dense.loss_scale is not None
+            are_finite = not has_scale or all(is_finite(rows) for _, _, rows in gradients)
             self._clock.enter("exchange")
-            self._dense.sum_gradients()
+            self.is_skipped = not self._dense.sum_gradients(are_finite)
             if self._dense.clips_norm:
                 more = {"other_squares": self._dense.squares}
+        if self.is_skipped:
+            gradients = []
+        elif self._global_vectors is not None:
+            self._clock.enter("merge")
+            self._global_vectors.step((self._names[id(one)], rows) for one, _, rows in gradients)
         self._optimizer.step_rows(
             # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
             self._of_trained_rows(gradients),
@@ -203,7 +212,7 @@ class TrainStep:
             # Keys the rounding of rows of 16 bits: a resumed run rounds as one that was not interrupted.
             number=plan.number,
         )
-        if self._dense is not None:
+        if self._dense is not None and not self.is_skipped:
             self._clock.enter("update")
             # Every trainer updates its own copy, or its slices: nothing is exchanged.
             self._dense.update(self._optimizer.clip_factor if more else 1.0)

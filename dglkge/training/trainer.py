@@ -195,7 +195,7 @@ class Trainer:
         self._report = EpochReport(
             self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock, before,
             self._checkpoints.records.check_lease, self._track, self._usage,
-            functools.partial(self._edge_batches.place, epoch), self._train_step.measures is not None,
+            functools.partial(self._fields, epoch), self._train_step.measures is not None,
         )  # fmt: skip
         try:
             self.stop_if_asked()
@@ -225,6 +225,11 @@ class Trainer:
             self._so_far = self._report.so_far(self._batches_done)
             self._report.close()
             self._report = None
+
+    def _fields(self, epoch: int, done: int) -> dict[str, Any]:
+        """Return fields of a line of statistics: the place in the order, and the loss scale."""
+        of_dense = {} if self._dense is None else self._dense.statistics()
+        return {**self._edge_batches.place(epoch, done), **of_dense}
 
     def _begin_pass(self, done: int) -> None:
         """Rank the held-out triples of the pass that begins, if there are any; a collective."""
@@ -303,8 +308,12 @@ class Trainer:
         self._clock.enter("other")
         before, self._bytes_sent = self._bytes_sent, self._bytes_sent_so_far()
         measures = () if self._train_step.measures is None else self._train_step.measures.take()
+        counted, num_triples = loss, len(batch)
+        if self._train_step.is_skipped:
+            # Its loss may be infinite, and would be the epoch's.
+            counted, num_triples, measures = 0.0, 0, np.zeros_like(measures)
         if self._report is not None:
-            self._report.count(batch.index + 1, loss, len(batch), self._bytes_sent - before, measures)
+            self._report.count(batch.index + 1, counted, num_triples, self._bytes_sent - before, measures)
         return loss
 
     def _bytes_sent_so_far(self) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dglkge.checkpoint.layout import RUN_METRICS_FILE
 from dglkge.errors import DglkgeError, InputError
 from dglkge.planning.ranges import parse_bytes
 from measuring import our_job
@@ -119,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         print(f"limited_memory.py: {error}", file=sys.stderr)
         return 1
-    metrics: dict[str, Any] = json.loads((run / "metrics.json").read_text(encoding="utf-8"))
+    metrics: dict[str, Any] = json.loads((run / RUN_METRICS_FILE).read_text(encoding="utf-8"))
     record = {
         "machine": describe_machine(),
         "limit_bytes": limit,

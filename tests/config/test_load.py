@@ -239,6 +239,8 @@ DOCUMENTED = {
         "sampling.order",
         "tables.dtype",
         "tables.rounding",
+        "dense.autocast",
+        "dense.compile",
         *(
             f"training.{name}"
             for name in (
@@ -269,6 +271,8 @@ SECTIONS[schema.FIXED] += ("features",)
 
 NAMED_ALONE = (
     "checkpoint.init_path",
+    "dense.autocast",
+    "dense.compile",
     "dense.sharding",
     "evaluation.eval_fraction",
     "model.init_from.frozen",

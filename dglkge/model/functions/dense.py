@@ -120,20 +120,29 @@ class TuckER(Dot, ScoreFunction):
         entities, relations = (
             one.expand(*shape, -1).reshape(-1, one.shape[-1]) for one in (entity, relation)
         )
-        core = self._core(entities)
-        step = max(1, MATRIX_NUMBERS // core.shape[1])
-        pieces = [
-            (given.unsqueeze(1) @ self._matrices(of_given, core, side)).squeeze(1)
-            for given, of_given in zip(entities.split(step), relations.split(step))
-        ]
-        return torch.cat(pieces).reshape(*shape, entities.shape[-1])
+
+        def compute(entities: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
+            core = self._core(entities)
+            step = max(1, MATRIX_NUMBERS // core.shape[1])
+            pieces = [
+                (given.unsqueeze(1) @ self._matrices(of_given, core, side)).squeeze(1)
+                for given, of_given in zip(entities.split(step), relations.split(step))
+            ]
+            return torch.cat(pieces)
+
+        return self.run_precisely(compute, entities, relations).reshape(*shape, entities.shape[-1])
 
     def shared_query(
         self, entity: torch.Tensor, relations: torch.Tensor, places: torch.Tensor, side: Side
     ) -> torch.Tensor:
         """Return the queries by one M(r) for each relation; see :class:`ScoreFunction`."""
-        matrices = self._matrices(relations, self._core(relations), side)
-        return autograd_functions.GroupedProducts.apply(entity, matrices, places)
+
+        def compute(entity: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
+            matrices = self._matrices(relations, self._core(relations), side)
+            # Autocast converts operands of torch's functions, not of this one.
+            return autograd_functions.GroupedProducts.apply(entity.to(matrices.dtype), matrices, places)
+
+        return self.run_precisely(compute, entity, relations)
 
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
         """Return h M(r)."""
@@ -145,9 +154,12 @@ class TuckER(Dot, ScoreFunction):
 
     def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
         """Return sum_jk W_ijk h_j t_k."""
-        core = self._core(given)
-        pairs = given.unsqueeze(-1) * answer.unsqueeze(-2)
-        return pairs.flatten(-2) @ core.T
+
+        def compute(given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+            pairs = given.unsqueeze(-1) * answer.unsqueeze(-2)
+            return pairs.flatten(-2) @ self._core(given).T
+
+        return self.run_precisely(compute, given, answer)
 
 
 @SCORE_FUNCTIONS.register("conve")

@@ -79,6 +79,18 @@ def check_dense(config: Config, model: KgeModel) -> None:
                 "has no dense parameters, nor are there features.files; allowed: the default"
             )
         return
+    of_module = {"autocast": config.dense.autocast, "compile": str(config.dense.compile).lower()}
+    for name, value in of_module.items():
+        if not score_function.has_module and value not in ("none", "false"):
+            raise InputError(
+                f"dense.{name} is {value} and model.score_function is {config.model.score_function}, which "
+                "has no module; projections of features compute in float32; allowed: the default"
+            )
+    if config.dense.compile and type(score_function.module).forward is torch.nn.Module.forward:
+        raise InputError(
+            f"dense.compile is true and the module of model.score_function {config.model.score_function} has "
+            "no forward to compile, as it is matrix products alone; allowed: false"
+        )
     if score_function.has_module and not config.training.synchronous:
         raise InputError(
             f"model.score_function is {config.model.score_function}, whose dense parameters all trainers "

@@ -8,7 +8,7 @@ the whole, so the sum over the trainers is the gradient of the batch, whatever t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,15 @@ from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, den
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from dglkge.model.dense_modules import load_parameters
+from dglkge.model.precision import LossScale
 from dglkge.training.objectives.dense_shards import ParameterShards
 from dglkge.typing import RELATION
 
 STATE, NUMBERS = "optimizer", "optimizer_numbers"
 """Groups of the optimizer's state: tensors, and Python's numbers."""
+
+SCALE = "loss_scale"
+"""Group of the numbers of the loss scale."""
 
 
 class DenseParameters:
@@ -50,10 +54,14 @@ class DenseParameters:
     shards_in : Path, optional
         Share the parameters and the optimizer's state out among the trainers; rank 0 joins them in a
         temporary file in this folder when they are saved. Without it every trainer has all of them.
+    loss_scale : LossScale, optional
+        Factor on the gradients that a batch leaves with the parameters in `scaled`.
+    scaled : collection of str
 
     Attributes
     ----------
     optimizer : torch.optim.Optimizer
+    loss_scale : LossScale or None
     squares : float
         Sum of the squares of the summed gradient; see :meth:`sum_gradients`.
     """
@@ -68,7 +76,11 @@ class DenseParameters:
         clips_norm: bool = False,
         copy: torch.nn.Module | None = None,
         shards_in: Path | None = None,
+        loss_scale: LossScale | None = None,
+        scaled: Collection[str] = (),
     ) -> None:
+        self.loss_scale = loss_scale
+        self._scaled = frozenset(scaled)
         self.clips_norm = clips_norm
         self._parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._module = module
@@ -120,19 +132,31 @@ class DenseParameters:
                 for name, taken in self._copy.named_parameters():
                     taken.copy_(values[name])
 
-    def sum_gradients(self) -> None:
+    def sum_gradients(self, rows_are_finite: bool = True) -> bool:
         """Sum the gradients of all trainers, and clip them by value; a collective.
+
+        Parameters
+        ----------
+        rows_are_finite : bool
+            Whether the gradients of this trainer's rows are; it counts with a loss scale.
+
+        Returns
+        -------
+        bool
+            Whether the step is to be made, equal on all trainers. With a loss scale it is skipped where a
+            gradient of any trainer is not finite, of rows or of dense parameters.
 
         Raises
         ------
         FloatingPointError
-            If the sum is not finite; on every trainer.
+            On every trainer, if the sum is not finite, or the loss scale becomes too small.
         """
-        parameters = self._updated.values()
-        total = self._sums()
+        parameters = list(self._updated.values())
+        self._unscale()
+        total = self._sums(rows_are_finite)
         start = 0
-        # Of each parameter whether its gradient is not finite, and last the sum of squares.
-        found = np.zeros(len(parameters) + 1)
+        # Of each parameter whether its gradient is not finite, whether rows are not, and the sum of squares.
+        found = np.zeros(len(parameters) + 2)
         for place, one in enumerate(parameters):
             part = total[start : start + one.numel()]
             start += one.numel()
@@ -143,18 +167,30 @@ class DenseParameters:
         found[-1] = sum(float(one.grad.double().square().sum()) for one in parameters if one.grad is not None)
         if self._shards is not None:
             # Each trainer has seen its slices: the norm and the verdict are those of all of them.
+            found[-2] = not rows_are_finite
             found = self._sum(found)
+        elif self.loss_scale is not None:
+            found[-2] = total[-1]
+        if self.loss_scale is not None:
+            # Equal on all trainers, as the sums are.
+            overflows = bool(found[:-1].any())
+            self.loss_scale.update(overflows)
+            if overflows:
+                self.squares = 0.0
+                return False
         for name, num_bad in zip(self._updated, found.tolist()):
             if num_bad:
                 raise FloatingPointError(
                     f"the gradient of the dense parameter {name!r} is not finite; nothing was updated"
                 )
         self.squares = float(found[-1])
+        return True
 
-    def _sums(self) -> torch.Tensor:
+    def _sums(self, rows_are_finite: bool) -> torch.Tensor:
         """Return the gradients, one after the other, summed over the trainers: (n,) float64; a collective.
 
-        Those of the slices of this trainer where parameters are sharded.
+        Those of the slices of this trainer where parameters are sharded. Else, with a loss scale, one number
+        more: how many trainers ask to skip the step.
         """
         if self._shards is not None:
             total = self._shards.summed(list(self._parameters), [one.grad for one in self._computing])
@@ -163,14 +199,30 @@ class DenseParameters:
             self._shards.release()
             return total
         # In float64, so that the order of trainers shows in the last bit of float32 only.
-        flat = np.zeros(sum(one.numel() for one in self._parameters.values()))
+        num_numbers = sum(one.numel() for one in self._parameters.values())
+        flat = np.zeros(num_numbers + (self.loss_scale is not None))
         start = 0
         for one in self._computing:
             # A trainer without triples, or a parameter that a batch does not use, has no gradient.
             if one.grad is not None:
                 flat[start : start + one.numel()] = one.grad.reshape(-1).cpu().numpy()
             start += one.numel()
+        if self.loss_scale is not None:
+            flat[-1] = not rows_are_finite
         return torch.from_numpy(self._sum(flat))
+
+    def _unscale(self) -> None:
+        """Divide the gradients of this trainer's batch by the loss scale."""
+        if self.loss_scale is not None:
+            for name, one in zip(self._parameters, self._computing):
+                if one.grad is not None and name in self._scaled:
+                    one.grad /= self.loss_scale.scale
+
+    def statistics(self) -> dict[str, float]:
+        """Return the fields of a line of statistics: of the loss scale, where there is one."""
+        if self.loss_scale is None:
+            return {}
+        return {"loss_scale": self.loss_scale.scale, "skipped_batches": self.loss_scale.num_skipped}
 
     def update(self, factor: float = 1.0) -> None:
         """Update the parameters by the summed gradients times a factor."""
@@ -203,6 +255,9 @@ class DenseParameters:
                         slices[path] = (name, value)
                 elif isinstance(value, (bool, int, float)):
                     found[dense_path(NUMBERS, name, key)] = torch.tensor(value, dtype=torch.float64)
+        if self.loss_scale is not None:
+            for key, number in self.loss_scale.state().items():
+                found[dense_path(SCALE, key)] = torch.tensor(number, dtype=torch.float64)
         if self._shards is None:
             return {path: value.detach().clone() for path, value in found.items()}
         numbers = {path: value.detach().clone() for path, value in found.items() if path not in slices}
@@ -240,6 +295,11 @@ class DenseParameters:
                 # Of each dataset only this trainer's slice is read, however many trainers wrote it.
                 self._shards.load(file.get(dense_path("parameters"), {}), str(path))
             self._restore_state(file)
+            if self.loss_scale is not None:
+                state = {key: float(one[()]) for key, one in file.get(dense_path(SCALE), {}).items()}
+                # A run that was trained in another type has none, and starts with a new one.
+                if state:
+                    self.loss_scale.load(state)
 
     def _restore_state(self, file: h5py.File) -> None:
         """Take the optimizer's state; it has none before its first step."""

@@ -1,0 +1,161 @@
+"""How the module of a score function computes in training (``dense.autocast`` and ``dense.compile``)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from dglkge.config import Config
+from dglkge.distributed.runtime import Cluster
+from dglkge.errors import InputError
+from dglkge.model.device import ComputeDevice, problem_of
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.precision import (
+    LEAST_COMPILED,
+    NARROW_TYPES,
+    LossScale,
+    ModulePrecision,
+    autocast_problem,
+    compiler_problem,
+)
+from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, Side
+
+TRIED_ROWS = 2 * LEAST_COMPILED
+"""Queries of the first call of a module."""
+
+TRIED_SCALE = 4.0
+"""Loss scale by which gradients must grow: a power of 2, with which this is exact."""
+
+PROBLEM_CHARACTERS = 400
+"""Longest part of an error of torch.compile in a message: a compiler's errors may fill pages."""
+
+
+def check_precision(config: Config) -> None:
+    """Refuse a type or a compilation that this process does not have.
+
+    Raises
+    ------
+    InputError
+        Naming the field, the problem and what is allowed.
+    """
+    name = config.training.device
+    is_cuda = name in (AUTO_DEVICE, CUDA_DEVICE) and problem_of(CUDA_DEVICE) is None
+    _check_autocast(config, CUDA_DEVICE if is_cuda else CPU_DEVICE)
+    problem = compiler_problem() if config.dense.compile else None
+    if problem:
+        raise InputError(
+            f"dense.compile is true, which takes a C++ compiler, and {problem}; allowed here: false"
+        )
+
+
+def _check_autocast(config: Config, device_type: str) -> None:
+    """Refuse a type without autocast on a device."""
+    name = config.dense.autocast
+    problem = autocast_problem(device_type, NARROW_TYPES[name]) if name in NARROW_TYPES else None
+    if problem:
+        allowed = ["none"] + [
+            other
+            for other, dtype in NARROW_TYPES.items()
+            if other != name and autocast_problem(device_type, dtype) is None
+        ]
+        raise InputError(f"dense.autocast is {name} and {problem}; allowed here: {' or '.join(allowed)}")
+
+
+def build_precision(
+    config: Config, model: KgeModel, device: ComputeDevice, cluster: Cluster
+) -> ModulePrecision | None:
+    """Return how the module of a model computes in training; None if as it is written.
+
+    A collective: every trainer tries the module, and compiles it, before the first batch.
+
+    Parameters
+    ----------
+    config : Config
+    model : KgeModel
+        The one that computes batches.
+    device : ComputeDevice
+        Its device.
+    cluster : Cluster
+
+    Raises
+    ------
+    InputError
+        If torch has no such type on the device or cannot compile the module, or the score function does not
+        take a loss scale; on all trainers.
+    """
+    chosen = config.dense
+    if model.module is None or (chosen.autocast == "none" and not chosen.compile):
+        return None
+    device_type = device.device.type
+    _check_autocast(config, device_type)
+    dtype = NARROW_TYPES.get(chosen.autocast, torch.float32)
+    made = ModulePrecision(device_type, dtype, chosen.compile)
+    # Tried now, so that what fails does so with one message and before anything is trained: a compiler, or an
+    # operation that torch does not have in 16 bits.
+    problems = cluster.gather_texts(_problem_of(model.in_precision(made), device.device))
+    for rank, problem in enumerate(problems):
+        if problem:
+            what, allowed = f"dense.autocast is {chosen.autocast}", "none"
+            if chosen.compile:
+                what, allowed = f"{what}, dense.compile is true", "dense.compile false"
+            raise InputError(
+                f"{what}, and torch fails to compute the module so on trainer {rank}: {problem}; allowed "
+                f"here: {allowed}"
+            )
+    if made.loss_scale is not None:
+        _check_scaling(config, model, device.device)
+    return made
+
+
+def _problem_of(model: KgeModel, device: torch.device) -> str:
+    """Compute queries and their gradients for both sides; return the error, empty if there is none."""
+    try:
+        _gradients(model, device)
+    except Exception as error:  # torch's own, and those of the compiler, have no common class
+        return " ".join(str(error).split())[:PROBLEM_CHARACTERS] or type(error).__name__
+    return ""
+
+
+def _gradients(model: KgeModel, device: torch.device) -> list[list[torch.Tensor]]:
+    """Return the gradients of rows, and of parameters, of a function of the queries of both sides."""
+
+    def numbers(*shape: int) -> torch.Tensor:
+        # Other numbers in each row: normalization of equal ones has no gradient.
+        return torch.linspace(-1, 1, math.prod(shape), device=device).view(shape)
+
+    entities = numbers(TRIED_ROWS, model.dim).requires_grad_()
+    relations = numbers(TRIED_ROWS, model.relation_width).flip(0).requires_grad_()
+    parameters = [one for one in model.score_function.module.parameters() if one.requires_grad]
+    total: Any = 0
+    for side in Side:
+        query = model.query(entities, relations, side)
+        total = total + (query * numbers(*query.shape)).sum()
+    # Kept nowhere: the gradients of the first batch are added to none.
+    found = torch.autograd.grad(total, [entities, relations, *parameters], allow_unused=True)
+    return [[one for one in part if one is not None] for part in (found[:2], found[2:])]
+
+
+def _check_scaling(config: Config, model: KgeModel, device: torch.device) -> None:
+    """Refuse a score function that uses parameters beside ``run_precisely``: their gradients are not scaled.
+
+    Raises
+    ------
+    InputError
+        If the gradients of parameters are not proportional to the loss scale, or those of rows depend on it.
+    """
+    found = []
+    for scale in (1.0, TRIED_SCALE):
+        precision = ModulePrecision(device.type)
+        precision.loss_scale = LossScale(scale)
+        found.append(_gradients(model.in_precision(precision), device))
+    for factor, once, scaled in zip((1.0, TRIED_SCALE), *found):
+        for one, other in zip(once, scaled):
+            limit = 1e-3 * float(one.abs().max()) * factor
+            if float((other - factor * one).abs().max()) > limit:
+                raise InputError(
+                    f"dense.autocast is float16 and model.score_function {config.model.score_function} uses "
+                    "parameters of its module beside run_module and run_precisely, where gradients are not "
+                    "scaled; allowed: none or bfloat16"
+                )
