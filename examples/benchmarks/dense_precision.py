@@ -119,8 +119,8 @@ def measure_all(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     """Measure the variants of a score function in turn; returns a row for each."""
     rows: list[dict[str, Any]] = []
     batches = []
-    module = build_model(name, 4, True).module
-    has_forward = module is not None and type(module).forward is not torch.nn.Module.forward
+    kind: Any = type(build_model(name, 4, True).module)
+    has_forward = kind.forward is not torch.nn.Module.forward
     for autocast, compiles in variants(args.device):
         # Matrix products alone: training refuses to compile them.
         if compiles and not has_forward:
@@ -129,13 +129,8 @@ def measure_all(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
         first = measure(batch, 1, args.device)["seconds"]
         # What remains is allocated, as state of the optimizer.
         measure(batch, 1, args.device)
-        row: dict[str, Any] = {
-            "score_function": name,
-            "autocast": autocast,
-            "compile": compiles,
-            "first_seconds": first,
-        }
-        rows.append({**row, "runs": []})
+        rows.append({"score_function": name, "autocast": autocast, "compile": compiles, "runs": []})
+        rows[-1]["first_seconds"] = first
         batches.append(batch)
     for _ in range(args.pairs):
         for row, batch in zip(rows, batches):
