@@ -9,7 +9,7 @@ LANE ?= $(shell $(PYTHON) -c 'import sys; print("dgl2" if sys.version_info[:2] i
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
 # Twice as many workers as two cores: many tests wait. tests/conftest.py decides which tests share a worker.
-PARALLEL := -n 4
+PARALLEL := -n 6
 # What calls DGL or torch: the part of the tests whose result may differ between the lanes.
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
     functional/test_training_job.py functional/test_two_partitions.py functional/test_repeated_training.py \
