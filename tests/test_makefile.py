@@ -104,7 +104,7 @@ def test_tests_come_after_lint_and_last(copy):
 
 def test_pip_and_pytest_take_flags(copy):
     lines = "\n".join(steps(copy, "test", "PIP_FLAGS=--no-index", "PYTEST_FLAGS=-x tests/data"))
-    assert "pip install -q --no-index -e" in lines and "-n 4 -x tests/data" in lines
+    assert "pip install -q --no-index -e" in lines and "-n 6 -x tests/data" in lines
 
 
 def test_help_names_every_target(copy):
