@@ -45,11 +45,14 @@ def test_only_what_no_other_job_holds_is_left(tmp_path, monkeypatch):
     site = OneMachine(tmp_path, tmp_path, tmp_path, 1, LIMIT_SECONDS)
     monkeypatch.setattr(fault_sites, "END_SECONDS", 0.5)
     mine, other = (fault_sites.SHARED_MEMORY / f"{name}-{os.getpid()}-kvdata-" for name in ("left", "other"))
-    hold = f"import mmap; m = mmap.mmap(open({str(other)!r}, 'r+b').fileno(), 0); print(flush=True); input()"
+    hold = "import mmap, sys; f = open(sys.argv[1], 'r+b'); m = mmap.mmap(f.fileno(), 0)"
     for path in (mine, other):
         path.write_bytes(bytes(mmap.PAGESIZE))
     holder = subprocess.Popen(
-        [sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", f"{hold}; print(flush=True); input()", str(other)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert holder.stdout.readline() == "\n"

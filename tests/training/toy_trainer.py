@@ -92,7 +92,7 @@ class ToyRun:
         held_out: Any = None,
         measures: BatchMeasures | None = None,
     ) -> None:
-        self.measures = measures
+        self.measures, self.is_skipped = measures, False
         sets = ["dataset=toy", f"output={folder}", f"training.batch_size={BATCH_SIZE}", *settings]
         config = load_config(None, ["training.progress=never", *sets])
         self.tables = ToyTables(person=ToyTable("person", 23), relation=ToyTable("relation", 2))
