@@ -79,10 +79,11 @@ def run_limited(command: Sequence[str], limit: int, log: Path, limit_seconds: fl
         try:
             done = run_watched(group.command(command), log, limit_seconds, our_job.VARIABLES)
         except RuntimeError as error:
-            killed = group.out_of_memory_kills()
-            raise RuntimeError(f"{error}\n(killed for lack of memory: {killed} processes)") from None
+            if killed := group.out_of_memory_kills():
+                raise RuntimeError(f"{error}\nthe limit killed {killed} of its processes") from None
+            raise
         if killed := group.out_of_memory_kills():
-            raise RuntimeError(f"{command[0]} ended well, but {killed} processes were killed for memory")
+            raise RuntimeError(f"{command[0]} ended well, but {killed} processes were killed by the limit")
         return {
             "seconds": done.seconds,
             "processor_seconds": done.processor_seconds,

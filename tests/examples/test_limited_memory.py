@@ -47,7 +47,10 @@ def test_a_command_that_takes_more_than_the_limit_fails(benchmark_module, tmp_pa
             found = module.run_limited(command, 100 * MIB, tmp_path / "log", 60)
             assert size < found["peak_group_bytes"] <= 100 * MIB
             return
-        with pytest.raises(RuntimeError, match="1 processes were killed for memory"):
+        with pytest.raises(RuntimeError, match="ended well, but 1 processes were killed by the limit"):
             module.run_limited(command, 100 * MIB, tmp_path / "log", 60)
+        failing = [sys.executable, "-c", f"held = bytearray({size})"]
+        with pytest.raises(RuntimeError, match=r"(?s)ended with -9.*the limit killed 1 of its processes"):
+            module.run_limited(failing, 100 * MIB, tmp_path / "log", 60)
     except InputError as error:
         pytest.skip(str(error))
