@@ -152,8 +152,8 @@ class MappedRows:
         """Map a piece for writing in this process, and wait until it is read.
 
         Otherwise each first write to a page enters the kernel, at 5 to 9 microseconds a page; many at once
-        cost about 2 each, and not in the thread that trains. All pages of the piece count as written then. Older
-        kernels refuse.
+        cost about 2 each, and not in the thread that trains. All pages of the piece count as written then.
+        Older kernels refuse.
         """
         return self._madvise(address, num_bytes, MADV_POPULATE_WRITE) == 0
 
