@@ -4,20 +4,28 @@ Numba keeps machine code beside the source file, or else in the user's cache fol
 file is unchanged. A loop also contains the loops of other files that it calls, so each entry of the cache
 here holds a digest of all files with compiled loops and counts for those only. The cache is optional: without
 a folder to write to, on a full disk or with a damaged cache file, loops are compiled in memory.
+
+The processes of a job start together and need the same loops. One of them compiles the loops of a file while
+the others wait for its machine code.
 """
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import hashlib
 import logging
 from pathlib import Path
-from typing import Any, Callable
+from typing import IO, Any, Callable, Optional
 
 import numba
 from numba import carray, extending, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.cgutils import ir
 from numba.core.compiler import Compiler
+from numba.core.compiler_lock import global_compiler_lock
+
+from ..file_lock import wait_for_lock
 
 __all__ = [
     "FAST_MATH",
@@ -73,12 +81,71 @@ class _DigestedCode(CompileResultCacheImpl):
         return super().rebuild(target_context, code) if digest == _SOURCES_DIGEST else None
 
 
+class _CompileLock:
+    """Lock of a source file while its loops are compiled, held any number of times by one process.
+
+    A process that holds it may wait for another file's: loops call those of files that their own imports, so
+    processes do not wait in a circle. The lock only saves work: a process that waits for too long, or whose
+    file system has no locks, compiles too. Numba's own lock keeps the other threads of the process away.
+    """
+
+    #: Limit of a wait, in seconds: more than any file's loops take to compile on a busy machine.
+    limit = 120.0
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.num_held = 0
+        self.file: Optional[IO[bytes]] = None
+
+    def take(self) -> None:
+        """Wait until no other process compiles loops of the file."""
+        self.num_held += 1
+        if self.num_held > 1 or not self.limit:
+            return
+        try:
+            self.file = open(self.path, "rb")
+            if not wait_for_lock(self.file, self.limit):
+                logger.info("another process has compiled loops of %s for %g s", self.path, self.limit)
+                _CompileLock.limit = 0.0
+        except OSError as error:
+            logger.info("loops of %s are compiled without a lock: %s", self.path, error)
+
+    def release(self) -> None:
+        """Let other processes compile, once it was released as often as it was taken."""
+        self.num_held -= 1
+        if self.num_held or self.file is None:
+            return
+        # Closing the file is not enough: a forked child may have inherited it.
+        fcntl.flock(self.file, fcntl.LOCK_UN)
+        self.file.close()
+        self.file = None
+
+
+_LOCKS: dict[str, _CompileLock] = {}
+
+
 class _KernelCache(FunctionCache):
     """Numba's cache of a function; a file of it is valid for one state of all sources only."""
 
     _impl_class = _DigestedCode
 
+    def __init__(self, function: Callable) -> None:
+        super().__init__(function)
+        path = function.__code__.co_filename
+        self.lock = _LOCKS.setdefault(path, _CompileLock(path))
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the compiled function from the cache, None if it is absent or unreadable.
+
+        If it is absent, the lock is held on return, and no other process has compiled the function meanwhile.
+        """
+        found = self._load(sig, target_context)
+        if found is None and self._enabled:
+            self.lock.take()
+            found = self._load(sig, target_context)
+        return found
+
+    def _load(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled function from the cache, None if it is absent or unreadable."""
         try:
             return super().load_overload(sig, target_context)
@@ -174,4 +241,22 @@ def _compile(function: Callable, fastmath: set[str] = FAST_MATH, **options: Any)
         loop._cache = _KernelCache(function)
     except RuntimeError:  # neither the folder of the file nor the user's cache folder can be written
         logger.info("compiled loops are not cached: no folder to write to")
+    else:
+        loop.compile = _compile_once(loop.compile, loop._cache.lock)
     return loop
+
+
+def _compile_once(compile_loop: Callable, lock: _CompileLock) -> Callable:
+    """Wrap numba's function that loads or compiles a loop: it releases the lock that the cache has taken."""
+
+    @functools.wraps(compile_loop)
+    def compile_and_release(signature: Any) -> Any:
+        with global_compiler_lock:
+            num_held = lock.num_held
+            try:
+                return compile_loop(signature)
+            finally:
+                while lock.num_held > num_held:
+                    lock.release()
+
+    return compile_and_release

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +159,35 @@ def test_a_full_disk_is_no_obstacle(tmp_path: Path) -> None:
         "resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
     )
     assert run(limited + ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 0\n"
+
+
+def test_one_process_compiles_a_loop_and_others_wait(tmp_path: Path) -> None:
+    """Processes of a job start together, without a cache: one of them compiles, the others load its code."""
+    copied_package(tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)), range(4)))
+    assert sorted(one.stdout for one in done) == ["[-1.0, -1.0] 0\n", *3 * ["[-1.0, -1.0] 1\n"]]
+
+
+def test_a_process_that_waits_in_vain_compiles_too(tmp_path: Path) -> None:
+    """Another process holds the lock of a file and never releases it: waited for once, not for each loop."""
+    package = copied_package(tmp_path)
+    impatient = (
+        "import logging\n"
+        "from dglkge.kernels import jit\n"
+        "logging.basicConfig(level=logging.INFO)\n"
+        "jit._CompileLock.limit = 0.1\n"
+    )
+    names = ("updates.py", "rules.py")
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            file = stack.enter_context(open(package / "kernels" / name, "rb"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        done = run(impatient + ONE_ADAGRAD_STEP, tmp_path, str(tmp_path))
+    assert done.stdout == "[-1.0, -1.0] 0\n"
+    assert done.stderr.count("another process has compiled loops of") == 1
+    # What it has compiled is in the cache, and it holds no lock that would keep others waiting.
+    assert run(impatient + ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 1\n"
 
 
 def test_loops_keep_not_a_number() -> None:
