@@ -1,39 +1,53 @@
 """Files of the frozen vectors of entities in a run's folder, one npy file of each entity type by original id.
 
 The vectors do not change, so they are written once, before the first version, and every version of the
-checkpoint refers to them by their checksum.
+checkpoint refers to them by their checksum. A note beside them, which is written last, lists them.
 """
 
 from __future__ import annotations
 
-import zlib
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from dglkge.checkpoint import layout
+from dglkge.checkpoint.hdf5_format import file_crc32
 from dglkge.checkpoint.relation_layout import dense_path
 from dglkge.errors import CheckpointError
 
 RECORD = "features"
 """Kind of the datasets, beside the dense parameters, that hold the record of each file."""
 
-_CHUNK_BYTES = 1 << 24
-
-
-def file_crc32(path: Path) -> int:
-    """Return the CRC-32 of a file."""
-    crc32 = 0
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            crc32 = zlib.crc32(chunk, crc32)
-    return crc32
-
 
 def record_path(entity_type: str) -> str:
     """Return the dataset of the record of a type's file, (3,) int64: rows, numbers in each, and CRC-32."""
     return dense_path(RECORD, entity_type)
+
+
+def parse_note(content: bytes, place: object) -> dict[str, list[int]]:
+    """Return the records of the files that a note lists, by entity type, as of :func:`record_path`.
+
+    Parameters
+    ----------
+    content : bytes
+    place : path or str
+        Where the note was read, for messages.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged.
+    """
+    try:
+        types = json.loads(content)["types"]
+        return {
+            name: [*(int(number) for number in one["shape"]), int(one["crc32"])]
+            for name, one in types.items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{place} is damaged: {error!r}") from None
 
 
 def find_folder(checkpoint: Path) -> Path:

@@ -3,6 +3,7 @@
 The objects have the names of the run's folder, so the objects copied to a disk are a run::
 
     config.json, stats.jsonl, metrics.json, ...     records of the run
+    features/{type}.npy, features/features.json     frozen vectors of entities, the same in all versions
     writer.json                                     the job that may write here
     checkpoint/embeddings_{type}_{part}.v7.h5, model.v7.h5, training_state.v7.pt, manifest.v7.json
     checkpoint/config.v7.json, entity_names_{type}_{part}.v7.json, entity_count_{type}_{part}.v7.txt
@@ -10,7 +11,8 @@ The objects have the names of the run's folder, so the objects copied to a disk 
     checkpoint/best/snapshot.json                   the version that is the snapshot best/
     checkpoint/checkpoint_version.txt               the pointer
 
-Commit rule: the parts of a version, then its manifest, then the pointer, then older versions are removed.
+Commit rule: frozen vectors, then the parts of a version, its manifest and the pointer; then older versions
+are removed.
 Nothing is renamed, and no object of a published version is written again except the pointer and the records.
 A store that does not write atomically may leave a torn pointer. The newest manifest with a right checksum
 and with all its files then takes its place: a manifest is written after all of its files.
@@ -33,6 +35,7 @@ from typing import Any
 
 from dglkge.checkpoint import hdf5_format, layout, snapshots
 from dglkge.checkpoint.durable import LeasedFolder
+from dglkge.checkpoint.features import parse_note
 from dglkge.checkpoint.lineage import RunCopy, manifest_checksum, read_copy
 from dglkge.checkpoint.manifest import FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file, check_text
@@ -100,6 +103,7 @@ class Mirror:
         self._run = Path(output)
         self._storage = CheckpointStorage(self._run / layout.CHECKPOINT_FOLDER, lease)
         self._records = LeasedFolder(self._run, lease)
+        self._features = LeasedFolder(self._run / layout.FEATURES_FOLDER, lease)
         self._job = self._storage.nonce or new_nonce()
         # The version that was published last, of which equal texts are copied inside the store.
         self._last: StoredVersion | None = None
@@ -197,6 +201,7 @@ class Mirror:
         storage, manifest = self._storage, stored.manifest
         storage.prepare()
         before = storage.published(texts=False) if read_copy(self._run).version else None
+        self._pull_features()
         self._pull_files(manifest)
         for name in kept:
             note = self._note(name)
@@ -283,6 +288,7 @@ class Mirror:
                 "another checkpoint.storage"
             )
         texts = {name: check_text(storage.path, text, version) for name, text in manifest.all_texts.items()}
+        self._push_features()
         self._push_version(manifest, texts)
         kept = self._push_snapshots()
         stats = storage.path / layout.STATS_FILE
@@ -345,6 +351,45 @@ class Mirror:
             self._write(_object(f"{path.name}/{layout.SNAPSHOT_NOTE_FILE}"), content)
             kept[path.name] = note
         return {int(note["version"]) for note in kept.values() if note is not None}
+
+    def _push_features(self) -> None:
+        """Upload the frozen vectors of the run, if it has some, and then their note."""
+        folder = self._features.path
+        note = folder / layout.FEATURES_NOTE_FILE
+        if not note.is_file():
+            return
+        content, target = note.read_bytes(), _features_object(note.name)
+        if self._read(target) == content:
+            return
+        for entity_type in parse_note(content, note):
+            name = layout.features_array(entity_type)
+            self._upload(folder / name, _features_object(name))
+        self._write(target, content)
+
+    def _pull_features(self) -> None:
+        """Download the frozen vectors of the run, if it has some; files that are there and whole stay."""
+        name = layout.FEATURES_NOTE_FILE
+        content = self._read(_features_object(name))
+        if content is None:
+            return
+        records, folder = parse_note(content, self._at(_features_object(name))), self._features
+        try:
+            folder.path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise write_error(f"cannot write to {folder.path}", error) from error
+        with folder.new_file(name) as note:
+            note.write_bytes(content)
+            # Before the note has its name: with it the folder would count as whole.
+            for entity_type, (_, _, crc32) in records.items():
+                path = folder.path / layout.features_array(entity_type)
+                if path.is_file() and hdf5_format.file_crc32(path) == crc32:
+                    continue
+                source = _features_object(path.name)
+                with self._new_file(folder, source, path.name) as received:
+                    if hdf5_format.file_crc32(received) != crc32:
+                        raise CheckpointError(
+                            f"{self._at(source)} is damaged: its checksum is not the one in {name}"
+                        )
 
     def _pull_files(self, manifest: Manifest) -> None:
         """Download the files of a version; replaced texts get the names with the version."""
@@ -432,12 +477,18 @@ class Mirror:
 
     def _download(self, name: str, target: str, entry: FileEntry | TextEntry) -> None:
         """Download an object to the checkpoint's folder, and verify its checksum."""
-        with self._storage.new_file(target) as path:
+        with self._new_file(self._storage, name, target) as path:
+            check_crc32(Path(self._at(name)).parent, entry, hdf5_format.file_crc32(path))
+
+    @contextlib.contextmanager
+    def _new_file(self, folder: LeasedFolder, name: str, target: str) -> Iterator[Path]:
+        """Download an object and yield its temporary file, which gets its name at the end of the block."""
+        with folder.new_file(target) as path:
             try:
                 retried(f"cannot read {self._at(name)}", lambda: self._store.download(name, path))
             except FileNotFoundError:
                 raise CheckpointError(f"{self._at(name)} is missing") from None
-            check_crc32(Path(self._at(name)).parent, entry, hdf5_format.file_crc32(path))
+            yield path
 
     def _upload(self, path: Path, name: str) -> None:
         try:
@@ -530,6 +581,11 @@ def _only_this_process(folder: Path, url: str) -> Iterator[None]:
 def _object(name: str) -> str:
     """Return the name of an object of the checkpoint's folder."""
     return f"{layout.CHECKPOINT_FOLDER}/{name}"
+
+
+def _features_object(name: str) -> str:
+    """Return the name of an object of the folder of features."""
+    return f"{layout.FEATURES_FOLDER}/{name}"
 
 
 def _text_object(name: str, version: int) -> str:

@@ -341,6 +341,48 @@ def test_damaged_and_missing_vectors(tmp_path: Path, shared: Path) -> None:
         dglkge.open_run(folder).tables["town"]
 
 
+def test_a_run_goes_on_from_a_url(
+    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine, without the source files: vectors come from the URL, and the tables are the same."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    bucket, sources = tmp_path / "bucket", tmp_path / "sources"
+    shutil.copytree(files["person"].parent, sources)
+    files = {name: sources / path.name for name, path in files.items()}
+    sets, url = ("training.num_epochs=2", "negatives.num_uniform=12"), f"file://{bucket}"
+    with opened(files, tmp_path / "alone", *sets) as trainer:
+        train(trainer, 2)
+        expected = live(trainer), parameters(trainer)
+    stored = f"checkpoint.storage={url}"
+    with opened(files, tmp_path / "first", *sets, stored) as trainer:
+        train(trainer, 1)
+    array = bucket / "features" / "town.npy"
+    uploaded = array.stat()
+    shutil.rmtree(sources)
+    with opened(files, tmp_path / "second", *sets, stored) as trainer:
+        train(trainer, 2)
+        found = live(trainer), parameters(trainer)
+    for one, other in zip(expected, found, strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(rows, other[name]) for name, rows in one.items())
+    # Uploaded once: the versions share the file.
+    assert array.stat().st_mtime_ns == uploaded.st_mtime_ns and array.stat().st_ino == uploaded.st_ino
+    by_url, alone = dglkge.open_run(url).tables["town"], dglkge.open_run(tmp_path / "alone").tables["town"]
+    assert torch.equal(by_url[:], alone[:])
+    shutil.rmtree(tmp_path / ".cache")
+    whole = array.read_bytes()
+    array.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match="bucket/features/town.npy is damaged: its checksum is not the"):
+        dglkge.open_run(url)
+    array.unlink()
+    with pytest.raises(CheckpointError, match="bucket/features/town.npy is missing"):
+        dglkge.open_run(url)
+    note = array.with_name("features.json")
+    note.write_text("{}")
+    with pytest.raises(CheckpointError, match="bucket/features/features.json is damaged: KeyError"):
+        dglkge.open_run(url)
+
+
 @pytest.mark.parametrize(
     ("sets", "words"),
     [
@@ -358,10 +400,6 @@ def test_damaged_and_missing_vectors(tmp_path: Path, shared: Path) -> None:
         (
             ["model.global_vectors=true", "model.reciprocal_relations=false"],
             "features.files is given: a projection",
-        ),
-        (
-            ["checkpoint.storage=file:///tmp/x"],
-            "checkpoint.storage is file:///tmp/x and features.files is given",
         ),
         (
             ["features.hidden=3,x", "features.projection=mlp"],

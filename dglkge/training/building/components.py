@@ -163,11 +163,6 @@ def check_features(config: Config) -> None:
             f"features.use is alone and model.init_from.path is {config.model.init_from.path}: entities with "
             "features have no rows of their own; allowed: added, or an empty path"
         )
-    if config.checkpoint.storage:
-        raise InputError(
-            f"checkpoint.storage is {config.checkpoint.storage} and features.files is given: the vectors are "
-            "in the run's folder only; allowed: one of the two empty"
-        )
 
 
 def check_given_vectors(config: Config) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import hdf5_format, layout
-from dglkge.checkpoint.features import file_crc32, open_features, record_path
+from dglkge.checkpoint.features import open_features, parse_note, record_path
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
@@ -112,16 +112,11 @@ def _is_kept(config: Config, files: list[FeatureFile], note: Path) -> bool:
 def _open(folder: Path, note: Path) -> tuple[dict[str, torch.Tensor], dict[str, np.ndarray]]:
     """Open the run's copy."""
     try:
-        found = json.loads(note.read_text(encoding="utf-8"))["types"]
-        records = {name: torch.tensor([*one["shape"], one["crc32"]]) for name, one in found.items()}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{note} is missing or damaged ({error}); remove it to copy the files anew"
-        ) from None
-    try:
-        return records, open_features(folder, {name: one.tolist() for name, one in records.items()})
-    except CheckpointError as error:
+        records = parse_note(note.read_bytes(), note)
+        vectors = open_features(folder, records)
+    except (OSError, CheckpointError) as error:
         raise InputError(f"{error}; remove {note} to copy the files anew") from None
+    return {name: torch.tensor(record) for name, record in records.items()}, vectors
 
 
 def _write(config: Config, dataset: Dataset, files: list[FeatureFile], folder: Path) -> None:
@@ -196,7 +191,7 @@ def _write_type(
     written.flush()
     del written
     os.replace(temporary, target)
-    return file_crc32(target)
+    return hdf5_format.file_crc32(target)
 
 
 def _report(note: Path) -> None:
