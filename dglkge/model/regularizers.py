@@ -178,12 +178,14 @@ class Regularizer(ABC):
         """Return the whole penalty of each query: :meth:`of_given` and the answers' (B, D); (B,)."""
         return self._with_relation(self(given) + self(answer), model, relation_row, side)
 
-    def of_query(self, query: torch.Tensor, answer: torch.Tensor) -> torch.Tensor | None:
+    def of_query(self, query: torch.Tensor, answer: torch.Tensor | None = None) -> torch.Tensor | None:
         """Return :meth:`of_queries` (B,) from queries that are computed already; None if it takes the rows.
 
         Parameters
         ----------
-        query, answer : (B, D) tensor
+        query : (B, D) tensor
+        answer : (B, D) tensor, optional
+            Without it: :meth:`of_given`.
         """
         return None
 
@@ -381,9 +383,11 @@ class Dura(Regularizer):
         """Return the penalty of each query; see :class:`Regularizer`."""
         return self.of_given(model, given, relation_row, side) + self(answer)
 
-    def of_query(self, query: torch.Tensor, answer: torch.Tensor) -> torch.Tensor | None:
+    def of_query(self, query: torch.Tensor, answer: torch.Tensor | None = None) -> torch.Tensor | None:
         """Return the penalty; see :class:`Regularizer`. A subclass may have another one."""
-        return self.of_products(query) + self(answer) if type(self) is Dura else None
+        if type(self) is not Dura:
+            return None
+        return self.of_products(query) if answer is None else self.of_products(query) + self(answer)
 
     @property
     def loop_weights(self) -> LoopWeights:

@@ -301,7 +301,7 @@ class TrainStep:
             request.clear()
         groups: list[Any]
         if isinstance(batch, QueryBatch):
-            groups = request_queries(batch, requests)
+            groups = request_queries(batch, requests, self._loss.shares_relations)
         else:
             groups = request_rows(
                 batch, self._pairs, self._negatives, requests, self._known, self._loss.shares_relations

@@ -212,9 +212,7 @@ def build_candidate_loss(
     maker: QueryMaker
     is_reference = config.training.kernels == REFERENCE
     may_loop = not is_reference and not shifts and not device.is_staged
-    # Score functions without a module take one query at a time here, as they always did.
-    shares_relations = model.score_function.has_module and model.score_function.shares_relations
-    shares_relations = shares_relations and not is_reference
+    shares_relations = model.score_function.shares_relations and not is_reference
     if isinstance(batches, QueryBatches):
         maker = AnsweredQueries(model, regularizer, relation_weight, shares_relations)
     elif may_loop and has_loops(model, regularizer):

@@ -272,9 +272,12 @@ class QueryMaker(Protocol):
     ----------
     reads_in_place : bool
         Whether rows are read where they are stored; otherwise they must have been copied.
+    shares_relations : bool
+        Whether groups hold the row of each relation once.
     """
 
     reads_in_place: bool
+    shares_relations: bool
 
     def make(self, groups: Sequence[Any], global_size: int) -> list[Piece]:
         """Return all queries of a batch's groups."""
@@ -299,8 +302,6 @@ class CandidateLoss:
     clock : PhaseClock
     """
 
-    shares_relations = False
-
     def __init__(
         self,
         maker: QueryMaker,
@@ -310,6 +311,7 @@ class CandidateLoss:
         clock: PhaseClock,
     ) -> None:
         self.reads_in_place = maker.reads_in_place
+        self.shares_relations = maker.shares_relations
         self._maker = maker
         self._blocks = list(zip(blocks, dims))
         self._candidates = candidates

@@ -20,7 +20,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.query_batches import AnswerIndex, QueryBatch, ShardAnswers
 from dglkge.training.objectives.all_candidates import Piece
-from dglkge.training.objectives.one_vs_all import make_queries
+from dglkge.training.objectives.one_vs_all import make_queries, places_on
 from dglkge.training.objectives.relation_prediction import relation_pieces
 from dglkge.training.objectives.rows import RowPlaces, RowRequest
 from dglkge.training.objectives.shard_objective import SOFTMAX, Answers
@@ -40,6 +40,10 @@ class QueryGroup:
     answer_type : str
     query_ids : (B,) int64
     anchors, relations : RowPlaces
+    relation_ids : (B,) int64
+        Node id of each query's relation.
+    relation_places : (B,) int64 or None
+        Where ``relations`` holds each relation once (U,): the place there of each query's.
     """
 
     side: Side
@@ -47,6 +51,8 @@ class QueryGroup:
     query_ids: Ids
     anchors: RowPlaces
     relations: RowPlaces
+    relation_ids: Ids
+    relation_places: Ids | None
 
 
 @dataclass(frozen=True)
@@ -65,19 +71,28 @@ class PairGroup:
 
 
 def request_queries(
-    batch: QueryBatch, requests: Mapping[str, RowRequest]
+    batch: QueryBatch, requests: Mapping[str, RowRequest], shares_relations: bool = False
 ) -> list[Union[QueryGroup, PairGroup]]:
-    """Make the groups of a batch of queries, requesting all rows, by table."""
+    """Make the groups of a batch of queries, requesting all rows, by table.
+
+    With ``shares_relations`` a group requests the row of each relation once.
+    """
     groups: list[Union[QueryGroup, PairGroup]] = []
     for run in batch.runs:
         part = slice(run.start, run.end)
+        relations = wanted = batch.relations[part]
+        places = None
+        if shares_relations:
+            wanted, places = np.unique(relations, return_inverse=True)
         groups.append(
             QueryGroup(
                 run.side,
                 run.answer_type,
                 batch.query_ids[part],
                 requests[run.anchor_type].add(batch.anchors[part]),
-                requests[RELATION].add(batch.relations[part]),
+                requests[RELATION].add(wanted),
+                relations,
+                places,
             )
         )
     for pairs in batch.pair_runs:
@@ -98,7 +113,7 @@ class AnsweredQueries:
     relation_weight : float
         Weight of the queries (h, ?, t).
     shares_relations : bool
-        See :func:`dglkge.training.objectives.one_vs_all.make_queries`.
+        Groups hold the row of each relation once.
     """
 
     reads_in_place = False
@@ -110,7 +125,7 @@ class AnsweredQueries:
         relation_weight: float = 0.0,
         shares_relations: bool = False,
     ) -> None:
-        self._shares_relations = shares_relations
+        self.shares_relations = shares_relations
         self._model = model
         self._relation_weight = relation_weight
         self._regularizer = regularizer
@@ -129,11 +144,14 @@ class AnsweredQueries:
             anchors, relations = group.anchors.leaf(), group.relations.leaf()
             # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
             factors = np.full(len(group.query_ids), 1 / global_size, np.float32)
-            ids = group.relations.ids
-            query = make_queries(model, anchors, relations, group.side, ids, self._shares_relations)
+            places = places_on(group.relation_places, anchors.device)
+            query = make_queries(model, anchors, relations, group.side, group.relation_ids, places)
             pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
             if self._regularizer is not None:
-                penalty = model.query_penalty(self._regularizer, anchors, relations, group.side)
+                penalty = self._regularizer.of_query(query)
+                if penalty is None:
+                    own_rows = relations if places is None else relations[places]
+                    penalty = model.query_penalty(self._regularizer, anchors, own_rows, group.side)
                 self._penalty = self._penalty + penalty.sum() / global_size
         self._queries = [piece.queries for piece in pieces]
         return pieces

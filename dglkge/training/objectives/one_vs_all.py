@@ -29,18 +29,28 @@ def make_queries(
     relations: torch.Tensor,
     side: Side,
     relation_ids: Ids,
-    shares_relations: bool,
+    places: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return the queries (B, Dq) of entities and relations (B, ...), by autograd.
+    """Return the queries (B, Dq) of entities and relations, by autograd.
 
-    With ``shares_relations`` the score function computes once for each relation.
+    Parameters
+    ----------
+    model : KgeModel
+    anchors : (B, D) tensor
+    relations : (B, ...) or (U, ...) tensor
+    side : Side
+    relation_ids : (B,) int64
+    places : (B,) int64 tensor or None
+        Where relations have one row each (U): the place of each query's.
     """
-    if not shares_relations:
-        return model.query(anchors, relations, side, torch.from_numpy(relation_ids).to(anchors.device))
-    # The gradient lies in the first of equal rows, and the optimizer adds up equal rows in any case.
-    _, *found = np.unique(relation_ids, return_index=True, return_inverse=True)
-    first, places = (torch.from_numpy(one).to(anchors.device) for one in found)
-    return model.shared_query(anchors, relations[first], places, side)
+    if places is not None:
+        return model.shared_query(anchors, relations, places, side)
+    return model.query(anchors, relations, side, torch.from_numpy(relation_ids).to(anchors.device))
+
+
+def places_on(places: Ids | None, device: torch.device) -> torch.Tensor | None:
+    """Return places on a device, None where there are none."""
+    return None if places is None else torch.from_numpy(places).to(device)
 
 
 class AutogradQueries:
@@ -53,7 +63,7 @@ class AutogradQueries:
     relation_weight : float
         Weight of relation prediction; 0: none.
     shares_relations : bool
-        See :func:`make_queries`.
+        Groups hold the row of each relation once.
     """
 
     reads_in_place = False
@@ -65,7 +75,7 @@ class AutogradQueries:
         relation_weight: float,
         shares_relations: bool = False,
     ) -> None:
-        self._shares_relations = shares_relations
+        self.shares_relations = shares_relations
         self._model = model
         self._regularizer = regularizer
         self._relation_weight = relation_weight
@@ -77,24 +87,23 @@ class AutogradQueries:
         for group in groups:
             factors = group.factors(global_size)
             heads, relations, tails = group.heads.leaf(), group.relations.leaf(), group.tails.leaf()
+            places = places_on(group.relation_places, heads.device)
             for side, anchors, answers, block, keys in (
                 (Side.TAIL, heads, tails, group.rhs, group.tail_ids),
                 (Side.HEAD, tails, heads, group.lhs, group.head_ids),
             ):
-                ids = group.relations.ids
-                query = make_queries(model, anchors, relations, side, ids, self._shares_relations)
+                query = make_queries(model, anchors, relations, side, group.relation_ids, places)
                 pieces.append(Piece(block, query, keys, factors))
                 if self._regularizer is not None:
-                    # A module need not compute the same query twice.
-                    has_module = model.score_function.has_module
-                    penalty = self._regularizer.of_query(query, answers) if has_module else None
+                    penalty = self._regularizer.of_query(query, answers)
                     if penalty is None:
-                        penalty = model.penalty(self._regularizer, anchors, relations, answers, side)
+                        own_rows = relations if places is None else relations[places]
+                        penalty = model.penalty(self._regularizer, anchors, own_rows, answers, side)
                     weights = torch.from_numpy(factors).to(penalty.device)
                     self._penalty = self._penalty + (penalty * weights).sum()
             if self._relation_weight:
                 weighted = np.float32(self._relation_weight) * factors
-                pieces += relation_pieces(model, group.relations.ids, heads, tails, weighted)
+                pieces += relation_pieces(model, group.relation_ids, heads, tails, weighted)
         self._queries = [piece.queries for piece in pieces]
         return pieces
 
@@ -128,6 +137,7 @@ class LoopQueries:
     """
 
     reads_in_place = True
+    shares_relations = False
 
     def __init__(self, model: KgeModel, regularizer: Regularizer | None, relation_weight: float) -> None:
         self._model = model

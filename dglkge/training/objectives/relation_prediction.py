@@ -69,6 +69,7 @@ class RelationQueries:
     """
 
     reads_in_place = True
+    shares_relations = False
 
     def __init__(self, model: KgeModel, weight: float, is_staged: bool = False) -> None:
         self._model = model
