@@ -308,6 +308,7 @@ def main() -> None:
     """Import, serve; in copies run what they have to."""
     for module in PRELOADED:
         __import__(module)
+    start_numba()
     if threading.active_count() > 1:
         raise RuntimeError(f"imports have started threads: {threading.enumerate()}")
     gc.collect()
@@ -323,6 +324,13 @@ def main() -> None:
         except BaseException as raised:
             error = raised
         end(error)
+
+
+def start_numba() -> None:
+    """Call a compiled loop: numba takes .3 s to look up its own functions before the first one runs."""
+    from dglkge.kernels.narrow_rows import widen_rows
+
+    widen_rows(np.zeros((1, 1), np.uint16), np.zeros(1, np.int64), False, np.zeros((1, 1), np.float32))
 
 
 def end(error: BaseException | None) -> NoReturn:
