@@ -516,6 +516,11 @@ class TrainingConfig:
         one_of(*DEVICES),
         resume=FREE,
     )
+    compile: bool = setting(
+        False,
+        "compile scores and losses of sampled negatives by torch.compile; with device cuda or cpu_staged",
+        resume=UNTIL_FINISHED,
+    )
     synchronous: bool = setting(
         True,
         "trainers wait for one another after each batch; false, on one machine only: they do not (Hogwild), "

@@ -195,6 +195,10 @@ class KgeModel:
         """Score every query against every candidate by the definition, without compiled loops."""
         return self.score_function.compare_plainly(query, candidates)
 
+    def compare_fused(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every query against every candidate in the form that ``torch.compile`` takes."""
+        return self.score_function.compare_fused(query, candidates)
+
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i: (B, query_dim), (B, D) -> (B,)."""
         return self.score_function.compare_pairs(query, candidates)

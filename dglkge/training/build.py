@@ -29,7 +29,6 @@ from dglkge.data.dataset_files import TRAIN, VALID, load_json
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl, request_timeout, request_timeout_seconds
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
-from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.embeddings.device_tables import DeviceTables
@@ -52,6 +51,7 @@ from dglkge.training.building.candidates import (
     build_query_batches,
     build_relation_loss,
 )
+from dglkge.training.building.compiled_loss import check_compiled_loss, compile_loss
 from dglkge.training.building.components import (
     K_VS_ALL,
     NEGATIVE_SAMPLING,
@@ -204,6 +204,7 @@ def check_training(config: Config, num_machines: int) -> None:
     check_machines(config, num_machines)
     check_device(config)
     check_precision(config)
+    check_compiled_loss(config)
 
 
 def build_trainer(config: Config, cluster: Cluster) -> Trainer:
@@ -292,8 +293,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         types, lr = tables.entity_types, config.optimizer.lr
         global_vectors = GlobalVectors(types, model.dim, lr, cluster.sum)
     train_step = _build_train_step(
-        config, dataset, layout, computing, tables, optimizer, pairs, clock, cluster.stop, batches, world,
-        global_vectors, dense, features, device, device_tables,
+        config, dataset, layout, computing, tables, optimizer, pairs, clock, batches, cluster, global_vectors,
+         dense, features, device, device_tables,
     )  # fmt: skip
     # Names of entities take memory, and only the trainer that writes a machine's files needs them.
     names = (
@@ -443,15 +444,15 @@ def _build_train_step(
     optimizer: Any,
     pairs: list[tuple[str, str]],
     clock: PhaseClock,
-    stop: StopRequest,
     batches: TrainingBatches,
-    world: World,
+    cluster: Cluster,
     global_vectors: GlobalVectors | None,
     dense: DenseParameters | None,
     features: RunFeatures | None,
     device: ComputeDevice,
     device_tables: DeviceTables | None,
 ) -> TrainStep:
+    world, stop = cluster.world, cluster.stop
     updates = optimizer if device_tables is None else device_tables
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
@@ -483,9 +484,13 @@ def _build_train_step(
         of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock, list(negatives), measures)
     else:
         of_groups = sampled = AutogradLoss(
-            model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype, measures, device
-        )
+            model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype, measures, device,
+            config.training.compile,
+        )  # fmt: skip
         staging = _build_staging(device, device_tables, sampled.inputs)
+        if config.training.compile:
+            has_own = own_entity and any(lhs == rhs for lhs, rhs in pairs)
+            compile_loss(sampled.scored, config.model.dimension, has_own, device, cluster)
     if config.training.relation_prediction:
         of_relations = build_relation_loss(
             config, model, tables, batches, world, clock, dropout, device, device_tables

@@ -7,8 +7,8 @@
 The graph has the skew of real ones (synthetic_graph.py) and one partition. Each case is a job of one server
 and some trainers under dglkge-launch (default: one trainer for each GPU, else two), without a ranking; the
 first epoch is the warm-up. Then the checkpoint of the first case is ranked by dglkge evaluate, which reads
-files: its time includes opening them. --devices cpu,cuda runs all cases on both in turn. Markdown goes to
-stdout, everything to --json.
+files: its time includes opening them. --devices cpu,cuda runs all cases on both in turn; --compile adds the
+cases of sampled negatives with training.compile. Markdown goes to stdout, everything to --json.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from typing import Any
 
 from dglkge.errors import DglkgeError
 from dglkge.launch.gpus import usable_gpus
-from dglkge.typing import DEVICES
+from dglkge.typing import CPU_DEVICE, DEVICES
 from measuring import our_job, tables
 from measuring.machine import describe_machine
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
+
+COMPILED = "training.compile=true"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -56,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--trainers", type=int, help="default: one for each GPU, else 2")
     add("--score-functions", default="complex,transe_l2", metavar="NAME,...",
         help="of the cases with sampled negatives (default: %(default)s)")  # fmt: skip
+    add("--compile", action="store_true", help="sampled negatives also with training.compile, but for cpu")
     add("--ranked", type=int, default=1000, help="triples that are ranked; 0: none (default: %(default)s)")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
     add("--limit-seconds", type=float, default=1800.0, help="of each run")
@@ -94,6 +97,9 @@ def cases(args: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
         )
         for name in args.score_functions.split(",")
     }
+    if args.compile:
+        compiled = {name: ([*sets, COMPILED], batches) for name, (sets, batches) in found.items()}
+        found |= {f"{name}, compiled": case for name, case in compiled.items()}
     found[f"complex, D = {args.all_dimension}, one_vs_all"] = (
         [
             *common,
@@ -115,6 +121,8 @@ def measure(args: argparse.Namespace, work: Path) -> dict[str, dict[str, dict[st
     run = None
     for number, (name, (settings, max_batches)) in enumerate(cases(args).items()):
         for device in args.devices.split(","):
+            if device == CPU_DEVICE and COMPILED in settings:
+                continue
             folder = work / f"{number}-{device}"
             sets = [f"dataset={dataset}", f"training.num_epochs={args.epochs}", "evaluation.split=none"]
             sets += [f"training.device={device}", "training.profile=true", *settings, *args.set]

@@ -18,6 +18,9 @@ def test_cases_can_be_trained(benchmark_module):
     found = [load_config(None, ["dataset=x", *sets]) for sets, _ in device.cases(args).values()]
     objectives = [config.training.objective for config in found]
     assert objectives == ["negative_sampling", "negative_sampling", "one_vs_all"]
+    args = device.build_parser().parse_args(["--compile"])
+    compiled = [load_config(None, ["dataset=x", *sets]) for sets, _ in device.cases(args).values()]
+    assert [config.training.compile for config in compiled] == [False, False, True, True, False]
 
 
 def test_report_has_training_and_ranking(benchmark_module):

@@ -16,12 +16,15 @@ from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.functions import autograd as distances
 from dglkge.model.kge_model import build_model
 from dglkge.model.losses import build_loss
+from dglkge.model.precision import compiler_problem
 from dglkge.model.regularizers import build_regularizer
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.training import build
+from dglkge.training.building import compiled_loss
 from dglkge.training.building import device as device_choice
 from dglkge.training.objectives.autograd_loss import AutogradLoss
 from dglkge.training.objectives.rows import Group, Negatives, RowRequest
+from dglkge.training.objectives.scored_losses import ScoredLosses
 from dglkge.training.objectives.staged_rows import Staging, Upload
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import RELATION, Side
@@ -118,6 +121,65 @@ def test_gradients_equal_those_of_the_cpu(name: str, loss: str, monkeypatch: pyt
     assert auto_loss == pytest.approx(expected_loss, rel=1e-4)
     for table, gradients in expected.items():
         torch.testing.assert_close(auto[table], gradients, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.skipif(compiler_problem() is not None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    ("name", "loss"),
+    [
+        *(("complex", "softmax"), ("transe_l1", "self_adversarial")),
+        *(("rotate", "softmax"), ("pairre", "logistic")),
+    ],
+)
+def test_gradients_of_compiled_losses_equal_those_of_the_cpu(name: str, loss: str) -> None:
+    """The code of torch.compile, called for sizes other than those that it was compiled for."""
+    expected_loss, expected = computed(name, loss, HOST, is_reference=True)
+    torch.compiler.reset()
+    found_loss, found = computed(name, loss, STAND_IN, is_compiled=True)
+    assert found_loss == pytest.approx(expected_loss, rel=1e-4)
+    for table, gradients in expected.items():
+        torch.testing.assert_close(found[table], gradients, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("training.objective=one_vs_all", "training.objective is one_vs_all; allowed: negative_sampling"),
+        ("training.kernels=reference", "training.kernels is reference; allowed: auto"),
+        ("training.device=cpu", "training.device is cpu; allowed: cuda or cpu_staged"),
+    ],
+)
+def test_what_is_not_compiled_is_refused(settings: str, words: str) -> None:
+    config = load_config(None, ["dataset=x", STAGED, "training.compile=true", *settings.split()])
+    with pytest.raises(InputError, match="^training.compile is true.* and " + words) as error:
+        build.check_training(config, 1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_machine_without_compiler_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(None, ["dataset=x", STAGED, "training.compile=true"])
+    monkeypatch.setattr(compiled_loss, "compiler_problem", lambda: "g++ is not in PATH")
+    with pytest.raises(InputError, match=r"by a C\+\+ compiler, and g\+\+ is not in PATH; allowed"):
+        build.check_training(config, 1)
+    monkeypatch.undo()
+
+    def failing(*sizes: Any) -> None:
+        raise RuntimeError("no such\ninstruction")
+
+    monkeypatch.setattr(ScoredLosses, "try_out", failing)
+    with pytest.raises(InputError, match="to compile the loss on trainer 0: no such instruction; allowed"):
+        trained(tmp_path, "auto", STAGED, "training.compile=true")
+
+
+@pytest.mark.skipif(compiler_problem() is not None, reason="no C++ compiler")
+def test_a_run_with_compiled_losses_trains_the_tables_of_the_cpu(tmp_path: Path) -> None:
+    """Whole and last batches of an epoch; violators are counted in the compiled function too."""
+    common = ("training.batch_statistics=true", "model.score_function=rotate", "model.init_scale=0.5")
+    _, expected, _ = trained(tmp_path, "reference", *common)
+    losses, found, of_groups = trained(tmp_path, "auto", STAGED, "training.compile=true", *common)
+    assert np.isfinite(losses).all() and isinstance(of_groups, AutogradLoss)
+    for name, rows in expected.items():
+        np.testing.assert_allclose(found[name], rows, rtol=1e-3, atol=1e-4, err_msg=name)
 
 
 def test_matmuls_in_bfloat16_are_near() -> None:

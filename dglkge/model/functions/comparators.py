@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dglkge.registry import deferred
 
@@ -49,11 +49,22 @@ class Comparator(ABC):
         sides, forward and backward: 0 where a matmul gives the score.
     metric : str
         One of :data:`METRICS`: that which orders candidates as the score does, or the nearest to it.
+    fuses_pairs : bool
+        Whether :meth:`compare_fused` has a term for each number of each pair: small only if compiled.
     """
 
     matmul_operations: ClassVar[int] = 0
     memory_passes: ClassVar[int] = 12
     metric: ClassVar[str] = L2
+    fuses_pairs: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        own = cls.__dict__
+        if ("compare" in own or "compare_pairs" in own) and "compare_fused" not in own:
+            # A subclass with scores of its own must not inherit the written-out terms of its base.
+            cls.compare_fused = Comparator.compare_fused  # type: ignore[method-assign]
+            cls.fuses_pairs = False
 
     def query_dim(self, dim: int) -> int:
         """Return the width of queries for candidates of width dim."""
@@ -84,6 +95,14 @@ class Comparator(ABC):
         The reference for :meth:`compare`; it takes B N D numbers of memory for each operation.
         """
         return self.compare_pairs(query.unsqueeze(1), candidates.unsqueeze(0))
+
+    def compare_fused(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every query against every candidate in the form that ``torch.compile`` takes.
+
+        A comparator without matmul writes out the terms of all pairs: the compiler sums them in registers,
+        forward and backward.
+        """
+        return self.compare(query, candidates)
 
     @abstractmethod
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
@@ -250,9 +269,15 @@ def _square_error(squares: torch.Tensor, dim: int) -> torch.Tensor:
 class NegativeL1(Comparator):
     """Minus the Manhattan distance, -sum |q_k - c_k|. PyTorch-BigGraph has no such comparator."""
 
+    fuses_pairs = True
+
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair, elementwise."""
         return -autograd_functions.manhattan_distances(query, candidates)
+
+    def compare_fused(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every pair by its terms."""
+        return self.compare_plainly(query, candidates)
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i."""
@@ -271,9 +296,19 @@ class NegativeModulus(Comparator):
     PyTorch-BigGraph has no such comparator.
     """
 
+    fuses_pairs = True
+
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair, elementwise in blocks."""
         return -autograd_functions.ModulusDistance.apply(query, candidates)
+
+    def compare_fused(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every pair by its terms; the gradient of a modulus of 0 is 0."""
+        real, imaginary = (query.unsqueeze(1) - candidates.unsqueeze(0)).chunk(2, dim=-1)
+        squares = real.square() + imaginary.square()
+        # Autograd divides by the root, so the root of 0 must not be taken.
+        moduli = torch.where(squares > 0, squares, 1).sqrt()
+        return -torch.where(squares > 0, moduli, 0).sum(-1)
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i; the gradient of a modulus of 0 is 0."""

@@ -33,6 +33,7 @@ class ScaledL1(Comparator):
     """-sum_k |a_k - s_k c_k / |c||: a query is [offsets a, scales s], (..., 2 D)."""
 
     memory_passes = 16
+    fuses_pairs = True
 
     def query_dim(self, dim: int) -> int:
         """Return the width of offsets and scales."""
@@ -42,6 +43,11 @@ class ScaledL1(Comparator):
         """Score every pair: compiled loops on a CPU, elsewhere blocks."""
         offset, scale = query.chunk(2, dim=-1)
         return -blockwise.ScaledManhattan.apply(offset, scale, unit_rows(candidates))
+
+    def compare_fused(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+        """Score every pair by its terms."""
+        offset, scale = query.unsqueeze(1).chunk(2, dim=-1)
+        return -(offset - scale * unit_rows(candidates)).abs().sum(-1)
 
     def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score query i against candidate i."""

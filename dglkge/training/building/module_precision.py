@@ -19,6 +19,7 @@ from dglkge.model.precision import (
     ModulePrecision,
     autocast_problem,
     compiler_problem,
+    one_line,
 )
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, Side
 
@@ -27,9 +28,6 @@ TRIED_ROWS = 2 * LEAST_COMPILED
 
 TRIED_SCALE = 4.0
 """Loss scale by which gradients must grow: a power of 2, with which this is exact."""
-
-PROBLEM_CHARACTERS = 400
-"""Longest part of an error of torch.compile in a message: a compiler's errors may fill pages."""
 
 
 def check_precision(config: Config) -> None:
@@ -114,7 +112,7 @@ def _problem_of(model: KgeModel, device: torch.device) -> str:
     try:
         _gradients(model, device)
     except Exception as error:  # torch's own, and those of the compiler, have no common class
-        return " ".join(str(error).split())[:PROBLEM_CHARACTERS] or type(error).__name__
+        return one_line(error)
     return ""
 
 

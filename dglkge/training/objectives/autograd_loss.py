@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from dglkge.model.compiled_losses import with_loops
 from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
@@ -15,6 +13,7 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.training.objectives.group_inputs import GroupInputs, HostInputs
 from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.rows import Group
+from dglkge.training.objectives.scored_losses import ScoredLosses
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
 
@@ -40,6 +39,8 @@ class AutogradLoss:
         Gets the penalty and the violators of each batch.
     device : ComputeDevice
         Device of the leaves of the groups' rows.
+    is_compiled : bool
+        Compile scores and losses by ``torch.compile``.
     """
 
     reads_in_place = False
@@ -55,14 +56,15 @@ class AutogradLoss:
         matmul_dtype: torch.dtype = torch.float32,
         measures: BatchMeasures | None = None,
         device: ComputeDevice = HOST,
+        is_compiled: bool = False,
     ) -> None:
         self._measures = measures
         self._model = model
         self._device = device
         self._is_reference = is_reference
-        self._compare = model.compare_plainly if is_reference else model.compare
-        self._loss = loss if is_reference else with_loops(loss)
-        self._matmul_dtype = matmul_dtype
+        self.scored = ScoredLosses(
+            model, loss, is_reference, matmul_dtype, device, is_compiled, counts_above=measures is not None
+        )
         #: Whether groups hold the row of each relation once.
         self.shares_relations = model.score_function.shares_relations and not is_reference
         self._regularizer = regularizer
@@ -119,22 +121,12 @@ class AutogradLoss:
             query = model.shared_query(anchors, relations, places, side)
         # Both sides may share negatives: their leaves are views of the same gradients, and autograd adds to
         # them in place.
-        with self._device.autocast(self._matmul_dtype):
-            scores = self._compare(query, group.negatives[side].rows.leaf()).to(query.dtype)
-        ignored = inputs.ignored(side)
+        candidates = group.negatives[side].rows.leaf()
         # With two entity types the anchor is no candidate of the answer's type.
-        if self._own_entity and group.lhs == group.rhs:
-            scores = torch.cat([scores, model.compare_pairs(query, anchors)[:, None]], dim=1)
-        positive = model.compare_pairs(query, truths)
-        if self._measures is not None:
-            above = (scores.detach() > positive.detach()[:, None]) & ~ignored
-            self._measures.add_violators(side, int(above.sum()))
-        if inputs.labels is None:
-            losses = self._loss(positive, scores, ignored)
-        else:
-            # Only a loss that declares confidences gets labels, and has the parameter.
-            labeled: Any = self._loss
-            losses = labeled(positive, scores, ignored, labels=inputs.labels)
+        own = anchors if self._own_entity and group.lhs == group.rhs else None
+        losses, above = self.scored(query, candidates, own, truths, inputs.ignored(side), inputs.labels)
+        if self._measures is not None and above is not None:
+            self._measures.add_violators(side, int(above))
         if self._regularizer is None:
             return losses
         penalty = self._regularizer.of_query(query, truths)

@@ -1,0 +1,148 @@
+"""Losses of queries from the rows that they are compared with: plain torch, or compiled by it."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Optional
+
+import torch
+
+from dglkge.model.compiled_losses import with_loops
+from dglkge.model.device import HOST, ComputeDevice
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.losses import Loss
+
+LEAST_COMPILED = 2
+"""Queries, and negatives, from which the compiled function is used: torch.compile makes code of its own for 0
+and for 1."""
+
+
+class ScoredLosses:
+    """Scores queries against their true answers and negatives, and returns their losses.
+
+    A function of tensors only, so that ``torch.compile`` can fuse it: scores, masks and losses then go
+    through memory once, and the terms of a distance never do.
+
+    Parameters
+    ----------
+    model : KgeModel
+    loss : Loss
+    is_reference : bool
+        Score by the definition, and compute the loss by autograd.
+    matmul_dtype : torch.dtype
+        Of the matmuls that score negatives; true answers are scored in float32 in any case.
+    device : ComputeDevice
+    is_compiled : bool
+        Compile by ``torch.compile``.
+    counts_above : bool
+        Count the negatives that score above the true answers.
+    """
+
+    def __init__(
+        self,
+        model: KgeModel,
+        loss: Loss,
+        is_reference: bool = False,
+        matmul_dtype: torch.dtype = torch.float32,
+        device: ComputeDevice = HOST,
+        is_compiled: bool = False,
+        counts_above: bool = False,
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._matmul_dtype = matmul_dtype
+        self._compare = model.compare_plainly if is_reference else model.compare
+        self._loss = loss if is_reference else with_loops(loss)
+        self._counts_above = counts_above
+        self._run: Callable[..., tuple[torch.Tensor, Optional[torch.Tensor]]] = self._compute
+        if is_compiled:
+            from torch._inductor import config
+
+            # Otherwise each trainer starts a process for each core to compile a few small graphs.
+            config.compile_threads = 1
+            self._compare, self._loss = model.compare_fused, loss
+            # One graph where terms of all pairs would be in memory without it.
+            self._run = torch.compile(self._compute, dynamic=True, fullgraph=model.score_function.fuses_pairs)
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        candidates: torch.Tensor,
+        own: Optional[torch.Tensor],
+        truths: torch.Tensor,
+        ignored: torch.Tensor,
+        labels: Optional[torch.Tensor] = None,
+    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """Return the losses of queries.
+
+        Parameters
+        ----------
+        query : (B, query_dim) tensor
+        candidates : (N, D) tensor
+            Rows of the negatives.
+        own : (B, D) tensor, optional
+            Row of one negative more for each query.
+        truths : (B, D) tensor
+        ignored : (B, N) or (B, N + 1) bool tensor
+            Which scores are of no negative; the last column is that of ``own``.
+        labels : (B,) tensor, optional
+            Confidences, where the loss takes them.
+
+        Returns
+        -------
+        losses : (B,) tensor
+        above : () int64 tensor or None
+            Negatives that score above the true answer, of all queries; None unless they are counted.
+        """
+        is_small = min(len(query), len(candidates)) < LEAST_COMPILED
+        run = self._compute if is_small else self._run
+        return run(query, candidates, own, truths, ignored, labels)
+
+    def try_out(self, dim: int, own_entity: bool) -> None:
+        """Compute losses and gradients of made-up rows; the compiler runs in the first call.
+
+        Parameters
+        ----------
+        dim : int
+            Width of an entity's row.
+        own_entity : bool
+            Whether queries will have a negative more of their own.
+        """
+        query_dim, device = self._model.query_dim, self._device.device
+        # Sizes that are equal in the first call would be taken to be always equal.
+        sizes = [one for one in (37, 41, 43, 47) if one not in (dim, query_dim)]
+        num_queries, num_negatives = sizes[:2]
+
+        def rows(number: int, width: int) -> torch.Tensor:
+            values = torch.linspace(-1, 1, number * width, device=device)
+            return values.view(number, width).requires_grad_()
+
+        leaves = [rows(num_queries, query_dim), rows(num_negatives, dim), rows(num_queries, dim)]
+        query, candidates, truths = leaves
+        own = rows(num_queries, dim) if own_entity else None
+        num_scores = num_negatives + own_entity
+        ignored = torch.zeros(num_queries, num_scores, dtype=torch.bool, device=device)
+        # As queries are in training: results of a function of the rows.
+        losses, _ = self(query * 1, candidates, own, truths, ignored)
+        torch.autograd.grad(losses.sum(), leaves if own is None else [*leaves, own])
+
+    def _compute(
+        self,
+        query: torch.Tensor,
+        candidates: torch.Tensor,
+        own: Optional[torch.Tensor],
+        truths: torch.Tensor,
+        ignored: torch.Tensor,
+        labels: Optional[torch.Tensor],
+    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        with self._device.autocast(self._matmul_dtype):
+            scores = self._compare(query, candidates).to(query.dtype)
+        if own is not None:
+            scores = torch.cat([scores, self._model.compare_pairs(query, own)[:, None]], dim=1)
+        positive = self._model.compare_pairs(query, truths)
+        above = None
+        if self._counts_above:
+            above = ((scores.detach() > positive.detach()[:, None]) & ~ignored).sum()
+        # Only a loss that declares confidences gets labels, and has the parameter.
+        loss: Any = self._loss
+        more = {} if labels is None else {"labels": labels}
+        return loss(positive, scores, ignored, **more), above
