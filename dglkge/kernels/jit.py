@@ -15,6 +15,7 @@ import fcntl
 import functools
 import hashlib
 import logging
+import time
 from pathlib import Path
 from typing import IO, Any, Callable, Optional
 
@@ -24,8 +25,6 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache
 from numba.core.cgutils import ir
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
-
-from ..file_lock import wait_for_lock
 
 __all__ = [
     "FAST_MATH",
@@ -102,11 +101,15 @@ class _CompileLock:
         self.num_held += 1
         if self.num_held > 1 or not self.limit:
             return
+        end = time.monotonic() + self.limit
         try:
             self.file = open(self.path, "rb")
-            if not wait_for_lock(self.file, self.limit):
-                logger.info("another process has compiled loops of %s for %g s", self.path, self.limit)
-                _CompileLock.limit = 0.0
+            while not _is_locked(self.file):
+                if time.monotonic() > end:
+                    logger.info("another process has compiled loops of %s for %g s", self.path, self.limit)
+                    _CompileLock.limit = 0.0
+                    return
+                time.sleep(0.05)
         except OSError as error:
             logger.info("loops of %s are compiled without a lock: %s", self.path, error)
 
@@ -119,6 +122,15 @@ class _CompileLock:
         fcntl.flock(self.file, fcntl.LOCK_UN)
         self.file.close()
         self.file = None
+
+
+def _is_locked(file: IO[bytes]) -> bool:
+    """Take the lock of a file, if no other process has it. The kernel releases it when a process ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 _LOCKS: dict[str, _CompileLock] = {}
