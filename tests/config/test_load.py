@@ -246,6 +246,7 @@ DOCUMENTED = {
             for name in (
                 "batch_size",
                 "kernels",
+                "compile",
                 "matmul_dtype",
                 "synchronous",
                 "edge_chunks",

@@ -102,7 +102,7 @@ def test_several_steps_against_all_entities_equal_float64(
                 loss = torch.zeros((), dtype=torch.float64)
                 for group in trainer._train_step._plan(batch).groups:
                     heads, tails = rows[group.lhs], rows[group.rhs]
-                    relations = rows[RELATION][torch.from_numpy(group.relations.ids)]
+                    relations = rows[RELATION][torch.from_numpy(group.relation_ids)]
                     h, t = torch.from_numpy(group.head_ids), torch.from_numpy(group.tail_ids)
                     for side, given, candidates, answers in (
                         (Side.TAIL, heads[h], tails, t),
