@@ -33,6 +33,11 @@ from tests.training.test_reference import trained
 STAGED = "training.device=cpu_staged"
 
 STAND_IN = ComputeDevice("cpu_staged")
+
+needs_compiler = pytest.mark.skipif(
+    compiler_problem() is not None or not hasattr(torch.compiler, "set_stance"),
+    reason="no C++ compiler, or a torch before 2.6, whose torch.compile does not take the loss",
+)
 NUM_ENTITIES, NUM_RELATIONS, NUM_EDGES, NUM_NEGATIVES, DIM = 23, 4, 11, 9, 8
 
 
@@ -123,7 +128,7 @@ def test_gradients_equal_those_of_the_cpu(name: str, loss: str, monkeypatch: pyt
         torch.testing.assert_close(auto[table], gradients, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.skipif(compiler_problem() is not None, reason="no C++ compiler")
+@needs_compiler
 @pytest.mark.parametrize(
     ("name", "loss"),
     [
@@ -171,7 +176,7 @@ def test_a_machine_without_compiler_is_told(tmp_path: Path, monkeypatch: pytest.
         trained(tmp_path, "auto", STAGED, "training.compile=true")
 
 
-@pytest.mark.skipif(compiler_problem() is not None, reason="no C++ compiler")
+@needs_compiler
 def test_a_run_with_compiled_losses_trains_the_tables_of_the_cpu(tmp_path: Path) -> None:
     """Whole and last batches of an epoch; violators are counted in the compiled function too."""
     common = ("training.batch_statistics=true", "model.score_function=rotate", "model.init_scale=0.5")
