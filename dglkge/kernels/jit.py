@@ -112,6 +112,9 @@ class _CompileLock:
                 time.sleep(0.05)
         except OSError as error:
             logger.info("loops of %s are compiled without a lock: %s", self.path, error)
+            if self.file is not None:
+                self.file.close()
+                self.file = None
 
     def release(self) -> None:
         """Let other processes compile, once it was released as often as it was taken."""

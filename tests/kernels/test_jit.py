@@ -190,6 +190,19 @@ def test_a_process_that_waits_in_vain_compiles_too(tmp_path: Path) -> None:
     assert run(impatient + ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 1\n"
 
 
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path) -> None:
+    """Neither taking nor releasing the lock may fail the loop."""
+    copied_package(tmp_path)
+    without = (
+        "import errno, fcntl\n"
+        "def flock(*arguments):\n"
+        "    raise OSError(errno.ENOLCK, 'No locks available')\n"
+        "fcntl.flock = flock\n"
+    )
+    assert run(without + ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 0\n"
+    assert run(without + ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 1\n"
+
+
 def test_loops_keep_not_a_number() -> None:
     """Sums may be reordered, but NaN and infinity keep their meaning: the loops test for them."""
     from dglkge.kernels.jit import compiled
