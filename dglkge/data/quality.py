@@ -3,9 +3,9 @@
 A triple is alone if its pair of entities occurs once, in either direction: it shares nothing with others.
 Counters by a hash of the pair find most of these triples. What joins the other pairs is found by sorts and
 binary searches of 64-bit keys, about 100 bytes for each triple. Triples of one pair, in either direction, are
-of one bucket by another hash; buckets are measured one after the other. Memory is that of the largest bucket,
-of the counters (up to 4 bytes a triple) and of 12 to 24 bytes for each entity. The figures depend neither on
-the counters nor on the number of buckets.
+of one bucket by another hash; as many buckets as there are threads are measured at a time. Memory is that of
+these buckets, of the counters (up to 4 bytes a triple) and of 12 to 24 bytes for each entity. The figures
+depend neither on the counters nor on the number of buckets.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ BUCKET_BYTES = 1 << 29
 
 Counted = tuple[np.ndarray, np.ndarray]
 """Keys (n,), ascending, and the count (n,) of each."""
+
+Overlaps = tuple[Counted, Counted, np.ndarray, np.ndarray]
+"""Inverses and duplicates of relations, and their sizes: see :meth:`TripleIndex.overlaps`."""
 
 
 @dataclass(frozen=True)
@@ -195,10 +198,10 @@ class TripleIndex:
             Least number of shared triples.
         """
         totals = _PairTotals(self.triples.num_relations)
-        totals.add(self)
+        totals.add(self.overlaps())
         return totals.near_pairs(near_share, min_overlap)
 
-    def overlaps(self) -> tuple[Counted, Counted, np.ndarray, np.ndarray]:
+    def overlaps(self) -> Overlaps:
         """Count the triples that each two relations share.
 
         Returns
@@ -282,9 +285,9 @@ class _PairTotals:
         self._overlaps = [(nothing, nothing), (nothing, nothing)]
         self._sizes = np.zeros((2, num_relations), np.int64)
 
-    def add(self, index: TripleIndex) -> None:
-        """Add the triples of a bucket."""
-        inverses, duplicates, without_loops, sizes = index.overlaps()
+    def add(self, overlaps: Overlaps) -> None:
+        """Add the triples of a bucket: what :meth:`TripleIndex.overlaps` has found."""
+        inverses, duplicates, without_loops, sizes = overlaps
         for kind, found in enumerate((inverses, duplicates)):
             self._overlaps[kind] = _sum_by_key(self._overlaps[kind], found)
         self._sizes += [without_loops, sizes]
@@ -433,25 +436,30 @@ def measure_quality(
     counts = {split: len(triples.splits[split][0]) for split in SPLITS}
     again = _again(triples, bucket_bytes, num_workers)
     num_again = sum(int(mask.sum()) for mask in again.values())
-    num_buckets = max(1, -(-INDEXED_BYTES * num_again // bucket_bytes))
+    # The buckets of a round are measured side by side, in the memory of one.
+    num_rounds = max(1, -(-INDEXED_BYTES * num_again // bucket_bytes))
+    per_round = num_workers if num_again > _ROWS_AT_A_TIME else 1
     totals = _PairTotals(triples.num_relations)
     duplicates = dict.fromkeys(SPLITS, 0)
-    uses = totals.add_alone(triples, again)
     in_valid = np.zeros(counts[TEST], bool)
-    for rows, index in _buckets(triples, again, num_buckets):
-        totals.add(index)
-        for split, codes in index.codes.items():
-            duplicates[split] += len(codes) - len(sorted_distinct(codes))
-        uses += np.bincount(index.relations(index.train), minlength=len(uses))
-        in_valid[rows[TEST]] = contains(sorted_distinct(index.codes[VALID]), index.codes[TEST])
-    pairs = totals.near_pairs()
-    leaks = {split: Leaks(*np.zeros((4, counts[split]), bool)) for split in (VALID, TEST)}
-    # Which relations are near is known after the first pass only. One bucket is not indexed again.
-    second = [(rows, index)] if num_buckets == 1 else _buckets(triples, again, num_buckets)
-    for rows, index in second:
-        for split, found in leaks.items():
-            for name, mask in vars(index.leaks(split, pairs)).items():
-                getattr(found, name)[rows[split]] = mask
+    with ThreadPoolExecutor(num_workers) as threads:
+        unseen = threads.submit(count_unseen, triples.splits, triples.num_entities, triples.num_relations)
+        degrees = threads.submit(_degrees_and_components, triples)
+        buckets = _Buckets(triples, again, num_rounds, per_round, threads)
+        uses = totals.add_alone(triples, again)
+        for rows, index, overlaps in buckets:
+            totals.add(overlaps)
+            for split, codes in index.codes.items():
+                duplicates[split] += len(codes) - len(sorted_distinct(codes))
+            uses += np.bincount(index.relations(index.train), minlength=len(uses))
+            in_valid[rows[TEST]] = contains(sorted_distinct(index.codes[VALID]), index.codes[TEST])
+        pairs = totals.near_pairs()
+        leaks = {split: Leaks(*np.zeros((4, counts[split]), bool)) for split in (VALID, TEST)}
+        # Which relations are near is known after the first pass only.
+        for rows, index, _ in buckets:
+            for split, found in leaks.items():
+                for name, mask in vars(index.leaks(split, pairs)).items():
+                    getattr(found, name)[rows[split]] = mask
     shared = {
         split: {name: _share(mask) for name, mask in vars(found).items()} for split, found in leaks.items()
     }
@@ -461,9 +469,9 @@ def measure_quality(
         "duplicates": duplicates,
         "leaks": shared,
         "relation_pairs": _named_pairs(pairs, triples.relation_name),
-        "unseen": count_unseen(triples.splits, triples.num_entities, triples.num_relations),
+        "unseen": unseen.result(),
         "single_triple_relations": _single_triples(triples, uses),
-        **_degrees_and_components(triples),
+        **degrees.result(),
     }
     return Quality(report, leaks)
 
@@ -592,28 +600,55 @@ def _ends(columns: Triples, start: int) -> tuple[np.ndarray, np.ndarray]:
     return columns[0][rows].astype(np.int64), columns[2][rows].astype(np.int64)
 
 
-def _buckets(
-    triples: NumberedTriples, again: Mapping[str, np.ndarray], num_buckets: int
-) -> Iterator[tuple[dict[str, np.ndarray], TripleIndex]]:
-    """Yield the rows of each split that are of a bucket, and their index."""
-    for bucket in range(num_buckets):
+class _Buckets:
+    """The triples whose pair of entities may occur again, in buckets of whole pairs.
+
+    Iterating yields, for each bucket, the rows of each split, their index and its overlaps. What is of one
+    round is indexed at the same time; a single round is kept, and not indexed again.
+    """
+
+    def __init__(
+        self,
+        triples: NumberedTriples,
+        again: Mapping[str, np.ndarray],
+        num_rounds: int,
+        per_round: int,
+        threads: ThreadPoolExecutor,
+    ) -> None:
+        self._triples, self._again = triples, again
+        self._num_buckets, self._per_round = num_rounds * per_round, per_round
+        self._threads = threads
+        self._kept: list[tuple[dict[str, np.ndarray], TripleIndex, Overlaps]] = []
+
+    def __iter__(self) -> Iterator[tuple[dict[str, np.ndarray], TripleIndex, Overlaps]]:
+        if self._kept:
+            yield from self._kept
+            return
+        for first in range(0, self._num_buckets, self._per_round):
+            found = list(self._threads.map(self._index, range(first, first + self._per_round)))
+            if self._num_buckets == self._per_round:
+                self._kept = found
+            yield from found
+
+    def _index(self, bucket: int) -> tuple[dict[str, np.ndarray], TripleIndex, Overlaps]:
         rows: dict[str, np.ndarray] = {}
         splits: dict[str, Triples] = {}
         for split in SPLITS:
             places, columns = [np.zeros(0, np.int64)], [np.zeros((3, 0), np.int64)]
-            for start, (heads, relations, tails) in _pieces(triples.splits[split]):
-                mine = np.flatnonzero(again[split][start : start + len(heads)])
-                if num_buckets > 1:
+            for start, (heads, relations, tails) in _pieces(self._triples.splits[split]):
+                mine = np.flatnonzero(self._again[split][start : start + len(heads)])
+                if self._num_buckets > 1:
                     lower, upper = np.minimum(heads, tails)[mine], np.maximum(heads, tails)[mine]
                     # Not the bits that the counters are chosen by: those of a bucket would be few.
                     mixed = split_mix(upper.astype(np.uint64) << np.uint64(32) | lower.astype(np.uint64))
-                    mine = mine[mixed % np.uint64(num_buckets) == bucket]
+                    mine = mine[mixed % np.uint64(self._num_buckets) == bucket]
                 places.append(mine + start)
                 columns.append(np.stack([heads[mine], relations[mine], tails[mine]]))
             rows[split] = np.concatenate(places)
             heads, relations, tails = np.concatenate(columns, axis=1)
             splits[split] = (heads, relations, tails)
-        yield rows, TripleIndex(replace(triples, splits=splits))
+        index = TripleIndex(replace(self._triples, splits=splits))
+        return rows, index, index.overlaps()
 
 
 def _pieces(columns: Triples, num_rows: int = _ROWS_AT_A_TIME) -> Iterator[tuple[int, Triples]]:

@@ -6,7 +6,9 @@ import json
 import logging
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -231,23 +233,23 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
         needed = check_metis_memory(len(triples.splits[TRAIN]), options.max_memory)
         show_line(options.progress, f"METIS will need about {needed / 1e9:.1f} GB")
     show_line(options.progress, "measuring the quality of the data")
-    quality = measure_triples(triples, ids, bucket_bytes, num_workers)
+    measure = partial(measure_triples, ids=ids, bucket_bytes=bucket_bytes, num_workers=num_workers)
     dropped: dict[str, int] = {}
-    if options.drop_leaks:
-        triples, dropped = drop_leaks(triples, quality.leaks, options.drop_leaks)
-        quality = measure_triples(triples, ids, bucket_bytes, num_workers)
-    if options.strict_splits is not None:
-        # A split and dropping change the numbers of the rows.
-        in_order = not (options.split or options.drop_leaks)
-        check_leaks(triples, quality, options.strict_splits, place if in_order else None)
-    measured = quality.report
-    del quality
     name = options.name or output.absolute().name
-    with staged(output, options.overwrite) as folder:
+    with ThreadPoolExecutor(1) as beside, staged(output, options.overwrite) as folder:
+        if options.drop_leaks:
+            triples, dropped = drop_leaks(triples, measure(triples).leaks, options.drop_leaks)
+        quality = beside.submit(measure, triples)
+        if options.strict_splits is not None:
+            # A split and dropping change the numbers of the rows.
+            in_order = not (options.split or options.drop_leaks)
+            check_leaks(triples, quality.result(), options.strict_splits, place if in_order else None)
+        # Beside the measurement, which leaves cores idle in parts.
         description = write_triples(folder, triples, ids)
         write_side_files(folder, triples.entities)
+        measured = quality.result().report
         # The child needs the memory. It reads the triples from the files that were written.
-        del triples, ids, type_of
+        del triples, ids, type_of, measure, quality
         # DGL makes file names of the graph's name.
         graph_name = re.sub(r"[^A-Za-z0-9_-]", "_", name)
         show_line(options.progress, f"partitioning into {options.num_parts} ({options.method})")

@@ -267,7 +267,10 @@ def test_triples_that_are_alone_are_counted_as_the_others(
         # Some are taken for shared that are alone, but none the other way round.
         assert again[split][shared].all()
         assert bucket_bytes < 100 or (again[split] & ~shared).mean() < 0.2
-    measured = measure_quality(triples, bucket_bytes, num_workers)
+    with monkeypatch.context() as patch:
+        # Several buckets at a time, of several pieces.
+        patch.setattr(module, "_ROWS_AT_A_TIME", 70)
+        measured = measure_quality(triples, bucket_bytes, num_workers)
     monkeypatch.setattr(
         module, "_again", lambda *_: {s: np.ones(len(found), bool) for s, found in rows.items()}
     )
