@@ -239,6 +239,7 @@ def _is_same_file(one: int | None, other: int | None) -> bool:
 
 TAIL_LINES = 20
 LONGEST_LINE_BYTES = 65536
+TRACEBACK = "Traceback (most recent call last):"
 
 
 class ProcessOutput:
@@ -265,6 +266,8 @@ class ProcessOutput:
         The last lines.
     progress : str
         Present state of a progress bar; empty if there is none.
+    raised_at : float or None
+        ``time.monotonic()`` of the last traceback's first line; None if there was none.
     """
 
     def __init__(self, log_path: Path, name: str = "", log_format: str = TEXT) -> None:
@@ -274,6 +277,7 @@ class ProcessOutput:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.progress = ""
         self.problem: str | None = None
+        self.raised_at: float | None = None
         self._partial = b""
         self._log: int | None = None
         self._num_lost = 0
@@ -320,6 +324,8 @@ class ProcessOutput:
         """Write one line to the log."""
         text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
         self.tail.append(text)
+        if text == TRACEBACK:
+            self.raised_at = time.monotonic()
         self._write((as_json(self._name, text) if self._is_json else text) + "\n")
         return text
 

@@ -154,7 +154,8 @@ class Supervisor:
 
         A process that was killed by a signal ends only after the kernel has released its memory. Another
         process may fail before that, because its connections were closed. SIGABRT does not count: a process
-        that aborts itself may do so because others have ended.
+        that aborts itself may do so because others have ended. Of processes that raised, the one that printed
+        its traceback first is the cause, even if it took longer to end.
         """
         deadline = time.monotonic() + AFTERMATH_SECONDS
         while (first.status or 0) > 0 and time.monotonic() < deadline:
@@ -166,7 +167,11 @@ class Supervisor:
                 return killed[0]
             if all(process.status is not None for process in self._processes):
                 break
-        return first
+        raised = {each: self._outputs[each.planned.name].raised_at for each in [first, *self._ended]}
+        if raised[first] is None:
+            return first
+        times = {each: at for each, at in raised.items() if at is not None and (each.status or 0) > 0}
+        return min(times, key=lambda each: times[each], default=first)
 
     def _await_stop(self, process: WatchedProcess, trainers: Sequence[WatchedProcess]) -> None:
         """Wait for the other trainers after one has committed and left with status 143."""

@@ -122,6 +122,27 @@ def test_a_killed_process_is_the_cause_of_a_failure_that_was_seen_before(
     assert job.result.reason is not None and all(word in job.result.reason for word in words)
 
 
+@pytest.mark.parametrize(("silent", "named"), [(False, "trainer 1 "), (True, "trainer 0 ")])
+def test_who_raised_first_is_the_cause_even_if_it_ends_later(
+    run, tmp_path: Path, silent: bool, named: str
+) -> None:
+    """Closing its connections, a trainer that raised may end after those that failed of that.
+
+    One that ended without a traceback cannot be told from them: the first one that ended is named.
+    """
+    ready = tmp_path / "ready"
+    shown = "pass" if silent else "traceback.print_exc()"
+    later = (
+        f"import traceback, time\ntry: raise ValueError('it')\nexcept ValueError: {shown}\n"
+        f"open({str(ready)!r}, 'w'); time.sleep(0.2); raise SystemExit(4)"
+    )
+    lost = f"import os\nwhile not os.path.exists({str(ready)!r}): pass\nraise OSError"
+    job = run([FOREVER], [lost, later])
+    assert job.result.reason is not None and job.result.reason.startswith(named), job.err.getvalue()
+    assert job.result.status == (1 if silent else 4)
+    assert silent or "ValueError: it" in job.err.getvalue()
+
+
 @pytest.mark.parametrize(
     ("code", "status", "words"),
     [
