@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dglkge.checkpoint.layout import RUN_METRICS_FILE
 from dglkge.errors import DglkgeError, InputError
 from dglkge.planning.ranges import parse_bytes
 from measuring import our_job
@@ -47,8 +46,8 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def commands(args: argparse.Namespace, dataset: Path, run: Path) -> dict[str, list[str]]:
-    """Return the commands by their names, in their order."""
+def commands(args: argparse.Namespace, dataset: Path, run: Path, metrics: Path) -> dict[str, list[str]]:
+    """Return the commands by their names, in their order; evaluate writes the metrics."""
     with (args.input / "test.tsv").open(encoding="utf-8") as lines:
         head, relation, _ = next(lines).rstrip("\n").split("\t")
     program = [sys.executable, "-m", "dglkge.cli.main"]
@@ -62,7 +61,7 @@ def commands(args: argparse.Namespace, dataset: Path, run: Path) -> dict[str, li
             *args.partition_options.split(),
         ],
         "train": [*program, "train", str(config), "--num_trainers", str(args.trainers), *sets],
-        "evaluate": [*program, "evaluate", str(run), "--split", "test"],
+        "evaluate": [*program, "evaluate", str(run), "--split", "test", "--output", str(metrics)],
         "predict": [*program, "predict", str(run), "--head", head, "--relation", relation, "--topk", "5"],
     }
 
@@ -103,11 +102,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         args.work.mkdir(parents=True, exist_ok=True)
         dataset, run = args.work / "dataset", args.work / "run"
+        metrics = args.work / "metrics.json"
         for folder in (dataset, run):
             shutil.rmtree(folder, ignore_errors=True)
         found: dict[str, dict[str, float]] = {}
         print(HEADER, flush=True)
-        for name, command in commands(args, dataset, run).items():
+        for name, command in commands(args, dataset, run, metrics).items():
             one = run_limited(command, limit, args.work / f"{name}.log", args.limit_seconds)
             found[name] = one
             print(
@@ -121,13 +121,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         print(f"limited_memory.py: {error}", file=sys.stderr)
         return 1
-    metrics: dict[str, Any] = json.loads((run / RUN_METRICS_FILE).read_text(encoding="utf-8"))
+    ranked: dict[str, Any] = json.loads(metrics.read_text(encoding="utf-8"))
     record = {
         "machine": describe_machine(),
         "limit_bytes": limit,
         "settings": args.set,
         "commands": found,
-        "metrics": metrics,
+        "metrics": {name: ranked[name] for name in ("both", "head", "tail")},
     }
     if args.json is not None:
         args.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -17,10 +17,12 @@ def test_the_commands_of_the_path(benchmark_module, tmp_path):
     (tmp_path / "test.tsv").write_text("a b\tlikes\tc\nx\ty\tz\n")
     words = ["--input", str(tmp_path), "--work", str(tmp_path), "--set", "model.dimension=8"]
     args = module.build_parser().parse_args([*words, "--partition-options", "--max_memory 64MB"])
-    commands = module.commands(args, tmp_path / "data", tmp_path / "run")
+    commands = module.commands(args, tmp_path / "data", tmp_path / "run", tmp_path / "metrics.json")
     assert list(commands) == ["partition", "train", "evaluate", "predict"]
     assert commands["partition"][-2:] == ["--max_memory", "64MB"]
     assert commands["train"][-4:] == ["--num_trainers", "2", "--set", "model.dimension=8"]
+    # Those of the run's own ranking are not there with evaluation.split=none.
+    assert commands["evaluate"][-2:] == ["--output", str(tmp_path / "metrics.json")]
     assert commands["predict"][-6:] == ["--head", "a b", "--relation", "likes", "--topk", "5"]
 
 
