@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import warm
 from tests.toy_kg import REPOSITORY
 
 FOLDER = REPOSITORY / "docs" / "tutorials"
@@ -25,7 +26,7 @@ def test_the_notebook_runs(name, tmp_path, monkeypatch):
     nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
     for package in ("ipykernel", *NEEDS.get(name, ())):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("PYTHONPATH", warm.runners({"PYTHONPATH": str(REPOSITORY)})["PYTHONPATH"])
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     # Where the command dglkge is installed; the tests may run without an activated environment.
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))

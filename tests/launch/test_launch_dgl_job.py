@@ -50,7 +50,8 @@ def start(launch, part_config: Path):
 
 def test_runs_to_its_end(start) -> None:
     """Two servers and two trainers: the trainers agree on ranks and share the work, and all end with 0."""
-    job = start(["--num_servers", "2", "--num_omp_threads", "1"])
+    env = warm.runners({"PYTHONPATH": str(REPOSITORY)})
+    job = start(["--num_servers", "2", "--num_omp_threads", "1"], **env)
     output = job.finish()
     assert job.launcher.returncode == 0, output
     for rank in (0, 1):
@@ -73,7 +74,7 @@ def test_sampler_processes(start, ip_config: Path) -> None:
 
 def test_all_segments_have_the_jobs_name(start) -> None:
     """None that another job could meet: graph, partition book, feature and embedding."""
-    job = start([], "--steps", ENDLESS)
+    job = start([], "--steps", ENDLESS, **warm.runners({"PYTHONPATH": str(REPOSITORY)}))
     job.wait_for(*BEGUN)
     (entry,) = [entry for entry in live_jobs() if entry.launcher_pid == job.launcher.pid]
     names = {name for name in segment_names() if name.startswith(job_prefix(entry.job))}

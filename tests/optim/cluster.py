@@ -37,7 +37,8 @@ def forked(target: Callable[..., None], *arguments: Any) -> multiprocessing.Proc
     The imports take seconds. OpenMP reads its number of threads when it is loaded, which is there; with more
     than one in each process DGL's copies of rows take milliseconds.
     """
-    _FORKS.set_forkserver_preload(["torch.distributed", "dglkge.training.build", "tests.optim.workers"])
+    imported = ["torch.distributed", "dglkge.training.build", "tests.optim.workers"]
+    _FORKS.set_forkserver_preload([*imported, "tests.warm.numba_started"])
     with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
         forkserver.ensure_running()
     return _FORKS.Process(target=target, args=arguments)

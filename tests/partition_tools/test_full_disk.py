@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import pytest
 from dglkge.data.dataset import Dataset
 from dglkge.partition import make_dataset
 from partition_tools import partition
+from tests import warm
 from tests.toy_kg import REPOSITORY
 
 NUM_TRIPLES = 20_000
@@ -54,7 +54,7 @@ def small_disk(tmp_path):
 
 
 def run(*arguments, **options):
-    command = [sys.executable, str(REPOSITORY / "partition_tools" / "partition.py"), *map(str, arguments)]
+    command = [*warm.python(), str(REPOSITORY / "partition_tools" / "partition.py"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=180, **options)
 
 
@@ -96,7 +96,7 @@ def test_a_file_system_that_takes_no_files(source, small_disk):
 
 def test_a_full_console_after_the_dataset_is_whole(source, tmp_path):
     with open("/dev/full", "w") as full:
-        command = [sys.executable, str(REPOSITORY / "partition_tools" / "partition.py")]
+        command = [*warm.python(), str(REPOSITORY / "partition_tools" / "partition.py")]
         command += ["--input", str(source), "--output", str(tmp_path / "out"), "--json"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=180)
     assert done.returncode == 1

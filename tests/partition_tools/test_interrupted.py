@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
+from tests import warm
 from tests.data.toy_folder import write_toy_folder
 from tests.toy_kg import REPOSITORY, ring_triples, write_splits
 
@@ -43,7 +43,7 @@ def source(tmp_path) -> Path:
 def run(source: Path, output: Path, module: str, function: str, number: int, *options: str):
     code = RUN.format(root=str(REPOSITORY), module=module, function=function, signal=int(number))
     command = [
-        sys.executable,
+        *warm.python(),
         "-c",
         code,
         "--input",
@@ -99,7 +99,7 @@ def test_next_run_clears_up_and_succeeds(tmp_path, source):
     output = tmp_path / "out"
     assert run(source, output, "make_dataset", "run_build", signal.SIGKILL).returncode == -signal.SIGKILL
     assert (tmp_path / ".out.partial" / "train.npy").exists()
-    command = [sys.executable, str(REPOSITORY / "partition_tools" / "partition.py"), "--num-parts", "2"]
+    command = [*warm.python(), str(REPOSITORY / "partition_tools" / "partition.py"), "--num-parts", "2"]
     subprocess.run(
         [*command, "--input", str(source), "--output", str(output)], check=True, capture_output=True
     )

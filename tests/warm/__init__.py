@@ -29,6 +29,8 @@ import psutil
 HERE = Path(__file__).resolve().parent
 VARIABLE = "DGLKGE_TEST_WARM_SOCKET"
 START_SECONDS = 120
+COPIED_BUILD = "DGLKGE_TEST_COPIED_BUILD"
+"""Variable with which the child of partition.py is a copy too; it does not repeat METIS's partitions."""
 
 
 def python() -> list[str]:

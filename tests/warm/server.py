@@ -44,6 +44,7 @@ PRELOADED = (
     "dglkge.inference.imports.import_tables",
     "dglkge.inference.truth",
     "dglkge.tuning.tune",
+    "tests.warm.numba_started",
 )
 NAMESPACES = ("net", "uts", "mnt", "pid")
 """Of the hosts of tests/cluster; the last one holds for children only."""
@@ -248,6 +249,8 @@ def run_python(arguments: list[str]) -> None:
         sys.modules["__main__"] = types.ModuleType("__main__")
         exec(arguments[1], sys.modules["__main__"].__dict__)
         return
+    if arguments[0].endswith("/build_graph.py"):
+        arguments = [*arguments[:2], str(os.getppid())]  # it ends with its parent, and this with its client
     if arguments[0] == "-m":
         sys.modules.pop(arguments[1], None)  # it shall run, as __main__
     script_runner.run(arguments)
@@ -308,7 +311,6 @@ def main() -> None:
     """Import, serve; in copies run what they have to."""
     for module in PRELOADED:
         __import__(module)
-    start_numba()
     if threading.active_count() > 1:
         raise RuntimeError(f"imports have started threads: {threading.enumerate()}")
     gc.collect()
@@ -324,13 +326,6 @@ def main() -> None:
         except BaseException as raised:
             error = raised
         end(error)
-
-
-def start_numba() -> None:
-    """Call a compiled loop: numba takes .3 s to look up its own functions before the first one runs."""
-    from dglkge.kernels.narrow_rows import widen_rows
-
-    widen_rows(np.zeros((1, 1), np.uint16), np.zeros(1, np.int64), False, np.zeros((1, 1), np.float32))
 
 
 def end(error: BaseException | None) -> NoReturn:
