@@ -173,6 +173,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if workerinput is None:
         config.stash[FOLDER] = contextlib.ExitStack()
         config.stash[FOLDER].enter_context(surroundings.shared_folder())
+        # What torch has compiled for one test, and the headers that it prepares for that, serve the others.
+        compiled = os.path.join(os.environ[surroundings.SHARED_FOLDER], "compiled-by-torch")
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", compiled)
         surroundings.reset_signals_and_input()
         # Once for all processes that the tests start, also where Python is told to write no such files. A
         # folder that is read-only stays as it is.

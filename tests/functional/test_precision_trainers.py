@@ -46,12 +46,6 @@ def test_an_overflow_on_one_trainer_skips_the_batch_on_all(tmp_path: Path, shard
     assert stats(tmp_path / "run")[-1]["skipped_batches"] == 2
 
 
-@pytest.fixture(scope="module")
-def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of torch's compiler, empty at first: what one test has compiled the next one takes."""
-    return tmp_path_factory.mktemp("compiled")
-
-
 @pytest.mark.parametrize(
     ("more", "tolerance"),
     [
@@ -71,16 +65,9 @@ def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["bfloat16", "compiled", "compiled, in slices"],
 )
-def test_one_and_two_trainers(
-    tmp_path: Path,
-    compiler_cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    more: tuple[str, ...],
-    tolerance: float,
-) -> None:
+def test_one_and_two_trainers(tmp_path: Path, more: tuple[str, ...], tolerance: float) -> None:
     if "dense.compile=true" in more and compiler_problem():
         pytest.skip(f"{compiler_problem()}")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiler_cache))
     dataset, alone, run = toy_dataset(), tmp_path / "alone", tmp_path / "run"
     settings = (f"dataset={dataset}", *SETTINGS, "training.num_epochs=1", "dense.optimizer=SGD", *more)
     for done in (
