@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 MADV_WILLNEED, MADV_DONTNEED, MADV_COLD, MADV_POPULATE_WRITE = 3, 4, 20, 23
 """Numbers of Linux's madvise(2); the last two since the versions 5.4 and 5.14."""
 
@@ -125,19 +127,35 @@ class MappedRows:
         """Return the rows (n, ...) of a contiguous tensor; None if they are in memory only."""
         if not len(rows) or not rows.is_contiguous():
             return None
-        address = rows.data_ptr()
+        row_bytes = rows.numel() // len(rows) * rows.element_size()
+        return cls._of(rows.data_ptr(), len(rows), row_bytes, num_ranges, drops, is_leader)
+
+    @classmethod
+    def of_array(cls, rows: np.ndarray, drops: bool = False) -> MappedRows | None:
+        """Return the rows (n, ...) of a mapped array, in one range; None if they are in memory only."""
+        if not len(rows) or not rows.flags.c_contiguous:
+            return None
+        return cls._of(rows.ctypes.data, len(rows), rows.nbytes // len(rows), 1, drops, is_leader=True)
+
+    @classmethod
+    def _of(
+        cls, address: int, num_rows: int, row_bytes: int, num_ranges: int, drops: bool, is_leader: bool
+    ) -> MappedRows | None:
         file = find_mapped_file(address)
         # Pages of a private mapping are this process's own: dropping them would lose what it wrote.
         if file is None or not file.is_shared or not is_on_disk(file.path):
             return None
-        row_bytes = rows.numel() // len(rows) * rows.element_size()
-        return cls(address, len(rows), row_bytes, num_ranges, file, drops, is_leader)
+        return cls(address, num_rows, row_bytes, num_ranges, file, drops, is_leader)
 
     def pieces(self, number: int) -> list[tuple[int, int]]:
         """Return the address and length in bytes of each call for a range: whole pages inside the rows."""
+        return self.pieces_between(self._bounds[number], self._bounds[number + 1])
+
+    def pieces_between(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """Return the pieces of the rows [first, stop), as :meth:`pieces` does for a range."""
         page = mmap.PAGESIZE
-        start = self._address + self._bounds[number] * self._row_bytes
-        end = self._address + self._bounds[number + 1] * self._row_bytes
+        start = self._address + first * self._row_bytes
+        end = self._address + stop * self._row_bytes
         if start == end:
             return []
         # Advice takes whole pages; a page that two ranges share belongs to both.

@@ -220,6 +220,21 @@ class BucketBatches(EdgeBatches):
             watcher(epoch, index)
         return super().batch(epoch, index, enter)
 
+    def buckets_at(self, epoch: int, index: int) -> frozenset[tuple[int, int]]:
+        """Return the buckets of this machine's share of a global batch."""
+        return frozenset(piece.ranges for piece in self.walk.pieces(epoch, *self.walk.window(index)))
+
+    def rows_of(self, bucket: tuple[int, int]) -> tuple[int, int]:
+        """Return the first row of a bucket in the tables of triples, and the one behind its last."""
+        number = bucket[0] * self.walk.num_ranges + bucket[1]
+        return int(self._starts[number]), int(self._starts[number + 1])
+
+    @property
+    def triple_tables(self) -> list[np.ndarray]:
+        """The mapped tables of triples, bucket after bucket: edges, triple ids, and weights if any."""
+        tables = (self._all_edges, self._triple_ids, self._weights)
+        return [table for table in tables if table is not None]
+
     def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
         """Describe the bucket of the last batch that is done, for ``stats.jsonl``."""
         return self.walk.place(epoch, batches_done)

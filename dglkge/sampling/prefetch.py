@@ -1,4 +1,4 @@
-"""Reads the ranges of the next bucket ahead, and pushes out those that are not needed soon.
+"""Reads the ranges of the next bucket ahead, pushes out those that are not needed soon, and drops triples.
 
 Batches tell the number of each batch; all other work is in a thread, which only advises the kernel.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import zip_longest
 from typing import Protocol
@@ -175,3 +175,49 @@ class Prefetcher:
             if self._is_closed:
                 return
             getattr(pages, what)(address, num_bytes)
+
+
+class Dropped(Protocol):
+    """Rows of a mapped file; :class:`dglkge.embeddings.mapped_rows.MappedRows` is one."""
+
+    def pieces_between(self, first: int, stop: int) -> Sequence[tuple[int, int]]:
+        """Return the address and length in bytes of each piece of the rows [first, stop)."""
+        ...
+
+    def drop(self, address: int, num_bytes: int) -> bool:
+        """Let the kernel take the memory of a piece."""
+        ...
+
+
+class TripleDropper:
+    """Drops the triples of each bucket from memory once it was trained; they are read once an epoch.
+
+    Otherwise they fill the page cache, and the kernel, looking for memory, writes rows that are still
+    trained.
+
+    Parameters
+    ----------
+    buckets_at : callable
+        Returns the buckets of a batch, by epoch and number of the batch.
+    rows_of : callable
+        Returns the first row of a bucket's triples and the one behind its last.
+    files : sequence of Dropped
+    """
+
+    def __init__(
+        self,
+        buckets_at: Callable[[int, int], AbstractSet[tuple[int, int]]],
+        rows_of: Callable[[tuple[int, int]], tuple[int, int]],
+        files: Sequence[Dropped],
+    ) -> None:
+        self._buckets_at, self._rows_of, self._files = buckets_at, rows_of, files
+        self._open: AbstractSet[tuple[int, int]] = frozenset()
+
+    def advance(self, epoch: int, batch: int) -> None:
+        """Drop the buckets of the batch before that this one does not go on with."""
+        buckets = self._buckets_at(epoch, batch)
+        for bucket in self._open - buckets:
+            for file in self._files:
+                for address, num_bytes in file.pieces_between(*self._rows_of(bucket)):
+                    file.drop(address, num_bytes)
+        self._open = buckets

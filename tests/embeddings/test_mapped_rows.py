@@ -8,6 +8,7 @@ import os
 import resource
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -138,6 +139,24 @@ def test_a_range_that_is_mapped_ahead_is_written_without_page_faults(file: Path)
     if first < num_pages // 4:
         pytest.skip("this kernel maps many pages at a fault")
     assert float(rows[half, 0]) == half * DIM  # no number has changed
+
+
+def test_rows_of_an_array_that_is_only_read_leave_memory(file: Path) -> None:
+    """As trainers map their triples: whole pages of the rows, and no others."""
+    evict(file)  # written: the kernel drops clean pages only
+    array = np.memmap(file, np.float32, mode="r", shape=(NUM_ROWS, DIM))
+    expected = array[::1000].copy()
+    rows = mapped(file)
+    pages = MappedRows.of_array(array, drops=True)
+    assert pages is not None
+    assert array.sum() > 0 and resident(rows, 0, NUM_ROWS) == 1.0
+    for address, num_bytes in pages.pieces_between(4096, 8192):
+        assert pages.drop(address, num_bytes)
+    # The kernel may read some pages around those that stay.
+    assert resident(rows, 4096, 8192) < 0.1
+    assert resident(rows, 0, 4096) == resident(rows, 8192, NUM_ROWS) == 1.0
+    np.testing.assert_array_equal(array[::1000], expected)
+    assert MappedRows.of_array(np.zeros((4, 4))) is None
 
 
 def test_a_private_mapping_is_left_alone(file: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from dglkge.sampling.prefetch import Prefetcher
+import pytest
+
+from dglkge.sampling.prefetch import Prefetcher, TripleDropper
 from tests.sampling.toy_buckets import toy_trainers
 
 LIMIT_SECONDS = 30.0
@@ -121,3 +123,40 @@ def test_closing_does_not_wait_for_all_ranges() -> None:
     pages.gate.set()
     closing.join(LIMIT_SECONDS)
     assert not closing.is_alive() and len(notes) <= 1
+
+
+class ToyTriples:
+    """Rows of a mapped file; notes the rows that are dropped."""
+
+    def __init__(self) -> None:
+        self.dropped: list[tuple[int, int]] = []
+
+    def pieces_between(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """Return the rows as one piece, if there are any."""
+        return [(first, stop)] if first < stop else []
+
+    def drop(self, address: int, num_bytes: int) -> bool:
+        """Note it."""
+        self.dropped.append((address, num_bytes))
+        return True
+
+
+@pytest.mark.parametrize("batch_size", [7, 20, 200])
+def test_the_triples_of_a_bucket_are_dropped_once_behind_its_last_batch(batch_size: int) -> None:
+    (trainer,) = toy_trainers(1, 1, 4, batch_size=batch_size)
+    files = [ToyTriples(), ToyTriples()]
+    dropper = TripleDropper(trainer.buckets_at, trainer.rows_of, files)
+    seen: set[tuple[int, int]] = set()
+    for index in range(len(trainer)):
+        dropper.advance(0, index)
+        now = {trainer.rows_of(bucket) for bucket in trainer.buckets_at(0, index)}
+        seen |= now
+        # None that the batch still needs, and none twice.
+        assert not now & set(files[0].dropped)
+        assert len(set(files[0].dropped)) == len(files[0].dropped)
+    assert sum(stop - first for first, stop in seen) == len(trainer.triple_tables[0])
+    # The next epoch drops what the last batch has left.
+    dropper.advance(1, 0)
+    needed = {trainer.rows_of(bucket) for bucket in trainer.buckets_at(1, 0)}
+    assert seen - needed <= set(files[0].dropped) <= seen
+    assert files[0].dropped == files[1].dropped

@@ -20,7 +20,7 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, StorageError
 from dglkge.planning.host import available_memory
 from dglkge.sampling.bucket_batches import BucketBatches
-from dglkge.sampling.prefetch import Prefetcher
+from dglkge.sampling.prefetch import Prefetcher, TripleDropper
 
 
 def build_bucket_batches(
@@ -98,4 +98,11 @@ def prefetch_ranges(batches: BucketBatches, tables: TableSet, optimizer: Any, cl
     there = {(name, number) for name in mapped for number in range(num_ranges)} if drops else set()
     prefetcher = Prefetcher(batches.walk, mapped, there)
     batches.when_batch(prefetcher.advance)
+    if drops:
+        # All trainers: a page goes with the last one that has it mapped.
+        files = [MappedRows.of_array(table, drops) for table in batches.triple_tables]
+        dropper = TripleDropper(
+            batches.buckets_at, batches.rows_of, [one for one in files if one is not None]
+        )
+        batches.when_batch(dropper.advance)
     cluster.on_exit(prefetcher.close)
