@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dglkge.checkpoint.layout import RUN_METRICS_FILE
 from dglkge.errors import DglkgeError, InputError
 from dglkge.planning.ranges import parse_bytes
 from measuring import our_job
@@ -102,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         args.work.mkdir(parents=True, exist_ok=True)
         dataset, run = args.work / "dataset", args.work / "run"
-        metrics = args.work / "metrics.json"
+        metrics = args.work / RUN_METRICS_FILE
         for folder in (dataset, run):
             shutil.rmtree(folder, ignore_errors=True)
         found: dict[str, dict[str, float]] = {}
