@@ -629,6 +629,7 @@ class _Buckets:
             if self._num_buckets == self._per_round:
                 self._kept = found
             yield from found
+            del found  # before the next round takes the same memory
 
     def _index(self, bucket: int) -> tuple[dict[str, np.ndarray], TripleIndex, Overlaps]:
         rows: dict[str, np.ndarray] = {}
