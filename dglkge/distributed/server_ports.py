@@ -17,7 +17,7 @@ SOCKET_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 LISTENING = "0A"
 """State of a listening socket in the kernel's tables (Linux, ``include/net/tcp_states.h``)."""
 
-POLL_SECONDS = 0.02
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.02, 0.1
 
 PORT_TAKEN_STATUS = 75
 """Exit status of a process that found its port in use before it trained anything (``EX_TEMPFAIL`` of
@@ -99,11 +99,14 @@ def wait_until_listening(ports: Collection[int], timeout_seconds: float) -> bool
     bool
         False after the timeout. The caller connects all the same, and reports the error of the connection.
     """
-    end = time.monotonic() + timeout_seconds
+    start = time.monotonic()
+    end = start + timeout_seconds
     while not set(ports) <= listening_ports():
-        if time.monotonic() >= end:
+        now = time.monotonic()
+        if now >= end:
             return False
-        time.sleep(POLL_SECONDS)
+        # The kernel walks all of its table for each look, which takes milliseconds on a large machine.
+        time.sleep(min(max(POLL_SECONDS, (now - start) / 10), LONGEST_POLL_SECONDS))
     return True
 
 
