@@ -89,7 +89,7 @@ def _unescaped(text: str) -> str:
 def free_memory(process: Path = PROCESS) -> int | None:
     """Return the bytes that this process's control groups still allow; None without a limit.
 
-    Page cache that the kernel reclaims first counts as free.
+    Page cache counts as free, as in the kernel's ``MemAvailable``: what was read twice can go as well.
 
     Parameters
     ----------
@@ -98,10 +98,10 @@ def free_memory(process: Path = PROCESS) -> int | None:
     """
     found = []
     for version, folder in _groups("memory", process):
-        limit_file, used_file, cache_name = (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        limit_file, used_file, prefix = (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
             if version == 1
-            else ("memory.max", "memory.current", "inactive_file")
+            else ("memory.max", "memory.current", "")
         )
         limit, used = _number(_text(folder / limit_file)), _number(_text(folder / used_file))
         if limit is None or used is None or limit >= _UNLIMITED_BYTES:
@@ -109,7 +109,9 @@ def free_memory(process: Path = PROCESS) -> int | None:
         statistics = dict(
             line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line
         )
-        cache = _number(statistics.get(cache_name, "")) or 0
+        cache = sum(
+            _number(statistics.get(f"{prefix}{kind}_file", "")) or 0 for kind in ("inactive", "active")
+        )
         found.append(max(0, limit - used + cache))
     return min(found, default=None)
 

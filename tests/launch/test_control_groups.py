@@ -50,7 +50,7 @@ def test_version_2_nested_groups_the_tightest_counts(tmp_path: Path) -> None:
         root / "pod",
         memory_max=50 * MIB,
         memory_current=40 * MIB,
-        memory_stat=f"anon 1\ninactive_file {10 * MIB}",
+        memory_stat=f"anon 1\ninactive_file {6 * MIB}\nactive_file {4 * MIB}",
     )
     assert free_memory(me) == 20 * MIB  # 50 - 40, and 10 of the 40 are files that can go
     write(root / "pod/box", memory_max=3 * MIB)
@@ -65,7 +65,7 @@ def test_version_1_has_other_names_and_no_word_for_unlimited(tmp_path: Path) -> 
     me = process(
         tmp_path, "4:memory,hugetlb:/job\n1:cpu,cpuacct:/\n0::/\n", first(Path(text), "memory,hugetlb")
     )
-    statistics = f"inactive_file 1\ntotal_inactive_file {MIB}"
+    statistics = f"inactive_file 1\ntotal_inactive_file {MIB - 3}\nactive_file 1\ntotal_active_file 3"
     unlimited = {"memory_limit_in_bytes": NO_LIMIT, "memory_usage_in_bytes": MIB, "memory_stat": statistics}
     write(root, **unlimited)
     write(root / "job", **unlimited)
