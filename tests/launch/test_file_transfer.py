@@ -81,6 +81,16 @@ def test_dropped_files(session: HostSession, here: Path, tmp_path: Path) -> None
     assert sorted(files_below(back)) == sorted([*ODD_NAMES, "own"])
 
 
+def test_unfinished_files_stay_where_they_are(session: HostSession, tmp_path: Path) -> None:
+    """Their writer renames them while the others are packed."""
+    there, back = tmp_path / "there", tmp_path / "back"
+    (there / "deep.tmp").mkdir(parents=True)
+    for name in ("copies.json", "copies.json.106.tmp", "deep.tmp/whole", "deep.tmp/part.h5.tmp"):
+        (there / name).write_text(name)
+    assert fetch(session, str(there), str(back)) == 2
+    assert sorted(contents(back)) == ["copies.json", "deep.tmp/whole"]
+
+
 def test_a_version_file_is_never_taken_for_unchanged(session: HostSession, tmp_path: Path) -> None:
     """Two versions of one second: their version files have the same size and time, and the old files go."""
     there, back, again = (tmp_path / name for name in ("there", "back", "again"))

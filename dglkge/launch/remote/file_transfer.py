@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Callable, cast
 
+from dglkge.checkpoint.layout import is_transient
 from dglkge.errors import InputError
 from dglkge.launch.remote.host_files import (
     FileState,
@@ -110,7 +111,7 @@ def fetch(
     is_cancelled: Callable[[], bool] = lambda: False,
     check: Callable[[], object] = lambda: None,
 ) -> int:
-    """Copy the files of a folder from a machine, except those that exist here already.
+    """Copy the finished files of a folder from a machine, except those that exist here already.
 
     Parameters
     ----------
@@ -141,7 +142,10 @@ def fetch(
     if session.transport is None and Path(there).resolve() == Path(here).resolve():
         return 0
     found = session.call("list_files", COMPARE_SECONDS, folder=there)
-    wanted: list[FileState] = [tuple(state) for state in found if state[0] not in skip]
+    # An unfinished file would be gone by the time at which tar reads it.
+    wanted: list[FileState] = [
+        tuple(state) for state in found if state[0] not in skip and not is_transient(Path(state[0]).name)
+    ]
     stale = _with_last(stale_files(here, wanted), wanted, last)
     if stale:
         if session.is_cut or is_cancelled():
