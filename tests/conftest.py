@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import gc
 import os
+import shlex
 import uuid
 from collections.abc import Iterator
 from multiprocessing import forkserver
@@ -40,6 +41,8 @@ WHY_SHARED = pytest.StashKey[str]()
 """Why the tests use the machine's shared memory; absent where they have their own."""
 FOLDER = pytest.StashKey[contextlib.ExitStack]()
 """Removes the folder of what all workers use; absent in workers."""
+TEMPLATE = pytest.StashKey[warm.Server]()
+"""Of the processes that are copies of one that has imported torch and DGL; absent in workers."""
 OWN_EACH = pytest.StashKey[bool]()
 """Whether each worker has shared memory of its own, so that several launch jobs at the same time."""
 
@@ -86,7 +89,11 @@ def unused_segments() -> set[str]:
     names -= locked_files(names)  # entries of jobs, records of watchdogs
     for process in psutil.process_iter() if names else ():
         try:
-            names -= {Path(region.path).name for region in process.memory_maps()}
+            # Not psutil's list: it has the size of each region, for which the kernel walks all pages.
+            regions = Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8", errors="replace")
+            names -= {
+                line.partition(f"{SHARED_MEMORY}/")[2].split(" (deleted)")[0] for line in regions.splitlines()
+            }
         except (psutil.Error, OSError):
             continue
     return names
@@ -115,8 +122,11 @@ def launches_jobs(nodeid: str) -> bool:
 def worker_group(nodeid: str, own_each: bool) -> str:
     """Return the group of a test, which one worker runs: the tests of its file, or all that launch jobs.
 
-    In one /dev/shm those take turns: some look at all that lies there.
+    In one /dev/shm those take turns: some look at all that lies there. The tests of the sources share what
+    they have parsed.
     """
+    if Path(nodeid.split("::")[0]).parent.name == "contract":
+        return "contract"
     return "jobs" if launches_jobs(nodeid) and not own_each else nodeid.split("::")[0]
 
 
@@ -187,12 +197,19 @@ def pytest_configure(config: pytest.Config) -> None:
         why_shared = surroundings.use_private_shared_memory()
         config.stash[SEGMENTS_BEFORE] = unused_segments()
         config.stash[OWN_EACH] = why_shared is None and os.geteuid() == 0
+        config.stash[SESSION_MARK] = uuid.uuid4().hex
+        if config.getoption("numprocesses", None):
+            template = config.stash[TEMPLATE] = warm.start_template({MARK: config.stash[SESSION_MARK]})
+            # The workers of pytest-xdist need not import torch and DGL either.
+            config.option.tx = [f"popen//python={shlex.join(template.plain_python())}"] * len(
+                config.option.tx
+            )
     else:
         why_shared = workerinput["why_shared"]
         if workerinput["own_each"]:
             why_shared = surroundings.use_private_shared_memory()
             config.stash[SEGMENTS_BEFORE] = unused_segments()
-    config.stash[SESSION_MARK] = workerinput["mark"] if workerinput else uuid.uuid4().hex
+        config.stash[SESSION_MARK] = workerinput["mark"]
     if why_shared is not None:
         config.stash[WHY_SHARED] = why_shared
 
@@ -207,6 +224,14 @@ def pytest_report_header(config: pytest.Config) -> str:
     """Say whose shared memory the tests use."""
     why_shared = config.stash.get(WHY_SHARED, None)
     return "shared memory: " + ("the tests' own" if why_shared is None else f"the machine's ({why_shared})")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def leave_little_to_collect() -> Iterator[None]:
+    """Leave what a file's tests keep, such as imported modules, out of later collections of garbage."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -235,6 +260,9 @@ def mark_what_tests_start(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.hookimpl(trylast=True)  # the workers are gone then
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Hold that the tests leave no process and no shared memory: the session fails if they do."""
+    if TEMPLATE in session.config.stash:
+        session.config.stash[TEMPLATE].stop()
+        del os.environ[warm.TEMPLATE]
     before = session.config.stash.get(SEGMENTS_BEFORE, None)
     if before is None:
         return

@@ -18,6 +18,7 @@ SIZES = ["--num-entities", "300", "--num-triples", "4000", "--dimension", "16", 
 def test_the_table_compares_the_same_batches_on_two_hosts(hosts_can_be_made, tmp_path, monkeypatch, capsys):
     # Copies are fast, and whose processor time it is cannot be seen: the next test looks at that.
     monkeypatch.setenv("PYTHONPATH", warm.runners(os.environ)["PYTHONPATH"])
+    monkeypatch.setenv(warm.COPIED_BUILD, "1")
     output = tmp_path / "figures.json"
     chosen = ["--hosts", "2", "--systems", "stock DGL", "stock DGL, helped", "exact", "--rounds", "1"]
     chosen += ["--warm", "1", "--batches", "4"]

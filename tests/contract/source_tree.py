@@ -57,14 +57,23 @@ def walk(folder: Path) -> Iterator[Path]:
 
 @cache
 def sources(*folders: str) -> tuple[SourceFile, ...]:
-    """Return the Python files below some folders of the repository; one that does not parse is an error."""
-    found = []
-    for folder in folders:
-        for path in walk(ROOT / folder):
-            if path.suffix == ".py":
-                text = path.read_text(encoding="utf-8")
-                found.append(SourceFile(path, text, ast.parse(text, filename=str(path))))
-    return tuple(found)
+    """Return the Python files below some folders of the repository; one that does not parse is an error.
+
+    To be called in tests: while tests are collected, every worker would parse all files.
+    """
+    return tuple(source for folder in folders for source in sources_of(folder))
+
+
+@cache
+def sources_of(folder: str) -> tuple[SourceFile, ...]:
+    """Return the Python files below one folder."""
+    return tuple(parsed(path) for path in walk(ROOT / folder) if path.suffix == ".py")
+
+
+def parsed(path: Path) -> SourceFile:
+    """Return a Python file."""
+    text = path.read_text(encoding="utf-8")
+    return SourceFile(path, text, ast.parse(text, filename=str(path)))
 
 
 def functions(tree: ast.AST) -> Iterator[FunctionNode]:

@@ -12,7 +12,6 @@ import pytest
 from tests.contract.imports import FLOOR, OUTSIDE, breaks, circle, imported, inside, room
 from tests.contract.source_tree import ROOT, SourceFile, sources
 
-HOUSE = sources("dglkge", "partition_tools")
 OPTIM_MAY_IMPORT = {"torch", "dgl", "numpy"}
 ONLY_FOR_PEOPLE = {
     "rich": ("dglkge.cli", "dglkge.partition", "partition_tools"),
@@ -22,6 +21,11 @@ ONLY_FOR_PEOPLE = {
     "faiss": ("dglkge.serving", "dglkge.inference"),
 }
 DISTRIBUTION = {"faiss": "faiss-cpu", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+
+
+def house() -> tuple[SourceFile, ...]:
+    """The files that rooms are made of."""
+    return sources("dglkge", "partition_tools")
 
 
 def imports_of(source: SourceFile) -> list[tuple[int, str]]:
@@ -39,21 +43,21 @@ def third_party(target: str) -> str:
 def test_imports_go_down():
     assert not [
         f"{source.name}:{line} imports {target}: {breaks(source.module, target)}"
-        for source in HOUSE
+        for source in house()
         for line, target in imports_of(source)
         if breaks(source.module, target)
     ]
 
 
 def test_every_room_is_in_the_table():
-    rooms = {room(source.module) for source in HOUSE} - {""}
+    rooms = {room(source.module) for source in house()} - {""}
     assert rooms <= set(FLOOR), f"the table has no floor for {sorted(rooms - set(FLOOR))}"
 
 
 def test_no_circles():
-    modules = {source.module for source in HOUSE}
+    modules = {source.module for source in house()}
     graph: dict[str, set[str]] = {}
-    for source in HOUSE:
+    for source in house():
         if source.module == "dglkge":
             continue  # the front door imports on first use, when its rooms are complete
         targets = set()
@@ -65,7 +69,7 @@ def test_no_circles():
 
 def test_front_door_imports_on_first_use_only():
     """``import dglkge`` must stay free: other projects import dglkge.optim alone."""
-    (front,) = [source for source in HOUSE if source.module == "dglkge"]
+    (front,) = [source for source in house() if source.module == "dglkge"]
     at_import = [node for node in front.tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = {target for node in at_import for _, target in imported(node, "dglkge", True)}
     assert not {name for name in names if third_party(name) or name.startswith("dglkge")}
@@ -80,7 +84,7 @@ def test_optim_imports_outside_packages_of_its_own_only():
 def test_compilers_of_loops_are_imported_from_the_door_itself():
     """Cached machine code belongs to the state of all files that name the door: no other file has loops."""
     names = {"compiled", "compiled_unaliased", "intrinsic", "overload", "carray"}
-    for source in HOUSE:
+    for source in house():
         for line, target in imports_of(source):
             module, _, name = target.rpartition(".")
             assert name not in names or module in ("dglkge.kernels.jit", "numba"), f"{source.name}:{line}"
@@ -88,7 +92,7 @@ def test_compilers_of_loops_are_imported_from_the_door_itself():
 
 def test_outside_packages_are_required_by_setup_py():
     required = set(re.findall(r'"([A-Za-z0-9_-]+)[^"]*"', (ROOT / "setup.py").read_text(encoding="utf-8")))
-    for source in HOUSE:
+    for source in house():
         for line, target in imports_of(source):
             package = DISTRIBUTION.get(third_party(target), third_party(target))
             assert package in required | {""}, f"{source.name}:{line}"
@@ -97,7 +101,7 @@ def test_outside_packages_are_required_by_setup_py():
 @pytest.mark.parametrize("package", ONLY_FOR_PEOPLE)
 def test_packages_that_few_rooms_need(package):
     rooms = ONLY_FOR_PEOPLE[package]
-    elsewhere = [source for source in HOUSE if not source.module.startswith(rooms)]
+    elsewhere = [source for source in house() if not source.module.startswith(rooms)]
     users = {source.name for source in elsewhere for _, name in imports_of(source) if inside(name, package)}
     assert not users
 

@@ -15,7 +15,6 @@ from dglkge.data import dataset_files
 from tests.contract.source_tree import sources
 
 OWNERS = (dataset_files, layout)
-CODE = sources("dglkge", "partition_tools", "examples")
 
 SUFFIXES = {layout.TEMPORARY_SUFFIX, layout.REPLACED_SUFFIX}
 """Conventions of all programs; not the names of files."""
@@ -135,7 +134,7 @@ def test_no_name_is_typed_twice():
     owners = {owner.__name__ for owner in OWNERS}
     assert not [
         f"{source.name}:{line} types {text!r}: take it from its owner"
-        for source in CODE
+        for source in sources("dglkge", "partition_tools", "examples")
         if source.module not in owners
         for line, text in retyped(source.tree)
         if text not in OF_OTHERS.get(source.name, ())

@@ -8,10 +8,17 @@ import pytest
 
 from tests.contract.source_tree import SourceFile, calls, functions, sources
 
-LIBRARY = sources("dglkge")
-CODE = sources("dglkge", "partition_tools", "examples")
-ALL_FUNCTIONS = [(source, function) for source in CODE for function in functions(source.tree)]
 MAY_READ_ENVIRONMENT = ("dglkge.distributed.world", "dglkge.distributed.runtime", "dglkge.launch")
+
+
+def library() -> tuple[SourceFile, ...]:
+    """The files of the package."""
+    return sources("dglkge")
+
+
+def code() -> tuple[SourceFile, ...]:
+    """All files except the tests."""
+    return sources("dglkge", "partition_tools", "examples")
 
 
 def documented(tree: ast.AST) -> list[ast.AST]:
@@ -63,7 +70,7 @@ def pickle_reads(source: SourceFile) -> list[str]:
 def test_everything_public_has_a_docstring():
     assert not [
         f"{source.name}:{getattr(node, 'lineno', 1)} {getattr(node, 'name', 'the module')}"
-        for source in CODE
+        for source in code()
         for node in documented(source.tree)
         if not ast.get_docstring(node)
     ]
@@ -72,7 +79,8 @@ def test_everything_public_has_a_docstring():
 def test_every_function_has_types():
     """Of what comes in as well as of what goes out; mypy holds them to be right."""
     untyped = []
-    for source, function in ALL_FUNCTIONS:
+    everywhere = [(source, function) for source in code() for function in functions(source.tree)]
+    for source, function in everywhere:
         arguments = function.args
         named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
         missing = [item.arg for item in named if item.annotation is None and item.arg not in ("self", "cls")]
@@ -86,7 +94,7 @@ def test_every_function_has_types():
 def test_annotations_are_not_evaluated():
     """Newer annotations then run on Python 3.9 too."""
     evaluated = []
-    for source in CODE:
+    for source in code():
         from_future = [node for node in source.tree.body if getattr(node, "module", "") == "__future__"]
         if len(source.tree.body) > 1 and not from_future:
             evaluated.append(source.name)
@@ -96,7 +104,7 @@ def test_annotations_are_not_evaluated():
 def test_library_does_not_print():
     assert not [
         f"{source.name}:{node.lineno}"
-        for source in LIBRARY
+        for source in library()
         for name, node in calls(source.tree)
         if name == "print" and not source.module.startswith("dglkge.cli")
     ]
@@ -106,19 +114,19 @@ def test_no_assert():
     """``python -O`` drops them: a check of input is an InputError."""
     assert not [
         f"{source.name}:{node.lineno}"
-        for source in CODE
+        for source in code()
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Assert)
     ]
 
 
 def test_environment_is_read_in_few_places():
-    elsewhere = [source for source in LIBRARY if not source.module.startswith(MAY_READ_ENVIRONMENT)]
+    elsewhere = [source for source in library() if not source.module.startswith(MAY_READ_ENVIRONMENT)]
     assert not [place for source in elsewhere for place in environment_reads(source)]
 
 
 def test_no_pickle_is_trusted():
-    assert not [place for source in CODE for place in pickle_reads(source)]
+    assert not [place for source in code() for place in pickle_reads(source)]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +134,7 @@ def test_no_pickle_is_trusted():
     ["os.environ['A']", "os.getenv('A')", "from os import environ", "f(os.environ)", "os.environ.get('A')"],
 )
 def test_checker_finds_reads_of_the_environment(text):
-    some = LIBRARY[0]
+    some = library()[0]
     assert environment_reads(SourceFile(some.path, text, ast.parse(text)))
     innocent = "os.getpid(); os.path.join('environ')"
     assert not environment_reads(SourceFile(some.path, innocent, ast.parse(innocent)))
@@ -151,5 +159,5 @@ def test_checker_knows_what_is_public():
     ],
 )
 def test_checker_finds_pickles(text, is_safe):
-    found = pickle_reads(SourceFile(LIBRARY[0].path, text, ast.parse(text)))
+    found = pickle_reads(SourceFile(library()[0].path, text, ast.parse(text)))
     assert len(found) == (0 if is_safe else 1)

@@ -27,6 +27,7 @@ def test_the_notebook_runs(name, tmp_path, monkeypatch):
     for package in ("ipykernel", *NEEDS.get(name, ())):
         pytest.importorskip(package, reason=f"{package} is not installed")
     monkeypatch.setenv("PYTHONPATH", warm.runners({"PYTHONPATH": str(REPOSITORY)})["PYTHONPATH"])
+    monkeypatch.setenv(warm.COPIED_BUILD, "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     # Where the command dglkge is installed; the tests may run without an activated environment.
     monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))

@@ -29,7 +29,7 @@ PLAIN = (sys.executable,)
 def environment() -> dict[str, str]:
     """Return this process's environment with the repository importable and one thread a process."""
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", warm.COPIED_BUILD: "1"}
 
 
 def ip_config(folder: Path) -> Path:

@@ -30,7 +30,7 @@ DONE = "print('done')"
 
 def processes_left() -> list[psutil.Process]:
     """Return the children of this process, without the helpers that multiprocessing keeps once used."""
-    helpers = ("resource_tracker", "forkserver", "tests.warm.server")
+    helpers = ("resource_tracker", "forkserver", "tests.warm.server", "warm/client.py")
     return [
         child
         for child in psutil.Process().children(recursive=True)

@@ -16,13 +16,14 @@ import sys
 import tempfile
 import time
 import uuid
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker, spawn
 from pathlib import Path
 from typing import Any, Callable
 from unittest import mock
 
 import torch
 
+from tests import warm
 from tests.optim import cluster_process
 from tests.surroundings import free_ports, made_once
 
@@ -39,7 +40,8 @@ def forked(target: Callable[..., None], *arguments: Any) -> multiprocessing.Proc
     """
     imported = ["torch.distributed", "dglkge.training.build", "tests.optim.workers"]
     _FORKS.set_forkserver_preload([*imported, "tests.warm.numba_started"])
-    with mock.patch.dict(os.environ, OMP_NUM_THREADS="1"):
+    resource_tracker.ensure_running()  # with Python itself
+    with mock.patch.object(spawn, "_python_exe", os.fsencode(warm.executable())):
         forkserver.ensure_running()
     return _FORKS.Process(target=target, args=arguments)
 

@@ -11,7 +11,10 @@ from dglkge.errors import InputError
 from dglkge.partition.inputs import Options
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.tuning.subgraph import Cores
+from tests.partition_tools.conftest import build_here  # noqa: F401
 from tests.toy_kg import toy_dataset
+
+pytestmark = pytest.mark.usefixtures("build_here")
 
 
 def named(dataset: Dataset, split: str) -> list[tuple[str, ...]]:

@@ -18,6 +18,7 @@ import atexit
 import contextlib
 import functools
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -28,9 +29,15 @@ import psutil
 
 HERE = Path(__file__).resolve().parent
 VARIABLE = "DGLKGE_TEST_WARM_SOCKET"
+TEMPLATE = "DGLKGE_TEST_WARM_TEMPLATE"
+"""Variable with the socket of the server of which those of all workers are copies."""
+
 START_SECONDS = 120
 COPIED_BUILD = "DGLKGE_TEST_COPIED_BUILD"
 """Variable with which the child of partition.py is a copy too; it does not repeat METIS's partitions."""
+
+PLAIN = "--plain"
+"""Word before a command whose ``sys.executable`` is Python itself."""
 
 
 def python() -> list[str]:
@@ -43,7 +50,8 @@ SITE = """
 import os, sys
 with open("/proc/self/cmdline", "rb") as file:
     words = os.fsdecode(file.read()).split("\\0")[1:-1]
-if words and os.path.basename(words[0]) == "script_runner.py":
+script = os.path.basename(words[0]) if words else ""
+if script == "script_runner.py" or script == "build_graph.py" and {build!r} in os.environ:
     sys.argv = [{client!r}, *words]
     os.environ.setdefault({variable!r}, {socket!r})
     sys.path.insert(0, os.path.dirname({client!r}))
@@ -60,40 +68,78 @@ def runners(environment: Mapping[str, str]) -> dict[str, str]:
     the server as a client, which takes 20 ms instead of 3 s: it has the number, environment and command line
     that a test looks for, and what it stands for dies with it.
     """
-    _server()
-    socket = Path(os.environ[VARIABLE])
+    socket = _server().socket
     folder = socket.with_name("site")
     if not folder.exists():
         folder.mkdir()
-        text = SITE.format(client=str(HERE / "client.py"), variable=VARIABLE, socket=str(socket))
+        client = str(HERE / "client.py")
+        text = SITE.format(client=client, variable=VARIABLE, socket=str(socket), build=COPIED_BUILD)
         (folder / "sitecustomize.py").write_text(text)
     path = os.pathsep.join([str(folder), environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return {**environment, "PYTHONPATH": path}
 
 
+class Server:
+    """A process of :mod:`tests.warm.server`: its socket, its number, and the pipe with which it ends."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Start it, as a copy of the server that the environment names with ``TEMPLATE``, if it does."""
+        self._folder = tempfile.TemporaryDirectory(prefix="dglkge-warm-")
+        self.socket = Path(self._folder.name, "socket")
+        self.executable = Path(self._folder.name, "python")
+        client = [sys.executable, "-I", "-S", str(HERE / "client.py")]
+        own = shlex.quote(f"{VARIABLE}={self.socket}")
+        self.executable.write_text(f'#!/bin/sh\nexec env {own} {shlex.join(client)} "$@"\n')
+        self.executable.chmod(0o755)
+        template = environment.get(TEMPLATE)
+        command = [*client, "--serve"] if template else [sys.executable, "-m", "tests.warm.server"]
+        # OpenMP reads its number of threads when it is loaded. The server ends with its standard input, so
+        # with this process, however this ends.
+        given = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1]), VARIABLE: template or ""}
+        self._process = subprocess.Popen(
+            [*command, str(self.socket)],
+            env={**environment, **given},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        self._process.stdout.close()
+        if not line.startswith(b"ready "):
+            status = self._process.wait()
+            raise RuntimeError(f"the process that imports everything said {line!r} (status {status})")
+        self.pid = int(line.split()[1])
+        atexit.register(self._folder.cleanup)
+
+    def plain_python(self) -> list[str]:
+        """Return the first words of a command that runs a copy which itself starts plain Python."""
+        return [str(self.executable), PLAIN]
+
+    def stop(self) -> None:
+        """End it, and with it what it has started."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait(START_SECONDS)
+
+
 @functools.cache
-def _server() -> subprocess.Popen[bytes]:
-    folder = tempfile.TemporaryDirectory(prefix="dglkge-warm-")
-    path = os.path.join(folder.name, "socket")
-    script = Path(folder.name, "python")
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {HERE / "client.py"} "$@"\n')
-    script.chmod(0o755)
-    # OpenMP reads its number of threads when it is loaded. The server ends with its standard input, so with
-    # this process, however this ends.
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.warm.server", path],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parents[1])},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert server.stdout is not None
-    line = server.stdout.readline()
-    server.stdout.close()
-    if line != b"ready\n":
-        raise RuntimeError(f"the process that has imported everything said {line!r} (status {server.wait()})")
-    os.environ[VARIABLE] = path
-    atexit.register(folder.cleanup)
+def _server() -> Server:
+    server = Server(os.environ)
+    os.environ[VARIABLE] = str(server.socket)
     return server
+
+
+def start_template(mark: Mapping[str, str]) -> Server:
+    """Start the server of which those of the workers, which are started later, are copies."""
+    server = Server({**os.environ, **mark})
+    os.environ[TEMPLATE] = str(server.socket)
+    return server
+
+
+def executable() -> str:
+    """Return a program that does what ``python`` does, as a copy."""
+    return str(_server().executable)
 
 
 def processes(role: str) -> list[tuple[int, psutil.Process]]:
@@ -110,10 +156,6 @@ def processes(role: str) -> list[tuple[int, psutil.Process]]:
 def stop() -> None:
     """End the server if it was started, and with it what it has started."""
     if _server.cache_info().currsize:
-        server = _server()
-        assert server.stdin is not None
-        with contextlib.suppress(OSError):
-            server.stdin.close()
-        server.wait(START_SECONDS)
+        _server().stop()
         del os.environ[VARIABLE]
         _server.cache_clear()

@@ -1,7 +1,8 @@
 """Stands for a process that :mod:`tests.warm.server` runs: same standard streams, signals and status.
 
 This file is a program of its own with the standard library only: ``client.py script.py args...``,
-``client.py -m module args...``, ``client.py -c program args...``, or a launcher's command for a watchdog.
+``client.py -m module args...``, ``client.py -c program args...``, ``client.py --serve socket``, or a
+launcher's command for a watchdog. What multiprocessing has opened for its own server is passed on, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,18 @@ import socket
 import sys
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
+INTERPRETER_FLAGS = ("-B", "-E", "-I", "-s", "-u")
+FORK_SERVER = "from multiprocessing.forkserver import main;"
+"""How the program begins that multiprocessing starts for processes that are copies of one another."""
+
+
+def is_open(number: int) -> bool:
+    """Whether a descriptor is open: the one that has listed them is not any more."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def main() -> int:
@@ -24,23 +37,33 @@ def main() -> int:
         os.execv(sys.executable, [sys.executable, *arguments])
     if arguments[:2] == ["-I", "-S"] and arguments[2].endswith("/watchdog.py"):
         arguments = ["--watchdog"]
+    options = [word for word in arguments[:1] if word == "--plain"]
+    del arguments[: len(options)]
+    while arguments[0] in INTERPRETER_FLAGS:
+        del arguments[0]
+    streams = [0, 1, 2]
+    if arguments[0] == "-c" and arguments[1].startswith(FORK_SERVER):
+        streams += [
+            number for number in map(int, os.listdir("/proc/self/fd")) if number > 2 and is_open(number)
+        ]
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(os.environ["DGLKGE_TEST_WARM_SOCKET"])
     ignored = [number for number in FORWARDED if signal.getsignal(number) == signal.SIG_IGN]
     request = {
-        "arguments": arguments,
+        "arguments": options + arguments,
         "environment": dict(os.environ),
         "folder": os.getcwd(),
         "ignored": ignored,
+        "streams": streams,
     }
     for number in set(FORWARDED) - set(ignored):
         signal.signal(number, lambda number, _: connection.sendall(b"%d\n" % number))
-    descriptors = array.array("i", [0, 1, 2])
+    descriptors = array.array("i", streams)
     connection.sendmsg([b"r"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
     connection.sendall(json.dumps(request).encode() + b"\n")
     # Only the process itself shall keep pipes open: a reader waits for their end.
     null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
+    for descriptor in streams:
         os.dup2(null, descriptor)
     answer = b""
     while not answer.endswith(b"\n"):

@@ -1,7 +1,8 @@
 """Imports torch, DGL and dglkge once, and runs what clients ask for in copies of itself.
 
-``python -m tests.warm.server SOCKET`` prints ``ready`` when it listens, and ends with its standard input. It
-never starts a thread: a copy of a process has only the thread that made it.
+``python -m tests.warm.server SOCKET`` says ``ready`` and its number when it listens, imports for the first
+client, and ends with its standard input. It never starts a thread: a copy of a process has only the thread
+that made it. A copy can be such a server too, for the clients of another socket.
 
 A copy leaves :func:`serve` with the function that it has to run, and nothing of the server is below it.
 Streams, working folder, environment, signals and ``sys.path`` are those that the client has sent. Watchdogs
@@ -14,6 +15,7 @@ import array
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import gc
 import io
 import json
@@ -51,6 +53,7 @@ NAMESPACES = ("net", "uts", "mnt", "pid")
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
 RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT, signal.SIGCHLD)
+MOST_STREAMS = 16
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _POPEN = subprocess.Popen
@@ -64,6 +67,7 @@ class Request:
     environment: dict[str, str]
     folder: str
     ignored: list[int]
+    streams: list[int]
 
 
 class Become(BaseException):
@@ -79,9 +83,10 @@ def serve(path: str) -> Callable[[], Any]:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(64)
-    os.write(1, b"ready\n")
-    os.close(1)
-    os.dup(2)
+    os.write(1, b"ready %d\n" % os.getpid())
+    os.dup2(2, 1)
+    if listener in select.select([0, listener], [], [])[0]:
+        import_all()
     running: dict[int, tuple[int, socket.socket]] = {}  # by the descriptor of the process: pid and client
     while True:
         clients = {client.fileno(): descriptor for descriptor, (_, client) in running.items()}
@@ -134,7 +139,7 @@ def _pass_on(pid: int, client: socket.socket) -> None:
 
 def _receive(client: socket.socket) -> tuple[Request, list[int]]:
     client.settimeout(30)
-    _, ancillary, _, _ = client.recvmsg(1, socket.CMSG_SPACE(12))
+    _, ancillary, _, _ = client.recvmsg(1, socket.CMSG_SPACE(4 * MOST_STREAMS))
     descriptors = array.array("i")
     descriptors.frombytes(ancillary[0][2])
     text = b""
@@ -156,9 +161,14 @@ def _copy(request: Request, streams: Sequence[int], client: int) -> Callable[[],
         traceback.print_exc()
         os._exit(1)
     os.setsid()
-    for number, descriptor in enumerate(streams):
+    # First out of the way of the numbers that they shall have.
+    beyond = max(request.streams) + 1
+    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in streams]
+    for number, descriptor in zip(request.streams, moved):
         os.dup2(descriptor, number)
-    become(request.environment, request.folder, request.ignored)
+    become(request.environment, request.folder, request.ignored, request.streams)
+    if request.arguments[0] == "--serve":
+        return lambda: serve_too(request.arguments[1])
     if request.arguments[0] == "--watchdog":
         return run_watchdog
     if request.arguments[0].endswith("/script_runner.py"):
@@ -175,6 +185,8 @@ def enter_host(client: int) -> None:
         if _LIBC.setns(descriptor, 0):
             raise OSError(ctypes.get_errno(), "setns")
         os.close(descriptor)
+    if "pid" not in other:
+        return
     alive, held = os.pipe()
     os.set_blocking(alive, False)
     child = os.fork()
@@ -206,9 +218,14 @@ def _stand_for(child: int, held: int) -> NoReturn:
     os._exit(status & 0xFF)
 
 
-def become(environment: dict[str, str], folder: str, ignored: Sequence[int] = ()) -> None:
+def become(
+    environment: dict[str, str], folder: str, ignored: Sequence[int] = (), kept: Sequence[int] = ()
+) -> None:
     """Take over what a new program starts with: environment, folder, signals, streams, random numbers."""
-    os.closerange(3, 4096)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        if number > 2 and number not in kept:
+            with contextlib.suppress(OSError):  # that of the list
+                os.close(number)
     signal.set_wakeup_fd(-1)
     for number in RESET:
         signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
@@ -239,11 +256,20 @@ def _stream(descriptor: int, unbuffered: bool, errors: str) -> io.TextIOWrapper:
     )
 
 
+def serve_too(path: str) -> NoReturn:
+    """Be a server in its turn."""
+    raise Become(serve(path))
+
+
 def run_python(arguments: list[str]) -> None:
     """Run a script or module as ``python`` would; what it starts with ``sys.executable`` are copies too."""
     from dglkge.launch import script_runner
 
-    sys.executable = str(Path(os.environ["DGLKGE_TEST_WARM_SOCKET"]).with_name("python"))
+    if arguments[0] == "--plain":
+        arguments = arguments[1:]
+        del os.environ["DGLKGE_TEST_WARM_SOCKET"]
+    else:
+        sys.executable = str(Path(os.environ["DGLKGE_TEST_WARM_SOCKET"]).with_name("python"))
     if arguments[0] == "-c":
         sys.path[0], sys.argv = "", ["-c", *arguments[2:]]
         sys.modules["__main__"] = types.ModuleType("__main__")
@@ -307,14 +333,22 @@ def _become_script(command: list[str], settings: dict[str, Any]) -> NoReturn:
     raise Become(script_runner.main)
 
 
-def main() -> None:
-    """Import, serve; in copies run what they have to."""
+def import_all() -> None:
+    """Import what copies shall have, unless this process is a copy itself."""
+    if PRELOADED[-1] in sys.modules:
+        return
+    gc.disable()
     for module in PRELOADED:
         __import__(module)
     if threading.active_count() > 1:
         raise RuntimeError(f"imports have started threads: {threading.enumerate()}")
     gc.collect()
     gc.freeze()  # copies look for garbage among what is theirs
+    gc.enable()
+
+
+def main() -> None:
+    """Serve; in copies run what they have to."""
     action = serve(sys.argv[1])
     while True:
         error: BaseException | None = None
