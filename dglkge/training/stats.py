@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import time
@@ -291,7 +292,7 @@ class EpochReport:
         """Return the number of trainers and the memory of all of them at the end of the epoch."""
         if batches_done != self._num_batches:
             return {}
-        total = self._cluster.sum(np.array([memory_bytes()], dtype=np.int64))
+        total = self._cluster.sum(np.array([_MEMORY.measure()], dtype=np.int64))
         return {"num_trainers": self._cluster.world.world_size, "trainer_memory_bytes": int(total[0])}
 
 
@@ -314,6 +315,31 @@ def memory_bytes() -> int:
     except OSError:
         return 0  # a kernel before 4.14, or a container that hides it
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+class MemoryMeter:
+    """Measures :func:`memory_bytes`, but not for each of many short epochs: the kernel walks all pages.
+
+    Parameters
+    ----------
+    pause_seconds : float
+        For so long the last figure is good.
+    """
+
+    def __init__(self, pause_seconds: float = 1.0) -> None:
+        self._pause_seconds = pause_seconds
+        self._measured_at = -math.inf
+        self._last = 0
+
+    def measure(self) -> int:
+        """Return this process's share of its memory, in bytes."""
+        now = time.monotonic()
+        if now - self._measured_at >= self._pause_seconds:
+            self._measured_at, self._last = now, memory_bytes()
+        return self._last
+
+
+_MEMORY = MemoryMeter()
 
 
 def describe_job(output: Path) -> dict[str, Any]:

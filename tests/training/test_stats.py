@@ -14,6 +14,7 @@ import pytest
 
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
+from dglkge.training import stats
 from dglkge.training.stats import EpochReport, append_validation, memory_bytes, wants_bar
 
 
@@ -84,6 +85,14 @@ def test_memory_grows_with_what_is_allocated() -> None:
     before = memory_bytes()
     block = np.ones(64 * 2**20, dtype=np.uint8)
     assert memory_bytes() - before == pytest.approx(block.nbytes, rel=0.2)
+
+
+def test_short_epochs_share_a_measurement_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = iter([5, 6])
+    monkeypatch.setattr(stats, "memory_bytes", lambda: next(told))
+    patient = stats.MemoryMeter(pause_seconds=60)
+    assert [patient.measure(), patient.measure()] == [5, 5]
+    assert stats.MemoryMeter(pause_seconds=0).measure() == 6
 
 
 def test_a_ranking_of_the_valid_split_is_a_line_of_its_own(tmp_path: Path) -> None:
