@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ import psutil
 import pytest
 
 from dglkge.errors import InputError
+from dglkge.launch.process_plan import Places
 from dglkge.launch.remote import file_transfer, host_files
 from dglkge.launch.remote.file_transfer import Tree, fetch, files_below, send
 from dglkge.launch.remote.session import HostSession
+from dglkge.launch.remote.sync import send_output
 from tests.launch.conftest import ROOT
 
 ODD_NAMES = ("a b", "it's", "$x; `id`", "-C", "deep/er/file", "new\nline", "é", "@file")
@@ -89,6 +92,18 @@ def test_unfinished_files_stay_where_they_are(session: HostSession, tmp_path: Pa
         (there / name).write_text(name)
     assert fetch(session, str(there), str(back)) == 2
     assert sorted(contents(back)) == ["copies.json", "deep.tmp/whole"]
+
+
+def test_unfinished_records_of_a_run_are_not_sent(session: HostSession, tmp_path: Path) -> None:
+    """The launcher's own machine writes its list of copies while the others get the run."""
+    run = tmp_path / "here" / "run"
+    (run / "checkpoint").mkdir(parents=True)
+    for name in ("stats.jsonl", "copies.json", "copies.json.105.tmp"):
+        (run / name).write_text(name)
+    assert send_output(session, run, Places(tmp_path / "here", tmp_path / "there")) == 1
+    there = tmp_path / "there" / "run"
+    assert sorted(path.name for path in there.iterdir() if path.is_file()) == ["copies.json", "stats.jsonl"]
+    assert json.loads((there / "copies.json").read_text())["launchers"]  # its own, with this launcher in it
 
 
 def test_a_version_file_is_never_taken_for_unchanged(session: HostSession, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, is_transient
 from dglkge.checkpoint.lineage import RunCopy, copy_from_dict, read_copy
 from dglkge.config import Config
 from dglkge.data.dataset_files import PARTITIONS, Field, part_of_folder
@@ -213,8 +213,11 @@ def send_output(session: HostSession, output: Path, places: Places) -> int:
     there = str(places.on_machines(output))
     # A launcher that was killed may have left its hold; with it the machine's disk keeps an old version.
     session.call("drop_hold", COMPARE_SECONDS, hold=str(Path(there, HOLD_FOLDER)))
+    # Where the launcher's machine is one of the job's, its agent may be writing the list of copies here.
     records = tuple(
-        path.name for path in sorted(output.iterdir()) if path.is_file() and path.name not in OWN_FILES
+        path.name
+        for path in sorted(output.iterdir())
+        if path.is_file() and path.name not in OWN_FILES and not is_transient(path.name)
     )
     num_sent = send(session, Tree(str(output), there, records))
     folder = output / CHECKPOINT_FOLDER
