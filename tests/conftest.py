@@ -31,7 +31,7 @@ JOB_FOLDERS = ("examples", "functional", "launch")
 NO_JOBS = ("test_same_result_everywhere.py", "test_two_partitions.py")
 """Files of these folders that start DGL without the launcher, under names of their own."""
 
-LONG_FOLDERS = ("functional", "cluster", "examples", "launch", "kernels", "tuning", "checkpoint")
+LONG_FOLDERS = ("contract", "functional", "cluster", "examples", "launch", "kernels", "tuning", "checkpoint")
 """Folders whose files take longest; they are dealt out first."""
 
 SESSION_MARK = pytest.StashKey[str]()

@@ -99,7 +99,9 @@ def test_tests_come_after_lint_and_last(copy):
     """So that the last line a reader sees is pytest's."""
     lines = steps(copy, "test")
     assert "pytest" in lines[-1]
-    assert [line for line in lines if "ruff check" in line] and [line for line in lines if "mypy" in line]
+    assert [line for line in lines if "ruff check" in line]
+    # mypy is a test of tests/contract.
+    assert [line.split()[0] for line in steps(copy, "lint")[-2:]] == [".venv/bin/ruff", ".venv/bin/mypy"]
 
 
 def test_pip_and_pytest_take_flags(copy):
