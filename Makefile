@@ -8,7 +8,7 @@ PYTHON ?= $(shell for name in python3.11 python3.10 python3.12 python3.9 python3
 LANE ?= $(shell $(PYTHON) -c 'import sys; print("dgl2" if sys.version_info[:2] in ((3, 9), (3, 12)) else "dgl1")')
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
-# Twice as many workers as two cores: many tests wait. tests/conftest.py decides which tests share a worker.
+# Three workers for each of two cores: many tests wait. tests/conftest.py decides which tests share a worker.
 PARALLEL := -n 6
 # What calls DGL or torch: the part of the tests whose result may differ between the lanes.
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \

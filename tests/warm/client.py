@@ -15,7 +15,8 @@ import socket
 import sys
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
-INTERPRETER_FLAGS = ("-B", "-E", "-I", "-s", "-u")
+ACTIONS = ("-c", "-m", "--serve", "--watchdog")
+"""What is no flag of the interpreter, which a copy has from the process that it is a copy of."""
 FORK_SERVER = "from multiprocessing.forkserver import main;"
 """How the program begins that multiprocessing starts for processes that are copies of one another."""
 
@@ -39,7 +40,7 @@ def main() -> int:
         arguments = ["--watchdog"]
     options = [word for word in arguments[:1] if word == "--plain"]
     del arguments[: len(options)]
-    while arguments[0] in INTERPRETER_FLAGS:
+    while arguments[0].startswith("-") and arguments[0] not in ACTIONS:
         del arguments[0]
     streams = [0, 1, 2]
     if arguments[0] == "-c" and arguments[1].startswith(FORK_SERVER):

@@ -80,6 +80,8 @@ class Become(BaseException):
 
 def serve(path: str) -> Callable[[], Any]:
     """Answer clients until standard input ends; return in copies only, with what they have to run."""
+    # A Ctrl-C is for the tests, which end this process then; copies have the signals of their clients.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(path)
     listener.listen(64)
