@@ -423,6 +423,11 @@ BUCKET_ORDERS = ("inside_out", "outside_in", "affinity", "random", "hilbert")
 """Walks over the pairs of ranges, see :func:`dglkge.data.range_walk.walk_pairs`."""
 
 
+MIXED, DIRECTED = "mixed", "directed"
+BUCKETS = (MIXED, DIRECTED)
+"""What the triples of a bucket are, see :mod:`dglkge.sampling.bucket_batches`."""
+
+
 @dataclass(frozen=True)
 class SamplingConfig:
     """The order of an epoch: by triples alone, by machine, or by pairs of ranges of rows."""
@@ -438,10 +443,17 @@ class SamplingConfig:
     )
     num_ranges: int = setting(
         1,
-        "cut the rows of each entity type on a machine into so many ranges; an epoch walks over the pairs "
-        "(range of the heads, range of the tails), its buckets, and negatives come from the ranges of the "
-        "pair; for tables larger than memory (dglkge plan proposes a number); 1: one order of all triples",
+        "cut the rows of each entity type on a machine into so many ranges; an epoch walks over pairs of "
+        "them, its buckets, and negatives come from the ranges of the pair; for tables larger than memory "
+        "(dglkge plan proposes a number); 1: one order of all triples",
         at_least(1),
+    )
+    buckets: str = setting(
+        MIXED,
+        "triples of a bucket: mixed (all between two ranges, either way, with a share of those inside each: "
+        "ranks better), directed (heads of one range and tails of another, as in PyTorch-BigGraph: half of "
+        "the memory where heads and tails are of different types)",
+        one_of(*BUCKETS),
     )
     bucket_order: str = setting(
         "inside_out",
@@ -449,6 +461,11 @@ class SamplingConfig:
         "affinity (the next pair shares a range with the last, at random), random, hilbert (a curve)",
         one_of(*BUCKET_ORDERS),
     )
+
+    @property
+    def has_directed_buckets(self) -> bool:
+        """Whether heads and tails of a bucket are of one range each, and so are their negatives."""
+        return self.num_ranges > 1 and self.buckets == DIRECTED
 
 
 NEGATIVE_SAMPLING = "negative_sampling"

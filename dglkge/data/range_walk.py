@@ -98,6 +98,30 @@ def walk_pairs(order: str, num_ranges: int, seed: int, epoch: int) -> Pairs:
     return names[np.array(WALKS[order](num_ranges, combine(key, 1)), np.int64).reshape(-1, 2)]
 
 
+def unordered(walk: Pairs) -> Pairs:
+    """Return the pairs of two different ranges, lower number first, in the order in which a walk meets them.
+
+    Parameters
+    ----------
+    walk : (n, 2) int64
+        Of :func:`walk_pairs`.
+
+    Returns
+    -------
+    (P (P - 1) / 2, 2) int64
+        Of a single range, the pair with itself.
+
+    Examples
+    --------
+    >>> unordered(np.array([[0, 0], [1, 0], [0, 1], [1, 1]])).tolist()
+    [[0, 1]]
+    """
+    if len(walk) == 1:
+        return walk
+    met = dict.fromkeys((min(pair), max(pair)) for pair in walk.tolist() if pair[0] != pair[1])
+    return np.array(list(met), np.int64).reshape(-1, 2)
+
+
 def _inside_out(num_ranges: int, key: int) -> list[tuple[int, int]]:
     """Return the layers from the inside; the new range of a layer meets those first that were used last."""
     found = [(0, 0)]

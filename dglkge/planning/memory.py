@@ -324,7 +324,7 @@ def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None)
     share = -(-config.training.batch_size // world_size)
     counts = negatives_per_side(config, size)
     # Sides with equally many negatives share them, unless each has those of its range.
-    drawn = counts if config.sampling.num_ranges > 1 else set(counts)
+    drawn = counts if config.sampling.has_directed_buckets else set(counts)
     num_machines = 1 if size is None else len(size.parts)
     num_negatives = _num_chunks(config, num_machines) * sum(drawn) if is_sampled(config) else 0
     return 2 * share + num_negatives, share
@@ -457,7 +457,7 @@ def negatives_bytes(config: Config, size: DatasetSize) -> int:
     num_entities = sum(count for table, count in size.num_rows.items() if table != RELATION)
     # Every sampler of a side has its own sums.
     counts = negatives_per_side(config)
-    num_samplers = len(counts if config.sampling.num_ranges > 1 else set(counts))
+    num_samplers = len(counts if config.sampling.has_directed_buckets else set(counts))
     return num_samplers * DEGREE_BYTES * num_entities * bool(chosen.degree_power)
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dglkge.config import Config
-from dglkge.data.range_walk import count_loads, range_bounds, walk_pairs
+from dglkge.config.schema import MIXED
+from dglkge.data.range_walk import count_loads, range_bounds, unordered, walk_pairs
 from dglkge.data.sizes import PartSize
 from dglkge.errors import InputError
 from dglkge.planning import shared_memory as shared
@@ -104,10 +105,14 @@ def plan_ranges(
     for name, one in row_bytes.items():
         bounds = range_bounds(np.array([0, part.num_rows[name]]), num_ranges)
         sizes.update({(name, turn): int(length) * one for turn, length in enumerate(np.diff(bounds))})
-    steps = [
-        {one for lhs, rhs in types for one in ((lhs, head), (rhs, tail))}
-        for head, tail in walk_pairs(order, num_ranges, config.seed, 0).tolist()
-    ]
+    walk, steps = walk_pairs(order, num_ranges, config.seed, 0), []
+    if config.sampling.buckets == MIXED:
+        names = {name for pair in types for name in pair}
+        steps = [{(name, one) for name in names for one in pair} for pair in unordered(walk).tolist()]
+    else:
+        steps = [
+            {one for lhs, rhs in types for one in ((lhs, head), (rhs, tail))} for head, tail in walk.tolist()
+        ]
     loads = count_loads(steps, sizes, budget_bytes)
     return RangePlan(
         num_ranges,
@@ -164,4 +169,6 @@ def _pair_bytes(config: Config, part: PartSize, types: Sequence[tuple[str, str]]
         return sum(-(-part.num_rows[name] // num_ranges) * row_bytes[name] for name in names)
 
     heads, tails = (one_range({pair[side] for pair in types}) for side in (0, 1))
+    if config.sampling.buckets == MIXED:
+        heads = tails = one_range({name for pair in types for name in pair})
     return heads + tails + 2 * max(heads, tails)

@@ -1,5 +1,10 @@
 """Batches in bucket order: an epoch walks over the pairs of ranges of a machine's rows.
 
+A *directed* bucket (i, j) has the triples with their head in range i and their tail in range j. A *mixed*
+one {i, j} has those from i to j, those from j to i, and a share of those inside i and inside j: a (P - 1)th,
+another one for each partner. Entities of both ranges are then right and wrong answers of one batch, where in
+a directed bucket all tails are of one range and are never compared with those of others.
+
 The order belongs to a machine's triples, not to its trainers. Machine m has n_m of the N triples, and has
 trained floor(n_m · d / N) of them when d triples of the whole graph count as done, in the order of its own
 walk: its share of every global batch is proportional, and progress stays one integer. Inside a bucket triples
@@ -18,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dglkge.data.edge_buckets import EdgeBuckets
-from dglkge.data.range_walk import walk_pairs
+from dglkge.data.range_walk import unordered, walk_pairs
 from dglkge.kernels.hashing import combine
 from dglkge.sampling import epoch_plan
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, trainer_share
@@ -30,6 +35,26 @@ _BUCKET_KEY = 0xB0CE7
 
 
 @dataclass(frozen=True)
+class Segment:
+    """Triples of a bucket that lie together: of one range of heads and one of tails.
+
+    Attributes
+    ----------
+    cell : int
+        Range of the heads times the number of ranges, plus range of the tails.
+    first, end : int
+        Places among the machine's triples of the cell.
+    """
+
+    cell: int
+    first: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+@dataclass(frozen=True)
 class Piece:
     """Consecutive triples of one bucket in a machine's order.
 
@@ -38,7 +63,7 @@ class Piece:
     turn : int
         Place of the bucket in the walk.
     ranges : (int, int)
-        Range of the heads and range of the tails.
+        Range of the heads and range of the tails; of a mixed bucket, its two ranges.
     start, end : int
         Positions inside the bucket's keyed order.
     """
@@ -66,6 +91,8 @@ class BucketOrder:
         Training triples of the whole graph, and those of a global batch.
     types : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
+    is_mixed : bool
+        Whether a bucket has all triples between two ranges.
 
     Examples
     --------
@@ -84,8 +111,10 @@ class BucketOrder:
         num_triples: int,
         batch_size: int,
         types: Sequence[tuple[str, str]],
+        is_mixed: bool = False,
     ) -> None:
         self._counts = counts
+        self._is_mixed = is_mixed
         self._order = order
         self._seed = seed
         self._num_triples = num_triples
@@ -99,11 +128,36 @@ class BucketOrder:
     @property
     def num_buckets(self) -> int:
         """Buckets of an epoch, empty ones included."""
+        if self._is_mixed and self.num_ranges > 1:
+            return self.num_ranges * (self.num_ranges - 1) // 2
         return self.num_ranges**2
 
     def _make_walk(self, epoch: int) -> tuple[Ids, Ids]:
         walk = walk_pairs(self._order, self.num_ranges, self._seed, epoch)
-        return walk, np.cumsum(self._by_bucket[walk[:, 0], walk[:, 1]])
+        if self._is_mixed:
+            walk = unordered(walk)
+        sizes = [self._size(epoch, (first, second)) for first, second in walk.tolist()]
+        return walk, np.cumsum(np.array(sizes, np.int64))
+
+    def _size(self, epoch: int, ranges: tuple[int, int]) -> int:
+        return sum(map(len, self.segments(epoch, ranges)))
+
+    def segments(self, epoch: int, ranges: tuple[int, int]) -> list[Segment]:
+        """Return where the triples of a bucket lie."""
+        first, second = ranges
+        if not self._is_mixed or self.num_ranges == 1:
+            return [self._segment(first, second)]
+        found = [self._segment(first, second), self._segment(second, first)]
+        for own, partner in ((first, second), (second, first)):
+            # Its place among the partners of `own`; it turns from epoch to epoch.
+            place = (partner - (partner > own) + epoch) % (self.num_ranges - 1)
+            whole = self._segment(own, own)
+            cuts = (len(whole) * turn // (self.num_ranges - 1) for turn in (place, place + 1))
+            found.append(Segment(whole.cell, *cuts))
+        return found
+
+    def _segment(self, heads: int, tails: int) -> Segment:
+        return Segment(heads * self.num_ranges + tails, 0, int(self._by_bucket[heads, tails]))
 
     def window(self, batch: int) -> tuple[int, int]:
         """Return the first position of a global batch in the machine's order, and the one behind its last."""
@@ -121,22 +175,35 @@ class BucketOrder:
             stop = min(end, int(ends[turn]))
             if stop > start:
                 head_range, tail_range = walk[turn].tolist()
-                first = int(ends[turn]) - int(self._by_bucket[head_range, tail_range])
+                first = int(ends[turn - 1]) if turn else 0
                 found.append(Piece(turn, (head_range, tail_range), start - first, stop - first))
                 start = stop
             turn += 1
         return found
 
-    def rows(self, epoch: int, piece: Piece) -> Ids:
-        """Return the places (n,) inside the bucket of a piece's triples, by the keyed permutation."""
-        size = int(self._by_bucket[piece.ranges])
+    def rows(self, epoch: int, piece: Piece, starts: Ids) -> Ids:
+        """Return the rows (n,) of a piece's triples, by the keyed permutation of its bucket.
+
+        Parameters
+        ----------
+        epoch : int
+        piece : Piece
+        starts : (P * P + 1,) int64
+            First row of each cell in the tables of triples, and the one behind the last.
+        """
+        segments = self.segments(epoch, piece.ranges)
         positions = np.arange(piece.start, piece.end, dtype=np.int64)
         key = combine(_BUCKET_KEY, self._seed, *piece.ranges)
-        return epoch_plan.inverse_permute(positions, size, key, epoch)
+        places = epoch_plan.inverse_permute(positions, self._size(epoch, piece.ranges), key, epoch)
+        ends = np.cumsum(np.array([len(one) for one in segments], np.int64))
+        number = np.searchsorted(ends, places, side="right")
+        behind = np.array([int(starts[one.cell]) + one.end for one in segments], np.int64)
+        rows: Ids = behind[number] - (ends[number] - places)
+        return rows
 
     def ranges_at(self, epoch: int, batch: int) -> frozenset[tuple[str, int]]:
         """Return the ranges that a global batch reads and trains on this machine: (entity type, range)."""
-        return self._ranges_of(self.pieces(epoch, *self.window(batch)))
+        return self._ranges_of(epoch, self.pieces(epoch, *self.window(batch)))
 
     def ranges_after(self, epoch: int, batch: int) -> frozenset[tuple[str, int]]:
         """Return the ranges of the first bucket behind a global batch; after the last, of the next epoch."""
@@ -145,15 +212,22 @@ class BucketOrder:
         _, ends = self._walk(epoch)
         following = int(ends[np.searchsorted(ends, end - 1, side="right")]) if end else 0
         if following < total:
-            return self._ranges_of(self.pieces(epoch, following, following + 1))
-        return self._ranges_of(self.pieces(epoch + 1, 0, min(1, total)))
+            return self._ranges_of(epoch, self.pieces(epoch, following, following + 1))
+        return self._ranges_of(epoch + 1, self.pieces(epoch + 1, 0, min(1, total)))
 
-    def _ranges_of(self, pieces: Sequence[Piece]) -> frozenset[tuple[str, int]]:
+    def _ranges_of(self, epoch: int, pieces: Sequence[Piece]) -> frozenset[tuple[str, int]]:
         found: set[tuple[str, int]] = set()
         for piece in pieces:
-            for number in np.flatnonzero(self._counts[:, piece.ranges[0], piece.ranges[1]]).tolist():
+            cells = [
+                divmod(one.cell, self.num_ranges) for one in self.segments(epoch, piece.ranges) if len(one)
+            ]
+            for number in np.flatnonzero(sum(self._counts[:, head, tail] for head, tail in cells)).tolist():
                 lhs, rhs = self._types[number]
-                found |= {(lhs, piece.ranges[0]), (rhs, piece.ranges[1])}
+                # Wrong answers of a mixed bucket are of both ranges, whatever the right one is of.
+                if self._is_mixed:
+                    found |= {(name, one) for name in (lhs, rhs) for one in piece.ranges}
+                else:
+                    found |= {(lhs, piece.ranges[0]), (rhs, piece.ranges[1])}
         return frozenset(found)
 
     def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
@@ -186,6 +260,8 @@ class BucketBatches(EdgeBatches):
         Entity types of the heads and tails of each edge type.
     order_mark : int
         A number that is equal only where the order is: see :attr:`EdgeBatches.order_mark`.
+    is_mixed : bool
+        Of :class:`BucketOrder`.
     **others
         Of :class:`EdgeBatches`, without ``edges``.
     """
@@ -199,6 +275,7 @@ class BucketBatches(EdgeBatches):
         triples_of_parts: Ids,
         types: Sequence[tuple[str, str]],
         order_mark: int,
+        is_mixed: bool = False,
         **others: Any,
     ) -> None:
         super().__init__(buckets.table, **others)
@@ -206,7 +283,7 @@ class BucketBatches(EdgeBatches):
         self._starts = buckets.starts
         self._shares = MachineShares(triples_of_parts[:, None], self._batch_size)
         self.walk = BucketOrder(
-            buckets.counts, bucket_order, self._seed, self._num_triples, self._batch_size, types
+            buckets.counts, bucket_order, self._seed, self._num_triples, self._batch_size, types, is_mixed
         )
         self._watchers: list[Callable[[int, int], object]] = []
 
@@ -220,14 +297,15 @@ class BucketBatches(EdgeBatches):
             watcher(epoch, index)
         return super().batch(epoch, index, enter)
 
-    def buckets_at(self, epoch: int, index: int) -> frozenset[tuple[int, int]]:
-        """Return the buckets of this machine's share of a global batch."""
-        return frozenset(piece.ranges for piece in self.walk.pieces(epoch, *self.walk.window(index)))
+    def segments_at(self, epoch: int, index: int) -> frozenset[Segment]:
+        """Return where the triples of the buckets of this machine's share of a global batch lie."""
+        pieces = self.walk.pieces(epoch, *self.walk.window(index))
+        return frozenset(one for piece in pieces for one in self.walk.segments(epoch, piece.ranges))
 
-    def rows_of(self, bucket: tuple[int, int]) -> tuple[int, int]:
-        """Return the first row of a bucket in the tables of triples, and the one behind its last."""
-        number = bucket[0] * self.walk.num_ranges + bucket[1]
-        return int(self._starts[number]), int(self._starts[number + 1])
+    def rows_of(self, segment: Segment) -> tuple[int, int]:
+        """Return the first row of a segment in the tables of triples, and the one behind its last."""
+        start = int(self._starts[segment.cell])
+        return start + segment.first, start + segment.end
 
     @property
     def triple_tables(self) -> list[np.ndarray]:
@@ -255,8 +333,7 @@ class BucketBatches(EdgeBatches):
             stop = min(share.stop - passed, len(piece))
             if first < stop:
                 own = Piece(piece.turn, piece.ranges, piece.start + first, piece.start + stop)
-                bucket = piece.ranges[0] * self.walk.num_ranges + piece.ranges[1]
-                rows.append(self._starts[bucket] + self.walk.rows(epoch, own))
+                rows.append(self.walk.rows(epoch, own, self._starts))
                 chunks.append(len(ranges) + np.arange(first, stop) // self._chunk_size)
             ranges += [piece.ranges] * num_chunks
             passed += len(piece)

@@ -13,6 +13,8 @@ from collections.abc import Set as AbstractSet
 from itertools import zip_longest
 from typing import Protocol
 
+from dglkge.sampling.bucket_batches import Segment
+
 logger = logging.getLogger(__name__)
 
 Range = tuple[str, int]
@@ -197,27 +199,27 @@ class TripleDropper:
 
     Parameters
     ----------
-    buckets_at : callable
-        Returns the buckets of a batch, by epoch and number of the batch.
+    segments_at : callable
+        Returns where the triples of a batch's buckets lie, by epoch and number of the batch.
     rows_of : callable
-        Returns the first row of a bucket's triples and the one behind its last.
+        Returns the first row of a segment and the one behind its last.
     files : sequence of Dropped
     """
 
     def __init__(
         self,
-        buckets_at: Callable[[int, int], AbstractSet[tuple[int, int]]],
-        rows_of: Callable[[tuple[int, int]], tuple[int, int]],
+        segments_at: Callable[[int, int], AbstractSet[Segment]],
+        rows_of: Callable[[Segment], tuple[int, int]],
         files: Sequence[Dropped],
     ) -> None:
-        self._buckets_at, self._rows_of, self._files = buckets_at, rows_of, files
-        self._open: AbstractSet[tuple[int, int]] = frozenset()
+        self._segments_at, self._rows_of, self._files = segments_at, rows_of, files
+        self._open: AbstractSet[Segment] = frozenset()
 
     def advance(self, epoch: int, batch: int) -> None:
         """Drop the buckets of the batch before that this one does not go on with."""
-        buckets = self._buckets_at(epoch, batch)
-        for bucket in self._open - buckets:
+        segments = self._segments_at(epoch, batch)
+        for segment in self._open - segments:
             for file in self._files:
-                for address, num_bytes in file.pieces_between(*self._rows_of(bucket)):
+                for address, num_bytes in file.pieces_between(*self._rows_of(segment)):
                     file.drop(address, num_bytes)
-        self._open = buckets
+        self._open = segments

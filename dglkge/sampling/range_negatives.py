@@ -25,8 +25,9 @@ _IN_BATCH_KEY = 0xBA7C5
 class RangeNegatives:
     """Negatives of one side: heads come from the range of the heads of a chunk, tails from that of its tails.
 
-    They are keyed by (seed, epoch, batch, machine, chunk, entity type, range), so all trainers of a machine
-    draw the same ones. The kinds are those of :class:`dglkge.sampling.negatives.MixedNegatives`:
+    Those of a mixed bucket come from both of its ranges, and are the same for heads and tails. All are keyed
+    by (seed, epoch, batch, machine, chunk, entity type, ranges), so all trainers of a machine draw the same
+    ones. The kinds are those of :class:`dglkge.sampling.negatives.MixedNegatives`:
 
     * *global*: entities of the range with this number on every machine;
     * *local*: entities of the range on this machine; where it has none, global ones;
@@ -49,6 +50,8 @@ class RangeNegatives:
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     seed : int
+    is_mixed : bool
+        Whether buckets are mixed, see :mod:`dglkge.sampling.bucket_batches`.
     weights : mapping of str to (n,) int64, optional
         For each entity type the weight of every node id, in the global and the local share; a range without
         weights above 0 is drawn from uniformly.
@@ -69,8 +72,11 @@ class RangeNegatives:
         part: int,
         pairs: Sequence[tuple[str, str]],
         seed: int,
+        is_mixed: bool = False,
         weights: Optional[Mapping[str, Ids]] = None,
     ) -> None:
+        self._is_mixed = is_mixed
+        self._num_ranges = num_ranges
         self._place = 0 if side is Side.HEAD else 1
         self._num_global, self._num_local, self._num_in_batch = split_count(num_negatives, shares)
         self._part = part
@@ -87,11 +93,14 @@ class RangeNegatives:
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
-        number = batch.ranges[chunk][self._place]
-        firsts, ends = self._firsts[entity_type][:, number], self._ends[entity_type][:, number]
-        own = slice(self._part, self._part + 1)
-        # The type has no entity of this range here, or all of them: the local share is drawn globally.
-        own_size = int(ends[self._part] - firsts[self._part])
+        ranges = batch.ranges[chunk]
+        numbers = sorted(set(ranges)) if self._is_mixed else [ranges[self._place]]
+        # Run [part, range]: the entities of a range on a machine.
+        firsts, ends = self._firsts[entity_type][:, numbers], self._ends[entity_type][:, numbers]
+        own = slice(self._part * len(numbers), (self._part + 1) * len(numbers))
+        firsts, ends = firsts.ravel(), ends.ravel()
+        # The type has no entity of these ranges here, or all of them: the local share is drawn globally.
+        own_size = int((ends[own] - firsts[own]).sum())
         num_local = 0 if own_size in (0, int((ends - firsts).sum())) else self._num_local
         num_global = self._num_global + self._num_local - num_local
         key = (
@@ -101,7 +110,8 @@ class RangeNegatives:
             self._part,
             chunk,
             self._number_of_type[entity_type],
-            number,
+            # The number of a single range, as it has always been.
+            numbers[0] + sum((number + 1) * self._num_ranges for number in numbers[1:]),
         )
         kinds = []
         if num_global:

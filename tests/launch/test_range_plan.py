@@ -59,6 +59,11 @@ def test_an_epoch_reads_the_ranges_of_its_loads(num_ranges: int) -> None:
 def test_types_are_counted_apart() -> None:
     found = plan_ranges(config("optimizer.name=row_adagrad"), PART, TWO_TYPES, 2, 10**9)
     assert found.read_bytes == 1100 * 4 * (8 + 1) and found.loads == 4
+    # Two ranges of each type, one more of each that comes, and one that goes.
+    assert found.pair_bytes == 4 * (8 + 1) * 4 * 550
+    directed = config("optimizer.name=row_adagrad", "sampling.buckets=directed")
+    found = plan_ranges(directed, PART, TWO_TYPES, 2, 10**9)
+    assert found.read_bytes == 1100 * 4 * (8 + 1) and found.loads == 4
     assert found.pair_bytes == 4 * (8 + 1) * (500 + 550 + 2 * 550)
 
 

@@ -32,14 +32,15 @@ def by_place(trainer: BucketBatches, epoch: int, index: int) -> list[int]:
     return trainer.batch(epoch, index).triple_ids.tolist()
 
 
+@pytest.mark.parametrize("is_mixed", [False, True])
 @pytest.mark.parametrize("order", BUCKET_ORDERS)
 @pytest.mark.parametrize(
     ("num_parts", "per_machine", "num_ranges"), [(1, 1, 1), (1, 3, 4), (2, 1, 3), (3, 2, 4), (2, 2, 9)]
 )
 def test_an_epoch_has_the_triples_of_one_range_each_once(
-    order: str, num_parts: int, per_machine: int, num_ranges: int
+    order: str, num_parts: int, per_machine: int, num_ranges: int, is_mixed: bool
 ) -> None:
-    trainers = toy_trainers(num_parts, per_machine, num_ranges, order)
+    trainers = toy_trainers(num_parts, per_machine, num_ranges, order, is_mixed=is_mixed)
     assert len(trainers[0]) == 11
     batches = order_of(trainers, epoch=4)
     assert sorted(id_ for batch in batches for id_ in batch) == list(range(NUM_TRIPLES))
@@ -107,6 +108,46 @@ def test_triples_follow_the_walk_and_rows_belong_to_them(order: str) -> None:
     counts = toy_buckets(1, 4)[0].counts.sum(axis=0)
     walk = [tuple(pair) for pair in walk_pairs(order, 4, SEED, 1).tolist() if counts[tuple(pair)]]
     assert seen == walk
+
+
+@pytest.mark.parametrize("order", ["inside_out", "hilbert"])
+def test_a_mixed_bucket_has_all_triples_between_two_ranges(order: str) -> None:
+    """And of those inside a range each partner has an equal share, in every epoch another one."""
+    (trainer,) = toy_trainers(1, 1, 4, order, is_mixed=True)
+    (machine,) = toy_buckets(1, 4)
+    ends = {id_: (id_head % 10, id_tail % 10) for id_, (id_head, _, id_tail) in zip(
+        machine.table.triple_ids.tolist(), machine.table.edges.tolist()
+    )}  # fmt: skip
+    partners_of: dict[int, list[tuple[int, int]]] = {}
+    for epoch in range(3):
+        seen: dict[tuple[int, int], list[int]] = {}
+        for index in range(len(trainer)):
+            batch = trainer.batch(epoch, index)
+            for group in batch.groups:
+                ranges, run = batch.ranges[group.chunk], slice(group.start, group.end)
+                seen.setdefault(ranges, []).extend(batch.triple_ids[run].tolist())
+                needed = {(name, number) for name in PAIRS[group.pair] for number in ranges}
+                assert needed <= trainer.walk.ranges_at(epoch, index)
+        walk = [
+            tuple(sorted(pair)) for pair in walk_pairs(order, 4, SEED, epoch).tolist() if pair[0] != pair[1]
+        ]
+        assert list(seen) == [pair for pair in dict.fromkeys(walk) if pair in seen]
+        assert trainer.walk.num_buckets == 6 and len(set(walk)) == 6
+        for ranges, ids in seen.items():
+            assert set(ids) >= {id_ for id_, pair in ends.items() if set(pair) == set(ranges)}
+            assert all(set(ends[id_]) <= set(ranges) for id_ in ids)
+            for own in ranges:
+                inside = [id_ for id_ in ids if ends[id_] == (own, own)]
+                everywhere = sum(pair == (own, own) for pair in ends.values())
+                assert abs(len(inside) - everywhere / 3) < 1
+                for id_ in inside:
+                    partners_of.setdefault(id_, []).append(ranges)
+    assert all(len(set(found)) == 3 for found in partners_of.values())
+
+
+def test_directed_and_mixed_buckets_of_one_range_are_the_same() -> None:
+    one, other = (toy_trainers(1, 1, 1, is_mixed=is_mixed) for is_mixed in (False, True))
+    assert order_of(one, 3) == order_of(other, 3)
 
 
 def test_the_schedule_announces_the_next_bucket() -> None:

@@ -141,15 +141,18 @@ class ToyTriples:
         return True
 
 
+@pytest.mark.parametrize("is_mixed", [True, False])
 @pytest.mark.parametrize("batch_size", [7, 20, 200])
-def test_the_triples_of_a_bucket_are_dropped_once_behind_its_last_batch(batch_size: int) -> None:
-    (trainer,) = toy_trainers(1, 1, 4, batch_size=batch_size)
+def test_the_triples_of_a_bucket_are_dropped_once_behind_its_last_batch(
+    batch_size: int, is_mixed: bool
+) -> None:
+    (trainer,) = toy_trainers(1, 1, 4, batch_size=batch_size, is_mixed=is_mixed)
     files = [ToyTriples(), ToyTriples()]
-    dropper = TripleDropper(trainer.buckets_at, trainer.rows_of, files)
+    dropper = TripleDropper(trainer.segments_at, trainer.rows_of, files)
     seen: set[tuple[int, int]] = set()
     for index in range(len(trainer)):
         dropper.advance(0, index)
-        now = {trainer.rows_of(bucket) for bucket in trainer.buckets_at(0, index)}
+        now = {trainer.rows_of(segment) for segment in trainer.segments_at(0, index)}
         seen |= now
         # None that the batch still needs, and none twice.
         assert not now & set(files[0].dropped)
@@ -157,6 +160,6 @@ def test_the_triples_of_a_bucket_are_dropped_once_behind_its_last_batch(batch_si
     assert sum(stop - first for first, stop in seen) == len(trainer.triple_tables[0])
     # The next epoch drops what the last batch has left.
     dropper.advance(1, 0)
-    needed = {trainer.rows_of(bucket) for bucket in trainer.buckets_at(1, 0)}
+    needed = {trainer.rows_of(segment) for segment in trainer.segments_at(1, 0)}
     assert seen - needed <= set(files[0].dropped) <= seen
     assert files[0].dropped == files[1].dropped

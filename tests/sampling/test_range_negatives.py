@@ -26,10 +26,10 @@ def a_batch(ranges: tuple[tuple[int, int], ...] = ((1, 3), (2, 0)), index: int =
 
 
 def sampler(
-    side: Side, shares=(1.0, 0.0, 0.0), part: int = 0, number: int = 1000, weights=None
+    side: Side, shares=(1.0, 0.0, 0.0), part: int = 0, number: int = 1000, weights=None, is_mixed=False
 ) -> RangeNegatives:
     """Return the sampler of a side."""
-    return RangeNegatives(side, number, shares, BOUNDS, NUM_RANGES, part, PAIRS, 3, weights)
+    return RangeNegatives(side, number, shares, BOUNDS, NUM_RANGES, part, PAIRS, 3, is_mixed, weights)
 
 
 def nodes_of(name: str, number: int, parts=(0, 1)) -> list[int]:
@@ -50,6 +50,25 @@ def test_each_side_has_its_range_on_all_machines_uniformly(side: Side, ranges: t
         counts = np.bincount(drawn, minlength=100)
         assert counts.sum() == counts[nodes].sum() == 20_000
         assert chisquare(counts[nodes]).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_mixed_bucket_has_negatives_of_both_ranges_on_both_sides(part: int) -> None:
+    shares, weights = (0.5, 0.5, 0.0), {"person": np.arange(100) % 5 + 1, "place": np.zeros(8, np.int64)}
+    for chunk, ranges in enumerate(((1, 3), (2, 0))):
+        for given in (None, weights):
+            heads, tails = (
+                sampler(side, shares, part, 40_000, given, is_mixed=True).sample("person", a_batch(), chunk)
+                for side in Side
+            )
+            assert (heads == tails).all()
+            for drawn, parts in ((heads[:20_000], (0, 1)), (heads[20_000:], (part,))):
+                nodes = [node for number in ranges for node in nodes_of("person", number, parts)]
+                counts = np.bincount(drawn, minlength=100)
+                assert counts.sum() == counts[nodes].sum() == 20_000
+                share = np.ones(100) if given is None else weights["person"]
+                expected = 20_000 * share[nodes] / share[nodes].sum()
+                assert chisquare(counts[nodes], expected).pvalue > 1e-4
 
 
 def test_trainers_of_a_machine_agree_and_machines_and_batches_do_not() -> None:

@@ -40,14 +40,19 @@ def toy_buckets(num_parts: int, num_ranges: int) -> list[EdgeBuckets]:
 
 
 def toy_trainers(
-    num_parts: int, per_machine: int, num_ranges: int, order: str = "inside_out", batch_size: int = BATCH_SIZE
+    num_parts: int,
+    per_machine: int,
+    num_ranges: int,
+    order: str = "inside_out",
+    batch_size: int = BATCH_SIZE,
+    is_mixed: bool = False,
 ) -> list[BucketBatches]:
     """Return all trainers of a cluster."""
     machines = toy_buckets(num_parts, num_ranges)
     sizes = np.array([len(machine.table.triple_ids) for machine in machines])
     return [
         BucketBatches(
-            machine, order, sizes, PAIRS, 1,
+            machine, order, sizes, PAIRS, 1, is_mixed,
             pair_of_relation=PAIR_OF_RELATION, num_triples=NUM_TRIPLES, batch_size=batch_size,
             chunk_size=CHUNK_SIZE, local_rank=local, trainers_per_machine=per_machine, seed=SEED,
         )

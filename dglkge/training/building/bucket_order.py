@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dglkge.config import Config
+from dglkge.config.schema import MIXED
 from dglkge.data import dataset_files
 from dglkge.data.edge_buckets import make_buckets, open_buckets
 from dglkge.data.partition_layout import PartitionLayout
@@ -18,6 +19,7 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.mapped_rows import MappedRows
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, StorageError
+from dglkge.kernels.hashing import combine
 from dglkge.planning.host import available_memory
 from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.prefetch import Prefetcher, TripleDropper
@@ -67,9 +69,10 @@ def build_bucket_batches(
     if world.is_machine_leader:
         found[part] = len(buckets.table.triple_ids), buckets.checksum()
     found = cluster.sum(found)
-    mark = int(np.bitwise_xor.reduce(found[:, 1] * np.arange(1, layout.num_parts + 1))) + 1
-    order = config.sampling.bucket_order
-    return BucketBatches(buckets, order, found[:, 0], pairs, mark, **of_edges)
+    order, is_mixed = config.sampling.bucket_order, config.sampling.buckets == MIXED
+    # At least 1: 0 is the order of the whole graph.
+    mark = 1 + (combine(*found[:, 1].tolist(), int(is_mixed)) >> 1)
+    return BucketBatches(buckets, order, found[:, 0], pairs, mark, is_mixed, **of_edges)
 
 
 def prefetch_ranges(batches: BucketBatches, tables: TableSet, optimizer: Any, cluster: Cluster) -> None:
@@ -102,7 +105,7 @@ def prefetch_ranges(batches: BucketBatches, tables: TableSet, optimizer: Any, cl
         # All trainers: a page goes with the last one that has it mapped.
         files = [MappedRows.of_array(table, drops) for table in batches.triple_tables]
         dropper = TripleDropper(
-            batches.buckets_at, batches.rows_of, [one for one in files if one is not None]
+            batches.segments_at, batches.rows_of, [one for one in files if one is not None]
         )
         batches.when_batch(dropper.advance)
     cluster.on_exit(prefetcher.close)

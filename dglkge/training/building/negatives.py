@@ -8,6 +8,7 @@ from typing import Optional
 import numpy as np
 
 from dglkge.config import Config
+from dglkge.config.schema import MIXED
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.partition_layout import PartitionLayout
@@ -30,8 +31,8 @@ def build_negatives(
     """Make the sampler of each side that is trained.
 
     Both sides have the same one if they have equally many negatives: rows are then looked up and updated once
-    for both. Otherwise each has its own, with a seed of its own. In bucket order each has its own too, for
-    its range.
+    for both. Otherwise each has its own, with a seed of its own. In directed buckets each has its own too,
+    for its range.
     """
     chosen = config.negatives
     node_ids = {name: np.asarray(layout.node_ids(name)) for name in dataset.entity_types}
@@ -51,13 +52,17 @@ def build_negatives(
         bounds = {name: range_bounds(layout.range_starts(name), num_ranges) for name in node_ids}
         if weights is not None:
             weights = {name: found[layout.original_ids(name)] for name, found in weights.items()}
-        part = tables[RELATION].part
-        return {
-            side: RangeNegatives(
-                side, count, shares, bounds, num_ranges, part, pairs, config.seed, weights
+        part, is_mixed = tables[RELATION].part, config.sampling.buckets == MIXED
+        of_sides: dict[Side, NegativeSampler] = {}
+        for side, count in counts.items():
+            others = [one for one, number in counts.items() if one in of_sides and number == count]
+            if is_mixed and others:
+                of_sides[side] = of_sides[others[0]]
+                continue
+            of_sides[side] = RangeNegatives(
+                side, count, shares, bounds, num_ranges, part, pairs, config.seed, is_mixed, weights
             )
-            for side, count in counts.items()
-        }  # fmt: skip
+        return of_sides
     make = NEGATIVE_SAMPLERS.get(chosen.sampler).load()
     if weights is not None:
         make = partial(make, weights=weights)
