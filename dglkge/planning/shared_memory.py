@@ -71,7 +71,7 @@ def graph_bytes(part: PartSize) -> int:
 def structure_bytes(part: PartSize) -> int:
     """Return the bytes of the graph's structure, which stay in ``/dev/shm`` where all else is in files."""
     num_nodes = sum(part.num_rows.values()) + part.most_halo_nodes
-    num_edges = part.num_edges + part.num_halo_edges + part.num_rows[RELATION]
+    num_edges = part.num_graph_edges + part.num_halo_edges + part.num_rows[RELATION]
     return (
         num_edges * STRUCTURE_EDGE_BYTES
         + num_nodes * STRUCTURE_NODE_BYTES
