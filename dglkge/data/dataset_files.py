@@ -148,9 +148,12 @@ def part_folder(part_id: int) -> str:
     return f"part{part_id}"
 
 
-def buckets_folder(num_ranges: int) -> str:
-    """Return the name of the folder, in that of a partition, of its triples by pairs of ranges."""
-    return f"buckets{num_ranges}"
+def buckets_folder(num_ranges: int, mark: str = "") -> str:
+    """Return the name of the folder, in that of a partition, of its triples by pairs of ranges.
+
+    Of some of the triples only, or in sets, it has a mark.
+    """
+    return f"buckets{num_ranges}{'-' * bool(mark)}{mark}"
 
 
 def part_of_folder(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The triples of a partition grouped by bucket: files that are made once and mapped afterwards.
+"""The triples of a partition grouped by edge set and bucket: files that are made once and mapped afterwards.
 
 A bucket is a pair (range of the head, range of the tail). A head on another machine has the range that it has
 there. Training then reads a bucket as one run of the file, in any number of processes; memory holds the
@@ -17,14 +17,14 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Union
 
 import numpy as np
 import numpy.typing as npt
 
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import load_json
-from dglkge.data.partition_layout import EdgeTable, PartitionLayout, load_array
+from dglkge.data.partition_layout import EdgeTable, PartitionLayout, Rows, load_array
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.errors import InputError, write_error
 
@@ -35,15 +35,42 @@ TRIPLES_A_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
+class TrainedSets:
+    """Which triples of a partition are trained, by edge set.
+
+    Attributes
+    ----------
+    made_of : tuple
+        What JSON can hold of them: it is equal only where the rows are. Empty for all triples as one set.
+    rows_of : callable
+        Returns the rows of each set, by the triple ids (m,) of the partition.
+    num_sets : int
+    """
+
+    made_of: tuple[Any, ...] = ()
+    rows_of: Callable[[Ids], Sequence[Rows]] = lambda triple_ids: [range(len(triple_ids))]
+    num_sets: int = 1
+
+    @property
+    def folder_mark(self) -> str:
+        """Part of the folder's name, so that runs with other sets do not replace the files."""
+        return f"{zlib.crc32(json.dumps(self.made_of).encode()):08x}" if self.made_of else ""
+
+
+ALL_TRIPLES = TrainedSets()
+
+
+@dataclass(frozen=True)
 class EdgeBuckets:
     """The triples of a partition by bucket.
 
     Attributes
     ----------
     table : EdgeTable
-        Its triples, bucket after bucket: (0, 0), (0, 1), ... Triple ids ascend inside a bucket only.
-    counts : (K, P, P) int64
-        Triples by edge type, range of the head and range of the tail.
+        Its triples, set after set, and inside of a set bucket after bucket: (0, 0), (0, 1), ... Triple ids
+        ascend inside a bucket only.
+    counts : (S, K, P, P) int64
+        Triples by edge set, edge type, range of the head and range of the tail.
     bounds : dict of str to (num_parts * P + 1,) int64
         Bounds of the ranges of each entity type, see :func:`dglkge.data.range_walk.range_bounds`.
     path : Path
@@ -58,12 +85,18 @@ class EdgeBuckets:
     @property
     def num_ranges(self) -> int:
         """Ranges of each entity type on each machine."""
-        return int(self.counts.shape[1])
+        return int(self.counts.shape[2])
+
+    @property
+    def triples_of_sets(self) -> Ids:
+        """Number of triples of each edge set: (S,)."""
+        found: Ids = self.counts.sum(axis=(1, 2, 3))
+        return found
 
     @property
     def starts(self) -> Ids:
-        """First row of each bucket and, last, the number of triples: (P * P + 1,)."""
-        return np.append(0, np.cumsum(self.counts.sum(axis=0).ravel())).astype(np.int64)
+        """First row of each bucket of each set and, last, the number of triples: (S * P * P + 1,)."""
+        return np.append(0, np.cumsum(self.counts.sum(axis=1).ravel())).astype(np.int64)
 
     def checksum(self) -> int:
         """Return a CRC-32 of the counts: the order of an epoch is the same only if it is equal."""
@@ -77,6 +110,7 @@ def make_buckets(
     pairs: Sequence[tuple[str, str]],
     pair_of_relation: Ids,
     spare: Path,
+    sets: TrainedSets = ALL_TRIPLES,
 ) -> EdgeBuckets:
     """Open the buckets of a partition; they are made if they are absent or of other files.
 
@@ -92,6 +126,8 @@ def make_buckets(
         Edge type of each relation, by node id.
     spare : Path
         Folder for them where that of the partition is read-only.
+    sets : TrainedSets
+        Triples that are trained.
 
     Raises
     ------
@@ -99,16 +135,19 @@ def make_buckets(
         If neither folder can be written to, or the disk is full.
     """
     with contextlib.suppress(InputError):
-        return open_buckets(layout, part, num_ranges, pairs, spare)
-    made_of = _made_of(layout, part, num_ranges, pairs)
+        return open_buckets(layout, part, num_ranges, pairs, spare, sets)
+    made_of = _made_of(layout, part, num_ranges, pairs, sets)
     bounds = _bounds(layout, pairs, num_ranges)
     home = layout.part_path(part)
-    folder = (home if os.access(home, os.W_OK) else spare) / dataset_files.buckets_folder(num_ranges)
+    parent = home if os.access(home, os.W_OK) else spare
+    folder = parent / dataset_files.buckets_folder(num_ranges, sets.folder_mark)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
         try:
-            _write(temporary, layout.edge_table(part), num_ranges, pairs, pair_of_relation, bounds)
+            edges = layout.edge_table(part)
+            rows_of_sets = sets.rows_of(np.asarray(edges.triple_ids))
+            _write(temporary, edges, rows_of_sets, num_ranges, pairs, pair_of_relation, bounds)
             (temporary / dataset_files.BUCKETS_OF).write_text(json.dumps(made_of) + "\n", encoding="utf-8")
             temporary.chmod(0o755)
             _publish(temporary, folder)
@@ -116,11 +155,16 @@ def make_buckets(
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise write_error(f"cannot write the buckets of part {part} to {folder}", error) from error
-    return open_buckets(layout, part, num_ranges, pairs, spare)
+    return open_buckets(layout, part, num_ranges, pairs, spare, sets)
 
 
 def open_buckets(
-    layout: PartitionLayout, part: int, num_ranges: int, pairs: Sequence[tuple[str, str]], spare: Path
+    layout: PartitionLayout,
+    part: int,
+    num_ranges: int,
+    pairs: Sequence[tuple[str, str]],
+    spare: Path,
+    sets: TrainedSets = ALL_TRIPLES,
 ) -> EdgeBuckets:
     """Map the buckets that :func:`make_buckets` has made; memory holds their counts.
 
@@ -129,17 +173,17 @@ def open_buckets(
     InputError
         If they are absent, damaged, or were made of other files.
     """
-    made_of = _made_of(layout, part, num_ranges, pairs)
+    made_of = _made_of(layout, part, num_ranges, pairs, sets)
     problems: list[InputError] = []
     for parent in (layout.part_path(part), spare):
-        folder = parent / dataset_files.buckets_folder(num_ranges)
+        folder = parent / dataset_files.buckets_folder(num_ranges, sets.folder_mark)
         try:
             found = load_json(folder / dataset_files.BUCKETS_OF)
             if found != made_of:
                 raise InputError(f"{folder} was made of other files: {found}, expected {made_of}")
-            num = len(layout.edge_table(part).triple_ids)
-            shape = (len(pairs), num_ranges, num_ranges)
+            shape = (sets.num_sets, len(pairs), num_ranges, num_ranges)
             counts = np.array(load_array(folder / dataset_files.BUCKET_COUNTS, shape, np.int64))
+            num = int(counts.sum())
             weights = None
             if layout.edge_table(part).weights is not None:
                 weights = load_array(folder / dataset_files.WEIGHTS, (num,), np.float32)
@@ -161,7 +205,11 @@ def _bounds(layout: PartitionLayout, pairs: Sequence[tuple[str, str]], num_range
 
 
 def _made_of(
-    layout: PartitionLayout, part: int, num_ranges: int, pairs: Sequence[tuple[str, str]]
+    layout: PartitionLayout,
+    part: int,
+    num_ranges: int,
+    pairs: Sequence[tuple[str, str]],
+    sets: TrainedSets,
 ) -> dict[str, Any]:
     """Describe what buckets are made of, as JSON gives it back."""
     # Not a checksum of the edges: it would take as long as making the buckets. A data set that is written
@@ -173,24 +221,25 @@ def _made_of(
         "edges_modified_ns": file.st_mtime_ns,
         "types": [list(pair) for pair in pairs],
         "starts": {name: layout.range_starts(name).tolist() for pair in pairs for name in pair},
+        "sets": list(sets.made_of),
     }
 
 
 def _write(
     folder: Path,
     edges: EdgeTable,
+    rows_of_sets: Sequence[Rows],
     num_ranges: int,
     pairs: Sequence[tuple[str, str]],
     pair_of_relation: Ids,
     bounds: dict[str, Ids],
 ) -> None:
     """Write the files by a counting sort: a pass that counts, and one that places each triple."""
-    shape = (len(pairs), num_ranges, num_ranges)
+    shape = (len(rows_of_sets), len(pairs), num_ranges, num_ranges)
 
-    def numbered() -> Iterator[tuple[slice, Ids]]:
-        """Yield blocks of triples, and for each triple its edge type and bucket in one number."""
-        for start in range(0, len(edges.triple_ids), TRIPLES_A_BLOCK):
-            block = slice(start, start + TRIPLES_A_BLOCK)
+    def numbered() -> Iterator[tuple[int, Union[slice, Rows], Ids]]:
+        """Yield a set's number, blocks of its rows, and for each its edge type and bucket in one number."""
+        for edge_set, block in _blocks(rows_of_sets):
             heads, relations, tails = np.asarray(edges.edges[block]).T
             of_pair = pair_of_relation[relations]
             numbers = np.empty(len(heads), np.int64)
@@ -199,13 +248,13 @@ def _write(
                 first = ranges_of(heads[of_type], bounds[lhs], num_ranges)
                 second = ranges_of(tails[of_type], bounds[rhs], num_ranges)
                 numbers[of_type] = (number * num_ranges + first) * num_ranges + second
-            yield block, numbers
+            yield edge_set, block, numbers
 
     counts = np.zeros(shape, np.int64)
-    for _, numbers in numbered():
-        counts += np.bincount(numbers, minlength=counts.size).reshape(shape)
+    for edge_set, _, numbers in numbered():
+        counts[edge_set] += np.bincount(numbers, minlength=counts[0].size).reshape(shape[1:])
     np.save(folder / dataset_files.BUCKET_COUNTS, counts)
-    num = len(edges.triple_ids)
+    num = int(counts.sum())
     targets = {
         dataset_files.TRIPLE_IDS: (edges.triple_ids, _new_array(folder / dataset_files.TRIPLE_IDS, (num,))),
         dataset_files.EDGES: (edges.edges, _new_array(folder / dataset_files.EDGES, (num, 3))),
@@ -213,10 +262,10 @@ def _write(
     if edges.weights is not None:
         path = folder / dataset_files.WEIGHTS
         targets[dataset_files.WEIGHTS] = (edges.weights, _new_array(path, (num,), np.float32))
-    by_bucket = counts.sum(axis=0).ravel()
+    by_bucket = counts.sum(axis=1).ravel()
     free = np.cumsum(by_bucket) - by_bucket
-    for block, numbers in numbered():
-        buckets = numbers % (num_ranges * num_ranges)
+    for edge_set, block, numbers in numbered():
+        buckets = edge_set * num_ranges**2 + numbers % num_ranges**2
         # Stable: triple ids ascend inside a bucket, so that the files do not depend on the size of blocks.
         order = np.argsort(buckets, kind="stable")
         of_block = np.bincount(buckets, minlength=len(free))
@@ -228,6 +277,14 @@ def _write(
     for _, target in targets.values():
         if isinstance(target, np.memmap):
             target.flush()
+
+
+def _blocks(rows_of_sets: Sequence[Rows]) -> Iterator[tuple[int, Union[slice, Rows]]]:
+    """Yield the number of each set with its rows, some at a time."""
+    for edge_set, rows in enumerate(rows_of_sets):
+        for start in range(0, len(rows), TRIPLES_A_BLOCK):
+            block = rows[start : start + TRIPLES_A_BLOCK]
+            yield edge_set, slice(block.start, block.stop) if isinstance(block, range) else block
 
 
 def _new_array(path: Path, shape: tuple[int, ...], dtype: type[np.generic] = np.int64) -> np.ndarray:

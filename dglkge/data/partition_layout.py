@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
+import numpy.typing as npt
 
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import Field, load_json
 from dglkge.errors import InputError
+
+Rows = Union[range, npt.NDArray[np.int32], npt.NDArray[np.int64]]
+"""Rows of a partition's edge table, ascending; a range where they stand together."""
 
 
 def load_array(path: Path, shape: tuple[int | None, ...], *dtypes: type[np.generic]) -> np.ndarray:

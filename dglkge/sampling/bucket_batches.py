@@ -7,7 +7,8 @@ a directed bucket all tails are of one range and are never compared with those o
 
 The order belongs to a machine's triples, not to its trainers. Machine m has n_m of the N triples, and has
 trained floor(n_m · d / N) of them when d triples of the whole graph count as done, in the order of its own
-walk: its share of every global batch is proportional, and progress stays one integer. Inside a bucket triples
+walk: its share of every global batch is proportional, and progress stays one integer. Of several edge sets
+each is walked in turn, so that N are those of a set. Inside a bucket triples
 come in the keyed permutation of :mod:`.epoch_plan`. All machines follow the same walk, so that rows of the
 others are usually in a range that its owner has in memory too.
 """
@@ -15,7 +16,7 @@ others are usually in a range that its owner has in memory too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Callable
 
@@ -41,7 +42,7 @@ class Segment:
     Attributes
     ----------
     cell : int
-        Range of the heads times the number of ranges, plus range of the tails.
+        Number of the edge set times P, plus range of the heads, times P, plus range of the tails.
     first, end : int
         Places among the machine's triples of the cell.
     """
@@ -61,7 +62,8 @@ class Piece:
     Attributes
     ----------
     turn : int
-        Place of the bucket in the walk.
+        Place of the bucket in the walks over all edge sets.
+    edge_set : int
     ranges : (int, int)
         Range of the heads and range of the tails; of a mixed bucket, its two ranges.
     start, end : int
@@ -69,6 +71,7 @@ class Piece:
     """
 
     turn: int
+    edge_set: int
     ranges: tuple[int, int]
     start: int
     end: int
@@ -82,13 +85,15 @@ class BucketOrder:
 
     Parameters
     ----------
-    counts : (K, P, P) int64
-        The machine's triples by edge type, range of the head and range of the tail.
+    counts : (S, K, P, P) int64
+        The machine's triples by edge set, edge type, range of the head and range of the tail.
+    part : int
+        The machine.
+    shares : MachineShares
+        Shares of all machines in each global batch.
     order : str
         One of :data:`dglkge.data.range_walk.WALKS`.
     seed : int
-    num_triples, batch_size : int
-        Training triples of the whole graph, and those of a global batch.
     types : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     is_mixed : bool
@@ -96,7 +101,9 @@ class BucketOrder:
 
     Examples
     --------
-    >>> order = BucketOrder(np.array([[[3, 0], [0, 4]]]), "inside_out", 0, 14, 4, [("word", "word")])
+    >>> shares = MachineShares(np.array([[7], [7]]), 4)
+    >>> counts = np.array([[[[3, 0], [0, 4]]]])
+    >>> order = BucketOrder(counts, 0, shares, "inside_out", 0, [("word", "word")])
     >>> [order.window(batch) for batch in range(4)]
     [(0, 2), (2, 4), (4, 6), (6, 7)]
     >>> sorted(order.ranges_at(0, 0)) in ([("word", 0)], [("word", 1)])
@@ -106,77 +113,93 @@ class BucketOrder:
     def __init__(
         self,
         counts: Ids,
+        part: int,
+        shares: MachineShares,
         order: str,
         seed: int,
-        num_triples: int,
-        batch_size: int,
         types: Sequence[tuple[str, str]],
         is_mixed: bool = False,
     ) -> None:
         self._counts = counts
+        self._part = part
+        self._shares = shares
         self._is_mixed = is_mixed
         self._order = order
         self._seed = seed
-        self._num_triples = num_triples
-        self._batch_size = batch_size
         self._types = types
-        self._by_bucket = counts.sum(axis=0)
-        self.num_ranges = int(counts.shape[1])
+        self._by_bucket = counts.sum(axis=1)
+        of_sets = counts.sum(axis=(1, 2, 3))
+        self._num_triples = int(of_sets.sum())
+        self._first_of_set: list[int] = (np.cumsum(of_sets) - of_sets).tolist()
+        self.num_ranges = int(counts.shape[2])
         # The walk of an epoch, and where each of its buckets ends: two epochs, as the prefetch looks ahead.
         self._walk = lru_cache(maxsize=2)(self._make_walk)
 
     @property
     def num_buckets(self) -> int:
         """Buckets of an epoch, empty ones included."""
+        of_set = self.num_ranges**2
         if self._is_mixed and self.num_ranges > 1:
-            return self.num_ranges * (self.num_ranges - 1) // 2
-        return self.num_ranges**2
+            of_set = self.num_ranges * (self.num_ranges - 1) // 2
+        return len(self._counts) * of_set
 
-    def _make_walk(self, epoch: int) -> tuple[Ids, Ids]:
+    def _make_walk(self, epoch: int) -> tuple[list[tuple[int, int, int]], Ids]:
+        """Return set and ranges of each bucket in its turn, and the position behind its last triple."""
         walk = walk_pairs(self._order, self.num_ranges, self._seed, epoch)
         if self._is_mixed:
             walk = unordered(walk)
-        sizes = [self._size(epoch, (first, second)) for first, second in walk.tolist()]
-        return walk, np.cumsum(np.array(sizes, np.int64))
+        turns = [
+            (edge_set, first, second)
+            for edge_set in range(len(self._counts))
+            for first, second in walk.tolist()
+        ]
+        sizes = [self._size(epoch, edge_set, ranges) for edge_set, *ranges in turns]
+        return turns, np.cumsum(np.array(sizes, np.int64))
 
-    def _size(self, epoch: int, ranges: tuple[int, int]) -> int:
-        return sum(map(len, self.segments(epoch, ranges)))
+    def _size(self, epoch: int, edge_set: int, ranges: Sequence[int]) -> int:
+        return sum(map(len, self._segments(epoch, edge_set, ranges)))
 
-    def segments(self, epoch: int, ranges: tuple[int, int]) -> list[Segment]:
-        """Return where the triples of a bucket lie."""
+    def segments(self, epoch: int, piece: Piece) -> list[Segment]:
+        """Return where the triples of a piece's bucket lie."""
+        return self._segments(epoch, piece.edge_set, piece.ranges)
+
+    def _segments(self, epoch: int, edge_set: int, ranges: Sequence[int]) -> list[Segment]:
         first, second = ranges
         if not self._is_mixed or self.num_ranges == 1:
-            return [self._segment(first, second)]
-        found = [self._segment(first, second), self._segment(second, first)]
+            return [self._segment(edge_set, first, second)]
+        found = [self._segment(edge_set, first, second), self._segment(edge_set, second, first)]
         for own, partner in ((first, second), (second, first)):
             # Its place among the partners of `own`; it turns from epoch to epoch.
             place = (partner - (partner > own) + epoch) % (self.num_ranges - 1)
-            whole = self._segment(own, own)
+            whole = self._segment(edge_set, own, own)
             cuts = (len(whole) * turn // (self.num_ranges - 1) for turn in (place, place + 1))
             found.append(Segment(whole.cell, *cuts))
         return found
 
-    def _segment(self, heads: int, tails: int) -> Segment:
-        return Segment(heads * self.num_ranges + tails, 0, int(self._by_bucket[heads, tails]))
+    def _segment(self, edge_set: int, heads: int, tails: int) -> Segment:
+        cell = (edge_set * self.num_ranges + heads) * self.num_ranges + tails
+        return Segment(cell, 0, int(self._by_bucket[edge_set, heads, tails]))
 
     def window(self, batch: int) -> tuple[int, int]:
         """Return the first position of a global batch in the machine's order, and the one behind its last."""
-        own = int(self._by_bucket.sum())
-        done = (min(turn * self._batch_size, self._num_triples) for turn in (batch, batch + 1))
-        start, end = (own * count // max(1, self._num_triples) for count in done)
-        return start, end
+        own = [
+            self._first_of_set[edge_set] + position
+            for edge_set, windows in self._shares.windows(batch)
+            for position in windows[self._part]
+        ]
+        return (own[0], own[-1]) if own else (self._num_triples, self._num_triples)
 
     def pieces(self, epoch: int, start: int, end: int) -> list[Piece]:
         """Return the buckets of the positions [start, end), in their order."""
-        walk, ends = self._walk(epoch)
+        turns, ends = self._walk(epoch)
         found = []
         turn = int(np.searchsorted(ends, start, side="right"))
         while start < end:
             stop = min(end, int(ends[turn]))
             if stop > start:
-                head_range, tail_range = walk[turn].tolist()
+                edge_set, *ranges = turns[turn]
                 first = int(ends[turn - 1]) if turn else 0
-                found.append(Piece(turn, (head_range, tail_range), start - first, stop - first))
+                found.append(Piece(turn, edge_set, (ranges[0], ranges[1]), start - first, stop - first))
                 start = stop
             turn += 1
         return found
@@ -188,13 +211,13 @@ class BucketOrder:
         ----------
         epoch : int
         piece : Piece
-        starts : (P * P + 1,) int64
+        starts : (S * P * P + 1,) int64
             First row of each cell in the tables of triples, and the one behind the last.
         """
-        segments = self.segments(epoch, piece.ranges)
+        segments = self.segments(epoch, piece)
         positions = np.arange(piece.start, piece.end, dtype=np.int64)
-        key = combine(_BUCKET_KEY, self._seed, *piece.ranges)
-        places = epoch_plan.inverse_permute(positions, self._size(epoch, piece.ranges), key, epoch)
+        key = combine(_BUCKET_KEY, self._seed, piece.edge_set, *piece.ranges)
+        places = epoch_plan.inverse_permute(positions, sum(map(len, segments)), key, epoch)
         ends = np.cumsum(np.array([len(one) for one in segments], np.int64))
         number = np.searchsorted(ends, places, side="right")
         behind = np.array([int(starts[one.cell]) + one.end for one in segments], np.int64)
@@ -208,20 +231,18 @@ class BucketOrder:
     def ranges_after(self, epoch: int, batch: int) -> frozenset[tuple[str, int]]:
         """Return the ranges of the first bucket behind a global batch; after the last, of the next epoch."""
         _, end = self.window(batch)
-        total = int(self._by_bucket.sum())
         _, ends = self._walk(epoch)
         following = int(ends[np.searchsorted(ends, end - 1, side="right")]) if end else 0
-        if following < total:
+        if following < self._num_triples:
             return self._ranges_of(epoch, self.pieces(epoch, following, following + 1))
-        return self._ranges_of(epoch + 1, self.pieces(epoch + 1, 0, min(1, total)))
+        return self._ranges_of(epoch + 1, self.pieces(epoch + 1, 0, min(1, self._num_triples)))
 
     def _ranges_of(self, epoch: int, pieces: Sequence[Piece]) -> frozenset[tuple[str, int]]:
         found: set[tuple[str, int]] = set()
         for piece in pieces:
-            cells = [
-                divmod(one.cell, self.num_ranges) for one in self.segments(epoch, piece.ranges) if len(one)
-            ]
-            for number in np.flatnonzero(sum(self._counts[:, head, tail] for head, tail in cells)).tolist():
+            cells = {one.cell % self.num_ranges**2 for one in self.segments(epoch, piece) if len(one)}
+            of_set = self._counts[piece.edge_set].reshape(len(self._types), -1)
+            for number in np.flatnonzero(of_set[:, sorted(cells)].any(axis=1)).tolist():
                 lhs, rhs = self._types[number]
                 # Wrong answers of a mixed bucket are of both ranges, whatever the right one is of.
                 if self._is_mixed:
@@ -254,8 +275,10 @@ class BucketBatches(EdgeBatches):
     buckets : EdgeBuckets
         The machine's triples.
     bucket_order : str
-    triples_of_parts : (num_parts,) int64
-        Triples of each machine.
+    part : int
+        The machine.
+    triples_of_parts : (num_parts, S) int64
+        Triples of each machine in each edge set.
     types : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     order_mark : int
@@ -272,6 +295,7 @@ class BucketBatches(EdgeBatches):
         self,
         buckets: EdgeBuckets,
         bucket_order: str,
+        part: int,
         triples_of_parts: Ids,
         types: Sequence[tuple[str, str]],
         order_mark: int,
@@ -281,10 +305,8 @@ class BucketBatches(EdgeBatches):
         super().__init__(buckets.table, **others)
         self.order_mark = order_mark
         self._starts = buckets.starts
-        self._shares = MachineShares(triples_of_parts[:, None], self._batch_size)
-        self.walk = BucketOrder(
-            buckets.counts, bucket_order, self._seed, self._num_triples, self._batch_size, types, is_mixed
-        )
+        self._shares = MachineShares(triples_of_parts, self._batch_size)
+        self.walk = BucketOrder(buckets.counts, part, self._shares, bucket_order, self._seed, types, is_mixed)
         self._watchers: list[Callable[[int, int], object]] = []
 
     def when_batch(self, watcher: Callable[[int, int], object]) -> None:
@@ -300,7 +322,7 @@ class BucketBatches(EdgeBatches):
     def segments_at(self, epoch: int, index: int) -> frozenset[Segment]:
         """Return where the triples of the buckets of this machine's share of a global batch lie."""
         pieces = self.walk.pieces(epoch, *self.walk.window(index))
-        return frozenset(one for piece in pieces for one in self.walk.segments(epoch, piece.ranges))
+        return frozenset(one for piece in pieces for one in self.walk.segments(epoch, piece))
 
     def rows_of(self, segment: Segment) -> tuple[int, int]:
         """Return the first row of a segment in the tables of triples, and the one behind its last."""
@@ -332,7 +354,7 @@ class BucketBatches(EdgeBatches):
             first = max(share.start - passed, 0)
             stop = min(share.stop - passed, len(piece))
             if first < stop:
-                own = Piece(piece.turn, piece.ranges, piece.start + first, piece.start + stop)
+                own = replace(piece, start=piece.start + first, end=piece.start + stop)
                 rows.append(self.walk.rows(epoch, own, self._starts))
                 chunks.append(len(ranges) + np.arange(first, stop) // self._chunk_size)
             ranges += [piece.ranges] * num_chunks

@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, Callable, Union
+from typing import Any, Callable
 
 import numpy as np
 import numpy.typing as npt
 
-from dglkge.data.partition_layout import EdgeTable
+from dglkge.data.partition_layout import EdgeTable, Rows
 from dglkge.kernels.hashing import combine
 from dglkge.sampling import epoch_plan
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, trainer_share
 from dglkge.sampling.triple_order import TripleOrder
 
 Ids = npt.NDArray[np.int64]
-Rows = Union[range, npt.NDArray[np.int32], Ids]
-"""Rows of a partition's edge table, ascending; a range where they stand together."""
 
 # Domain separation: the orders of the machines and of the whole graph share the seed, not the key.
 _MACHINE_KEY = 0x3AC41E

@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -107,6 +107,11 @@ class TripleOrder:
         held = int(self._held[number])
         places = np.arange(held * chunk // num_chunks, held * (chunk + 1) // num_chunks, dtype=np.int64)
         return self.sets[number].at(self._scattered(number, places))
+
+    def made_of(self) -> tuple[Any, ...]:
+        """Return what the trained triples of a data set depend on, as JSON gives it back."""
+        seed = self._seed if self._held.any() else None
+        return seed, *([one.name, len(one.triple_ids), int(held)] for one, held in zip(self.sets, self._held))
 
     def num_held_out(self, number: int) -> int:
         """Return the number of triples of a set that are never trained."""

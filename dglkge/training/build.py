@@ -66,7 +66,12 @@ from dglkge.training.building.components import (
 )
 from dglkge.training.building.dense_optimizer import dense_optimizer
 from dglkge.training.building.device import check_device, choose_device
-from dglkge.training.building.edge_sets import build_edge_batches, build_passes, touched_rows
+from dglkge.training.building.edge_sets import (
+    build_edge_batches,
+    build_passes,
+    configured_order,
+    touched_rows,
+)
 from dglkge.training.building.features import (
     DenseWithFeatures,
     RunFeatures,
@@ -282,7 +287,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
             "has_confidences": config.loss.confidences,
         }
         if config.sampling.num_ranges > 1:
-            batches = build_bucket_batches(config, layout, cluster, pairs, of_edges)
+            order = configured_order(config, dataset)
+            batches = build_bucket_batches(config, layout, cluster, pairs, order, of_edges)
         else:
             batches = build_edge_batches(config, dataset, layout, cluster, of_edges)
     if isinstance(batches, BucketBatches):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dglkge.data import dataset_files, edge_buckets
-from dglkge.data.edge_buckets import EdgeBuckets, make_buckets, open_buckets
+from dglkge.data.edge_buckets import EdgeBuckets, TrainedSets, make_buckets, open_buckets
 from dglkge.data.partition_layout import EdgeTable, PartitionLayout
 from dglkge.errors import CheckpointError, InputError, StorageError
 
@@ -75,7 +75,37 @@ def test_each_triple_lies_in_its_bucket(
             ranges = [range_by_hand(PAIRS[pair][side], edge[2 * side], num_ranges) for side in (0, 1)]
             assert ranges[0] * num_ranges + ranges[1] == bucket
             counts[(pair, *ranges)] += 1
-    assert (found.counts == counts).all()
+    assert (found.counts == counts[None]).all()
+
+
+@pytest.mark.parametrize("block", [7, 1 << 20])
+def test_some_triples_in_sets_have_files_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(edge_buckets, "TRIPLES_A_BLOCK", block)
+    layout = toy_layout(tmp_path)
+    whole = make(layout, 3, tmp_path / "spare")
+    rows = [range(100, 300), np.arange(301, NUM_TRIPLES, 3, dtype=np.int32)]
+    sets = TrainedSets(("some", ["of", 2]), lambda ids: rows, 2)
+    arguments = layout, 1, 3, PAIRS, PAIR_OF_RELATION, tmp_path / "spare", sets
+    with pytest.raises(InputError, match="buckets3-"):
+        open_buckets(layout, 1, 3, PAIRS, tmp_path / "spare", sets)
+    found = make_buckets(*arguments)
+    assert found.path != whole.path and found.path.name.startswith("buckets3-")
+    assert make_buckets(*arguments).path == found.path
+    assert found.triples_of_sets.tolist() == list(map(len, rows)) and len(found.starts) == 2 * 9 + 1
+    given = layout.edge_table(1)
+    # The triples of each set by bucket, found among those of all triples.
+    for number, own in enumerate(rows):
+        wanted = set(given.triple_ids[own].tolist())
+        for bucket in range(9):
+            run, place = slice(*whole.starts[bucket : bucket + 2]), 9 * number + bucket
+            expected = [row for row in range(run.start, run.stop) if whole.table.triple_ids[row] in wanted]
+            start, end = found.starts[place : place + 2]
+            assert found.table.triple_ids[start:end].tolist() == whole.table.triple_ids[expected].tolist()
+            assert (found.table.edges[start:end] == whole.table.edges[expected]).all()
+            assert (found.table.weights[start:end] == whole.table.weights[expected]).all()
+            assert found.counts[number].sum(axis=0).ravel()[bucket] == len(expected)
 
 
 def test_files_are_made_once_and_again_when_the_edges_change(tmp_path: Path) -> None:

@@ -128,6 +128,40 @@ def test_two_hosts_walk_over_the_same_sets(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("buckets", ["mixed", "directed"])
+def test_sets_are_walked_in_bucket_order(tmp_path, buckets):
+    """A run that ends after an epoch and goes on has the tables and records of one that did not end."""
+    source, data = tmp_path / "more.tsv", tmp_path / "data"
+    source.write_text("".join(f"e{i:03d}\tturn_1\te{i + 20:03d}\n" for i in range(30)))
+    extend_dataset(toy_dataset(), [source], data, "more")
+    settings = (*SETTINGS, f"dataset={data}", "training.edge_sets=[more, train]", "training.batch_size=10")
+    settings += ("sampling.num_ranges=3", f"sampling.buckets={buckets}")
+    for name, epochs in (("whole", (2,)), ("resumed", (1, 2))):
+        for number in epochs:
+            done = train_alone(*settings, f"output={tmp_path / name}", f"training.num_epochs={number}")
+            assert done.returncode == 0, done.stderr
+    one, other = (open_checkpoint(tmp_path / name) for name in ("whole", "resumed"))
+    for table in ("entity", "relation"):
+        assert torch.equal(one[table][:], other[table][:])
+    found = records(tmp_path / "whole")
+    assert found == records(tmp_path / "resumed")
+    assert [tuple(record[name] for name in PLACE) for record in found] == [
+        (epoch, edge_set, chunk) for epoch in (0, 1) for edge_set in (0, 1) for chunk in (0, 1)
+    ]
+    num_triples = len(Dataset.open(data).split("train"))
+    for epoch in (0, 1):
+        passes = [record for record in found if record["epoch_idx"] == epoch]
+        held_out = sum(record["eval_stats_after"]["count"] for record in passes)
+        assert held_out == 3 + -(-(num_triples - 30) // 10)
+        assert held_out + sum(record["stats"]["count"] for record in passes) == num_triples
+    # One of the sets, and all triples: each has buckets of its own.
+    for name, sets, expected in (("old", "[train]", num_triples - 30), ("all", "[]", num_triples)):
+        words = (*settings, f"training.edge_sets={sets}", "evaluation.eval_fraction=0")
+        done = train_alone(*words, f"output={tmp_path / name}", "training.num_epochs=1")
+        assert done.returncode == 0, done.stderr
+        assert sum(record["stats"]["count"] for record in records(tmp_path / name)) == expected
+
+
 @pytest.mark.parametrize(
     "setting, text",
     [

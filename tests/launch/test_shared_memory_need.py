@@ -101,6 +101,9 @@ def test_bytes_by_hand() -> None:
     assert shared_memory_need.shared_memory_bytes(part, chosen) == 11 * PAGE + graph
     thin = PartSize({"entity": 1000, RELATION: 10}, 5000, has_weights=True)
     assert shared_memory_need.graph_bytes(thin) == 11 * (8 + 8 + 8 + 4 + 1) + 1010 * 17 + 14 * PAGE
+    # Source and number of an edge and the start of a node's edges stay where tables are files.
+    assert shared_memory_need.structure_bytes(part) == 5010 * 16 + 1010 * 8 + 4 * PAGE
+    assert shared_memory_need.structure_bytes(thin) == 11 * 16 + 1010 * 8 + 4 * PAGE
 
 
 def test_data_sets_of_older_versions_have_triples_in_the_graph(tmp_path: Path) -> None:

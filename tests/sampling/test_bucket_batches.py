@@ -105,7 +105,7 @@ def test_triples_follow_the_walk_and_rows_belong_to_them(order: str) -> None:
             number for ranges in batch.ranges for number in ranges
         }
         assert trainer.place(1, index + 1)["bucket"] == list(batch.ranges[-1])
-    counts = toy_buckets(1, 4)[0].counts.sum(axis=0)
+    counts = toy_buckets(1, 4)[0].counts[0].sum(axis=0)
     walk = [tuple(pair) for pair in walk_pairs(order, 4, SEED, 1).tolist() if counts[tuple(pair)]]
     assert seen == walk
 
@@ -145,6 +145,42 @@ def test_a_mixed_bucket_has_all_triples_between_two_ranges(order: str) -> None:
     assert all(len(set(found)) == 3 for found in partners_of.values())
 
 
+@pytest.mark.parametrize("is_mixed", [False, True])
+@pytest.mark.parametrize(("num_parts", "per_machine"), [(1, 2), (3, 1)])
+def test_edge_sets_are_walked_in_turn(num_parts: int, per_machine: int, is_mixed: bool) -> None:
+    """Each by all of its buckets, with batches that lie in a set but for those between two."""
+    trainers = toy_trainers(num_parts, per_machine, 3, is_mixed=is_mixed, num_sets=2)
+    bounds = [trainers[0].order.range_of(number) for number in (0, 1)]
+    batches = order_of(trainers, epoch=1)
+    assert sorted(id_ for batch in batches for id_ in batch) == list(range(NUM_TRIPLES))
+    for index, batch in enumerate(batches):
+        start, end = index * BATCH_SIZE, (index + 1) * BATCH_SIZE
+        expected = {number for number, (low, high) in enumerate(bounds) if start < high and low < end}
+        assert {id_ % 2 for id_ in batch} == expected
+    for one in trainers[::per_machine]:
+        walked = [
+            (piece.turn, piece.edge_set, piece.ranges)
+            for index in range(len(one))
+            for piece in one.walk.pieces(1, *one.walk.window(index))
+        ]
+        first, second = (
+            list(dict.fromkeys(ranges for _, edge_set, ranges in walked if edge_set == number))
+            for number in (0, 1)
+        )
+        assert walked == sorted(walked, key=lambda piece: piece[:2])
+        # All buckets of these random graphs have triples, in each set.
+        assert first == second and 2 * len(first) == one.walk.num_buckets
+
+
+def test_a_batch_ends_with_its_edge_set_in_a_resume() -> None:
+    """Half of an epoch with one batch size, the rest with another, over two sets."""
+    large, small = (toy_trainers(2, 1, 4, batch_size=size, num_sets=2) for size in (100, 50))
+    ids = [id_ for index in range(6) for trainer in large for id_ in by_place(trainer, 0, index)]
+    for index in range(12, len(small[0])):
+        ids += [id_ for trainer in small for id_ in by_place(trainer, 0, index)]
+    assert sorted(ids) == list(range(NUM_TRIPLES))
+
+
 def test_directed_and_mixed_buckets_of_one_range_are_the_same() -> None:
     one, other = (toy_trainers(1, 1, 1, is_mixed=is_mixed) for is_mixed in (False, True))
     assert order_of(one, 3) == order_of(other, 3)
@@ -152,7 +188,7 @@ def test_directed_and_mixed_buckets_of_one_range_are_the_same() -> None:
 
 def test_the_schedule_announces_the_next_bucket() -> None:
     (trainer,) = toy_trainers(1, 1, 4)
-    order, counts = trainer.walk, toy_buckets(1, 4)[0].counts
+    order, counts = trainer.walk, toy_buckets(1, 4)[0].counts[0]
     # Brute force: the bucket of every position of two epochs.
     buckets = []
     for epoch in (0, 1):

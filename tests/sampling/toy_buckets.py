@@ -10,13 +10,20 @@ from dglkge.data.edge_buckets import EdgeBuckets
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.data.range_walk import range_bounds
 from dglkge.sampling.bucket_batches import BucketBatches
+from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 
 NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, SEED = 1003, 100, 40, 11
 PAIRS = [("person", "person"), ("person", "place")]
 PAIR_OF_RELATION = np.array([0, 1])
 
 
-def toy_buckets(num_parts: int, num_ranges: int) -> list[EdgeBuckets]:
+def toy_order(num_sets: int) -> TripleOrder:
+    """Return an order of sets: triple t is in set t modulo their number."""
+    ids = [np.arange(number, NUM_TRIPLES, num_sets) for number in range(num_sets)]
+    return TripleOrder([EdgeSet(str(number), of_set) for number, of_set in enumerate(ids)], SEED)
+
+
+def toy_buckets(num_parts: int, num_ranges: int, num_sets: int = 1) -> list[EdgeBuckets]:
     """Cut triples at random into parts; ends are drawn so that few buckets have most of them.
 
     Heads are 10 * triple + range, so that rows and ranges can be told without node ids.
@@ -28,10 +35,11 @@ def toy_buckets(num_parts: int, num_ranges: int) -> list[EdgeBuckets]:
     found = []
     for part in range(num_parts):
         ids = np.flatnonzero(owner == part)
-        ids = ids[np.argsort(first[ids] * num_ranges + second[ids], kind="stable")]
+        cells = (ids % num_sets * num_ranges + first[ids]) * num_ranges + second[ids]
+        ids = ids[np.argsort(cells, kind="stable")]
         edges = np.stack([10 * ids + first[ids], relations[ids], 10 * ids + second[ids]], axis=1)
-        counts = np.zeros((2, num_ranges, num_ranges), np.int64)
-        np.add.at(counts, (PAIR_OF_RELATION[relations[ids]], first[ids], second[ids]), 1)
+        counts = np.zeros((num_sets, 2, num_ranges, num_ranges), np.int64)
+        np.add.at(counts, (ids % num_sets, PAIR_OF_RELATION[relations[ids]], first[ids], second[ids]), 1)
         starts = np.linspace(0, 300, num_parts + 1).astype(np.int64)
         bounds = {name: range_bounds(starts, num_ranges) for name in ("person", "place")}
         table = EdgeTable(ids, edges, (ids / 7).astype(np.float32))
@@ -46,16 +54,18 @@ def toy_trainers(
     order: str = "inside_out",
     batch_size: int = BATCH_SIZE,
     is_mixed: bool = False,
+    num_sets: int = 1,
 ) -> list[BucketBatches]:
     """Return all trainers of a cluster."""
-    machines = toy_buckets(num_parts, num_ranges)
-    sizes = np.array([len(machine.table.triple_ids) for machine in machines])
+    machines = toy_buckets(num_parts, num_ranges, num_sets)
+    sizes = np.array([machine.triples_of_sets for machine in machines])
     return [
         BucketBatches(
-            machine, order, sizes, PAIRS, 1, is_mixed,
+            machine, order, part, sizes, PAIRS, 1, is_mixed,
             pair_of_relation=PAIR_OF_RELATION, num_triples=NUM_TRIPLES, batch_size=batch_size,
             chunk_size=CHUNK_SIZE, local_rank=local, trainers_per_machine=per_machine, seed=SEED,
+            order=toy_order(num_sets),
         )
-        for machine in machines
+        for part, machine in enumerate(machines)
         for local in range(per_machine)
     ]  # fmt: skip

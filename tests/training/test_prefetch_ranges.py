@@ -33,7 +33,7 @@ def test_triples_are_dropped_where_tables_do_not_fit(fits: bool, tmp_path: Path,
     maps = {name: mapped(array, tmp_path / f"{name}.npy") for name, array in columns.items()}
     batches = BucketBatches(
         replace(machine, table=EdgeTable(maps["ids"], maps["edges"], maps["weights"])),
-        "inside_out", np.array([NUM_TRIPLES]), PAIRS, 1,
+        "inside_out", 0, np.array([[NUM_TRIPLES]]), PAIRS, 1,
         pair_of_relation=PAIR_OF_RELATION, num_triples=NUM_TRIPLES, batch_size=20, chunk_size=CHUNK_SIZE,
         local_rank=0, trainers_per_machine=1, seed=SEED,
     )  # fmt: skip

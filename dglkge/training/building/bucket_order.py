@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from dglkge.config import Config
 from dglkge.config.schema import MIXED
 from dglkge.data import dataset_files
-from dglkge.data.edge_buckets import make_buckets, open_buckets
+from dglkge.data.edge_buckets import ALL_TRIPLES, TrainedSets, make_buckets, open_buckets
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.mapped_rows import MappedRows
@@ -22,7 +23,9 @@ from dglkge.errors import CheckpointError, StorageError
 from dglkge.kernels.hashing import combine
 from dglkge.planning.host import available_memory
 from dglkge.sampling.bucket_batches import BucketBatches
+from dglkge.sampling.machine_batches import rows_of_sets
 from dglkge.sampling.prefetch import Prefetcher, TripleDropper
+from dglkge.sampling.triple_order import TripleOrder
 
 
 def build_bucket_batches(
@@ -30,6 +33,7 @@ def build_bucket_batches(
     layout: PartitionLayout,
     cluster: Cluster,
     pairs: Sequence[tuple[str, str]],
+    order: TripleOrder,
     of_edges: dict[str, Any],
 ) -> BucketBatches:
     """Make the batches in bucket order; one trainer of each machine makes the files. A collective.
@@ -41,8 +45,10 @@ def build_bucket_batches(
     cluster : Cluster
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
+    order : TripleOrder
+        Its edge sets are walked in turn, without what it holds out.
     of_edges : dict
-        Arguments of :class:`dglkge.sampling.edge_batches.EdgeBatches`, without ``edges``.
+        Arguments of :class:`dglkge.sampling.edge_batches.EdgeBatches`, without ``edges`` and ``order``.
 
     Raises
     ------
@@ -52,10 +58,13 @@ def build_bucket_batches(
     world, num_ranges = cluster.world, config.sampling.num_ranges
     part = world.machine
     spare = Path(config.output) / dataset_files.PARTITIONS / dataset_files.part_folder(part)
+    sets = ALL_TRIPLES
+    if config.training.edge_sets or config.evaluation.eval_fraction:
+        sets = TrainedSets(order.made_of(), partial(rows_of_sets, order), len(order.sets))
     problem: tuple[str, str] | None = None
     if world.is_machine_leader:
         try:
-            make_buckets(layout, part, num_ranges, pairs, of_edges["pair_of_relation"], spare)
+            make_buckets(layout, part, num_ranges, pairs, of_edges["pair_of_relation"], spare, sets)
         except (CheckpointError, StorageError) as error:
             problem = (type(error).__name__, str(error))
     # The others wait for the disk: the files are read once and written once.
@@ -63,16 +72,16 @@ def build_bucket_batches(
     cluster.barrier(2 * int(np.asarray(edges.edges).nbytes + np.asarray(edges.triple_ids).nbytes))
     for kind, text in filter(None, map(json.loads, cluster.gather_texts(json.dumps(problem)))):
         raise StorageError(text) if kind == StorageError.__name__ else CheckpointError(text)
-    buckets = open_buckets(layout, part, num_ranges, pairs, spare)
-    # By part: triples, and a checksum of the counts. One trainer of each machine adds them.
-    found = np.zeros((layout.num_parts, 2), np.int64)
+    buckets = open_buckets(layout, part, num_ranges, pairs, spare, sets)
+    # By part: triples of each set, and a checksum of the counts. One trainer of each machine adds them.
+    found = np.zeros((layout.num_parts, len(order.sets) + 1), np.int64)
     if world.is_machine_leader:
-        found[part] = len(buckets.table.triple_ids), buckets.checksum()
+        found[part] = [*buckets.triples_of_sets, buckets.checksum()]
     found = cluster.sum(found)
-    order, is_mixed = config.sampling.bucket_order, config.sampling.buckets == MIXED
+    walk, is_mixed = config.sampling.bucket_order, config.sampling.buckets == MIXED
     # At least 1: 0 is the order of the whole graph.
-    mark = 1 + (combine(*found[:, 1].tolist(), int(is_mixed)) >> 1)
-    return BucketBatches(buckets, order, found[:, 0], pairs, mark, is_mixed, **of_edges)
+    mark = 1 + (combine(*found[:, -1].tolist(), int(is_mixed)) >> 1)
+    return BucketBatches(buckets, walk, part, found[:, :-1], pairs, mark, is_mixed, **of_edges, order=order)
 
 
 def prefetch_ranges(batches: BucketBatches, tables: TableSet, optimizer: Any, cluster: Cluster) -> None:

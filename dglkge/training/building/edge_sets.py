@@ -16,7 +16,6 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import LOSSES, build_loss
-from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows_of_sets
 from dglkge.sampling.query_batches import TrainingBatches
@@ -106,10 +105,10 @@ def build_passes(
     """
     num_chunks, size = config.training.edge_chunks, config.training.batch_size
     order: Optional[TripleOrder] = None
-    if isinstance(batches, EdgeBatches) and not isinstance(batches, BucketBatches):
+    if isinstance(batches, EdgeBatches):
         order = batches.order
     if order is None:
-        # Queries, or triples in an order of another kind.
+        # Queries.
         if config.training.edge_sets or config.evaluation.eval_fraction:
             raise InputError(
                 "training.edge_sets and evaluation.eval_fraction take batches of triples in the order of "
