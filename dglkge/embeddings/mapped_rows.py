@@ -9,14 +9,15 @@ import contextlib
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-MADV_WILLNEED, MADV_DONTNEED, MADV_COLD, MADV_POPULATE_WRITE = 3, 4, 20, 23
+MADV_RANDOM, MADV_WILLNEED, MADV_DONTNEED, MADV_COLD, MADV_POPULATE_WRITE = 1, 3, 4, 20, 23
 """Numbers of Linux's madvise(2); the last two since the versions 5.4 and 5.14."""
 
 SYNC_FILE_RANGE_START, SYNC_FILE_RANGE_ALL = 2, 1 | 2 | 4
@@ -24,6 +25,12 @@ SYNC_FILE_RANGE_START, SYNC_FILE_RANGE_ALL = 2, 1 | 2 | 4
 
 BYTES_A_CALL = 8 << 20
 """Bytes of a call: the thread that advises can be stopped between two of them."""
+
+WAIT_SECONDS, POLL_SECONDS = 0.5, 0.002
+"""How long a process waits for others to read or to unmap a piece, and how often it looks."""
+
+MOST_VAIN = 20
+"""Waits in a row that may be in vain: some file systems keep pages, whatever is advised."""
 
 MAPS = Path("/proc/self/maps")
 MOUNTS = Path("/proc/self/mountinfo")
@@ -110,13 +117,21 @@ class MappedRows:
         is_leader: bool = True,
     ) -> None:
         self._drops, self._is_leader = drops, is_leader
+        self._num_vain = 0
         self._address, self._row_bytes = address, row_bytes
         self._bounds = [num_rows * turn // num_ranges for turn in range(num_ranges + 1)]
         self._file = file
         libc = ctypes.CDLL(None, use_errno=True)
         self._madvise = libc.madvise
         self._madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self._mincore = libc.mincore
+        self._mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
         self._sync = getattr(libc, "sync_file_range", None)
+        if drops and num_rows:
+            # Else a page that is absent brings its neighbours: up to read_ahead_kb of the disk, which may be
+            # megabytes that nobody needs soon.
+            start = address - address % mmap.PAGESIZE
+            self._madvise(start, address + num_rows * row_bytes - start, MADV_RANDOM)
         if self._sync is not None:
             self._sync.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
@@ -172,8 +187,33 @@ class MappedRows:
         Otherwise each first write to a page enters the kernel, at 5 to 9 microseconds a page; many at once
         cost about 2 each, and not in the thread that trains. All pages of the piece count as written then.
         Older kernels refuse.
+
+        All but the leader wait until it has read the piece: it reads one for each that it has written and
+        dropped. They would read the whole range while the old one is still in memory.
         """
+        if not self._is_leader:
+            self._wait_until(lambda: self._is_in_memory(address, num_bytes))
         return self._madvise(address, num_bytes, MADV_POPULATE_WRITE) == 0
+
+    def _is_in_memory(self, address: int, num_bytes: int) -> bool:
+        """Return whether a page in the middle of a piece is in memory, which no other piece has a part of."""
+        middle = address + num_bytes // 2
+        found = ctypes.create_string_buffer(1)
+        return self._mincore(middle - middle % mmap.PAGESIZE, 1, found) == 0 and bool(found.raw[0] & 1)
+
+    def _wait_until(self, is_done: Callable[[], object]) -> None:
+        """Wait for another process, within a limit: what it does is of use, and nothing depends on it."""
+        end = time.monotonic() + WAIT_SECONDS * (self._num_vain < MOST_VAIN)
+        while not is_done():
+            if time.monotonic() >= end:
+                self._num_vain += 1
+                return
+            time.sleep(POLL_SECONDS)
+        self._num_vain = 0
+
+    def unmap(self, address: int, num_bytes: int) -> bool:
+        """Unmap a piece that is pushed out next: the kernel drops no page that a process has mapped."""
+        return not self._drops or self._madvise(address, num_bytes, MADV_DONTNEED) == 0
 
     def start_to_write(self, address: int, num_bytes: int) -> bool:
         """Start to write the dirty pages of a piece back; does not wait for the disk."""
@@ -182,12 +222,18 @@ class MappedRows:
     def push_out(self, address: int, num_bytes: int) -> bool:
         """Write a piece back, and let the kernel take its memory; returns whether it took the advice.
 
-        Blocks until the pages are on the disk, so that they are clean and cost nothing to drop. They stay
-        while another process has them mapped: call :meth:`drop` again when all have unmapped them.
+        Blocks until the pages are on the disk, so that they are clean and cost nothing to drop, and for a
+        while until all processes have unmapped them, since they stay till then. If memory held them beside
+        what is read next, the kernel might have to look for memory, and would write all dirty pages.
         """
         if self._is_leader and not self._write_back(address, num_bytes, SYNC_FILE_RANGE_ALL):
             return False
-        return self.drop(address, num_bytes)
+        taken = self.drop(address, num_bytes)
+        if self._drops and self._is_leader and num_bytes > 2 * mmap.PAGESIZE:
+            self._wait_until(
+                lambda: not self._is_in_memory(address, num_bytes) or not self.drop(address, num_bytes)
+            )
+        return taken
 
     def drop(self, address: int, num_bytes: int) -> bool:
         """Unmap a piece, and drop its clean pages from memory; or only make them the next to go.

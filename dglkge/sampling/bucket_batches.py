@@ -229,13 +229,22 @@ class BucketOrder:
         return self._ranges_of(epoch, self.pieces(epoch, *self.window(batch)))
 
     def ranges_after(self, epoch: int, batch: int) -> frozenset[tuple[str, int]]:
-        """Return the ranges of the first bucket behind a global batch; after the last, of the next epoch."""
+        """Return the ranges of the first bucket behind a global batch; after the last, of the next epoch.
+
+        Of a batch in several buckets none: memory holds their ranges then, and one of them goes after it.
+        """
+        if len(self.pieces(epoch, *self.window(batch))) > 1:
+            return frozenset()
+        return self._ranges_of(*self.bucket_after(epoch, batch))
+
+    def bucket_after(self, epoch: int, batch: int) -> tuple[int, list[Piece]]:
+        """Return the epoch and the first triple of the first bucket that begins behind a global batch."""
         _, end = self.window(batch)
         _, ends = self._walk(epoch)
         following = int(ends[np.searchsorted(ends, end - 1, side="right")]) if end else 0
         if following < self._num_triples:
-            return self._ranges_of(epoch, self.pieces(epoch, following, following + 1))
-        return self._ranges_of(epoch + 1, self.pieces(epoch + 1, 0, min(1, self._num_triples)))
+            return epoch, self.pieces(epoch, following, following + 1)
+        return epoch + 1, self.pieces(epoch + 1, 0, min(1, self._num_triples))
 
     def _ranges_of(self, epoch: int, pieces: Sequence[Piece]) -> frozenset[tuple[str, int]]:
         found: set[tuple[str, int]] = set()
@@ -321,7 +330,13 @@ class BucketBatches(EdgeBatches):
 
     def segments_at(self, epoch: int, index: int) -> frozenset[Segment]:
         """Return where the triples of the buckets of this machine's share of a global batch lie."""
-        pieces = self.walk.pieces(epoch, *self.walk.window(index))
+        return self._segments_of(epoch, self.walk.pieces(epoch, *self.walk.window(index)))
+
+    def segments_after(self, epoch: int, index: int) -> frozenset[Segment]:
+        """Return those of the first bucket behind a global batch; after the last, of the next epoch."""
+        return self._segments_of(*self.walk.bucket_after(epoch, index))
+
+    def _segments_of(self, epoch: int, pieces: Sequence[Piece]) -> frozenset[Segment]:
         return frozenset(one for piece in pieces for one in self.walk.segments(epoch, piece))
 
     def rows_of(self, segment: Segment) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Reads the ranges of the next bucket ahead, pushes out those that are not needed soon, and drops triples.
+"""Reads ranges and triples of the next bucket ahead, and pushes out or drops what is not needed soon.
 
 Batches tell the number of each batch; all other work is in a thread, which only advises the kernel.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import zip_longest
 from typing import Protocol
@@ -35,7 +35,7 @@ class RangeSchedule(Protocol):
         ...
 
     def ranges_after(self, epoch: int, batch: int) -> AbstractSet[Range]:
-        """Return the ranges of the first bucket that begins behind a batch."""
+        """Return the ranges of the first bucket that begins behind a batch, if it lies in one itself."""
         ...
 
 
@@ -52,6 +52,10 @@ class Pages(Protocol):
 
     def map_ahead(self, address: int, num_bytes: int) -> bool:
         """Wait until a piece is read, and map it into this process."""
+        ...
+
+    def unmap(self, address: int, num_bytes: int) -> bool:
+        """Let other processes drop a piece."""
         ...
 
     def start_to_write(self, address: int, num_bytes: int) -> bool:
@@ -140,6 +144,8 @@ class Prefetcher:
             coming = [piece for one in sorted(wanted - held) for piece in self._pieces(one)]
             gone, self._there = (held | self._there) - wanted, frozenset()
             going = [piece for one in sorted(gone) for piece in self._pieces(one)]
+            # At once: the process that writes them, which takes longer, can then drop each as it is written.
+            self._advise(going, "unmap")
             self._advise(going[:PIECES_AHEAD], "start_to_write")
             # Waiting for a piece, dropping it and reading another in turn keeps as many ranges in memory as
             # before. The disk writes the pieces behind it meanwhile.
@@ -179,11 +185,15 @@ class Prefetcher:
             getattr(pages, what)(address, num_bytes)
 
 
-class Dropped(Protocol):
+class MappedTriples(Protocol):
     """Rows of a mapped file; :class:`dglkge.embeddings.mapped_rows.MappedRows` is one."""
 
     def pieces_between(self, first: int, stop: int) -> Sequence[tuple[int, int]]:
         """Return the address and length in bytes of each piece of the rows [first, stop)."""
+        ...
+
+    def read_ahead(self, address: int, num_bytes: int) -> bool:
+        """Start to read a piece."""
         ...
 
     def drop(self, address: int, num_bytes: int) -> bool:
@@ -191,35 +201,52 @@ class Dropped(Protocol):
         ...
 
 
-class TripleDropper:
-    """Drops the triples of each bucket from memory once it was trained; they are read once an epoch.
+class TripleSchedule(Protocol):
+    """Where the triples of batches lie; :class:`.bucket_batches.BucketBatches` is one."""
 
-    Otherwise they fill the page cache, and the kernel, looking for memory, writes rows that are still
-    trained.
+    def segments_at(self, epoch: int, batch: int) -> AbstractSet[Segment]:
+        """Return the segments of the buckets of a batch."""
+        ...
+
+    def segments_after(self, epoch: int, batch: int) -> AbstractSet[Segment]:
+        """Return the segments of the first bucket that begins behind a batch."""
+        ...
+
+    def rows_of(self, segment: Segment) -> tuple[int, int]:
+        """Return the first row of a segment, and the one behind its last."""
+        ...
+
+
+class TripleReader:
+    """Reads the triples of the next bucket ahead, and drops those of a bucket once it was trained.
+
+    They are read once an epoch. Otherwise they fill the page cache, and the kernel, looking for memory,
+    writes rows that are still trained.
 
     Parameters
     ----------
-    segments_at : callable
-        Returns where the triples of a batch's buckets lie, by epoch and number of the batch.
-    rows_of : callable
-        Returns the first row of a segment and the one behind its last.
-    files : sequence of Dropped
+    schedule : TripleSchedule
+    files : sequence of MappedTriples
     """
 
-    def __init__(
-        self,
-        segments_at: Callable[[int, int], AbstractSet[Segment]],
-        rows_of: Callable[[Segment], tuple[int, int]],
-        files: Sequence[Dropped],
-    ) -> None:
-        self._segments_at, self._rows_of, self._files = segments_at, rows_of, files
-        self._open: AbstractSet[Segment] = frozenset()
+    def __init__(self, schedule: TripleSchedule, files: Sequence[MappedTriples]) -> None:
+        self._schedule, self._files = schedule, files
+        self._there: AbstractSet[Segment] = frozenset()
 
     def advance(self, epoch: int, batch: int) -> None:
-        """Drop the buckets of the batch before that this one does not go on with."""
-        segments = self._segments_at(epoch, batch)
-        for segment in self._open - segments:
-            for file in self._files:
-                for address, num_bytes in file.pieces_between(*self._rows_of(segment)):
-                    file.drop(address, num_bytes)
-        self._open = segments
+        """Drop what neither this batch nor the next bucket needs, and read what is new."""
+        wanted = self._schedule.segments_at(epoch, batch) | self._schedule.segments_after(epoch, batch)
+        if wanted == self._there:
+            return
+        for segment in self._there - wanted:
+            for file, address, num_bytes in self._pieces(segment):
+                file.drop(address, num_bytes)
+        for segment in wanted - self._there:
+            for file, address, num_bytes in self._pieces(segment):
+                file.read_ahead(address, num_bytes)
+        self._there = wanted
+
+    def _pieces(self, segment: Segment) -> Iterator[tuple[MappedTriples, int, int]]:
+        for file in self._files:
+            for address, num_bytes in file.pieces_between(*self._schedule.rows_of(segment)):
+                yield file, address, num_bytes

@@ -6,12 +6,15 @@ import ctypes
 import mmap
 import os
 import resource
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from dglkge.embeddings import mapped_rows
 from dglkge.embeddings.mapped_rows import MappedRows, find_mapped_file, is_on_disk
 
 NUM_ROWS, DIM = 1 << 14, 256
@@ -105,6 +108,7 @@ def test_pages_of_two_processes_leave_memory_when_both_have_unmapped_them(file: 
     )
     assert leader is not None and other is not None
     assert float(second[:quarter].sum()) > 0
+    # It waits for the other, but not for ever.
     advise(leader, "push_out", 0)
     assert resident(first, 0, quarter) == 1
     for what in ("read_ahead", "start_to_write", "push_out", "drop"):
@@ -115,6 +119,65 @@ def test_pages_of_two_processes_leave_memory_when_both_have_unmapped_them(file: 
         pytest.skip("this kernel keeps the pages")
     assert first[0, 0] == second[0, 0] == 4 and (second[1:quarter] == 3).all()
     advise(leader, "start_to_write", 0)
+
+
+def test_the_leader_waits_until_another_has_unmapped_a_piece(file: Path) -> None:
+    first, second = mapped(file), mapped(file)
+    quarter = NUM_ROWS // 4
+    leader, other = (
+        MappedRows.of_tensor(rows, 4, drops=True, is_leader=is_leader)
+        for rows, is_leader in ((first, True), (second, False))
+    )
+    assert leader is not None and other is not None
+    second[:quarter] = 4
+    later = threading.Timer(0.1, advise, (other, "unmap", 0))
+    later.start()
+    (piece,) = leader.pieces(0)
+    leader.push_out(*piece)
+    later.join()
+    if resident(first, 0, quarter) > 0.5:
+        pytest.skip("this kernel keeps the pages")
+    assert (first[:quarter] == 4).all()
+
+
+def test_others_map_what_the_leader_has_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait for it, within a limit; a file system that keeps all pages is waited for a few times only."""
+    evict(file)
+    first, second = mapped(file), mapped(file)
+    if resident(first, 0, NUM_ROWS):
+        pytest.skip("this file system does not drop pages")
+    leader, other = (
+        MappedRows.of_tensor(rows, 4, drops=True, is_leader=is_leader)
+        for rows, is_leader in ((first, True), (second, False))
+    )
+    assert leader is not None and other is not None
+    (piece,) = leader.pieces(1)
+    found: list[float] = []
+
+    def follow() -> None:
+        other.map_ahead(*piece)
+        found.append(time.monotonic())
+
+    seen = threading.Thread(target=follow)
+    seen.start()
+    time.sleep(0.1)
+    assert not found
+    before = time.monotonic()
+    leader.read_ahead(*piece)
+    seen.join(30)
+    assert found and found[0] >= before
+    # Nobody reads the others: each is waited for, until it was in vain too often.
+    monkeypatch.setattr(mapped_rows, "WAIT_SECONDS", 0.02)
+    looks = []
+    for _ in range(mapped_rows.MOST_VAIN + 2):
+        looks.append(0)
+
+        def look() -> bool:
+            looks[-1] += 1
+            return False
+
+        other._wait_until(look)
+    assert min(looks[:-2]) > 1 and looks[-2:] == [1, 1]
 
 
 def test_a_range_that_is_mapped_ahead_is_written_without_page_faults(file: Path) -> None:

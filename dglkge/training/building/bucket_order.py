@@ -24,7 +24,7 @@ from dglkge.kernels.hashing import combine
 from dglkge.planning.host import available_memory
 from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.machine_batches import rows_of_sets
-from dglkge.sampling.prefetch import Prefetcher, TripleDropper
+from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.triple_order import TripleOrder
 
 
@@ -113,8 +113,6 @@ def prefetch_ranges(batches: BucketBatches, tables: TableSet, optimizer: Any, cl
     if drops:
         # All trainers: a page goes with the last one that has it mapped.
         files = [MappedRows.of_array(table, drops) for table in batches.triple_tables]
-        dropper = TripleDropper(
-            batches.segments_at, batches.rows_of, [one for one in files if one is not None]
-        )
-        batches.when_batch(dropper.advance)
+        reader = TripleReader(batches, [one for one in files if one is not None])
+        batches.when_batch(reader.advance)
     cluster.on_exit(prefetcher.close)
