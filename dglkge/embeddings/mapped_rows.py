@@ -127,11 +127,6 @@ class MappedRows:
         self._mincore = libc.mincore
         self._mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
         self._sync = getattr(libc, "sync_file_range", None)
-        if drops and num_rows:
-            # Else a page that is absent brings its neighbours: up to read_ahead_kb of the disk, which may be
-            # megabytes that nobody needs soon.
-            start = address - address % mmap.PAGESIZE
-            self._madvise(start, address + num_rows * row_bytes - start, MADV_RANDOM)
         if self._sync is not None:
             self._sync.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
@@ -147,10 +142,18 @@ class MappedRows:
 
     @classmethod
     def of_array(cls, rows: np.ndarray, drops: bool = False) -> MappedRows | None:
-        """Return the rows (n, ...) of a mapped array, in one range; None if they are in memory only."""
+        """Return the rows (n, ...) of a mapped array, in one range; None if they are in memory only.
+
+        Those that are dropped are read only where they are asked for: else a page that is absent brings its
+        neighbours, up to ``read_ahead_kb`` of the disk, which may be megabytes that nobody needs soon.
+        """
         if not len(rows) or not rows.flags.c_contiguous:
             return None
-        return cls._of(rows.ctypes.data, len(rows), rows.nbytes // len(rows), 1, drops, is_leader=True)
+        found = cls._of(rows.ctypes.data, len(rows), rows.nbytes // len(rows), 1, drops, is_leader=True)
+        if found is not None and drops:
+            for address, num_bytes in found.pieces(0):
+                found._madvise(address, num_bytes, MADV_RANDOM)
+        return found
 
     @classmethod
     def _of(

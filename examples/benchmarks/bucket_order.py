@@ -3,9 +3,10 @@
     python examples/benchmarks/bucket_order.py --dataset data/fb15k237 --config examples/fb15k237/complex.yaml
     python examples/benchmarks/bucket_order.py --dataset data/fb15k237 --ranges 4 --orders inside_out,random
 
-With one range all triples are in one order. With P ranges an epoch walks over P * P buckets, and negatives
-come from the ranges of a bucket. Tables are in memory in all runs. Each run is a job of its own with one
-server. Markdown goes to stdout, everything to --json.
+With one range all triples are in one order. With P ranges an epoch walks over their pairs, and negatives come
+from the ranges of a bucket; --set sampling.buckets=directed takes PyTorch-BigGraph's buckets. Tables are in
+memory in all runs. Each run is a job of its own with one server. Markdown goes to stdout, everything to
+--json.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 from dglkge.checkpoint.layout import RUN_METRICS_FILE
 from dglkge.config.schema import BUCKET_ORDERS
-from dglkge.data.range_walk import count_loads, walk_pairs
+from dglkge.data.range_walk import count_loads, unordered, walk_pairs
 from dglkge.errors import DglkgeError, unknown_name
 from measuring import our_job
 from measuring.machine import describe_machine
@@ -71,7 +72,8 @@ def loads(num_ranges: int, order: str) -> int:
     """Return the loads of an epoch with memory for three ranges of one entity type."""
     if num_ranges == 1:
         return 1
-    steps = [set(pair) for pair in walk_pairs(order, num_ranges, 0, 0).tolist()]
+    # Directed buckets need as many or more: each pair of ranges twice, and each range with itself.
+    steps = [set(pair) for pair in unordered(walk_pairs(order, num_ranges, 0, 0)).tolist()]
     return count_loads(steps, dict.fromkeys(range(num_ranges), 1), 3).count
 
 

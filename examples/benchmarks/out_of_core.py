@@ -14,6 +14,10 @@ with the same seed:
   goes on from the last commit;
 * PyTorch-BigGraph with --peer-parts partitions, in the same control group and on the same disk, with --peer.
 
+Linux writes pages that have been dirty for vm.dirty_expire_centisecs, 30 seconds, also those of a file that
+is still being changed; training then waits at each page's next write. --expire-seconds sets it for the time
+of the benchmark, for the whole machine.
+
 Tables at the end of our runs are compared bit by bit. Edges/s is that of an epoch after the first, without
 the commit at the end. Bytes are those of the disk below --work in that epoch, by the kernel's counters, so
 nothing else should use it meanwhile. It needs the right to make a control group with the memory controller,
@@ -61,6 +65,7 @@ from measuring.run_figures import RunFigures
 MEMORY, DISK, KILLED, PEER = "in memory", "on disk, limited", "killed and resumed", "PyTorch-BigGraph"
 POLL_SECONDS = 0.1
 COMPARED_ROWS = 1 << 20
+EXPIRY = Path("/proc/sys/vm/dirty_expire_centisecs")
 COMMITS_PER_EPOCH = 3
 """Of the run that is killed: it then goes on inside an epoch."""
 
@@ -113,6 +118,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--beside", default="plan", metavar="SIZE", help="memory besides, for all that is not rows and "
         "state, such as 1G; plan: what dglkge plan counts; 0: none (%(default)s)")  # fmt: skip
     add("--limit", metavar="SIZE", help="the limit itself, instead of --share and --beside")
+    add("--expire-seconds", type=int, default=0, metavar="S", help="time after which the kernel writes dirty "
+        "pages, while the benchmark runs; 0: as it is (%(default)s)")  # fmt: skip
     add("--epochs", type=int, default=2, help="of each run; those after the first count (%(default)s)")
     add("--trainers", type=int, default=2)
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
@@ -138,9 +145,13 @@ def check(args: argparse.Namespace) -> None:
     ------
     InputError
     """
-    for name, least in (("epochs", 2), ("repeats", 1), ("trainers", 1), ("ranges", 0)):
+    for name, least in (("epochs", 2), ("repeats", 1), ("trainers", 1), ("ranges", 0), ("expire_seconds", 0)):
         if getattr(args, name) < least:
-            raise InputError(f"--{name} must be at least {least}, got {getattr(args, name)}")
+            raise InputError(
+                f"--{name.replace('_', '-')} must be at least {least}, got {getattr(args, name)}"
+            )
+    if args.expire_seconds and not os.access(EXPIRY, os.W_OK):
+        raise InputError(f"--expire-seconds needs the right to write {EXPIRY}, usually root's")
     if not 0 < args.share < 1:
         raise InputError(f"--share must be between 0 and 1, got {args.share:g}")
     for size in (args.limit, None if args.beside in ("plan", "0") else args.beside):
@@ -327,6 +338,20 @@ def limited(limit: int, found: dict[str, Any]) -> Iterator[MemoryGroup]:
             raise
         finally:
             found["peak_group_bytes"] = group.peak_bytes()
+
+
+@contextlib.contextmanager
+def expiry(seconds: int) -> Iterator[None]:
+    """Let the kernel write dirty pages after so many seconds; 0 changes nothing."""
+    if not seconds:
+        yield
+        return
+    before = EXPIRY.read_text(encoding="ascii")
+    EXPIRY.write_text(f"{100 * seconds}\n", encoding="ascii")
+    try:
+        yield
+    finally:
+        EXPIRY.write_text(before, encoding="ascii")
 
 
 def traffic_of_epochs(run: RunFigures, traffic: DiskTraffic) -> dict[str, float]:
@@ -551,7 +576,8 @@ def main(words: Sequence[str] | None = None) -> int:
             args.work.resolve() if args.keep else Path(tempfile.mkdtemp(prefix="out_of_core_", dir=args.work))
         )
         try:
-            found = measure(args, work)
+            with expiry(args.expire_seconds):
+                found = measure(args, work)
         finally:
             if not args.keep:
                 shutil.rmtree(work, ignore_errors=True)

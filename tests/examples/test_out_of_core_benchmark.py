@@ -69,6 +69,19 @@ def test_mistakes_are_errors_before_anything_runs(benchmark_module, tmp_path, ca
     assert not (tmp_path / "work").exists()
 
 
+def test_the_expiry_of_dirty_pages_is_restored(benchmark_module, tmp_path, monkeypatch):
+    benchmark = benchmark_module("out_of_core")
+    file = tmp_path / "expiry"
+    file.write_text("3000\n")
+    monkeypatch.setattr(benchmark, "EXPIRY", file)
+    with benchmark.expiry(0):
+        assert file.read_text() == "3000\n"
+    with pytest.raises(KeyError), benchmark.expiry(3600):
+        assert file.read_text() == "360000\n"
+        raise KeyError
+    assert file.read_text() == "3000\n"
+
+
 def test_rows_of_the_table(benchmark_module):
     module = benchmark_module("out_of_core")
     ranges = {"num_ranges": 8, "order": "inside_out", "loads": 29, "read_bytes": 3 * 10**9}
