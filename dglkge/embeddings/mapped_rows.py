@@ -145,7 +145,7 @@ class MappedRows:
         """Return the rows (n, ...) of a mapped array, in one range; None if they are in memory only.
 
         Those that are dropped are read only where they are asked for: else a page that is absent brings its
-        neighbours, up to ``read_ahead_kb`` of the disk, which may be megabytes that nobody needs soon.
+        neighbours, up to ``read_ahead_kb`` of the disk, which may be megabytes that are not needed soon.
         """
         if not len(rows) or not rows.flags.c_contiguous:
             return None

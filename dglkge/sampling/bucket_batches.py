@@ -317,15 +317,23 @@ class BucketBatches(EdgeBatches):
         self._shares = MachineShares(triples_of_parts, self._batch_size)
         self.walk = BucketOrder(buckets.counts, part, self._shares, bucket_order, self._seed, types, is_mixed)
         self._watchers: list[Callable[[int, int], object]] = []
+        self._last_buckets: tuple[int, list[int]] = (-1, [])
 
     def when_batch(self, watcher: Callable[[int, int], object]) -> None:
-        """Register a function that gets the epoch and the number of each batch before it is trained."""
+        """Register a function that gets epoch and number of a batch with new buckets, before it is trained.
+
+        They are new if they are not those of the batch before.
+        """
         self._watchers.append(watcher)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = lambda phase: None) -> EdgeBatch:
         """Return this trainer's share of a global batch; it may be empty."""
-        for watcher in self._watchers:
-            watcher(epoch, index)
+        if self._watchers:
+            buckets = epoch, [piece.turn for piece in self.walk.pieces(epoch, *self.walk.window(index))]
+            if buckets != self._last_buckets:
+                self._last_buckets = buckets
+                for watcher in self._watchers:
+                    watcher(epoch, index)
         return super().batch(epoch, index, enter)
 
     def segments_at(self, epoch: int, index: int) -> frozenset[Segment]:

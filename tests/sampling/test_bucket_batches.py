@@ -229,12 +229,16 @@ def test_another_batch_size_continues_at_the_same_triple() -> None:
 
 
 def test_a_batch_ahead_is_the_batch() -> None:
-    ahead, plain = toy_trainers(2, 1, 4)[0], toy_trainers(2, 1, 4)[0]
-    seen = []
+    ahead, plain = (toy_trainers(2, 1, 4, batch_size=20)[0] for _ in range(2))
+    seen: list[tuple[int, int]] = []
     ahead.when_batch(lambda epoch, index: seen.append((epoch, index)))
     batch = ahead.batch(0, 0)
     while (following := ahead.following(batch)) is not None:
         batch = ahead.batch(0, following.index)
         assert batch is following
         assert batch.triple_ids.tolist() == plain.batch(0, batch.index).triple_ids.tolist()
-    assert seen == [(0, index) for index in range(11)]
+    # Told of are batches with other buckets than the batch before, and the first one of the next epoch.
+    ahead.batch(1, 0)
+    buckets = [list(dict.fromkeys(plain.batch(0, index).ranges)) for index in range(len(plain))]
+    expected = [index for index in range(len(plain)) if not index or buckets[index] != buckets[index - 1]]
+    assert seen == [*((0, index) for index in expected), (1, 0)] and 4 < len(expected) < len(plain)
