@@ -167,6 +167,40 @@ def test_problems_are_shown(server, open_page, browser):
     assert not page.is_visible("#matches") and steps_of(page) == []
 
 
+def test_a_search_ended_while_its_answer_is_read(server, open_page):
+    page = open_page(server)
+    page.wait_for_selector(READY)
+    page.evaluate(
+        """() => {
+            window.reading = 0;
+            const real = window.fetch;
+            window.fetch = async (path, options) => {
+                const response = await real(path, options);
+                response.json = () => new Promise((resolve, reject) => {
+                    window.reading += 1;
+                    options.signal.addEventListener("abort", () => reject(options.signal.reason));
+                });
+                return response;
+            };
+        }"""
+    )
+    page.fill("#query", "person1")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => window.reading > 0")
+    page.keyboard.press("Escape")
+    page.wait_for_timeout(300)  # what failed would be in the page's errors now
+    assert not page.is_visible("#matches") and steps_of(page) == []
+
+
+def test_an_answer_that_is_no_json(server, open_page):
+    page = open_page(server)
+    page.wait_for_selector(READY)
+    page.route("**/entities?*", lambda route: route.fulfill(body="<html>", content_type="text/html"))
+    page.fill("#query", "person1")
+    page.wait_for_function("() => document.getElementById('status').textContent.includes('no JSON')")
+    assert not page.is_visible("#matches")
+
+
 def test_colours_and_a_phone(server, open_page, tmp_path):
     address = f"{server}?at=town3&type=town&by="
     seen = {}

@@ -45,7 +45,11 @@ async function ask(path, parameters = {}, body = null, signal = undefined) {
     body: body && JSON.stringify(body),
     signal,
   });
-  const answer = await response.json().catch(() => ({ error: "the server's answer is no JSON" }));
+  const answer = await response.json().catch((error) => {
+    // The question may be ended while its answer is being read.
+    if (error.name === "AbortError") throw error;
+    throw new Refused("the server's answer is no JSON");
+  });
   if (response.status === 401) {
     await askToken(answer.error);
     return ask(path, parameters, body, signal);
