@@ -16,7 +16,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.data.partition_layout import PartitionLayout, load_array
 from dglkge.data.quality import NumberedTriples, measure_quality
 from dglkge.data.sizes import DatasetSize, dataset_size
-from dglkge.data.vocabulary import RelationVocabulary, Vocabulary, iter_lines
+from dglkge.data.vocabulary import MappedNames, RelationVocabulary, Vocabulary, iter_lines, read_lines
 from dglkge.errors import InputError
 
 
@@ -134,15 +134,27 @@ class Dataset:
             if entity_type not in self.entity_types:
                 known = ", ".join(self.entity_types)
                 raise InputError(f"{self.path} has no entity type {entity_type!r}; known: {known}")
-            path = dataset_files.vocabulary_path(self.path, entity_type)
-            vocabulary = Vocabulary.load(path, noun="entity")
-            if len(vocabulary) != self.num_entities(entity_type):
-                raise InputError(
-                    f"{path} has {len(vocabulary)} names, "
-                    f"{dataset_files.DESCRIPTION} says {self.num_entities(entity_type)}"
-                )
-            self._vocabularies[entity_type] = vocabulary
+            names = read_lines(dataset_files.vocabulary_path(self.path, entity_type))
+            self._vocabularies[entity_type] = self._checked(entity_type, names)
         return self._vocabularies[entity_type]
+
+    def mapped_vocabulary(self, entity_type: str) -> Vocabulary:
+        """Return the names of an entity type's entities, each read from the file when it is asked for.
+
+        Raises
+        ------
+        InputError
+            If the file is damaged.
+        """
+        return self._checked(entity_type, MappedNames(dataset_files.vocabulary_path(self.path, entity_type)))
+
+    def _checked(self, entity_type: str, names: Sequence[str]) -> Vocabulary:
+        if len(names) != self.num_entities(entity_type):
+            raise InputError(
+                f"{dataset_files.vocabulary_path(self.path, entity_type)} has {len(names)} names, "
+                f"{dataset_files.DESCRIPTION} says {self.num_entities(entity_type)}"
+            )
+        return Vocabulary(names, "entity")
 
     def names_of(self, entity_type: str, ids: np.ndarray) -> list[str]:
         """Return the names of some entities; the others of the file are not kept.

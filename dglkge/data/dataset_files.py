@@ -113,11 +113,6 @@ def vocabulary_path(dataset: Path, entity_type: str) -> Path:
     return dataset / ENTITIES / f"{entity_type}.txt"
 
 
-def vocabulary_paths(dataset: Path) -> list[Path]:
-    """Return the paths of the names of all entity types that are there."""
-    return sorted((dataset / ENTITIES).glob("*.txt"))
-
-
 def split_path(dataset: Path, split: str) -> Path:
     """Return the path of the triples of a split."""
     return dataset / f"{split}.npy"

@@ -60,14 +60,11 @@ class DatasetSize:
     num_relations : int
     splits : mapping of str to int
         Number of triples of ``train``, ``valid`` and ``test``.
-    name_bytes : int
-        Bytes of the files of entity names.
     """
 
     parts: tuple[PartSize, ...]
     num_relations: int
     splits: Mapping[str, int]
-    name_bytes: int
 
     @property
     def num_rows(self) -> dict[str, int]:
@@ -115,7 +112,7 @@ def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[st
     Parameters
     ----------
     folder : Path
-        The data set; its ``report.json`` and the sizes of the files of names are read.
+        The data set; its ``report.json`` is read.
     description : mapping
         Content of ``dataset.json``.
     graph : mapping
@@ -134,7 +131,6 @@ def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[st
             _part_sizes(graph, num_edges, cut_edges, bool(description[Field.HAS_WEIGHTS])),
             int(description[Field.NUM_RELATIONS]),
             {name: int(count) for name, count in description[Field.SPLITS].items()},
-            sum(path.stat().st_size for path in dataset_files.vocabulary_paths(folder)),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _foreign(folder, error) from error

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import gzip
+import mmap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.typing import Relation
 
 MAX_NAMES_TO_COMPARE = 5000
+NAMES_BLOCK_BYTES = 1 << 24
 
 
 class Vocabulary:
@@ -107,6 +110,62 @@ class Vocabulary:
             return InputError(f"unknown {self.noun} {name!r}; did you mean {' or '.join(map(repr, near))}?")
         some = ", ".join(repr(known) for known in self.names[:5])
         return InputError(f"unknown {self.noun} {name!r}; {len(self.names)} are known, among them {some}")
+
+
+class MappedNames(Sequence[str]):
+    """The lines of a file of :meth:`Vocabulary.save`, read when they are asked for.
+
+    A name takes 8 bytes of memory; the page cache holds what was read.
+
+    Parameters
+    ----------
+    path : Path
+
+    Raises
+    ------
+    InputError
+        If the file is missing, not UTF-8 or its last line has no end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            with open(path, "rb") as file:
+                # An empty file cannot be mapped.
+                size = file.seek(0, 2)
+                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+        ends = [np.zeros(1, np.int64)]
+        while (start := int(ends[-1][-1])) < size:
+            # Whole lines, so that no character is cut; a line of more bytes than a block is read as a whole.
+            end = self._bytes.rfind(b"\n", start, start + NAMES_BLOCK_BYTES) + 1
+            end = end or self._bytes.find(b"\n", start) + 1
+            if not end:
+                raise InputError(f"{path} is cut off: its last line has no end")
+            block = self._bytes[start:end]
+            try:
+                block.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"{path} is not UTF-8: {error.reason} at byte {start + error.start}"
+                ) from error
+            ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + start + 1)
+        self._ends = np.concatenate(ends)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> str: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[str]: ...
+
+    def __getitem__(self, place: int | slice) -> str | list[str]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        return self._bytes[self._ends[place] : self._ends[place + 1] - 1].decode("utf-8")
 
 
 class RelationVocabulary:

@@ -176,6 +176,40 @@ def ignore_known(
 
 
 @compiled
+def lower_same_range(
+    anchors: np.ndarray,
+    truths: np.ndarray,
+    negatives: np.ndarray,
+    offset: Any,
+    scores: np.ndarray,
+    positive: np.ndarray,
+    own: np.ndarray,
+) -> None:
+    """Lower the scores of answers that are in the range of the query's own entity, and of that entity.
+
+    Parameters
+    ----------
+    anchors, truths, negatives : np.ndarray
+        "(Q,)", "(Q,)" and "(N,) int64" ranges of the queries' entities, of true answers, of negatives.
+    offset : np.float32
+        What is subtracted.
+    scores : np.ndarray
+        "(Q, N)" scores of the negatives, float32 or bfloat16 words; changed.
+    positive, own : np.ndarray
+        "(Q,) float32" scores of the true answers and of the queries' entities; changed.
+    """
+    row = np.empty(scores.shape[1], np.float32)
+    for i in range(anchors.shape[0]):
+        load_row(scores[i], row)
+        anchor = anchors[i]
+        for j in range(row.shape[0]):
+            row[j] -= offset if negatives[j] == anchor else np.float32(0)
+        store_row(row, np.float32(1), scores[i])
+        positive[i] -= offset if truths[i] == anchor else np.float32(0)
+        own[i] -= offset
+
+
+@compiled
 def count_above(scores: np.ndarray, positive: np.ndarray, own: np.ndarray) -> int:
     """Count the negatives, the own entities among them, that score above the true answer.
 

@@ -64,6 +64,9 @@ class Loss(ABC):
     candidate_kind : str
         Its form over all candidates (``training/objectives/shard_objective.py``): "softmax", "bce", or empty:
         it has none. Not inherited either.
+    takes_log_odds : bool
+        Whether it takes scores for log-odds, up to one constant: a share of the true answers that is c times
+        as large then moves the scores of these by log c. Not inherited either.
     settings : tuple of str
         Those of :data:`SETTINGS` that it obeys. Not inherited either. With ``"reduction"`` or
         ``"adversarial_weights"`` it reduces its negatives by ``reduction``. With ``"confidences"`` its call
@@ -77,6 +80,7 @@ class Loss(ABC):
     bigraph_name: ClassVar[str] = ""
     compiled: ClassVar[bool] = False
     candidate_kind: ClassVar[str] = ""
+    takes_log_odds: ClassVar[bool] = False
     settings: ClassVar[tuple[str, ...]] = ()
     reduction: Reduction = Mean()
 
@@ -86,6 +90,7 @@ class Loss(ABC):
         # loss.
         cls.compiled = cls.__dict__.get("compiled", False)
         cls.candidate_kind = cls.__dict__.get("candidate_kind", "")
+        cls.takes_log_odds = cls.__dict__.get("takes_log_odds", False)
         cls.settings = cls.__dict__.get("settings", ())
 
     @classmethod
@@ -148,6 +153,7 @@ class Softmax(Loss):
     bigraph_name = "softmax"
     compiled = True
     candidate_kind = "softmax"
+    takes_log_odds = True
     settings = (ADVERSARIAL_WEIGHTS,)
 
     def __call__(
@@ -176,6 +182,7 @@ class Logistic(Loss):
     help = "binary cross entropy, mean over the negatives (Trouillon et al. 2016)"
     candidate_kind = "bce"
     bigraph_name = "logistic"
+    takes_log_odds = True
     settings = SETTINGS
 
     def __call__(
@@ -202,6 +209,7 @@ class BCE(Loss):
 
     help = "binary cross entropy, mean over the true answer and its negatives (Dettmers et al. 2018)"
     candidate_kind = "bce"
+    takes_log_odds = True
     settings = SETTINGS
 
     def __call__(
@@ -316,6 +324,7 @@ class SelfAdversarial(Loss):
     """
 
     help = "log-sigmoid with a margin, negatives weighted by their scores (Sun et al. 2019)"
+    takes_log_odds = True
     settings = (CONFIDENCES,)
 
     def __init__(self, margin: float = 9.0, adversarial_temperature: float = 1.0) -> None:

@@ -41,8 +41,8 @@ SERVER_BYTES_PER_EDGE = 30
 KEPT_BLOCK_BYTES = 32 * MIB
 """Largest freed block that glibc may keep; larger ones go back to the system (``M_MMAP_THRESHOLD_MAX``)."""
 
-NAME_BYTES = 57
-"""Bytes of a name in memory besides its letters: a string object and its place in a list."""
+NAME_BYTES = 8
+"""Bytes of memory for each name in a mapped file: where it ends."""
 
 KNOWN_TRIPLE_BYTES = 16
 """Bytes of the index of known answers per triple: 8 in each direction, in a file that all trainers map."""
@@ -583,9 +583,9 @@ def mapped_bytes(part: PartSize, size: DatasetSize) -> int:
 
 
 def name_bytes(size: DatasetSize) -> int:
-    """Return the memory of the entities' names, which one trainer of each machine holds."""
+    """Return the memory for the entities' names, which one trainer of each machine reads from a file."""
     num_entities = sum(count for table, count in size.num_rows.items() if table != RELATION)
-    return NAME_BYTES * num_entities + size.name_bytes
+    return NAME_BYTES * num_entities
 
 
 def describe_hosts(hosts: Sequence[PlannedHost]) -> str:

@@ -83,7 +83,7 @@ from dglkge.training.building.loss_settings import check_data_of_loss, relation_
 from dglkge.training.building.matmul_dtype import with_matmul_dtype
 from dglkge.training.building.mirrored import open_mirror
 from dglkge.training.building.module_precision import build_precision, check_precision
-from dglkge.training.building.negatives import build_known, build_negatives
+from dglkge.training.building.negatives import build_known, build_negatives, build_range_offset
 from dglkge.training.building.optimizer_options import (
     clipping_of,
     describe_optimizer,
@@ -302,10 +302,9 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         config, dataset, layout, computing, tables, optimizer, pairs, clock, batches, cluster, global_vectors,
          dense, features, device, device_tables,
     )  # fmt: skip
-    # Names of entities take memory, and only the trainer that writes a machine's files needs them.
-    names = (
-        {name: dataset.vocabulary(name) for name in dataset.entity_types} if world.is_machine_leader else {}
-    )
+    # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
+    writes = world.is_machine_leader
+    names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
     checkpoints = CheckpointManager(
         output / CHECKPOINT_FOLDER,
         world.rank,
@@ -477,6 +476,7 @@ def _build_train_step(
             staging=_build_staging(device, device_tables), features=features,
         )  # fmt: skip
     negatives = build_negatives(config, dataset, layout, tables, pairs)
+    offset, range_of = build_range_offset(config, dataset, layout, loss)
     # It is among all entities already.
     own_entity = config.negatives.own_entity and not config.negatives.all_entities
     of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
@@ -487,11 +487,13 @@ def _build_train_step(
     measures = BatchMeasures() if config.training.batch_statistics else None
     has_loops = dot_softmax.is_compiled(model, loss) and not is_reference and not device.is_staged
     if has_loops and not shifts:
-        of_groups = DotSoftmax(model, regularizer, own_entity, matmul_dtype, clock, list(negatives), measures)
+        of_groups = DotSoftmax(
+            model, regularizer, own_entity, matmul_dtype, clock, list(negatives), measures, offset
+        )
     else:
         of_groups = sampled = AutogradLoss(
             model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype, measures, device,
-            config.training.compile,
+            config.training.compile, offset,
         )  # fmt: skip
         staging = _build_staging(device, device_tables, sampled.inputs)
         if config.training.compile:
@@ -522,6 +524,7 @@ def _build_train_step(
         dense,
         staging,
         features,
+        range_of,
     )
 
 

@@ -32,7 +32,7 @@ from dglkge.training.objectives.k_vs_all import request_queries
 from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.relation_prediction import SampledWithRelations
 from dglkge.training.objectives.row_dropout import RowDropout
-from dglkge.training.objectives.rows import RowRequest, Scratch, Shift, request_rows
+from dglkge.training.objectives.rows import RangeOf, RowRequest, Scratch, Shift, request_rows
 from dglkge.training.objectives.staged_rows import Staging
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
@@ -79,6 +79,8 @@ class TrainStep:
         Those that the loss adds to.
     staging : Staging, optional
         Copies rows to the device of the loss, and gradients back; without it the loss reads host memory.
+    range_of : callable, optional
+        Returns the ranges of nodes, where scores depend on them.
 
     Attributes
     ----------
@@ -108,6 +110,7 @@ class TrainStep:
         dense: DenseParameters | None = None,
         staging: Staging | None = None,
         features: ProjectedFeatures | None = None,
+        range_of: RangeOf | None = None,
     ) -> None:
         self.measures = measures
         self._dense = dense
@@ -117,6 +120,7 @@ class TrainStep:
         self._frozen = {id(tables[name].embedding) for name in frozen}
         self._dropout = dropout
         self._known = known
+        self._range_of = range_of
         self._sums_batch = sums_batch
         self._global_vectors = global_vectors
         self._stop = stop
@@ -304,8 +308,9 @@ class TrainStep:
             groups = request_queries(batch, requests, self._loss.shares_relations)
         else:
             groups = request_rows(
-                batch, self._pairs, self._negatives, requests, self._known, self._loss.shares_relations
-            )
+                batch, self._pairs, self._negatives, requests, self._known, self._loss.shares_relations,
+                self._range_of,
+            )  # fmt: skip
         if self._staging is not None:
             groups = self._staging.stage(requests, groups, _number(batch))
         return _Plan(_number(batch), requests, groups)

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dglkge.data.vocabulary import MAX_NAMES_TO_COMPARE, Vocabulary, read_lines
+from dglkge.data import vocabulary as vocabulary_module
+from dglkge.data.vocabulary import MAX_NAMES_TO_COMPARE, MappedNames, Vocabulary, read_lines
 from dglkge.errors import InputError
 
 AWKWARD = [
@@ -52,6 +53,23 @@ def test_any_names_survive(tmp_path_factory, names):
     path = tmp_path_factory.mktemp("names") / "names.txt"
     Vocabulary(names, "entity").save(path)
     assert read_lines(path) == names
+    mapped = MappedNames(path)
+    assert len(mapped) == len(names) and list(mapped) == names
+    assert [mapped[-place] for place in range(1, len(names) + 1)] == names[::-1]
+    assert mapped[1:3] == names[1:3]
+
+
+@pytest.mark.parametrize("block", [1, 3, 8])
+def test_mapped_names_in_blocks(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(vocabulary_module, "NAMES_BLOCK_BYTES", block)
+    path = tmp_path / "names.txt"
+    Vocabulary(AWKWARD, "entity").save(path)
+    assert list(MappedNames(path)) == AWKWARD
+    with pytest.raises(IndexError):
+        MappedNames(path)[len(AWKWARD)]
+    path.write_bytes(b"a\nbb\n\xff\n")
+    with pytest.raises(InputError, match="not UTF-8: invalid start byte at byte 5"):
+        MappedNames(path)
 
 
 def test_file_has_one_name_per_line(tmp_path):
@@ -85,9 +103,12 @@ def test_damaged_file_is_an_input_error(tmp_path, content, message):
     with pytest.raises(InputError, match=message) as caught:
         Vocabulary.load(path, "entity")
     assert str(path) in str(caught.value)
+    with pytest.raises(InputError) as mapped:
+        MappedNames(path)
+    assert str(mapped.value) == str(caught.value)
 
 
 def test_empty_file_is_an_empty_vocabulary(tmp_path):
     path = tmp_path / "names.txt"
     path.touch()
-    assert len(Vocabulary.load(path, "entity")) == 0
+    assert len(Vocabulary.load(path, "entity")) == len(MappedNames(path)) == 0

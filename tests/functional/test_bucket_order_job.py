@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from dglkge.checkpoint.reader import open_checkpoint
+from dglkge.data.dataset import Dataset
+from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.launch.table_files import MEMORY_FILE_SYSTEMS, file_system
 from tests import warm
 from tests.functional import job as commands
@@ -58,6 +60,41 @@ def test_statistics_name_the_bucket(undisturbed: Path) -> None:
     assert {line["num_buckets"] for line in lines} == {6}
     assert all(line["bucket"][0] < line["bucket"][1] for line in lines)
     assert all(0 <= number < 4 for line in lines for number in line["bucket"])
+
+
+def toy_ranges(dataset: Dataset) -> np.ndarray:
+    """Return the range of the head and of the tail of each training triple, (n, 2), with P = 4."""
+    layout = dataset.layout()
+    bounds = range_bounds(layout.range_starts("entity"), 4)
+    triples = dataset.split("train")[:, [0, 2]]
+    return ranges_of(np.asarray(layout.node_ids("entity"))[triples], bounds, 4)
+
+
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_answers_in_the_range_of_the_query_score_less(tmp_path: Path, kernels: str) -> None:
+    """With rows of zeros nothing but the offset is in the loss, and it can be written down."""
+    count = 3000
+    changes = {
+        "loss.name": "softmax",
+        "negatives.num_uniform": str(count),
+        "negatives.own_entity": "false",
+        "regularizer.name": "none",
+        "model.init_scale": "1e-30",
+        "training.num_epochs": "1",
+        "training.kernels": kernels,
+        "model.score_function": "complex",
+    }
+    with run_alone(tmp_path, **changes) as process:
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    last = json.loads((tmp_path / "run" / "stats.jsonl").read_text().splitlines()[-1])
+    ranges = toy_ranges(Dataset.open(toy_dataset()))
+    is_inside = (ranges[:, 0] == ranges[:, 1]).mean()
+    # 15 entities in each of the two ranges; a third of the weight in the query's own; the truth is left out.
+    across = np.log(1 + count * (15 / 3 + 14) / 30)
+    inside = np.log(1 / 3 + count * (14 / 3 + 15) / 30) + np.log(3)
+    wanted = 2 * (is_inside * inside + (1 - is_inside) * across)
+    assert last["epoch_loss"] == pytest.approx(wanted, abs=0.01)
 
 
 def test_two_three_and_one_trainers_continue_a_bucket(undisturbed: Path, tmp_path: Path) -> None:

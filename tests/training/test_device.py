@@ -23,7 +23,7 @@ from dglkge.training import build
 from dglkge.training.building import compiled_loss
 from dglkge.training.building import device as device_choice
 from dglkge.training.objectives.autograd_loss import AutogradLoss
-from dglkge.training.objectives.rows import Group, Negatives, RowRequest
+from dglkge.training.objectives.rows import AnswerRanges, Group, Negatives, RowRequest
 from dglkge.training.objectives.scored_losses import ScoredLosses
 from dglkge.training.objectives.staged_rows import Staging, Upload
 from dglkge.training.stats import PhaseClock
@@ -57,7 +57,7 @@ class ToyTable:
         return torch.index_select(self.local_rows, 0, ids, out=out)
 
 
-def group_of(requests: dict[str, Any], shares_relations: bool) -> Group:
+def group_of(requests: dict[str, Any], shares_relations: bool, has_ranges: bool) -> Group:
     """Draw edges, weighted, of which both sides have the same negatives; some of them are true answers."""
     draw = np.random.default_rng(3)
     heads, tails = draw.integers(NUM_ENTITIES, size=(2, NUM_EDGES))
@@ -70,7 +70,14 @@ def group_of(requests: dict[str, Any], shares_relations: bool) -> Group:
     weights = draw.uniform(size=NUM_EDGES).astype(np.float32)
     rows = entities.add(heads), requests[RELATION].add(relations), entities.add(tails)
     against = dict.fromkeys(Side, negatives)
-    return Group("entity", "entity", heads, tails, weights, *rows, against, {}, None, places)
+    ranges = {}
+    if has_ranges:
+        of_heads, of_tails = heads % 3, tails % 3
+        ranges = {
+            Side.TAIL: AnswerRanges(of_heads, of_tails, ids % 3),
+            Side.HEAD: AnswerRanges(of_tails, of_heads, ids % 3),
+        }
+    return Group("entity", "entity", heads, tails, weights, *rows, against, {}, None, places, ranges=ranges)
 
 
 def computed(
@@ -92,7 +99,7 @@ def computed(
     if device.is_staged:
         requests = staging.request_sets(tables)[0]
     shares = compute.shares_relations
-    groups = [group_of(requests, shares) for _ in range(2)]
+    groups = [group_of(requests, shares, "range_offset" in options) for _ in range(2)]
     if device.is_staged:
         groups = staging.stage(requests, groups)
     for request in requests.values():
@@ -126,6 +133,16 @@ def test_gradients_equal_those_of_the_cpu(name: str, loss: str, monkeypatch: pyt
     assert auto_loss == pytest.approx(expected_loss, rel=1e-4)
     for table, gradients in expected.items():
         torch.testing.assert_close(auto[table], gradients, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["softmax", "self_adversarial"])
+def test_offset_within_ranges_equals_that_of_the_cpu(loss: str) -> None:
+    expected_loss, expected = computed("transe_l1", loss, HOST, is_reference=True, range_offset=1.5)
+    found_loss, found = computed("transe_l1", loss, STAND_IN, is_reference=True, range_offset=1.5)
+    assert found_loss == expected_loss
+    assert all(torch.equal(found[table], gradients) for table, gradients in expected.items())
+    without, _ = computed("transe_l1", loss, HOST, is_reference=True)
+    assert abs(without - expected_loss) > 1e-3
 
 
 @needs_compiler

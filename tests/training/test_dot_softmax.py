@@ -24,6 +24,7 @@ from dglkge.typing import RELATION, Side
 DIM, GLOBAL_SIZE, NUM_NEGATIVES = 8, 40, 9
 PAIRS = [("person", "person"), ("person", "town"), ("town", "person")]
 SIZES = {"person": 11, "town": 7, RELATION: 5}
+OFFSET = 1.5
 MODELS = [("distmult", False), ("distmult", True), ("complex", False), ("complex", True)]
 
 
@@ -69,10 +70,23 @@ def batch(weighted: bool) -> EdgeBatch:
     return EdgeBatch(0, 0, GLOBAL_SIZE, np.arange(20), heads, relations, tails, weights, groups)
 
 
+def range_of(entity_type: str, node_ids: np.ndarray) -> np.ndarray:
+    """Put every third row of people into range 0, of towns into 1, and so on."""
+    return (node_ids + (entity_type == "town")) % 3
+
+
 class Case:
     """A model, its tables, and a batch whose rows have been asked for."""
 
-    def __init__(self, score_function: str, reciprocal: bool, weighted: bool, is_whole: bool = True) -> None:
+    def __init__(
+        self,
+        score_function: str,
+        reciprocal: bool,
+        weighted: bool,
+        is_whole: bool = True,
+        has_ranges: bool = False,
+    ) -> None:
+        self.offset = OFFSET if has_ranges else 0.0
         self.model = build_model(score_function, DIM, reciprocal)
         self.tables = {name: Table(name, self.model.table_width(name), is_whole) for name in SIZES}
         self.requests: dict[str, Any] = {}
@@ -80,7 +94,8 @@ class Case:
             stand_in: Any = table
             self.requests[name] = RowRequest(stand_in)
         sampler: Any = SimpleNamespace(sample=sample)
-        self.groups = request_rows(batch(weighted), PAIRS, sampler, self.requests)
+        of_nodes = range_of if has_ranges else None
+        self.groups = request_rows(batch(weighted), PAIRS, sampler, self.requests, range_of=of_nodes)
 
     def run(self, loss: Any) -> tuple[float, dict[str, np.ndarray]]:
         """Return the loss, and the gradients summed by row."""
@@ -111,7 +126,8 @@ def expected(case: Case, regularizer: Regularizer | None, own_entity: bool) -> t
             (Side.TAIL, group.lhs, group.head_ids, group.rhs, group.tail_ids),
             (Side.HEAD, group.rhs, group.tail_ids, group.lhs, group.head_ids),
         ):
-            losses = side_losses(case.model, group, side, own_entity, relations, rows, anchors, truths)
+            given = (relations, rows, anchors, truths, case.offset)
+            losses = side_losses(case.model, group, side, own_entity, *given)
             if regularizer is not None:
                 of_anchors, of_truths = rows[anchor_type][anchors], rows[truth_type][truths]
                 losses = losses + case.model.penalty(regularizer, of_anchors, relations, of_truths, side)
@@ -129,18 +145,23 @@ def side_losses(
     rows: dict[str, torch.Tensor],
     anchors: np.ndarray,
     truths: np.ndarray,
+    offset: float,
 ) -> torch.Tensor:
-    """Softmax of each truth among its negatives."""
+    """Softmax of each truth among its negatives; the offset lowers answers in the range of the anchor."""
     anchor_type, truth_type = (group.lhs, group.rhs) if side is Side.TAIL else (group.rhs, group.lhs)
     query = model.query(rows[anchor_type][anchors], relations, side)
     ids = group.negatives[side].ids
+    range_of_anchors = range_of(anchor_type, anchors)
     scores = model.compare(query, rows[truth_type][ids])
+    scores = scores - offset * torch.from_numpy(range_of_anchors[:, None] == range_of(truth_type, ids))
+    positive = model.compare_pairs(query, rows[truth_type][truths])
+    positive = positive - offset * torch.from_numpy(range_of_anchors == range_of(truth_type, truths))
     scores = scores.masked_fill(torch.from_numpy(truths[:, None] == ids[None, :]), IGNORED_SCORE)
     if own_entity and anchor_type == truth_type:
-        own = model.compare_pairs(query, rows[anchor_type][anchors])
+        own = model.compare_pairs(query, rows[anchor_type][anchors]) - offset
         own = own.masked_fill(torch.from_numpy(anchors == truths), IGNORED_SCORE)
         scores = torch.cat([scores, own[:, None]], dim=1)
-    return Softmax()(model.compare_pairs(query, rows[truth_type][truths]), scores)
+    return Softmax()(positive, scores)
 
 
 def regularizer_of(name: str, model: KgeModel) -> Regularizer | None:
@@ -170,6 +191,23 @@ def test_loops_and_autograd_equal_the_model_in_float64(
     for loss in (
         DotSoftmax(case.model, penalty, own_entity, torch.float32, clock),
         AutogradLoss(case.model, Softmax(), penalty, own_entity, clock),
+    ):
+        assert_close(case.run(loss), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("own_entity", [False, True], ids=["others", "own"])
+@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+def test_offset_within_ranges_equals_the_model_in_float64(
+    score_function: str, reciprocal: bool, own_entity: bool
+) -> None:
+    case, clock = Case(score_function, reciprocal, weighted=True, has_ranges=True), PhaseClock()
+    penalty = regularizer_of("n3", case.model)
+    wanted = expected(case, penalty, own_entity)
+    assert abs(wanted[0] - expected(Case(score_function, reciprocal, True), penalty, own_entity)[0]) > 1e-3
+    for loss in (
+        DotSoftmax(case.model, penalty, own_entity, torch.float32, clock, range_offset=OFFSET),
+        AutogradLoss(case.model, Softmax(), penalty, own_entity, clock, range_offset=OFFSET),
+        AutogradLoss(case.model, Softmax(), penalty, own_entity, clock, True, range_offset=OFFSET),
     ):
         assert_close(case.run(loss), wanted, rtol=1e-5, atol=1e-6)
 
@@ -217,16 +255,20 @@ def test_penalty_and_violators_of_loops_and_autograd(
         assert (lhs, rhs) == (above[Side.HEAD], above[Side.TAIL])
 
 
+@pytest.mark.parametrize("has_ranges", [False, True], ids=["whole", "ranges"])
 @pytest.mark.parametrize("by_autograd", [False, True], ids=["loops", "autograd"])
 @pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
-def test_products_in_bfloat16_are_near(score_function: str, reciprocal: bool, by_autograd: bool) -> None:
-    case = Case(score_function, reciprocal, weighted=True)
+def test_products_in_bfloat16_are_near(
+    score_function: str, reciprocal: bool, by_autograd: bool, has_ranges: bool
+) -> None:
+    case = Case(score_function, reciprocal, weighted=True, has_ranges=has_ranges)
     penalty = regularizer_of("n3", case.model)
     wanted = expected(case, penalty, own_entity=True)
     clock, narrow = PhaseClock(), torch.bfloat16
-    loss: AutogradLoss | DotSoftmax = DotSoftmax(case.model, penalty, True, narrow, clock)
+    given: dict[str, Any] = {"matmul_dtype": narrow, "clock": clock, "range_offset": case.offset}
+    loss: AutogradLoss | DotSoftmax = DotSoftmax(case.model, penalty, True, **given)
     if by_autograd:
-        loss = AutogradLoss(case.model, Softmax(), penalty, True, clock, matmul_dtype=narrow)
+        loss = AutogradLoss(case.model, Softmax(), penalty, True, **given)
     got = case.run(loss)
     assert got[0] == pytest.approx(wanted[0], rel=2e-3)
     for name, rows in wanted[1].items():

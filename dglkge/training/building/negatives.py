@@ -16,10 +16,12 @@ from dglkge.data.range_walk import range_bounds
 from dglkge.embeddings.table_set import TableSet
 from dglkge.kernels.hashing import combine
 from dglkge.model.choices import NEGATIVE_SAMPLERS
+from dglkge.model.losses import Loss
 from dglkge.sampling.degree_draws import count_degrees, degree_weights
 from dglkge.sampling.known_answers import KnownAnswers
 from dglkge.sampling.negatives import AllNegatives, NegativeSampler
 from dglkge.sampling.range_negatives import RangeNegatives
+from dglkge.sampling.range_offset import NodeRanges, range_offset
 from dglkge.typing import RELATION, Side
 
 _HEADS_KEY = 0x4EAD
@@ -49,7 +51,7 @@ def build_negatives(
         weights = {name: degree_weights(found, chosen.degree_power) for name, found in degrees.items()}
     num_ranges = config.sampling.num_ranges
     if num_ranges > 1:
-        bounds = {name: range_bounds(layout.range_starts(name), num_ranges) for name in node_ids}
+        bounds = _bounds(layout, dataset, num_ranges)
         if weights is not None:
             weights = {name: found[layout.original_ids(name)] for name, found in weights.items()}
         part, is_mixed = tables[RELATION].part, config.sampling.buckets == MIXED
@@ -73,6 +75,24 @@ def build_negatives(
             seed = combine(_HEADS_KEY, config.seed) if by_count else config.seed
             by_count[counts[side]] = make(counts[side], shares, node_ids, local, pairs, seed)
     return {side: by_count[count] for side, count in counts.items()}
+
+
+def build_range_offset(
+    config: Config, dataset: Dataset, layout: PartitionLayout, loss: Loss
+) -> tuple[float, Optional[NodeRanges]]:
+    """Return what the scores of answers in the range of the query's entity are lowered by, and the ranges.
+
+    0 and None where they are not: in directed buckets, and for a loss that takes scores for no log-odds.
+    """
+    num_ranges = config.sampling.num_ranges
+    # Of two ranges a bucket has all triples.
+    if num_ranges <= 2 or config.sampling.buckets != MIXED or not loss.takes_log_odds:
+        return 0.0, None
+    return range_offset(num_ranges), NodeRanges(_bounds(layout, dataset, num_ranges), num_ranges)
+
+
+def _bounds(layout: PartitionLayout, dataset: Dataset, num_ranges: int) -> dict[str, np.ndarray]:
+    return {name: range_bounds(layout.range_starts(name), num_ranges) for name in dataset.entity_types}
 
 
 def build_known(config: Config, dataset: Dataset, layout: PartitionLayout) -> Optional[KnownAnswers]:

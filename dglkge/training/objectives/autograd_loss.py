@@ -41,6 +41,8 @@ class AutogradLoss:
         Device of the leaves of the groups' rows.
     is_compiled : bool
         Compile scores and losses by ``torch.compile``.
+    range_offset : float
+        Subtracted from the scores of answers in the range of the query's own entity, in groups with ranges.
     """
 
     reads_in_place = False
@@ -57,13 +59,14 @@ class AutogradLoss:
         measures: BatchMeasures | None = None,
         device: ComputeDevice = HOST,
         is_compiled: bool = False,
+        range_offset: float = 0.0,
     ) -> None:
         self._measures = measures
         self._model = model
         self._device = device
         self._is_reference = is_reference
         self.scored = ScoredLosses(
-            model, loss, is_reference, matmul_dtype, device, is_compiled, counts_above=measures is not None
+            model, loss, is_reference, matmul_dtype, device, is_compiled, measures is not None, range_offset
         )
         #: Whether groups hold the row of each relation once.
         self.shares_relations = model.score_function.shares_relations and not is_reference
@@ -124,7 +127,9 @@ class AutogradLoss:
         candidates = group.negatives[side].rows.leaf()
         # With two entity types the anchor is no candidate of the answer's type.
         own = anchors if self._own_entity and group.lhs == group.rhs else None
-        losses, above = self.scored(query, candidates, own, truths, inputs.ignored(side), inputs.labels)
+        losses, above = self.scored(
+            query, candidates, own, truths, inputs.ignored(side), inputs.labels, inputs.ranges(side)
+        )
         if self._measures is not None and above is not None:
             self._measures.add_violators(side, int(above))
         if self._regularizer is None:

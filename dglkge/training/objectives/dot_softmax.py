@@ -24,7 +24,7 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.known_answers import KnownNegatives
 from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.objectives.penalties import GroupPenalty
-from dglkge.training.objectives.rows import Group, Negatives, Scratch
+from dglkge.training.objectives.rows import AnswerRanges, Group, Negatives, Scratch
 from dglkge.training.stats import PhaseClock
 from dglkge.typing import Side
 
@@ -59,6 +59,8 @@ class DotSoftmax:
         Sides that are trained: those of the negatives of each group.
     measures : BatchMeasures, optional
         Gets the penalty and the violators of each batch.
+    range_offset : float
+        Subtracted from the scores of answers in the range of the query's own entity, in groups with ranges.
     """
 
     reads_in_place = True
@@ -73,8 +75,10 @@ class DotSoftmax:
         clock: PhaseClock,
         sides: Collection[Side] = tuple(Side),
         measures: BatchMeasures | None = None,
+        range_offset: float = 0.0,
     ) -> None:
         self._measures = measures
+        self._range_offset = np.float32(range_offset)
         self._model = model
         self._dim = model.dim
         self._operator = (model.score_function.complex_valued, model.reciprocal)
@@ -112,13 +116,13 @@ class DotSoftmax:
         of_queries = self._scratch.take("of_queries", room, self._dim, self._dtype)
         loss = 0.0
         numbers = (positive, own, factors, missing, own_shares)
-        for block, negatives, true_ids, known in _blocks(group):
+        for block, negatives, true_ids, known, ranges in _blocks(group):
             of_block = [array[block] for array in numbers]
             sides = [side for side, run in _sides(num).items() if block.start <= run.start < block.stop]
             # Rows beyond the block are queries of the next block or padding: their scores are set to 0 below.
             shape = slice(block.start, block.start + _rounded(len(true_ids)))
             loss += self._against(
-                *(queries[shape], negatives, true_ids, known, of_block, of_queries[shape]),
+                *(queries[shape], negatives, true_ids, known, ranges, of_block, of_queries[shape]),
                 *(id(negatives) in seen, sides),
             )
             seen.add(id(negatives))
@@ -161,6 +165,7 @@ class DotSoftmax:
         negatives: Negatives,
         true_ids: np.ndarray,
         known: Sequence[KnownNegatives],
+        ranges: AnswerRanges | None,
         numbers: Sequence[np.ndarray],
         of_queries: torch.Tensor,
         adds: bool,
@@ -179,6 +184,10 @@ class DotSoftmax:
         clock.enter("score")
         scores = torch.mm(queries, candidates.T, out=scratch.take("scores", len(queries), num, self._dtype))
         clock.enter("loss")
+        if ranges is not None:
+            positive, own = numbers[:2]
+            places = (ranges.anchors, ranges.truths, ranges.negatives)
+            softmax.lower_same_range(*places, self._range_offset, words(scores), positive, own)
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
         softmax.ignore_truths(true_ids, negatives.ids, self._ignored, slots, words(scores))
         for number, one in enumerate(known):
@@ -215,17 +224,27 @@ def _rounded(num: int) -> int:
     return -(-num // QUERY_MULTIPLE) * QUERY_MULTIPLE
 
 
-def _blocks(group: Group) -> list[tuple[slice, Negatives, np.ndarray, list[KnownNegatives]]]:
-    """Return runs of the queries, those for tails first, with their negatives, true and known answers."""
+def _blocks(
+    group: Group,
+) -> list[tuple[slice, Negatives, np.ndarray, list[KnownNegatives], AnswerRanges | None]]:
+    """Return runs of the queries, those for tails first: negatives, true and known answers, ranges if any."""
     known = group.known
     found, num = group.negatives, len(group)
     if found.get(Side.TAIL) is found.get(Side.HEAD):
         truths = np.concatenate([group.tail_ids, group.head_ids])
         of_both = [known[side] for side in _sides(num) if side in known]
-        return [(slice(0, 2 * num), found[Side.TAIL], truths, of_both)]
+        ranges = None
+        if group.ranges:
+            of_sides = [group.ranges[side] for side in _sides(num)]
+            ranges = AnswerRanges(
+                np.concatenate([one.anchors for one in of_sides]),
+                np.concatenate([one.truths for one in of_sides]),
+                of_sides[0].negatives,
+            )
+        return [(slice(0, 2 * num), found[Side.TAIL], truths, of_both, ranges)]
     truths_of = {Side.TAIL: group.tail_ids, Side.HEAD: group.head_ids}
     return [
-        (block, found[side], truths_of[side], [known[side]] if side in known else [])
+        (block, found[side], truths_of[side], [known[side]] if side in known else [], group.ranges.get(side))
         for side, block in _sides(num).items()
         if side in found
     ]

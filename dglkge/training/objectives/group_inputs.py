@@ -17,6 +17,9 @@ from dglkge.sampling.negatives import find_equal
 from dglkge.training.objectives.rows import Group
 from dglkge.typing import Side
 
+RangeTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Those of :class:`dglkge.training.objectives.rows.AnswerRanges`: (B,), (B,) and (N,) int64."""
+
 
 class GroupInputs(Protocol):
     """Tensors of a group on the device of its rows; None where the group has none."""
@@ -43,6 +46,10 @@ class GroupInputs(Protocol):
 
     def ignored(self, side: Side) -> torch.Tensor:
         """Return which scores of a side are of no negative, (B, N) bool; own entities are the last column."""
+        ...
+
+    def ranges(self, side: Side) -> Optional[RangeTensors]:
+        """Return the ranges of the queries' entities, of true answers and of negatives of a side."""
         ...
 
 
@@ -103,6 +110,17 @@ class HostInputs:
             ignored = torch.cat([ignored, torch.from_numpy(is_known)[:, None]], dim=1)
         return ignored
 
+    def ranges(self, side: Side) -> RangeTensors | None:
+        """Return the ranges of a side, where scores depend on them; see :class:`GroupInputs`."""
+        found = self._group.ranges.get(side)
+        if found is None:
+            return None
+        return (
+            torch.from_numpy(found.anchors),
+            torch.from_numpy(found.truths),
+            torch.from_numpy(found.negatives),
+        )
+
     def ignored_places(self, side: Side) -> tuple[npt.NDArray[np.int64], tuple[int, int]]:
         """Return the places where :meth:`ignored` is True, row by row, and its shape."""
         ignored = self.ignored(side)
@@ -132,6 +150,8 @@ class StagedInputs:
     ignored_places : mapping of Side to (copied tensor, (int, int))
         Places of the scores that are of no negative, row by row, and the shape of the scores: fewer bytes to
         copy than a mask.
+    of_ranges : mapping of Side to three copied tensors
+        Ranges of queries' entities, true answers and negatives; empty where no score depends on them.
     """
 
     of_relation_ids: _Tensor
@@ -139,6 +159,7 @@ class StagedInputs:
     of_weights: _Tensor | None
     of_labels: _Tensor | None
     ignored_places: Mapping[Side, tuple[_Tensor, tuple[int, int]]]
+    of_ranges: Mapping[Side, tuple[_Tensor, _Tensor, _Tensor]]
 
     @property
     def relation_ids(self) -> torch.Tensor:
@@ -166,3 +187,10 @@ class StagedInputs:
         places = copied.tensor
         ignored = torch.zeros(num_rows * num_columns, dtype=torch.bool, device=places.device)
         return ignored.index_fill_(0, places, True).view(num_rows, num_columns)
+
+    def ranges(self, side: Side) -> RangeTensors | None:
+        """Return the ranges of a side, where scores depend on them; see :class:`GroupInputs`."""
+        if side not in self.of_ranges:
+            return None
+        anchors, truths, negatives = self.of_ranges[side]
+        return anchors.tensor, truths.tensor, negatives.tensor

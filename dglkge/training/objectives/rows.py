@@ -58,6 +58,9 @@ class Scratch:
 
 NodeIds = npt.NDArray[np.int64]
 
+RangeOf = Callable[[str, NodeIds], NodeIds]
+"""Returns the range (n,) of each node (n,) of an entity type."""
+
 Shift = Callable[[torch.Tensor], torch.Tensor]
 """Returns what is added to the rows of node ids (n,): (n, D), or (D,) for all of them."""
 
@@ -203,6 +206,22 @@ class Negatives:
 
 
 @dataclass(frozen=True)
+class AnswerRanges:
+    """Ranges of the rows of the queries of one side, see :mod:`dglkge.sampling.range_offset`.
+
+    Attributes
+    ----------
+    anchors, truths : (B,) int64
+        Ranges of the queries' own entities and of the true answers.
+    negatives : (N,) int64
+    """
+
+    anchors: NodeIds
+    truths: NodeIds
+    negatives: NodeIds
+
+
+@dataclass(frozen=True)
 class Group:
     """Edges of a batch that join the same pair of entity types and share their negatives.
 
@@ -225,6 +244,8 @@ class Group:
         Where ``relations`` holds each relation once (U,): the place there of each edge's.
     inputs : GroupInputs or None
         What the loss takes besides rows, where it is on a device already.
+    ranges : mapping of Side to AnswerRanges
+        Of the sides that are trained; empty where no score depends on them.
     """
 
     lhs: str
@@ -240,6 +261,7 @@ class Group:
     labels: npt.NDArray[np.float32] | None = None
     relation_places: NodeIds | None = None
     inputs: Any = None
+    ranges: Mapping[Side, AnswerRanges] = field(default_factory=dict)
 
     @property
     def relation_ids(self) -> NodeIds:
@@ -263,6 +285,7 @@ def request_rows(
     requests: Mapping[str, RowRequest],
     known: KnownAnswers | None = None,
     shares_relations: bool = False,
+    range_of: RangeOf | None = None,
 ) -> list[Group]:
     """Make the groups of a batch: draw its negatives and request all rows.
 
@@ -281,6 +304,8 @@ def request_rows(
         Answers that are no negatives.
     shares_relations : bool
         Request the row of a relation once for all edges of a group.
+    range_of : callable, optional
+        Returns the ranges of nodes, where scores depend on them.
     """
     samplers: Mapping[Side, NegativeSampler] = {}
     if isinstance(sampler, Mapping):
@@ -314,6 +339,14 @@ def request_rows(
             for side in against
             if known is not None
         }
+        ranges = {}
+        if range_of is not None:
+            of_heads, of_tails = range_of(lhs, heads), range_of(rhs, tails)
+            known_and_missing = {Side.HEAD: (of_tails, of_heads), Side.TAIL: (of_heads, of_tails)}
+            ranges = {
+                side: AnswerRanges(*known_and_missing[side], range_of(types[side], found_negatives.ids))
+                for side, found_negatives in against.items()
+            }
         groups.append(
             Group(
                 lhs,
@@ -326,6 +359,7 @@ def request_rows(
                 known_of,
                 None if batch.labels is None else batch.labels[run],
                 relation_places,
+                ranges=ranges,
             )
         )
     return groups

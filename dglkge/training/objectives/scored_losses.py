@@ -10,6 +10,7 @@ from dglkge.model.compiled_losses import with_loops
 from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
+from dglkge.training.objectives.group_inputs import RangeTensors
 
 LEAST_COMPILED = 2
 """Queries, and negatives, from which the compiled function is used: torch.compile makes code of its own for 0
@@ -35,6 +36,8 @@ class ScoredLosses:
         Compile by ``torch.compile``.
     counts_above : bool
         Count the negatives that score above the true answers.
+    range_offset : float
+        Subtracted from the scores of answers in the range of the query's own entity, where ranges are given.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class ScoredLosses:
         device: ComputeDevice = HOST,
         is_compiled: bool = False,
         counts_above: bool = False,
+        range_offset: float = 0.0,
     ) -> None:
         self._model = model
         self._device = device
@@ -53,6 +57,7 @@ class ScoredLosses:
         self._compare = model.compare_plainly if is_reference else model.compare
         self._loss = loss if is_reference else with_loops(loss)
         self._counts_above = counts_above
+        self._range_offset = range_offset
         self._run: Callable[..., tuple[torch.Tensor, Optional[torch.Tensor]]] = self._compute
         if is_compiled:
             from torch._inductor import config
@@ -71,6 +76,7 @@ class ScoredLosses:
         truths: torch.Tensor,
         ignored: torch.Tensor,
         labels: Optional[torch.Tensor] = None,
+        ranges: Optional[RangeTensors] = None,
     ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
         """Return the losses of queries.
 
@@ -86,6 +92,8 @@ class ScoredLosses:
             Which scores are of no negative; the last column is that of ``own``.
         labels : (B,) tensor, optional
             Confidences, where the loss takes them.
+        ranges : three int64 tensors, optional
+            Ranges of the queries' entities, of true answers and of negatives.
 
         Returns
         -------
@@ -95,7 +103,7 @@ class ScoredLosses:
         """
         is_small = min(len(query), len(candidates)) < LEAST_COMPILED
         run = self._compute if is_small else self._run
-        return run(query, candidates, own, truths, ignored, labels)
+        return run(query, candidates, own, truths, ignored, labels, ranges)
 
     def try_out(self, dim: int, own_entity: bool) -> None:
         """Compute losses and gradients of made-up rows; the compiler runs in the first call.
@@ -122,7 +130,13 @@ class ScoredLosses:
         num_scores = num_negatives + own_entity
         ignored = torch.zeros(num_queries, num_scores, dtype=torch.bool, device=device)
         # As queries are in training: results of a function of the rows.
-        losses, _ = self(query * 1, candidates, own, truths, ignored)
+        ranges: Optional[RangeTensors] = None
+        if self._range_offset:
+            of_queries, of_negatives = (
+                torch.arange(number, device=device) % 2 for number in (num_queries, num_negatives)
+            )
+            ranges = of_queries, of_queries.flip(0), of_negatives
+        losses, _ = self(query * 1, candidates, own, truths, ignored, None, ranges)
         torch.autograd.grad(losses.sum(), leaves if own is None else [*leaves, own])
 
     def _compute(
@@ -133,12 +147,19 @@ class ScoredLosses:
         truths: torch.Tensor,
         ignored: torch.Tensor,
         labels: Optional[torch.Tensor],
+        ranges: Optional[RangeTensors],
     ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
         with self._device.autocast(self._matmul_dtype):
             scores = self._compare(query, candidates).to(query.dtype)
-        if own is not None:
-            scores = torch.cat([scores, self._model.compare_pairs(query, own)[:, None]], dim=1)
         positive = self._model.compare_pairs(query, truths)
+        own_scores = None if own is None else self._model.compare_pairs(query, own)
+        if ranges is not None:
+            anchors, of_truths, of_negatives = ranges
+            scores = scores - self._range_offset * (anchors[:, None] == of_negatives[None, :])
+            positive = positive - self._range_offset * (anchors == of_truths)
+            own_scores = None if own_scores is None else own_scores - self._range_offset
+        if own_scores is not None:
+            scores = torch.cat([scores, own_scores[:, None]], dim=1)
         above = None
         if self._counts_above:
             above = ((scores.detach() > positive.detach()[:, None]) & ~ignored).sum()

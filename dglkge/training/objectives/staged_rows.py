@@ -262,5 +262,9 @@ def _staged(group: Group, upload: Upload, host: HostInputs) -> Group:
         optional(group.weights),
         optional(group.labels),
         masks,
+        {
+            side: (upload.add(of_side.anchors), upload.add(of_side.truths), upload.add(of_side.negatives))
+            for side, of_side in group.ranges.items()
+        },
     )
     return dataclasses.replace(group, inputs=inputs)
