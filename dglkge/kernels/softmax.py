@@ -190,7 +190,8 @@ def lower_same_range(
     Parameters
     ----------
     anchors, truths, negatives : np.ndarray
-        "(Q,)", "(Q,)" and "(N,) int64" ranges of the queries' entities, of true answers, of negatives.
+        "(Q,)", "(Q,)" and "(N,) bool": in which of two ranges the queries' entities, the true answers and
+        the negatives are.
     offset : np.float32
         What is subtracted.
     scores : np.ndarray

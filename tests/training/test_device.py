@@ -72,10 +72,10 @@ def group_of(requests: dict[str, Any], shares_relations: bool, has_ranges: bool)
     against = dict.fromkeys(Side, negatives)
     ranges = {}
     if has_ranges:
-        of_heads, of_tails = heads % 3, tails % 3
+        of_heads, of_tails = heads % 2 == 0, tails % 2 == 0
         ranges = {
-            Side.TAIL: AnswerRanges(of_heads, of_tails, ids % 3),
-            Side.HEAD: AnswerRanges(of_tails, of_heads, ids % 3),
+            Side.TAIL: AnswerRanges(of_heads, of_tails, ids % 2 == 0),
+            Side.HEAD: AnswerRanges(of_tails, of_heads, ids % 2 == 0),
         }
     return Group("entity", "entity", heads, tails, weights, *rows, against, {}, None, places, ranges=ranges)
 

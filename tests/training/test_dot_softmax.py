@@ -71,8 +71,8 @@ def batch(weighted: bool) -> EdgeBatch:
 
 
 def range_of(entity_type: str, node_ids: np.ndarray) -> np.ndarray:
-    """Put every third row of people into range 0, of towns into 1, and so on."""
-    return (node_ids + (entity_type == "town")) % 3
+    """Put people of even ids into range 0, and towns of even ids into range 1."""
+    return (node_ids + (entity_type == "town")) % 2
 
 
 class Case:

@@ -18,7 +18,7 @@ from dglkge.training.objectives.rows import Group
 from dglkge.typing import Side
 
 RangeTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Those of :class:`dglkge.training.objectives.rows.AnswerRanges`: (B,), (B,) and (N,) int64."""
+"""Those of :class:`dglkge.training.objectives.rows.AnswerRanges`: (B,), (B,) and (N,) bool."""
 
 
 class GroupInputs(Protocol):

@@ -207,18 +207,20 @@ class Negatives:
 
 @dataclass(frozen=True)
 class AnswerRanges:
-    """Ranges of the rows of the queries of one side, see :mod:`dglkge.sampling.range_offset`.
+    """Which rows of the queries of one side are in the first of their bucket's two ranges.
+
+    See :mod:`dglkge.sampling.range_offset`; which of the two is the first has no meaning.
 
     Attributes
     ----------
-    anchors, truths : (B,) int64
-        Ranges of the queries' own entities and of the true answers.
-    negatives : (N,) int64
+    anchors, truths : (B,) bool
+        Of the queries' own entities and of the true answers.
+    negatives : (N,) bool
     """
 
-    anchors: NodeIds
-    truths: NodeIds
-    negatives: NodeIds
+    anchors: npt.NDArray[np.bool_]
+    truths: npt.NDArray[np.bool_]
+    negatives: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -342,9 +344,16 @@ def request_rows(
         ranges = {}
         if range_of is not None:
             of_heads, of_tails = range_of(lhs, heads), range_of(rhs, tails)
-            known_and_missing = {Side.HEAD: (of_tails, of_heads), Side.TAIL: (of_heads, of_tails)}
+            # A chunk is of one bucket: its rows are in two ranges, that of the first head and the other one.
+            first = of_heads[0]
+            known_and_missing = {
+                Side.HEAD: (of_tails == first, of_heads == first),
+                Side.TAIL: (of_heads == first, of_tails == first),
+            }
             ranges = {
-                side: AnswerRanges(*known_and_missing[side], range_of(types[side], found_negatives.ids))
+                side: AnswerRanges(
+                    *known_and_missing[side], range_of(types[side], found_negatives.ids) == first
+                )
                 for side, found_negatives in against.items()
             }
         groups.append(

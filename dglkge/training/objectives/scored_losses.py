@@ -92,8 +92,8 @@ class ScoredLosses:
             Which scores are of no negative; the last column is that of ``own``.
         labels : (B,) tensor, optional
             Confidences, where the loss takes them.
-        ranges : three int64 tensors, optional
-            Ranges of the queries' entities, of true answers and of negatives.
+        ranges : three bool tensors, optional
+            In which of two ranges the queries' entities, the true answers and the negatives are.
 
         Returns
         -------
@@ -133,7 +133,7 @@ class ScoredLosses:
         ranges: Optional[RangeTensors] = None
         if self._range_offset:
             of_queries, of_negatives = (
-                torch.arange(number, device=device) % 2 for number in (num_queries, num_negatives)
+                torch.arange(number, device=device) % 2 == 0 for number in (num_queries, num_negatives)
             )
             ranges = of_queries, of_queries.flip(0), of_negatives
         losses, _ = self(query * 1, candidates, own, truths, ignored, None, ranges)
@@ -155,7 +155,10 @@ class ScoredLosses:
         own_scores = None if own is None else self._model.compare_pairs(query, own)
         if ranges is not None:
             anchors, of_truths, of_negatives = ranges
-            scores = scores - self._range_offset * (anchors[:, None] == of_negatives[None, :])
+            # 1 where both are in the same of two ranges: the product goes through the scores once, where a
+            # mask of their size takes three passes.
+            same = _columns(anchors, scores.dtype), _columns(of_negatives, scores.dtype).T
+            scores = torch.addmm(scores, *same, alpha=-self._range_offset)
             positive = positive - self._range_offset * (anchors == of_truths)
             own_scores = None if own_scores is None else own_scores - self._range_offset
         if own_scores is not None:
@@ -167,3 +170,8 @@ class ScoredLosses:
         loss: Any = self._loss
         more = {} if labels is None else {"labels": labels}
         return loss(positive, scores, ignored, **more), above
+
+
+def _columns(is_first: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return 1 in the first column (n, 2) of what is in the first range, and in the second of the others."""
+    return torch.stack([is_first, ~is_first], dim=1).to(dtype)
