@@ -307,7 +307,7 @@ def _write_train(
 
 def _write_at(file: BinaryIO, array: np.ndarray, place: int) -> None:
     """Write an array at a place of a file, all of it."""
-    content = memoryview(array.tobytes())
+    content = array.data.cast("B")
     while content:
         written = os.pwrite(file.fileno(), content, place)
         content, place = content[written:], place + written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from threading import Lock
 
 import numpy as np
@@ -45,7 +46,12 @@ class NameIndex:
 
     def __init__(self, shard_bits: int = SHARD_BITS) -> None:
         self._bits = shard_bits
-        self._tables = [_Table(shard_bits) for _ in range(1 << shard_bits)]
+        # Of their own in each index, so that nobody can write a file of different names with equal hashes.
+        self._keys = np.frombuffer(os.urandom(16), np.uint64)
+        self._tables = self._make_tables()
+
+    def _make_tables(self) -> list[_Table]:
+        return [_Table(self._bits, self._keys) for _ in range(1 << self._bits)]
 
     def add(self, names: pd.Series | Strings) -> np.ndarray:
         """Return the ids of names, (n,) int32; new names get new ids.
@@ -63,12 +69,12 @@ class NameIndex:
         if isinstance(names, pd.Series):
             return self.add(pa.array(names.cat.categories, pa.string()))[names.cat.codes.to_numpy()]
         offsets, data = string_buffers(names)
-        hashes = hash_names(offsets, data)
-        rows, starts = group_by_low_bits(hashes, self._bits)
+        hashes = hash_names(offsets, data, self._keys)
+        rows, starts, num_bytes = group_by_low_bits(hashes, offsets, self._bits)
         ids = np.empty(len(names), np.int32)
         for shard in np.flatnonzero(np.diff(starts)).tolist():
             mine = rows[starts[shard] : starts[shard + 1]]
-            self._tables[shard].add(mine, hashes, offsets, data, shard, ids)
+            self._tables[shard].add(mine, int(num_bytes[shard]), hashes, offsets, data, shard, ids)
         return ids
 
     def in_order(self) -> tuple[NameList, np.ndarray]:
@@ -81,7 +87,7 @@ class NameIndex:
             [(np.arange(count) << self._bits) | shard for shard, count in enumerate(counts)]
         ).astype(np.int32)
         names = pa.concat_arrays([table.names() for table in self._tables])
-        self._tables = [_Table(self._bits) for _ in counts]
+        self._tables = self._make_tables()
         order = sorted_order(names)
         places = np.empty(int(ids.max(initial=-1)) + 1, np.int32)
         places[ids[order]] = np.arange(len(order), dtype=np.int32)
@@ -91,25 +97,29 @@ class NameIndex:
 class _Table:
     """A hash table of names."""
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, bits: int, keys: np.ndarray) -> None:
         self._bits = bits
+        self._keys = keys
         self._lock = Lock()
         self.num = 0
-        self._slots = np.zeros(64, np.uint64)
+        self._slots = np.zeros((64, 2), np.uint64)
         self._offsets = np.zeros(32, np.int64)
         self._data = np.zeros(256, np.uint8)
 
     def add(
         self,
         rows: np.ndarray,
+        num_bytes: int,
         hashes: np.ndarray,
         offsets: np.ndarray,
         data: np.ndarray,
         shard: int,
         ids: np.ndarray,
     ) -> None:
-        """Look up and add the names of some rows: see :func:`dglkge.kernels.names.intern_names`."""
-        num_bytes = int((offsets[rows + 1] - offsets[rows]).sum())
+        """Look up and add the names of some rows: see :func:`dglkge.kernels.names.intern_names`.
+
+        ``num_bytes`` is the length of these names in all.
+        """
         with self._lock:
             self._make_room(len(rows), num_bytes)
             self.num = intern_names(
@@ -137,8 +147,8 @@ class _Table:
             num_slots = len(self._slots)
             while 3 * (self.num + num_names) > 2 * num_slots:
                 num_slots *= 2
-            self._slots = np.zeros(num_slots, np.uint64)
-            hashes = hash_names(self._offsets[: self.num + 1], self._data)
+            self._slots = np.zeros((num_slots, 2), np.uint64)
+            hashes = hash_names(self._offsets[: self.num + 1], self._data, self._keys)
             fill_slots(hashes, self._bits, self._slots)
 
     def names(self) -> pa.LargeStringArray:

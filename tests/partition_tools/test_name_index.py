@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dglkge.data.name_list import NameList
+from dglkge.data.name_list import NameList, string_buffers
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError
 from dglkge.kernels.names import hash_names
@@ -42,10 +43,33 @@ def test_order_is_that_of_code_points(names, rounds):
     assert [names[place] for place in order.tolist()] == sorted(names)
 
 
-def test_names_of_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        name_index, "hash_names", lambda offsets, data: np.zeros_like(hash_names(offsets, data))
-    )
+@settings(max_examples=60, deadline=None)
+@given(names=st.lists(NAME, unique=True, min_size=1, max_size=60))
+def test_each_of_the_two_hashes_tells_names_apart(names: list[str]) -> None:
+    offsets, data = string_buffers(pa.array(names, pa.large_string()))
+    hashes = hash_names(offsets, data, np.array([3, 5], np.uint64))
+    assert np.array_equal(hashes, hash_names(offsets, data, np.array([3, 5], np.uint64)))
+    everything = np.concatenate([hashes, hash_names(offsets, data, np.array([4, 6], np.uint64))], axis=1)
+    assert [len(np.unique(one)) for one in everything.T] == 4 * [len(names)]
+    assert not (everything[:, :2] == everything[:, 2:]).any()
+
+
+def test_words_in_another_order_have_other_hashes() -> None:
+    words = ["abcdefgh", "ijklmnop", "qrstuvwx", "\0" * 8]
+    names = ["".join(order) for size in range(5) for order in itertools.permutations(words, size)]
+    offsets, data = string_buffers(pa.array([*names, "\0", "a", "a\0"], pa.large_string()))
+    hashes = hash_names(offsets, data, np.zeros(2, np.uint64))
+    assert [len(np.unique(one)) for one in hashes.T] == 2 * [len(names) + 3]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_names_of_which_one_hash_is_equal_are_told_apart(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def half(offsets: np.ndarray, data: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        hashes = hash_names(offsets, data, keys)
+        hashes[:, which] = 0
+        return hashes
+
+    monkeypatch.setattr(name_index, "hash_names", half)
     index, given_names = NameIndex(), [f"e{i % 50}" for i in range(200)]
     ids = index.add(pa.array(given_names))
     names, places = index.in_order()
