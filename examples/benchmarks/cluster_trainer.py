@@ -61,8 +61,7 @@ class Cost:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if "DGL_ROLE" in process.environ():
-                    times = process.cpu_times()
-                    seconds += times.user + times.system
+                    seconds += process_cpu_seconds(process.pid)
         return cls(int(interface[8]), seconds, time.monotonic())
 
     def since(self, before: Cost) -> Cost:
@@ -72,6 +71,18 @@ class Cost:
             self.cpu_seconds - before.cpu_seconds,
             self.wall_seconds - before.wall_seconds,
         )
+
+
+def process_cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and all of its threads, in seconds.
+
+    Its clock counts nanoseconds; /proc counts ticks of 10 ms, of which a short run may see none.
+    """
+    clock = (~pid << 3) | 2  # of the process, not of a thread; what clock_getcpuclockid(3) returns
+    try:
+        return time.clock_gettime(clock)
+    except OSError as error:  # EINVAL: no such process
+        raise psutil.NoSuchProcess(pid) from error
 
 
 class StockRows:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 
+import psutil
 import pytest
 
 import cluster
+import cluster_trainer
 from tests import warm
 
 SIZES = ["--num-entities", "300", "--num-triples", "4000", "--dimension", "16", "--batch-size", "256"]
@@ -43,6 +46,23 @@ def test_the_processor_time_is_that_of_the_jobs_processes(hosts_can_be_made, tmp
     (row,) = json.loads(output.read_text())
     # A trainer and a server; a small batch is no work for both cores, but for some of the time.
     assert 0 < row["cpu_seconds"] * 256 < 8 * row["wall_seconds"] and row["num_trainers"] == 1
+
+
+def test_processor_time_is_counted_in_less_than_ticks():
+    command = [sys.executable, "-c", "import sys\nfor _ in sys.stdin: print(sum(range(100_000)), flush=True)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        seconds = [cluster_trainer.process_cpu_seconds(process.pid)]
+        for _ in range(5):
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+            process.stdout.readline()
+            seconds.append(cluster_trainer.process_cpu_seconds(process.pid))
+        process.stdin.close()
+        process.wait()
+        # A sum takes about a millisecond.
+        assert all(1e-4 < after - before < 1 for before, after in zip(seconds, seconds[1:]))
+        with pytest.raises(psutil.NoSuchProcess):
+            cluster_trainer.process_cpu_seconds(process.pid)
 
 
 def test_a_row_is_compared_with_stock_and_with_itself_on_one_host():

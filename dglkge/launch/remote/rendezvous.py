@@ -183,6 +183,7 @@ class Rendezvous:
         self._waiting: dict[str, queue.SimpleQueue[Peer]] = {}
         self._handshakes = threading.BoundedSemaphore(MOST_HANDSHAKES)
         self._is_closing = threading.Event()
+        self._has_ended = threading.Event()
         self._has_signal = threading.Event()
         self._listener = listen(host, port)
         # An abstract socket: a launcher that is killed leaves no file.
@@ -282,6 +283,7 @@ class Rendezvous:
             while len(self._came) < self.num_nodes - 1 and time.monotonic() < deadline:
                 self._changed.wait(POLL_SECONDS)
             nodes = list(self._nodes.values())
+        self._has_ended.set()  # before a node is told and leaves
         for node in nodes:
             with contextlib.suppress(OSError):
                 node.peer.send({"end": status, "reason": reason})
@@ -406,7 +408,7 @@ class Rendezvous:
             del self._nodes[node.rank]
             self._changed.notify_all()
         node.peer.close()
-        if not self._is_closing.is_set():
+        if not self._has_ended.is_set() and not self._is_closing.is_set():
             self._report(f"node {node.rank} ({node.address}) is lost: {why}")
 
     def _forward_signal(self, node: _Node, number: int) -> None:
