@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster_faults import training_command
+from cluster_faults import ALLOWED_SECONDS, seconds_until, training_command
 from cluster_hosts import ClusterHost
 from cluster_jobs import SECRET, environment
 from tests.toy_kg import toy_dataset
@@ -58,7 +58,7 @@ def test_starter(two_hosts: list[ClusterHost], tmp_path: Path, starter):  # type
                 words = [*start, *options, *map(str, command)]
                 nodes.append(two_hosts[rank].popen(words, env=given, stdout=log, stderr=subprocess.STDOUT))
         statuses = [node.wait(END_SECONDS) for node in nodes]
-        assert not [str(process) for host in two_hosts for process in host.processes()]
+        assert seconds_until(lambda: not any(host.processes() for host in two_hosts)) <= ALLOWED_SECONDS
     finally:
         for process in [process for host in two_hosts for process in host.processes()]:
             with contextlib.suppress(psutil.Error):
