@@ -1,40 +1,39 @@
-# make help lists the targets. Each lane has a virtual environment of its own, created on first use.
+# make help lists the targets. They create a virtual environment on first use.
 #   make demo PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"    torch without CUDA
+#   make test-dgl PYTHON=python3.13 VENV=.venv-3.13 TORCH=torch                     another Python, the newest torch
 
 # The first interpreter that runs, in the order of preference.
-PYTHON ?= $(shell for name in python3.11 python3.10 python3.12 python3.9 python3; do \
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.10 python3; do \
     $$name -c pass 2>/dev/null && echo $$name && break; done)
-# The lane that has wheels for it: dgl 1.1.3 with torch 2.13.0, or dgl 2.1.0 with torch 2.2.1.
-LANE ?= $(shell $(PYTHON) -c 'import sys; print("dgl2" if sys.version_info[:2] in ((3, 9), (3, 12)) else "dgl1")')
+VENV ?= .venv
+TORCH ?= torch==2.13.0
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
 # Three workers for each of two cores: many tests wait. tests/conftest.py decides which tests share a worker.
 PARALLEL := -n 6
-# What calls DGL or torch: the part of the tests whose result may differ between the lanes.
+# What calls DGL or torch: the part of the tests whose result may differ between versions.
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
     functional/test_training_job.py functional/test_two_partitions.py functional/test_repeated_training.py \
     launch/test_launch_dgl_job.py partition_tools/test_partition_command.py partition_tools/test_build_graph.py)
-# The launcher's tests that run once more as an ordinary user and in the background: each lane a minute or two.
+# The launcher's tests that run once more as an ordinary user and in the background: each a minute or two.
 LAUNCHER_TESTS := $(addprefix tests/launch/test_,any_machine.py background_stream.py console.py control_groups.py \
     host_memory.py launch_command.py local_hosts.py log_format.py ports.py restarts.py shared_memory.py \
     supervisor.py table_files.py watchdog.py launch_dgl_job.py::test_runs_to_its_end)
-VENV := .venv
-VENV2 := .venv-dgl2
-VENV_DEMO := $(if $(filter dgl2,$(LANE)),$(VENV2),$(VENV))
+VENV_LOWEST := .venv-lowest
 VENV_PBG := .venv-pbg
 VENV_DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-user test-nohup test-dgl2 test-dgl2-part test-cluster test-pbg lint docs clean
+.PHONY: help demo test test-user test-nohup test-dgl test-lowest test-cluster test-pbg lint docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1 \t/' | expand -t 20
 
-demo: $(VENV_DEMO)/installed  ## a small knowledge graph: build, train, evaluate, predict: 3 minutes
-	PATH="$(CURDIR)/$(VENV_DEMO)/bin:$$PATH" bash examples/stdlib/run.sh
+demo: $(VENV)/installed  ## a small knowledge graph: build, train, evaluate, predict: 3 minutes
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash examples/stdlib/run.sh
 
 # mypy is one of the tests: it uses one core for most of a minute.
-test: $(VENV)/installed  ## ruff, mypy and every test with dgl 1.1.3 and torch 2.13.0: 15 minutes
+test: $(VENV)/installed  ## ruff, mypy and every test: 15 minutes
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
@@ -44,11 +43,11 @@ test-user: $(VENV)/installed  ## the launcher's tests as an ordinary user: nobod
 test-nohup: $(VENV)/installed  ## the launcher's tests as a shell's background starts them: SIGINT and SIGHUP ignored
 	trap '' INT HUP; $(VENV)/bin/python -m pytest $(PARALLEL) $(LAUNCHER_TESTS) < /dev/null
 
-test-dgl2: $(VENV2)/installed  ## every test with dgl 2.1.0 and torch 2.2.1
-	$(VENV2)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+test-dgl: $(VENV)/installed  ## the tests that call DGL or torch, for another Python or torch: 6 minutes
+	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS) $(DGL_TESTS)
 
-test-dgl2-part: $(VENV2)/installed  ## the tests that call DGL or torch, with dgl 2.1.0 and torch 2.2.1
-	$(VENV2)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS) $(DGL_TESTS)
+test-lowest: $(VENV_LOWEST)/installed  ## the same with the lowest version of each core requirement, on Python 3.10
+	$(VENV_LOWEST)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS) $(DGL_TESTS)
 
 test-cluster: $(VENV)/installed  ## every fault of a job on two hosts, with a table: 2 minutes; root only
 	$(VENV)/bin/python examples/benchmarks/cluster_faults.py
@@ -64,39 +63,34 @@ docs: $(VENV_DOCS)/installed  ## the documentation as a web site, in site/
 	NO_MKDOCS_2_WARNING=1 $(VENV_DOCS)/bin/mkdocs build --strict --quiet  # an advertisement of mkdocs-material
 
 clean:  ## remove everything that the other targets create, environments included
-	rm -rf $(VENV) $(VENV2) $(VENV_PBG) $(VENV_DOCS) site demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_PBG) $(VENV_DOCS) site demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
-# $(call allow_python,VERSIONS): ends make with one line if no wheels exist for the interpreter.
-define allow_python
-	@$(PYTHON) -c 'import sys; found = "%d.%d" % sys.version_info[:2]; found in "$(1)".split() or sys.exit( \
-	    f"$(PYTHON) is Python {found}: dgl 1.1.3 with torch 2.13.0 has wheels for 3.10 and 3.11, dgl 2.1.0 with " \
-	    "torch 2.2.1 (make test-dgl2, make demo LANE=dgl2) for 3.9 to 3.12; give PYTHON=python3.11, for example")'
-endef
-
-# Each environment has a stamp, newer than setup.py once all is installed: later calls need no network.
-$(VENV)/installed: setup.py
-	$(call allow_python,3.10 3.11)
+# Each environment has a stamp, newer than pyproject.toml once all is installed: later calls need no network.
+# dglkge-engine installs DGL where Python is newer than its wheels; elsewhere pip has done so.
+$(VENV)/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 10) or sys.exit( \
+	    "$(PYTHON) is Python %d.%d: allowed: 3.10 and newer, e.g. make test PYTHON=python3.11" % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q $(PIP_FLAGS) -e '.[dgl1,test,dev]'
+	$(VENV)/bin/python -m pip install -q $(PIP_FLAGS) '$(TORCH)' -e '.[train,test,dev]'
+	$(VENV)/bin/dglkge-engine --pip_flags="$(PIP_FLAGS)"
 	touch $@
 
-$(VENV2)/installed: setup.py
-	$(call allow_python,3.9 3.10 3.11 3.12)
-	$(PYTHON) -m venv $(VENV2)
-	$(VENV2)/bin/python -m pip install -q $(PIP_FLAGS) -e '.[dgl2,test]'
+$(VENV_LOWEST)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV_LOWEST)
+	sed -nE 's/^    "([a-z0-9]+)>=([0-9.]+)",$$/\1==\2/p' pyproject.toml > $(VENV_LOWEST)/lowest.txt
+	$(VENV_LOWEST)/bin/python -m pip install -q $(PIP_FLAGS) -c $(VENV_LOWEST)/lowest.txt -e '.[train,test]'
 	touch $@
 
 # PyTorch-BigGraph's setup.py needs the pkg_resources of an older setuptools and imports torch: no build isolation.
-$(VENV_PBG)/installed: setup.py
-	$(call allow_python,3.10 3.11)
+$(VENV_PBG)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV_PBG)
-	$(VENV_PBG)/bin/python -m pip install -q $(PIP_FLAGS) -e '.[dgl1,test]' 'setuptools<81' wheel
+	$(VENV_PBG)/bin/python -m pip install -q $(PIP_FLAGS) '$(TORCH)' -e '.[train,test]' 'setuptools<81' wheel
 	$(VENV_PBG)/bin/python -m pip install -q $(PIP_FLAGS) --no-build-isolation torchbiggraph==1.0.0
 	touch $@
 
 # mkdocstrings reads the sources without importing them: neither DGL nor torch is needed.
-$(VENV_DOCS)/installed: setup.py
+$(VENV_DOCS)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV_DOCS)
 	$(VENV_DOCS)/bin/python -m pip install -q $(PIP_FLAGS) 'mkdocs<2' mkdocs-material 'mkdocstrings[python]' \
 	    nbconvert pyyaml

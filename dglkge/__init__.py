@@ -1,13 +1,16 @@
 """dglkge: knowledge-graph embeddings trained on DGL's own distributed engine.
 
 The names below are what a training script needs. They are imported when they are first used, so that
-``from dglkge.optim import SparseAdagrad`` in another project loads nothing but the optimizers.
+``from dglkge.optim import SparseAdagrad`` in another project loads nothing but the optimizers. Import dglkge
+before DGL: it lets ``import dgl`` work with any torch (``dglkge/distributed/dgl_import.py``).
 """
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from dglkge.distributed import dgl_import
 
 __version__ = "0.1.0"
 
@@ -49,6 +52,9 @@ __all__ = [
     "run_command",
     "train",
 ]
+
+
+dgl_import.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ from dglkge.cli.train import SCRIPT, ip_config
 from dglkge.config import Config, load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import DESCRIPTION
+from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
 from dglkge.inference.run import Run, open_run
 from dglkge.launch.console import plain_text
@@ -121,6 +122,7 @@ def train(
         run = dglkge.train(frame, "complex", output="runs/mine", settings={"training.num_epochs": 20})
         run.predict_tails("Alice", "likes")
     """
+    require_dgl("dglkge.train")
     folder = Path(output)
     chosen = dict(settings or {})
     if score_function is not None:

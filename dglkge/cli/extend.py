@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dglkge.cli.common import flush_output, print_json, print_text
 from dglkge.cli.script import run_script, sigterm_raises
+from dglkge.distributed.dgl_import import require_dgl
 
 DESCRIPTION = """Add triples, entities and relations to a data set. A new folder is made, in which every old
 id and every entity's partition stays; new ids follow after the last. The new triples are an edge set of their
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Extend, and print what was added."""
+    require_dgl("dglkge extend")
     # Imported late, so that --help is quick.
     from dglkge.data.text_format import parse_columns, parse_delimiter
     from dglkge.partition.extend import extend_dataset

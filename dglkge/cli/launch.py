@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dglkge.config import Config
+from dglkge.distributed.dgl_import import require_dgl
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
@@ -87,6 +88,7 @@ def _launch(argv: Sequence[str], console: Console) -> int:
     if options.print_completion:
         console.summary(_completion_script(options.print_completion).rstrip("\n"))
         return 0
+    require_dgl("dglkge-launch")
     here = Path.cwd() if options.sync else Path(options.workspace).resolve()
     place = place_of_this_node(options, here / options.ip_config)
     if place is not None and place.rank > 0:

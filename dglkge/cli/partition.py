@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.cli.script import run_script, sigterm_raises
+from dglkge.distributed.dgl_import import require_dgl
 
 DESCRIPTION = "Turn triples (head, relation, tail) into a data set folder that dglkge trains from."
 EXAMPLES = """\
@@ -194,6 +195,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def make(arguments: argparse.Namespace) -> None:
     """Partition by the command line, and print the figures."""
+    require_dgl("dglkge partition")
     # Imported late, so that --help is quick.
     from rich.console import Console
 

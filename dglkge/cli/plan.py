@@ -18,7 +18,7 @@ from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.local_site import usable_cores
 from dglkge.launch.process_plan import MOST_DEFAULT_TRAINERS
 from dglkge.planning.epoch_time import Rates, epoch_seconds
-from dglkge.planning.host import HostMemory, host_memory, installed_base, misfits
+from dglkge.planning.host import HostMemory, host_memory, misfits
 from dglkge.planning.memory import PlannedHost, plan_memory
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
 
@@ -78,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
         num_trainers = len(gpus) or min(MOST_DEFAULT_TRAINERS, usable_cores())
     if num_trainers < 1 or args.num_servers < 0 or (args.num_servers == 0 and num_trainers > 1):
         raise InputError("--num_trainers must be at least 1, and 1 where --num_servers is 0")
-    # The base of a process is measured here: libraries differ between the lanes.
-    hosts = plan_memory(config, size, num_trainers, args.num_servers, installed_base())
+    hosts = plan_memory(config, size, num_trainers, args.num_servers)
     there = host_memory(config.output)
     ranges = plan_walks(args, config, size, hosts, there)
     seconds = epoch_seconds(config, size, num_trainers, measure_rates(config))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dglkge.config import load_config
 from dglkge.config.recipes import recipe_file
+from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError
 from dglkge.launch.ports import find_server_ports
 
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Launch the job."""
+    require_dgl("dglkge train")
     if args.recipe is not None:
         if args.config is not None:
             raise InputError(f"give CONFIG or --recipe, got {args.config} and {args.recipe}")

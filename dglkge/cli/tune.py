@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from dglkge.cli.common import print_columns, print_json, print_text
+from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError
 from dglkge.registry import import_modules
 
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, search and print."""
+    require_dgl("dglkge tune")
     # Here: --help does without torch and pandas.
     from tqdm import tqdm
 

@@ -200,15 +200,9 @@ class _Parquet:
 
     def _lists_of(self, group: int) -> Iterator[Any]:
         """Yield the lists of a row group, block by block."""
-        from pyarrow import ArrowInvalid
-
-        column = self._columns[1]
-        try:
-            for batch in self._file.iter_batches(ROWS_AT_A_TIME, row_groups=[group], columns=[column]):
-                yield batch.column(0)
-        except ArrowInvalid as error:
-            # Before release 23 pyarrow cannot read a list of fixed length that is null.
-            raise InputError(f"{self.place(int(self._starts[group]))}: column {column!r}: {error}") from None
+        batches = self._file.iter_batches(ROWS_AT_A_TIME, row_groups=[group], columns=[self._columns[1]])
+        for batch in batches:
+            yield batch.column(0)
 
     def _rows_of(self, group: int, start: int, wanted: Ids) -> Iterator[Block]:
         """Yield the wanted vectors of a row group that begins at a number."""

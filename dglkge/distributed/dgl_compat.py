@@ -1,11 +1,9 @@
-"""The only file that reaches into DGL's internals; the rest of the library uses DGL's public interface.
+"""The only file that reaches into DGL's internals (2.1.0); the rest of the library uses its public interface.
 
-It holds the differences between the supported versions (1.1.3 and 2.1.0), DGL's start and shutdown, the
-timeout of its requests, and functions of DGL that are replaced for a while. Each work-around states what DGL
-does, and why the replacement is safe. Three files have reasons to stay apart: :mod:`dglkge.optim` is usable
-without dglkge and has a file like this one of its own, ``dglkge/launch/script_runner.py`` is a program that
-runs scripts without importing anything of ours, and ``dgl_memory.py`` gives DGL's shared memory the job's
-names in such scripts too.
+It holds DGL's start and shutdown, the timeout of its requests, and functions of DGL that are replaced for a
+while. Each work-around states what DGL does, and why the replacement is safe. Three files have reasons to
+stay apart: :mod:`dglkge.optim` is usable alone and has a file like this one of its own, and ``dgl_import.py``
+and ``dgl_memory.py`` prepare DGL in scripts that import nothing else of ours.
 """
 
 from __future__ import annotations
@@ -22,20 +20,16 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, Callable
 
+import dgl
+import dgl.distributed
+
+from dglkge.distributed.dgl_import import name_segments
 from dglkge.distributed.server_ports import (
     PortTakenError,
     hold_usable_address,
     is_own_address,
     wait_until_listening,
 )
-from dglkge.distributed.world import choose_dgl_backend, segment_prefix, table_folder
-
-choose_dgl_backend()  # before the import
-
-import dgl  # noqa: E402
-import dgl.distributed  # noqa: E402
-
-from dglkge.distributed import dgl_memory  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +59,7 @@ def serve(ip_config: str) -> None:
     PortTakenError
         If another program listens on the server's port.
     """
-    dgl_memory.install(segment_prefix(), table_folder())
+    name_segments()
     with without_sleep(dgl.distributed.rpc_server), _port_errors():
         dgl.distributed.initialize(ip_config)
     sys.exit(0)
@@ -90,13 +84,13 @@ def connect(ip_config: str) -> None:
         stack.enter_context(holder)
         return address
 
-    dgl_memory.install(segment_prefix(), table_folder())
+    name_segments()
     with contextlib.ExitStack() as stack:
-        # DGL's get_local_usable_addr (rpc_client.py, both versions) binds a free port, closes it and listens
+        # DGL's get_local_usable_addr (rpc_client.py) binds a free port, closes it and listens
         # there later; in between any connection of the machine may get that port. The replacement returns the
         # same kind of string and keeps the port bound until DGL listens on it.
         stack.enter_context(_replaced(dgl.distributed.rpc_client, get_local_usable_addr=choose_and_hold))
-        # DGL 2.1.0 prints a line about GraphBolt. It goes to the log.
+        # DGL prints a line about GraphBolt. It goes to the log.
         stack.enter_context(contextlib.redirect_stdout(_LogWriter()))
         stack.enter_context(_port_errors())
         dgl.distributed.initialize(ip_config)
@@ -119,7 +113,7 @@ def open_graph(graph_name: str, part_config: str) -> Any:
 def disconnect() -> None:
     """Reset DGL's global state of the standalone mode, so that :func:`connect` starts anew.
 
-    DGL has no public function for this: its ``exit_client`` is for clients of servers. Both versions keep the
+    DGL has no public function for this: its ``exit_client`` is for clients of servers. It keeps the
     store, the role and the counter of unnamed tensors in module variables, which are put back to their first
     values here. Tensors and embeddings that are still referenced keep the store that they were made in.
     """
@@ -133,7 +127,7 @@ def disconnect() -> None:
 def without_sleep(rpc_server: Any, pause: Callable[[float], None] = time.sleep) -> Iterator[None]:
     """Run DGL's server loop without its sleep of three seconds at the start of every job.
 
-    ``rpc_server.start_server`` (1.1.3 and 2.1.0) sleeps before it connects back to its clients, so that their
+    ``rpc_server.start_server`` sleeps before it connects back to its clients, so that their
     sockets listen by then. Inside this block it checks instead whether they listen: clients of this machine
     in the kernel's table of sockets; clients of other machines get a short pause. This is safe because DGL
     tries again every second where the connection fails.
@@ -181,7 +175,7 @@ def request_timeout_seconds() -> float:
 def request_timeout() -> Iterator[None]:
     """End this process if the block, which sends requests to DGL's servers, takes longer than the timeout.
 
-    DGL's ``recv_response`` (both versions) waits without limit for a server that does not answer. It waits in
+    DGL's ``recv_response`` waits without limit for a server that does not answer. It waits in
     C++ and holds Python's global lock, so no thread of Python could end it. The watchdog of ``faulthandler``
     is a thread of C: it prints where each thread waits and ends the process with status 1, and the launcher
     then ends the job. There is one such watchdog in a process, so blocks must not nest.

@@ -1,15 +1,14 @@
 """Names and places of DGL's shared memory: the one door between a job and what its processes share.
 
-DGL names its segments after graph and table only (1.1.3 and 2.1.0), so two jobs on one machine would take
+DGL names its segments after graph and table only, so two jobs on one machine would take
 over each other's. :func:`install` puts a job's own prefix in front of every name. All of DGL's shared memory
-comes through these places, in both versions:
+comes through these places:
 
 =================================================== =====================================================
 ``empty_shared_mem`` in four modules                tables, partition book, node and edge data
 ``exist_shared_mem_array`` in two modules           tests for the last two
 ``dist_graph._copy_graph_to_shared_mem``            the graph's structure, which servers write
 ``dist_graph._get_graph_from_shared_mem``           the graph's structure, which clients read
-``dist_context.init_process``                       first function of sampler processes
 ``dist_tensor._default_init_data``                  first rows of a table, zeros
 ``rpc.copy_data_to_shared_memory``                  copies first rows to where they stay
 ``rpc.read_ip_config``                              addresses and ports of the servers
@@ -19,8 +18,8 @@ With a folder, all of it but the graph's structure is in files there, mapped by 
 the page cache is their memory. Names, rows and updates stay as they are, so results do too. Zeros are not
 written: DGL would make the whole table in its own memory and copy it, and new memory and new files are zero.
 
-The structure goes through C++ (and graphbolt in 2.1.0), which gets the graph's name with the prefix. Both
-versions import the functions by name, so they are replaced in the modules that use them.
+The structure goes through C++, which gets the graph's name with the prefix. DGL imports the functions by
+name, so they are replaced in the modules that use them.
 """
 
 from __future__ import annotations
@@ -87,22 +86,11 @@ def install(prefix: str, folder: str = "", ip_config: str = "") -> None:
         return copy_graph(structure, named(prefix, name, MOST_GRAPH_BYTES), *rest)
 
     graph._copy_graph_to_shared_mem = copy_named
-    context: Any = importlib.import_module("dgl.distributed.dist_context")
-    # Samplers are new interpreters: they unpickle this function, and so install the names first.
-    context.init_process = functools.partial(run_sampler, prefix, folder, ip_config)
     _skip_zeros()
     if ip_config:
         rpc: Any = importlib.import_module("dgl.distributed.rpc")
         read = rpc.read_ip_config
         rpc.read_ip_config = lambda _given, *rest: read(ip_config, *rest)
-
-
-def run_sampler(prefix: str, folder: str, ip_config: str, *arguments: Any) -> None:
-    """Run DGL's loop of a sampler process under the job's names."""
-    context: Any = importlib.import_module("dgl.distributed.dist_context")
-    original = context.init_process
-    install(prefix, folder, ip_config)
-    original(*arguments)
 
 
 def _skip_zeros() -> None:

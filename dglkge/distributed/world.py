@@ -11,10 +11,6 @@ from dglkge.errors import InputError
 DEFAULT_TIMEOUT_SECONDS = 600.0
 TIMEOUT_VARIABLE = "DGLKGE_TIMEOUT_SECONDS"
 JOB_VARIABLE = "DGLKGE_JOB"
-SEGMENTS_VARIABLE = "DGLKGE_SEGMENTS"
-"""Beginning of the names of all shared memory of one attempt of a job."""
-TABLE_FOLDER_VARIABLE = "DGLKGE_TABLE_FOLDER"
-"""Folder of the tables of one attempt of a job on a machine, if they are files."""
 
 SIZE_VARIABLES = {
     "WORLD_SIZE": "torchrun",
@@ -132,25 +128,6 @@ class World:
             timeout_seconds=_seconds(env.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT_SECONDS))),
             job=env.get(JOB_VARIABLE, ""),
         )
-
-
-def segment_prefix() -> str:
-    """Return what the names of this job's shared memory begin with; empty without our launcher."""
-    return os.environ.get(SEGMENTS_VARIABLE, "")
-
-
-def table_folder() -> str:
-    """Return the folder of this job's tables, if they are files; empty: they are in shared memory."""
-    return os.environ.get(TABLE_FOLDER_VARIABLE, "")
-
-
-def choose_dgl_backend() -> None:
-    """Set ``DGLBACKEND`` for DGL, which reads it when it is imported.
-
-    Without it DGL writes ``~/.dgl/config.json`` (all versions), which fails where the home folder is
-    read-only and races where several processes start at once.
-    """
-    os.environ.setdefault("DGLBACKEND", "pytorch")
 
 
 def _refuse_other_launchers(environment: Mapping[str, str]) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dglkge.distributed.dgl_import import SEGMENTS_VARIABLE, TABLE_FOLDER_VARIABLE
 from dglkge.distributed.jobs import job_prefix
 from dglkge.distributed.log_format import TEXT
 from dglkge.distributed.log_format import VARIABLE as LOG_FORMAT_VARIABLE
-from dglkge.distributed.world import JOB_VARIABLE, SEGMENTS_VARIABLE, TABLE_FOLDER_VARIABLE
+from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.errors import InputError
 from dglkge.launch.gpus import VISIBLE_VARIABLE, gpu_variables
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
@@ -307,8 +308,6 @@ def plan_processes(
             own = {
                 "DGL_ROLE": "server",
                 "DGL_SERVER_ID": str(number),
-                # Read by dgl 1.1.3 alone: with 1 a server would outlive its clients.
-                "DGL_KEEP_ALIVE": "0",
                 "OMP_NUM_THREADS": str(settings.num_server_threads),
                 **gpu_variables(settings.device, host.gpus, None),
             }

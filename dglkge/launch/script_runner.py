@@ -3,13 +3,13 @@
 This file is a program of its own, run by its path with the standard library only:
 ``script_runner.py script.py args...`` or ``script_runner.py -m package.module args...``.
 
-DGL registers ``exit_client`` with ``atexit`` (all versions): a barrier of all trainers without a timeout. A
+DGL registers ``exit_client`` with ``atexit``: a barrier of all trainers without a timeout. A
 trainer that raised would block there until the others exit, which wait for it, and no launcher could see that
 it failed. So this program skips that handler in a failed process, and only that one: other exit handlers run,
 and the status is the one that the interpreter would have given.
 
-DGL's shared memory has no name of the job either. As soon as the script has imported ``dgl.distributed``,
-this program installs ``dglkge/distributed/dgl_memory.py``, which gives it one.
+The script may import DGL and nothing of ours. So this program imports ``dglkge/distributed/dgl_import.py``
+first: with it DGL loads with any torch, and its shared memory has names of the job.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from __future__ import annotations
 import atexit
 import gc
 import importlib
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import io
 import os
@@ -27,66 +25,21 @@ import sys
 import threading
 import traceback
 import types
-from collections.abc import Sequence
 
 INTERRUPTED_STATUS = 130
 EXIT_HANDLERS_SECONDS = 3.0
-DGL_PACKAGE = "dgl.distributed"
-SEGMENTS_VARIABLE = "DGLKGE_SEGMENTS"
-TABLE_FOLDER_VARIABLE = "DGLKGE_TABLE_FOLDER"
-"""Set by the launcher: beginning of the names of the job's shared memory, and folder of tables in files."""
+BAD_INPUT_STATUS = 2
 
 
-class DglFinder(importlib.abc.MetaPathFinder):
-    """Finds ``dgl.distributed`` as usual, and installs the job's names once it has been imported.
-
-    Parameters
-    ----------
-    prefix : str
-        Beginning of the names.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Return the usual spec of the package, whose loader installs the names afterwards."""
-        if name != DGL_PACKAGE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_install(module: types.ModuleType) -> None:
-                execute(module)
-                install_names(self._prefix)
-
-            spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
-        return spec
-
-
-def install_names(prefix: str) -> None:
-    """Give DGL's shared memory in this process the names of the job."""
+def prepare_dgl() -> None:
+    """Import dglkge, which prepares the import of DGL: with any torch, and with the job's names."""
     if importlib.util.find_spec("dglkge") is None:
         # Last: nothing of the script's may be hidden by it.
-        sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
-    importlib.import_module("dglkge.distributed.dgl_memory").install(
-        prefix, os.environ.get(TABLE_FOLDER_VARIABLE, ""), os.environ.get("DGL_IP_CONFIG", "")
-    )
-
-
-def prepare_names() -> None:
-    """Install the job's names now or after the import of DGL, if our launcher started this process."""
-    prefix = os.environ.get(SEGMENTS_VARIABLE, "")
-    if not prefix:
-        return
-    if DGL_PACKAGE in sys.modules:
-        install_names(prefix)
-    else:
-        sys.meta_path.insert(0, DglFinder(prefix))
+        folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+        sys.path.append(folder)
+        # For the processes that the script starts.
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), folder]))
+    importlib.import_module("dglkge.distributed.dgl_import").install()
 
 
 def run(arguments: list[str]) -> None:
@@ -119,6 +72,8 @@ def exit_status(error: BaseException) -> int:
     """Return the status that the interpreter gives to an uncaught exception."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED_STATUS
+    if is_graphbolt_error(error):
+        return BAD_INPUT_STATUS
     if not isinstance(error, SystemExit):
         return 1
     if error.code is None:
@@ -126,8 +81,16 @@ def exit_status(error: BaseException) -> int:
     return error.code if isinstance(error.code, int) else 1
 
 
+def is_graphbolt_error(error: BaseException) -> bool:
+    """Whether the script asked for GraphBolt, which one line explains."""
+    return isinstance(error, sys.modules["dglkge.distributed.dgl_import"].GraphBoltError)
+
+
 def print_error(error: BaseException) -> None:
     """Print what the interpreter would have printed, without the frames of this file and runpy."""
+    if is_graphbolt_error(error):
+        sys.stderr.write(f"{error}\n")
+        return
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             sys.stderr.write(f"{error.code}\n")
@@ -159,7 +122,7 @@ def main() -> None:
     """Run the script or module of the command line."""
     # At exit Python looks for garbage among all that was imported, which takes .4 s after torch and DGL.
     atexit.register(gc.freeze)
-    prepare_names()
+    prepare_dgl()
     try:
         run(sys.argv[1:])
     except BaseException as error:

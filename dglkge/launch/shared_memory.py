@@ -31,10 +31,10 @@ __all__ = [
 ]
 
 KVSTORE_SUFFIX = "-kvdata-"
-"""Suffix of the name of every tensor in DGL's kvstore (its ``kvstore.py``, all versions)."""
+"""Suffix of the name of every tensor in DGL's kvstore (its ``kvstore.py``)."""
 
 GRAPH_MARK = "_node_meta"
-"""Suffix of the partition book of a graph (DGL's ``graph_partition_book.py``, all versions)."""
+"""Suffix of the partition book of a graph (DGL's ``graph_partition_book.py``)."""
 
 
 def segment_names(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:

@@ -14,7 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol, cast
 
-from dglkge.distributed.world import JOB_VARIABLE, TABLE_FOLDER_VARIABLE
+from dglkge.distributed.dgl_import import TABLE_FOLDER_VARIABLE
+from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.errors import InputError
 from dglkge.launch import watchdog
 from dglkge.launch.process_plan import PlannedProcess

@@ -182,7 +182,7 @@ class Alltoall:
         """
         if self._store_is_silent:
             raise RuntimeError(_SILENT)
-        # torch has no public access to the store of the default group; both lanes have this function.
+        # torch has no public access to the store of the default group.
         # add() with 0 reads a counter at once, where get() would block until the key exists.
         store = dist.distributed_c10d._get_default_store()
         answer: queue.Queue[Any] = queue.Queue()

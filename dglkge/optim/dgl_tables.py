@@ -1,6 +1,6 @@
 """Everything of this package that depends on DGL's internals; the other files use DGL's public names only.
 
-Checked against dgl 1.1.3 and 2.1.0, which agree in these places where no version is named:
+Checked against dgl 2.1.0:
 
 =============================== ===================================================================
 internal                        use
@@ -11,7 +11,6 @@ internal                        use
 ``DistTensor.__dict__, _owner`` a second view of a tensor that does not delete it: :class:`FencedTensor`
 ``DistTensor.kvstore_key``      key of the rows in ``KVClient.data_store``: :func:`local_array`
 ``KVClient.data_store``         this machine's rows in shared memory: :func:`local_array`
-``standalone_kvstore.KVClient`` 1.1.3: fails to delete what is not graph data: :func:`make_state`
 =============================== ===================================================================
 """
 
@@ -25,7 +24,6 @@ from weakref import WeakMethod
 import numpy as np
 import torch
 from dgl.distributed import DistTensor
-from dgl.distributed.standalone_kvstore import KVClient as StandaloneClient
 from torch.utils.weak import TensorWeakRef
 
 
@@ -46,7 +44,7 @@ def range_starts(policy: Any) -> np.ndarray:
     """First id of each partition, then the number of ids: "(num_parts + 1,) int64".
 
     Found by bisection on ``policy.to_partid``: the only public way that does not list all ids. Every
-    partition book that DGL 1.x and 2.x make is a range book, so ids of a partition are consecutive.
+    partition book that DGL makes is a range book, so ids of a partition are consecutive.
 
     Parameters
     ----------
@@ -84,17 +82,13 @@ def make_state(
         Type of all of them.
     """
     weight = embedding.weight
-    # State is not data of the graph (is_gdata=False). But the standalone client of dgl 1.1.3 removes every
-    # deleted tensor from its list of graph data without checking that it is there: a KeyError in
-    # DistTensor.__del__ (2.1.0 checks). There it is declared as graph data, which only lists its name.
-    is_gdata = isinstance(weight.kvstore, StandaloneClient)
     return {
         key: DistTensor(
             (weight.shape[0], *shape),
             dtype,
             f"{embedding.name}_{key}",
             part_policy=policy_of(embedding),
-            is_gdata=is_gdata,
+            is_gdata=False,  # not data of the graph
         )
         for key, shape in shapes.items()
     }
@@ -112,7 +106,7 @@ def policy_of(embedding: Any) -> Any:
 def make_words(num_rows: int, dim: int, name: str, part_policy: Any) -> DistTensor:
     """Create a table of 16-bit words, filled with zeros; a collective.
 
-    They are int16, which DGL's kvstore stores and sends in both versions.
+    They are int16, which DGL's kvstore stores and sends.
     """
     return DistTensor((num_rows, dim), torch.int16, name, part_policy=part_policy)
 

@@ -1,6 +1,6 @@
 """Embeddings whose rows are bfloat16 or float16 in memory; gradients, updates and state are float32.
 
-DGL's servers know no bfloat16 (1.1.3, 2.1.0), so such rows are tensors of int16 words, and their meaning is
+DGL's servers know no bfloat16, so such rows are tensors of int16 words, and their meaning is
 known here alone. Rows that are read are widened, exactly; an update widens the row, applies the rule in
 float32 and rounds the result.
 """

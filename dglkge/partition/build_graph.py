@@ -66,7 +66,7 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
     graph = build_graph(job, parts)
     partitions = dataset / dataset_files.PARTITIONS
     # partition_graph has no argument for a given assignment. With part_method="random" it takes the parts
-    # from its module's random_choice (dgl 1.1.3 and 2.1.0), which is replaced during the call. METIS runs
+    # from its module's random_choice (dgl 2.1.0), which is replaced during the call. METIS runs
     # above and not in partition_graph, because its result must be repaired: DGL cannot store a partition that
     # lacks a node of some type.
     flat = torch.from_numpy(np.concatenate([parts[ntype] for ntype in graph.ntypes]))
@@ -163,7 +163,7 @@ def metis_parts(heads: np.ndarray, tails: np.ndarray, num_nodes: int, num_parts:
     # One "type" for all nodes: METIS then balances nodes in total and edges, two constraints.
     one_type = torch.zeros(num_nodes, dtype=torch.int64)
     # DGL's C function that makes a graph symmetric writes past its memory where edges are parallel, that is
-    # where two relations join the same two entities (dgl 1.1.3 and 2.1.0: "free(): invalid next size").
+    # where two relations join the same two entities (dgl 2.1.0: "free(): invalid next size").
     with _replaced(dgl.partition, "_CAPI_DGLMakeSymmetric_Hetero", lambda _: simple._graph):
         parts: torch.Tensor = dgl.metis_partition_assignment(
             graph, num_parts, balance_ntypes=one_type, balance_edges=True

@@ -95,7 +95,7 @@ _TAIL_LINES = 20
 _FULL_BELOW = 2**20
 """Free bytes below which a failure counts as a full disk: DGL's errors do not name it, its log is cut off."""
 _ZEROED_MEMORY = ("MALLOC_PERTURB_=255", "GLIBC_TUNABLES=glibc.malloc.tcache_count=0")
-"""Environment that makes METIS deterministic. METIS as DGL builds it (1.1.3 and 2.1.0) reads memory that it
+"""Environment that makes METIS deterministic. METIS as DGL builds it (2.1.0) reads memory that it
 never wrote, so partitions of FB15k-237 differed between runs. MALLOC_PERTURB_=255 makes glibc return zeroed
 memory. The per-thread cache is off, because glibc writes an address into the blocks that it keeps there."""
 

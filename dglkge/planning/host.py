@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from dglkge.distributed.jobs import Claims, claims_of_others
 from dglkge.planning.control_groups import PROCESS, free_memory
-from dglkge.planning.memory import BASE_OF_DGL, CREATION, PlannedHost, ProcessBase, readable
+from dglkge.planning.memory import CREATION, PlannedHost, readable
 
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_INFO = Path("/proc/meminfo")
@@ -60,16 +59,6 @@ def host_memory(output: str | Path, job: str = "") -> HostMemory:
         shutil.disk_usage(folder).free,
         claims,
     )
-
-
-def installed_base() -> ProcessBase:
-    """Return the base memory of processes with the installed version of DGL."""
-    try:
-        version = importlib.metadata.version("dgl")
-    except importlib.metadata.PackageNotFoundError:
-        return ProcessBase()
-    first = version.partition(".")[0]
-    return BASE_OF_DGL.get(int(first) if first.isdigit() else 0, ProcessBase())
 
 
 def available_memory(info: Path = MEMORY_INFO, process: Path = PROCESS) -> int:

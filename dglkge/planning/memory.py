@@ -140,10 +140,6 @@ class ProcessBase:
     library_bytes: int = 175 * MIB
 
 
-BASE_OF_DGL = {1: ProcessBase(), 2: ProcessBase(335 * MIB, 262 * MIB, 300 * MIB)}
-"""By first number of the version of DGL: 1.1.3 with torch 2.13.0, 2.1.0 with torch 2.2.1, without CUDA."""
-
-
 @dataclass(frozen=True)
 class PlannedHost:
     """Memory and disk that one machine needs.

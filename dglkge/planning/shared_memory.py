@@ -1,6 +1,6 @@
 """Bytes of ``/dev/shm`` that a machine's part of a job needs: DGL's servers keep tables and graph there.
 
-Pure arithmetic on sizes. The figures were read off the segments of dgl 1.1.3 and 2.1.0, which agree; a test
+Pure arithmetic on sizes. The figures were read off the segments of dgl 2.1.0; a test
 compares them with the segments of a running job. On a machine with too little, processes end by SIGBUS
 during the start, without a message.
 """

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
+from dglkge.distributed.dgl_import import table_folder
 from dglkge.distributed.runtime import Cluster, is_server, num_servers, use_log_format
 from dglkge.distributed.runtime import join_cluster as join_graph
-from dglkge.distributed.world import World, table_folder
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.planning.host import host_memory, installed_base, misfits
+from dglkge.planning.host import host_memory, misfits
 from dglkge.planning.memory import describe_hosts, plan_memory
 from dglkge.training.epochs import JOB
 
@@ -82,7 +83,7 @@ def check_memory(config: Config, world: World) -> None:
         return
     # A process alone has no servers: its tables are its own memory.
     servers = num_servers() if world.launched else 0
-    planned = plan_memory(config, size, world.trainers_per_machine, servers, installed_base())[world.machine]
+    planned = plan_memory(config, size, world.trainers_per_machine, servers)[world.machine]
     found = misfits(
         planned, host_memory(config.output, world.job), has_started=True, in_files=bool(table_folder())
     )

@@ -28,7 +28,6 @@ import psutil
 
 from dglkge.config import load_config
 from dglkge.data.sizes import read_dataset_size
-from dglkge.planning.host import installed_base
 from dglkge.planning.memory import describe_hosts, plan_memory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,7 +125,7 @@ def main() -> int:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         job = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
         measured, measured_shared, at_peak = watch(job)
-        (planned,) = plan_memory(config, read_dataset_size(dataset), args.num_trainers, 1, installed_base())
+        (planned,) = plan_memory(config, read_dataset_size(dataset), args.num_trainers, 1)
     figures = {
         "dataset": str(args.dataset or f"random, {args.random_entities} entities"),
         "num_trainers": args.num_trainers,

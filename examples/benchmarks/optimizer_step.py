@@ -21,12 +21,12 @@ import time
 from pathlib import Path
 from typing import Any, Callable
 
-import dgl
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from dglkge import optim
+from dglkge import optim  # before dgl
+from dglkge.distributed.dgl_compat import dgl
 from dglkge.optim.table import Table
 
 NUM_TRAINERS = 2

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 
-import dgl
+import dglkge  # noqa: F401  before dgl, which then loads with any torch
+
+import dgl  # isort: skip
 import torch
 
 

@@ -11,7 +11,7 @@ from dglkge.cli import plan
 from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.data.sizes import read_dataset_size
-from dglkge.planning.host import HostMemory, installed_base
+from dglkge.planning.host import HostMemory
 from dglkge.planning.memory import plan_memory
 from dglkge.planning.ranges import OF_TABLES
 from tests.toy_kg import toy_dataset
@@ -37,7 +37,7 @@ def test_json_holds_the_plan(config_file: Path, there: None, capsys: pytest.Capt
     assert main(words) == 0
     report = json.loads(capsys.readouterr().out)
     config = load_config(config_file, ["model.dimension=8"])
-    (host,) = plan_memory(config, read_dataset_size(config.dataset), 3, 1, installed_base())
+    (host,) = plan_memory(config, read_dataset_size(config.dataset), 3, 1)
     assert report["machines"][0]["memory"] == dict(host.memory)
     assert report["machines"][0]["memory_bytes"] == host.memory_bytes
     assert report["this_machine"]["shared_memory_bytes"] == 32 * GIB
@@ -72,7 +72,7 @@ def test_memory_of_gpus(
         assert main(["plan", str(config_file), "--set", f"training.device={device}"]) == 0
         assert ("GPU memory of each trainer" in capsys.readouterr().out) == is_shown
     config = load_config(config_file)
-    (host,) = plan_memory(config, read_dataset_size(config.dataset), 3, 1, installed_base())
+    (host,) = plan_memory(config, read_dataset_size(config.dataset), 3, 1)
     assert main(["plan", str(config_file), "--json"]) == 0
     (machine,) = json.loads(capsys.readouterr().out)["machines"]
     assert machine["device_bytes_of_a_trainer"] == host.device_bytes

@@ -8,7 +8,10 @@ import pytest
 
 from tests.contract.source_tree import SourceFile, calls, functions, sources
 
-MAY_READ_ENVIRONMENT = ("dglkge.distributed.world", "dglkge.distributed.runtime", "dglkge.launch")
+MAY_READ_ENVIRONMENT = (
+    *("dglkge.distributed.world", "dglkge.distributed.runtime", "dglkge.distributed.dgl_import"),
+    "dglkge.launch",
+)
 
 
 def library() -> tuple[SourceFile, ...]:

@@ -29,6 +29,7 @@ def test_names_begin_with_the_jobs() -> None:
 INSTALLED = """
 import json, os, sys
 import torch
+import dglkge
 from dgl.distributed import dist_tensor, kvstore, rpc, shared_mem_utils, graph_partition_book
 from dglkge.distributed import dgl_memory
 

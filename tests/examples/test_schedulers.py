@@ -76,6 +76,6 @@ def test_docker() -> None:
 def test_the_image_is_built_from_what_there_is() -> None:
     """The extra of the Dockerfile exists, and the manifests' script is in the image."""
     text = (EXAMPLES / "kubernetes" / "Dockerfile").read_text(encoding="utf-8")
-    assert "COPY . /opt/dglkge" in text and "/opt/dglkge[dgl1]" in text
-    assert '"dgl1":' in (EXAMPLES.parent / "setup.py").read_text(encoding="utf-8")
+    assert "COPY . /opt/dglkge" in text and "/opt/dglkge[train]" in text
+    assert "\ntrain = [" in (EXAMPLES.parent / "pyproject.toml").read_text(encoding="utf-8")
     assert (EXAMPLES / "train.py").is_file()

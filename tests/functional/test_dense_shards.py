@@ -8,7 +8,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-import torch
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.dataset import Dataset
@@ -16,12 +15,6 @@ from dglkge.typing import RELATION
 from tests.functional import job as commands
 from tests.functional.test_same_result_everywhere import stats, tables
 from tests.toy_kg import toy_dataset
-
-pytest.importorskip("torch.distributed.fsdp")
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.distributed.fsdp, "fully_shard"),
-    reason=f"torch {torch.__version__} has no torch.distributed.fsdp.fully_shard",
-)
 
 SETTINGS = (
     *("model.init_scale=0.3", "training.matmul_dtype=float32", "training.batch_size=50", "dense.lr=0.01"),

@@ -11,9 +11,9 @@ import os
 import sys
 from pathlib import Path
 
-os.environ["DGLBACKEND"] = "pytorch"
 os.environ["DGL_ROLE"] = "server"
 
+import dglkge  # noqa: F401, I001  before dgl
 import dgl
 
 SHARED_MEMORY = Path("/dev/shm")

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from dglkge.planning import host
-from dglkge.planning.host import HostMemory, available_memory, host_memory, installed_base, misfits
-from dglkge.planning.memory import BASE_OF_DGL, CREATION, PlannedHost, ProcessBase
+from dglkge.planning.host import HostMemory, available_memory, host_memory, misfits
+from dglkge.planning.memory import CREATION, PlannedHost
 
 MIB = 2**20
 
@@ -36,12 +36,6 @@ def test_this_machine(tmp_path: Path) -> None:
     assert there.disk_bytes == pytest.approx(shutil.disk_usage(tmp_path).free, rel=0.05)
     shared = os.statvfs("/dev/shm")
     assert there.shared_memory_bytes == pytest.approx(shared.f_bavail * shared.f_frsize, rel=0.05)
-
-
-@pytest.mark.parametrize("version, key", [("1.1.3", 1), ("2.1.0+cpu", 2), ("7.0", None), ("dev", None)])
-def test_base_follows_the_installed_dgl(monkeypatch: pytest.MonkeyPatch, version: str, key: int) -> None:
-    monkeypatch.setattr("importlib.metadata.version", lambda name: version)
-    assert installed_base() == BASE_OF_DGL.get(key, ProcessBase())
 
 
 def planned(memory: int, shared: int, base: int, mapped: int) -> PlannedHost:

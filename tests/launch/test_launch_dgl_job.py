@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dglkge.distributed.jobs import job_prefix, live_jobs
+from dglkge.launch import script_runner
 from dglkge.launch.shared_memory import dgl_segments, segment_names
 from tests import warm
 from tests.toy_kg import REPOSITORY
@@ -29,7 +30,7 @@ def part_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A partitioned toy graph."""
     folder = tmp_path_factory.mktemp("ring")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), "--partition", str(folder)]
+    command = [sys.executable, script_runner.__file__, str(SCRIPT), "--partition", str(folder)]
     subprocess.run(command, check=True, timeout=120, env=environment, stdout=subprocess.DEVNULL)
     return folder / "ring.json"
 

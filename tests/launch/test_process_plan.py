@@ -40,7 +40,7 @@ def test_environment_of_one_machine() -> None:
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
     }
-    assert server.environment == shared | {"DGL_ROLE": "server", "DGL_SERVER_ID": "0", "DGL_KEEP_ALIVE": "0"}
+    assert server.environment == shared | {"DGL_ROLE": "server", "DGL_SERVER_ID": "0"}
     client = shared | {
         "DGL_ROLE": "client",
         "DGL_DIST_MODE": "distributed",

@@ -47,7 +47,7 @@ def forked(target: Callable[..., None], *arguments: Any) -> multiprocessing.Proc
 
 
 _PARTITION_SCRIPT = """
-import json, sys, torch, dgl
+import json, sys, torch, dglkge, dgl
 folder, num_parts, counts = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 edges = {}
 for ntype, num_nodes in counts.items():  # one edge more than nodes: DGL tells tables apart by their size

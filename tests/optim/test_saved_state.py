@@ -78,8 +78,6 @@ def test_trainers_that_are_not_synchronous_share_the_rows_out(tmp_path: Path) ->
 def test_an_overflow_of_one_trainer_holds_all_of_them(tmp_path: Path) -> None:
     """GradScaler: all leave out the step, also those with finite gradients or without any, and all lower the
     scale."""
-    if not hasattr(torch.amp, "GradScaler"):
-        pytest.skip("this torch has no torch.amp.GradScaler")
     for rows, scales in run_cluster("tests.optim.workers:overflow", 3, num_nodes=NUM_NODES):
         expected = start_rows(60, 2)
         expected[5] -= 0.5  # Adagrad's first step is the learning rate; the second was left out,

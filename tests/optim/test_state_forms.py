@@ -153,7 +153,6 @@ def renamed(value, names: dict[str, str]):
     return value
 
 
-@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="this torch has no torch.amp.GradScaler")
 @pytest.mark.parametrize("unscales", [False, True])
 def test_grad_scaler(make_table, unscales: bool) -> None:
     """Scaled losses give the steps of torch's Adagrad without a scaler; a step with an infinite gradient is

@@ -18,14 +18,9 @@ from tests.functional.job import environment
 from tests.surroundings import free_ports
 from tests.toy_kg import toy_dataset
 
-NEEDS_FSDP = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6),
-    reason=f"torch {torch.__version__} has no torch.distributed.fsdp.fully_shard",
-)
 SIZE = 3
 
 
-@NEEDS_FSDP
 def test_slices_are_summed_updated_joined_and_read(tmp_path: Path) -> None:
     """The checks are in shard_ranks.py, on each of three processes."""
     port = str(free_ports())
@@ -70,14 +65,8 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused(tmp_path: Path) -> 
     )
 
 
-def test_refused_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_settings(tmp_path: Path) -> None:
     words = "dense.sharding is fsdp and model.score_function is complex, which has no dense parameters"
     assert words in refusal(tmp_path)
-    # As with torch 2.2.
-    monkeypatch.delattr("torch.distributed.fsdp.fully_shard", raising=False)
-    assert refusal(tmp_path, "model.score_function=tucker") == (
-        f"dense.sharding is fsdp, and torch {torch.__version__} has no torch.distributed.fsdp.fully_shard "
-        "(2.6 and later have); allowed here: replicated"
-    )
     with pytest.raises(InputError, match="dense.sharding is 'ddp'; allowed: one of replicated, fsdp"):
         load_config(None, [f"dataset={toy_dataset()}", "dense.sharding=ddp"])

@@ -109,7 +109,6 @@ def test_without_a_loss_scale_small_gradients_vanish() -> None:
     assert not found[2].any()
 
 
-@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch has no torch.amp.GradScaler")
 @pytest.mark.parametrize("start", [2.0**16, 2.0**126, 3.0])
 def test_the_loss_scale_follows_torch_step_by_step(start: float) -> None:
     """torch.amp.GradScaler on the CPU: scale, steps since its change, and which steps are made."""

@@ -28,7 +28,7 @@ OPTIONS: dict[str, list[str]] = {
     "OneCycleLR": ["max_lr=0.1", "total_steps=40"],
     "ReduceLROnPlateau": ["patience=1", "factor=0.5"],
 }
-"""Options of every scheduler that both versions of torch have."""
+"""Options of every scheduler of torch."""
 
 
 def config(*settings: str) -> Any:

@@ -38,6 +38,7 @@ import numpy as np
 
 PRELOADED = (
     "torch.distributed",
+    "dglkge",  # before DGL
     "dgl.distributed",
     "dglkge.training.build",
     "dglkge.cli.launch",

@@ -163,7 +163,7 @@ def _installed_version(package: str) -> str | None:
 def _check_address(address: str) -> None:
     """Raise InputError for an address of another machine.
 
-    DGL (``rpc_client.get_local_machine_id``, all versions) would silently take this machine for machine 0.
+    DGL (``rpc_client.get_local_machine_id``) would silently take this machine for machine 0.
     """
     interfaces = local_interfaces()
     if not is_local(address, interfaces):

@@ -263,7 +263,7 @@ class Node:
             while (message := peer.receive()) is not None:
                 if message:
                     self._messages.put(message)
-        except socket.timeout:  # TimeoutError from Python 3.10 on
+        except TimeoutError:
             self._why = f"no heartbeat for {HEARTBEAT_TIMEOUT_SECONDS:g} s"
         except OSError as error:
             self._why = error.strerror or str(error)

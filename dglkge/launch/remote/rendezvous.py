@@ -399,7 +399,7 @@ class Rendezvous:
                     self._forward_signal(node, int(message["signal"]))
                 if "problem" in message:
                     why = str(message["problem"])
-        except socket.timeout:  # TimeoutError from Python 3.10 on
+        except TimeoutError:
             why = f"no heartbeat for {HEARTBEAT_TIMEOUT_SECONDS:g} s"
         except (OSError, ValueError) as error:
             why = f"its connection was lost: {error}"

@@ -116,20 +116,13 @@ def check_dense(config: Config, model: KgeModel) -> None:
 
 
 def _check_sharding(chosen: DenseConfig) -> None:
-    """Refuse slices of parameters where torch cannot gather them, or the optimizer needs the whole ones.
+    """Refuse slices of parameters where the optimizer needs the whole ones.
 
     Raises
     ------
     InputError
         If this is so.
     """
-    try:
-        from torch.distributed.fsdp import fully_shard  # noqa: F401
-    except ImportError:
-        raise InputError(
-            f"dense.sharding is fsdp, and torch {torch.__version__} has no "
-            "torch.distributed.fsdp.fully_shard (2.6 and later have); allowed here: replicated"
-        ) from None
     if not works_by_number(chosen):
         raise InputError(
             f"dense.optimizer is {chosen.optimizer} and dense.sharding is fsdp, which gives each trainer a "

@@ -1,0 +1,129 @@
+"""``dglkge-engine``: installs DGL, also for Pythons that are newer than its wheels."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from dglkge.cli.common import print_text, run_command
+from dglkge.distributed.dgl_import import DGL_VERSION, NO_WHEEL_FROM
+from dglkge.errors import InputError, JobError
+
+DESCRIPTION = f"""Install dgl {DGL_VERSION}, its last release, into this Python's environment, and try it.
+
+Its wheels are for Python 3.8 to 3.12. For a newer Python pip downloads the one for 3.12, "wheel tags" gives
+it a name that fits every Python 3, and pip installs that: only one extension in it (_cy3) is for 3.12 alone,
+and DGL does without it. Nothing else is changed. That DGL loads with any torch is dglkge's own work: import
+dglkge before dgl, or start scripts with dglkge-launch."""
+EXAMPLES = """examples:
+  dglkge-engine
+  dglkge-engine --dry-run       # shows what it would do
+  dglkge-engine --pip_flags="--index-url https://pypi.example.com/simple\""""
+
+LAST_WITH_WHEEL = "3.12"
+TRIAL = """
+import dglkge
+import dgl, dgl.distributed, torch
+graph = dgl.graph(([0, 1], [1, 2]))
+assert graph.in_degrees().tolist() == [0, 1, 1]
+print(f"dgl {dgl.__version__} works with torch {torch.__version__}")
+"""
+"""What DGL must be able to do in a new process."""
+TRIAL_SECONDS = 300
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "dglkge-engine", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
+    parser.add_argument(
+        "--pip_flags", "--pip-flags", default="", metavar="FLAGS", help="more words for pip's commands"
+    )
+    return parser
+
+
+def plan(version: tuple[int, int], flags: Sequence[str], folder: str) -> list[list[str]]:
+    """Return the commands that install DGL, to be run in turn.
+
+    Parameters
+    ----------
+    version : tuple of int
+        Version of Python.
+    flags : sequence of str
+        More words for pip.
+    folder : str
+        An empty folder for the wheel.
+    """
+    pip = [sys.executable, "-m", "pip"]
+    if version < NO_WHEEL_FROM:
+        return [[*pip, "install", *flags, f"dgl=={DGL_VERSION}"]]
+    download = ["--no-deps", "--only-binary=:all:", "--python-version", LAST_WITH_WHEEL, "--dest", folder]
+    abi = "cp" + LAST_WITH_WHEEL.replace(".", "")
+    tags = ["--remove", "--python-tag=py3", "--abi-tag=none"]
+    return [
+        [*pip, "download", *flags, *download, "--abi", abi, f"dgl=={DGL_VERSION}"],
+        [sys.executable, "-m", "wheel", "tags", *tags, f"{folder}/*.whl"],
+        [*pip, "install", *flags, f"{folder}/*.whl"],
+    ]
+
+
+def works() -> str:
+    """Import DGL in a new process; returns what works, or an empty text."""
+    command = [sys.executable, "-c", TRIAL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TRIAL_SECONDS)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def install(flags: Sequence[str], dry_run: bool) -> int:
+    """Install DGL unless it works already.
+
+    Raises
+    ------
+    InputError
+        If there is no wheel for this machine.
+    JobError
+        If a command fails, or DGL does not work afterwards.
+    """
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        where = f"{sys.platform} on {platform.machine()}"
+        raise InputError(f"dgl {DGL_VERSION} has wheels for linux on x86_64 only; this is {where}")
+    found = works()
+    if found:
+        print_text(f"{found}: nothing to do")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="dglkge-engine.") as folder:
+        for command in plan(sys.version_info[:2], flags, folder):
+            print_text(shlex.join(command))
+            if dry_run:
+                continue
+            # The name of the downloaded wheel is known only now.
+            made = next(Path(folder).glob("*.whl"), None)
+            words = [str(made) if made and word.endswith("*.whl") else word for word in command]
+            if subprocess.run(words, check=False).returncode:
+                raise JobError(f"this command failed: {shlex.join(words)}")
+    if not dry_run:
+        found = works()
+        if not found:
+            why = "python -c 'import dglkge, dgl'"
+            raise JobError(f"dgl {DGL_VERSION} is installed and cannot be imported; this shows why: {why}")
+        print_text(found)
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    args = build_parser().parse_args(argv)
+    return run_command("dglkge-engine", lambda: install(shlex.split(args.pip_flags), args.dry_run))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""DGL with any torch: in this process, in scripts that import nothing of ours, and in their children."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dglkge.distributed import dgl_import
+from dglkge.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNNER = ROOT / "dglkge" / "launch" / "script_runner.py"
+
+
+def run_script(folder: Path, text: str, *interpreter: str) -> subprocess.CompletedProcess[str]:
+    """Run a script under the launcher's runner, or by the given words alone."""
+    path = folder / "script.py"
+    path.write_text(text)
+    variables = {name: value for name, value in os.environ.items() if name != "DGLBACKEND"}
+    variables |= {"HOME": str(folder), "PYTHONPATH": str(ROOT)}
+    command = [*(interpreter or (sys.executable, str(RUNNER))), str(path)]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+
+
+def test_import_of_dgl_behind_dglkge(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        "import dglkge\nimport dgl\nimport dgl.distributed\n"
+        "print(dgl.backend.backend_name, dgl.graph(([0, 1], [1, 2])).in_degrees().tolist())",
+        sys.executable,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "pytorch [0, 1, 1]"
+    assert not (tmp_path / ".dgl").exists()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_scripts_of_others_and_their_children(tmp_path: Path, method: str) -> None:
+    """The script imports DGL first and nothing of ours; its child imports the script again."""
+    done = run_script(
+        tmp_path,
+        "import dgl, multiprocessing\n"
+        "def work(queue):\n"
+        "    queue.put(dgl.graph(([0, 1], [1, 2])).num_edges())\n"
+        "if __name__ == '__main__':\n"
+        f"    context = multiprocessing.get_context({method!r})\n"
+        "    queue = context.Queue()\n"
+        "    child = context.Process(target=work, args=(queue,))\n"
+        "    child.start()\n"
+        "    print(queue.get(timeout=60))\n"
+        "    child.join(60)\n"
+        "    print(child.exitcode)\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["2", "0"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "initialize('ip_config.txt', use_graphbolt=True)",
+        "initialize('ip_config.txt', 1000, None, 1, True)",
+        "load_partition('part.json', 0, use_graphbolt=True)",
+        "partition_graph(dgl.graph(([0], [1])), 'g', 1, 'out', use_graphbolt=True)",
+        "dgl_partition_to_graphbolt.__globals__['gb'].load_from_shared_memory('g')",
+    ],
+)
+def test_graphbolt_is_refused_with_one_line(tmp_path: Path, call: str) -> None:
+    done = run_script(tmp_path, f"import dgl\ndgl.distributed.{call}\n")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [dgl_import.REASON]
+    assert dgl_import.REASON.startswith("use_graphbolt=True needs dgl.graphbolt")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "version, found",
+    [("1.1.3", "dgl 1.1.3 is"), ("", "it is not"), ("2.1.0", ""), ("2.1.0+cpu", ""), ("2.4.0", "")],
+)
+@pytest.mark.parametrize("python", [(3, 12), (3, 14)])
+def test_training_needs_dgl(
+    monkeypatch: pytest.MonkeyPatch, version: str, found: str, python: tuple[int, int]
+) -> None:
+    def version_of(name: str) -> str:
+        if not version:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(importlib.metadata, "version", version_of)
+    monkeypatch.setattr(dgl_import.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "version_info", python)
+    if not found:
+        dgl_import.require_dgl("dglkge train")
+        return
+    with pytest.raises(InputError) as caught:
+        dgl_import.require_dgl("dglkge train")
+    then = " and dglkge-engine" if python == (3, 14) else ""
+    assert str(caught.value) == (
+        f"dglkge train needs dgl 2.1.0, and {found} installed here: pip install 'dglkge[train]'{then}"
+    )

@@ -1,0 +1,155 @@
+"""All commands that read a run work in an environment from which DGL is removed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from dglkge.cli.main import COMMANDS
+from tests.functional.job import environment, train_alone
+from tests.toy_kg import ring_triples, toy_dataset, write_splits
+
+TRAINING = ("partition", "extend", "train", "tune")
+"""Commands that need DGL."""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment with everything that this one has, but DGL."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for source in {sysconfig.get_paths()[name] for name in ("purelib", "platlib")}:
+        for path in Path(source).iterdir():
+            if path.name != "dgl" and not path.name.startswith(("dgl-", "__pycache__")):
+                (packages / path.name).symlink_to(path)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trained run, and triples."""
+    folder = tmp_path_factory.mktemp("reading")
+    settings = ["training.num_epochs=2", "model.dimension=16", "evaluation.valid_every_epochs=1"]
+    done = train_alone(f"dataset={toy_dataset(typed=True)}", f"output={folder / 'run'}", *settings)
+    assert done.returncode == 0, done.stderr
+    write_splits(folder / "triples", ring_triples())
+    (folder / "some.tsv").write_text("person0\tlives_in\ttown0\n")
+    (folder / "run.yaml").write_text(f"dataset: {toy_dataset(typed=True)}\noutput: new\n")
+    return folder
+
+
+def run(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python without DGL."""
+    command = [str(python), *words]
+    return subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120
+    )
+
+
+def test_dgl_is_not_there(python: Path, folder: Path) -> None:
+    done = run(python, folder, "-c", "import dglkge, dgl")
+    assert done.returncode == 1 and done.stderr.endswith("ModuleNotFoundError: No module named 'dgl'\n")
+
+
+READING = {
+    "config": [],
+    "recipes": [],
+    "evaluate": ["run", "--limit", "3"],
+    "predict": ["run", "--head", "person0", "--relation", "lives_in"],
+    "score": ["run", "--input", "some.tsv"],
+    "similar": ["run", "--entity", "person0"],
+    "export": ["run", "--format", "npy", "--output", "exported"],
+    "quality": [toy_dataset(typed=True)],
+    "watch": ["run", "--once"],
+    "report": ["run", "--output", "report.html"],
+    "inspect": ["run"],
+    "checkpoint": ["verify", "run"],
+    "plan": ["run.yaml"],
+    "jobs": [],
+}
+
+
+def test_every_command_has_a_case() -> None:
+    """Tests of these two are below."""
+    assert {*READING, *TRAINING, "serve", "stop"} == set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", READING)
+def test_reading(python: Path, folder: Path, name: str) -> None:
+    done = run(python, folder, "-m", "dglkge", name, *READING[name])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout and "Traceback" not in done.stderr
+
+
+def test_stop_finds_no_job(python: Path, folder: Path) -> None:
+    done = run(python, folder, "-m", "dglkge", "stop", "run")
+    assert done.returncode == 2 and "no job" in done.stderr
+
+
+def test_serve(python: Path, folder: Path) -> None:
+    pytest.importorskip("uvicorn")
+    command = [str(python), "-m", "dglkge", "serve", "run", "--port", "0", "--json"]
+    server = subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True)
+    try:
+        lines: list[str] = []
+        while not lines or lines[-1] != "}\n":
+            lines.append(server.stdout.readline())
+            assert lines[-1]
+        address = json.loads("".join(lines))["url"].rstrip("/")
+        with urllib.request.urlopen(f"{address}/health", timeout=60) as answer:
+            assert json.load(answer)["status"] == "ok"
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+    assert server.returncode in (0, 143)
+
+
+def test_python(python: Path, folder: Path) -> None:
+    """The answers are those of an environment with DGL."""
+    program = (
+        "import dglkge\n"
+        "run = dglkge.open_run('run')\n"
+        "print(run.predict_tails('person0', 'lives_in', k=3).to_csv())\n"
+    )
+    without = run(python, folder, "-c", program)
+    assert without.returncode == 0, without.stderr
+    assert without.stdout.count("town") == 3
+    assert run(Path(sys.executable), folder, "-c", program).stdout == without.stdout
+
+
+WORDS = {
+    "partition": ["--input", "triples", "--output", "made"],
+    "extend": ["--dataset", toy_dataset(typed=True), "--input", "triples", "--output", "made", "--name", "x"],
+    "train": ["run.yaml"],
+    "tune": ["run.yaml", "--output", "made"],
+}
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_names_the_extra(python: Path, folder: Path, name: str) -> None:
+    done = run(python, folder, "-m", "dglkge", name, *WORDS[name])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"dglkge: error: {message(f'dglkge {name}')}\n"
+    assert not (folder / "made").exists() and not (folder / "new").exists()
+
+
+def test_other_doors_name_the_extra(python: Path, folder: Path) -> None:
+    done = run(python, folder, "-c", "import dglkge; dglkge.train('triples', 'complex', output='new')")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"dglkge.errors.InputError: {message('dglkge.train')}"
+    done = run(python, folder, "-m", "dglkge.cli.launch", "some_script.py")
+    assert (done.returncode, done.stderr) == (2, f"dglkge-launch: error: {message('dglkge-launch')}\n")
+    assert not (folder / "new").exists()
+
+
+def message(user: str) -> str:
+    """The error of what needs DGL."""
+    then = " and dglkge-engine" if sys.version_info >= (3, 13) else ""
+    return f"{user} needs dgl 2.1.0, and it is not installed here: pip install 'dglkge[train]'{then}"
