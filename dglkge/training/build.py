@@ -296,8 +296,9 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     clock = PhaseClock(config.training.profile)
     global_vectors: GlobalVectors | None = None
     if config.model.global_vectors:
-        types, lr = tables.entity_types, config.optimizer.lr
-        global_vectors = GlobalVectors(types, model.dim, lr, cluster.sum)
+        # The first group is that of the entities.
+        group, clip_value = optimizer.param_groups[0], config.optimizer.clip_value
+        global_vectors = GlobalVectors(tables.entity_types, model.dim, group, cluster.sum, clip_value)
     train_step = _build_train_step(
         config, dataset, layout, computing, tables, optimizer, pairs, clock, batches, cluster, global_vectors,
          dense, features, device, device_tables,
@@ -552,10 +553,9 @@ def _build_dense(
     None where there are none. A collective. `computing` is the model of the batches: this one, or a copy on a
     device.
     """
-    limits = clipping_of(config.optimizer)
     others: Any = (
         functools.partial(dense_optimizer, config.dense), cluster.sum, cluster.world.rank == 0,
-        limits.get("value", 0.0), "norm" in limits, None if computing is model else computing.module,
+        config.optimizer.clip_value, None if computing is model else computing.module,
         # One trainer has all of them in any case.
         Path(config.output) if config.dense.sharding == "fsdp" and cluster.world.world_size > 1 else None,
         None if precision is None else precision.loss_scale,

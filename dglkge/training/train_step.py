@@ -192,34 +192,38 @@ class TrainStep:
         gradients += dense
         if self._features is not None:
             self._project_back(self._features, gradients)
-        # Before the rows change: a clipped gradient's norm is that of rows and dense parameters together.
-        more: dict[str, float] = {}
+        # Before the rows change: a clipped gradient's norm is that of rows, dense parameters and global
+        # vectors together.
+        other_squares = 0.0
         self.is_skipped = False
         if self._dense is not None:
             has_scale = self._dense.loss_scale is not None
             are_finite = not has_scale or all(is_finite(rows) for _, _, rows in gradients)
             self._clock.enter("exchange")
             self.is_skipped = not self._dense.sum_gradients(are_finite)
-            if self._dense.clips_norm:
-                more = {"other_squares": self._dense.squares}
+            other_squares += self._dense.squares
         if self.is_skipped:
             gradients = []
         elif self._global_vectors is not None:
             self._clock.enter("merge")
-            self._global_vectors.step((self._names[id(one)], rows) for one, _, rows in gradients)
+            other_squares += self._global_vectors.sum_gradients(
+                (self._names[id(one)], rows) for one, _, rows in gradients
+            )
         self._optimizer.step_rows(
             # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
             self._of_trained_rows(gradients),
             # Summed with the step: no round of messages of its own.
             extra=int(self._stop.is_noted),
-            **more,
+            other_squares=other_squares,
             # Keys the rounding of rows of 16 bits: a resumed run rounds as one that was not interrupted.
             number=plan.number,
         )
+        # Every trainer updates its own copy, or its slices: nothing is exchanged.
+        self._clock.enter("update")
         if self._dense is not None and not self.is_skipped:
-            self._clock.enter("update")
-            # Every trainer updates its own copy, or its slices: nothing is exchanged.
-            self._dense.update(self._optimizer.clip_factor if more else 1.0)
+            self._dense.update(self._optimizer.clip_factor)
+        if self._global_vectors is not None and not self.is_skipped:
+            self._global_vectors.update(self._optimizer.clip_factor)
         self.someone_must_stop = self._optimizer.step_sum > 0
         return loss
 
