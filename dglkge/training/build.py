@@ -458,7 +458,7 @@ def _build_train_step(
     device: ComputeDevice,
     device_tables: DeviceTables | None,
 ) -> TrainStep:
-    world, stop = cluster.world, cluster.stop
+    world = cluster.world
     updates = optimizer if device_tables is None else device_tables
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
@@ -472,7 +472,7 @@ def _build_train_step(
             config, model, regularizer, tables, batches, world, clock, dropout, shifts, device, device_tables
         )
         return TrainStep(
-            full, tables, updates, None, pairs, clock, stop, batches.following, dropout, sums_batch,
+            full, tables, updates, None, pairs, clock, batches.following, dropout, sums_batch,
             global_vectors=global_vectors, frozen=frozen, touched=touched, dense=dense,
             staging=_build_staging(device, device_tables), features=features,
         )  # fmt: skip
@@ -513,7 +513,6 @@ def _build_train_step(
         negatives,
         pairs,
         clock,
-        stop,
         batches.following,
         dropout,
         sums_batch,
