@@ -119,6 +119,12 @@ RANKED_QUERY_NUMBERS = 4
 """Float64 rows for each query that is ranked: anchors, relations, truths and the query itself."""
 
 
+HELD_OUT_NUMBERS = 1 << 22
+"""Numbers that the ranking of held-out triples compares at a time (``training/held_out.py``)."""
+
+COMPARED_COPIES = 3
+"""Copies of them that are alive at once: a difference, its modulus and what is summed."""
+
 RANKED_WIDE_COPIES = 3
 """Copies of queries that are wider than a row: the queries, by true answer, and in float32."""
 
@@ -226,7 +232,7 @@ def _plan_host(
     # The background writer saves a copy of rows and state, so that training can change the originals.
     copy_bytes = table_bytes + state_bytes if saves_in_background(config) else 0
     ranking = ranking_bytes(config, size) + ranked_copy_bytes(config, part)
-    work = num_trainers * max(batch_bytes(config, size, world_size), ranking)
+    work = num_trainers * max(batch_bytes(config, size, world_size), ranking, held_out_bytes(config))
     on_device = device_bytes(config, size, machine, world_size)
     # The stand-in's device is the host.
     work += num_trainers * on_device if config.training.device == STAGED_CPU_DEVICE else 0
@@ -539,6 +545,22 @@ def ranking_bytes(config: Config, size: DatasetSize) -> int:
     at_a_time = min(num_queries, MODULE_ROWS)
     queries += 8 * (shared.dense_numbers(config) + shared.query_numbers(config) * at_a_time)
     return queries + RANKING_TILE_BYTES
+
+
+def held_out_bytes(config: Config) -> int:
+    """Return the memory that one trainer takes to rank held-out triples."""
+    if not config.evaluation.eval_fraction:
+        return 0
+    num_queries = config.evaluation.eval_num_batch_negs
+    num_candidates = num_queries + config.evaluation.eval_num_uniform_negs
+    width = shared.query_dim(config)
+    compared = COMPARED_COPIES * max(HELD_OUT_NUMBERS, num_candidates * width)
+    # Rows of both sides, candidates, and their parts before they are joined; queries and relations.
+    rows = (2 * num_queries + 2 * num_candidates) * config.model.dimension
+    rows += num_queries * (width + shared.row_width(RELATION, config))
+    # Scores and their blocks, what is ignored, and the terms of the loss.
+    scores = AUTOGRAD_SCORES * num_queries * num_candidates
+    return shared.FLOAT_BYTES * (compared + rows + scores)
 
 
 def features_bytes(config: Config, size: DatasetSize) -> int:

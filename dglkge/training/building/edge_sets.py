@@ -15,11 +15,11 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.losses import LOSSES, build_loss
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows_of_sets
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
+from dglkge.training.building.components import configured_loss
 from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.training.passes import Passes
 from dglkge.typing import RELATION
@@ -124,17 +124,12 @@ def build_passes(
     held_out = None
     if config.evaluation.eval_fraction:
         world = cluster.world
-        options = {
-            name: getattr(config.loss, name)
-            for name in LOSSES.get(config.loss.name).options()
-            if hasattr(config.loss, name)
-        }
         held_out = HeldOutEvaluator(
             order,
             num_chunks,
             dataset.split(TRAIN),
             model,
-            build_loss(config.loss.name, **options),
+            configured_loss(config),
             dataset.relations.relations,
             {name: dataset.num_entities(name) for name in dataset.entity_types},
             gather,
