@@ -24,6 +24,9 @@ from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.training.passes import Passes
 from dglkge.typing import RELATION
 
+TRIPLES_A_BLOCK = 1 << 20
+"""Triples that are read at a time."""
+
 
 def configured_order(config: Config, dataset: Dataset) -> TripleOrder:
     """Return the order of an epoch: all triples as one set, or the named sets one after another.
@@ -152,15 +155,18 @@ def touched_rows(
     """
     if config.training.rows == "all" or not isinstance(batches, EdgeBatches):
         return None
-    masks = {name: np.zeros(layout.num_nodes(name), bool) for name in layout.ntypes}
-    train = dataset.split(TRAIN)
-    relations = dataset.relations.relations
+    train, relations = dataset.split(TRAIN), dataset.relations.relations
+    # One array for all tables by original id: where an entity's mark stands follows from the relation.
+    starts = dict(zip(layout.ntypes, np.cumsum([0, *map(layout.num_nodes, layout.ntypes)]).tolist()))
+    first_head = np.array([starts[relation.lhs] for relation in relations])
+    first_tail = np.array([starts[relation.rhs] for relation in relations])
+    marks = np.zeros(sum(map(layout.num_nodes, layout.ntypes)), bool)
     for one in batches.order.sets:
-        ids = one.triple_ids
-        triples = train[ids.start : ids.stop] if isinstance(ids, range) else train[ids]
-        for relation_id in np.unique(triples[:, 1]).tolist():
-            relation = relations[relation_id]
-            here = triples[triples[:, 1] == relation_id]
-            for name, column in ((relation.lhs, 0), (RELATION, 1), (relation.rhs, 2)):
-                masks[name][layout.node_ids(name)[here[:, column]]] = True
-    return masks
+        for start in range(0, len(one.triple_ids), TRIPLES_A_BLOCK):
+            ids = one.triple_ids[start : start + TRIPLES_A_BLOCK]
+            triples = train[ids.start : ids.stop] if isinstance(ids, range) else train[ids]
+            heads, numbers, tails = triples.T
+            marks[first_head[numbers] + heads] = True
+            marks[starts[RELATION] + numbers] = True
+            marks[first_tail[numbers] + tails] = True
+    return {name: marks[start:][layout.original_ids(name)] for name, start in starts.items()}
