@@ -575,7 +575,7 @@ def _build_dropout(config: Config, tables: TableSet) -> RowDropout | None:
     rates = dict.fromkeys(tables.entity_types, chosen.entity_dropout)
     rates[RELATION] = chosen.relation_dropout
     original_ids = {name: table.original_ids for name, table in tables.items()}
-    return RowDropout(rates, original_ids, config.seed)
+    return RowDropout(rates, original_ids, config.seed, config.training.kernels)
 
 
 def _build_trackers(config: Config, cluster: Cluster, checkpoints: CheckpointManager) -> Trackers:
