@@ -367,8 +367,10 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     # "auto" is not decided yet when a plan is made: float32 is the upper bound.
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
     operands = numbers * number_bytes if number_bytes < shared.FLOAT_BYTES else 0
-    # Dropout changes a copy of the candidates, and rows of 16 bits are widened.
+    # Dropout changes a copy of the candidates, to which features and global vectors are added, and rows of
+    # 16 bits are widened.
     is_copied = drops_rows(config) or config.tables.dtype != "float32"
+    is_copied = is_copied or config.model.global_vectors or bool(config.features.files)
     operands += numbers * shared.FLOAT_BYTES if is_copied else 0
     num_queries = num_candidate_queries(config)
     queries = QUERY_COPIES * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
