@@ -29,17 +29,11 @@ from dglkge.registry import registry_of
 from dglkge.typing import DEVICE_STORAGE, RELATION, STAGED_CPU_DEVICE
 
 MIB = 2**20
-CREATION = "temporary copy while tables are created"
-"""Item of a plan that tables in files do not have."""
-
 LAUNCHER_BYTES = 13 * MIB
 KEEPER_BYTES = 6 * MIB
 
 SERVER_BYTES_PER_EDGE = 30
 """Server heap after loading a partition's graph, apart from shared memory."""
-
-KEPT_BLOCK_BYTES = 32 * MIB
-"""Largest freed block that glibc may keep; larger ones go back to the system (``M_MMAP_THRESHOLD_MAX``)."""
 
 NAME_BYTES = 8
 """Bytes of memory for each name in a mapped file: where it ends."""
@@ -171,6 +165,8 @@ class PlannedHost:
         The part of what lies in ``/dev/shm`` that stays there where tables are files.
     device_bytes : int
         Memory of a GPU that one trainer takes there, if it has one, without that of CUDA itself.
+    file_bytes : int
+        The part of the memory that is mapped files where tables are files.
     """
 
     machine: int
@@ -181,11 +177,19 @@ class PlannedHost:
     disk_bytes: int
     structure_bytes: int = 0
     device_bytes: int = 0
+    file_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
         """Peak of all processes of the job on this machine, in bytes."""
         return sum(num_bytes for _, num_bytes in self.memory)
+
+    def needed_bytes(self, in_files: bool) -> int:
+        """Return the memory that must be free: the peak without mapped files.
+
+        The system drops or writes out their pages when memory is short. `in_files`: tables are files.
+        """
+        return self.memory_bytes - self.mapped_bytes - (self.file_bytes if in_files else 0)
 
 
 def plan_memory(
@@ -237,12 +241,10 @@ def _plan_host(
     # The stand-in's device is the host.
     work += num_trainers * on_device if config.training.device == STAGED_CPU_DEVICE else 0
     exchange = num_trainers * exchange_bytes(config, size, world_size)
-    later = work + exchange + copy_bytes + name_bytes(size)
     dense = shared.dense_numbers(config)
     # One trainer of the job copies what it writes, to memory or to a file that is mapped.
     dense_bytes = num_trainers * dense_trainer_bytes(config, dense, world_size)
     dense_bytes += DENSE_STORED_BYTES * dense * (machine == 0)
-    creating = creation_bytes(part, config, later) if num_servers else 0
     # Each figure is a peak by itself, and the sum takes them as simultaneous, except batches and ranking,
     # which never are (`work` is the larger one).
     memory = (
@@ -250,7 +252,6 @@ def _plan_host(
         ("optimizer state", state_bytes),
         ("graph of DGL's servers", graph_bytes if num_servers else 0),
         ("server heap after loading the graph", num_servers * SERVER_BYTES_PER_EDGE * part.num_graph_edges),
-        (CREATION, creating),
         ("edges and ids, mapped files", mapped - features),
         ("features, mapped files", features),
         ("batches and ranking", work),
@@ -266,6 +267,9 @@ def _plan_host(
         ("interpreters and libraries", base_bytes),
     )
     in_shared_memory = table_bytes + state_bytes + graph_bytes if num_servers else 0
+    structure = shared.structure_bytes(part) if num_servers else 0
+    # A process alone has the graph in memory of its own.
+    in_files = in_shared_memory - structure if num_servers else table_bytes + state_bytes
     # The new version is written beside the old one, which is dropped after it is published.
     versions = 2 + _kept_versions(config)
     # Files have float32 whatever the type of the tables.
@@ -274,9 +278,8 @@ def _plan_host(
     # The slices are joined in a file of their own before they are written.
     disk_bytes += DENSE_STORED_BYTES * dense * (machine == 0 and config.dense.sharding == "fsdp")
     disk_bytes += features
-    structure = shared.structure_bytes(part) if num_servers else 0
     return PlannedHost(
-        machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure, on_device
+        machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure, on_device, in_files
     )
 
 
@@ -299,22 +302,6 @@ def saves_in_background(config: Config) -> bool:
     Tables on a disk are, where that was chosen, too large for a copy in memory: training waits.
     """
     return config.checkpoint.background and config.tables.storage != "disk"
-
-
-def creation_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
-    """Return the addition to the peak while servers create tables.
-
-    A server creates each table in its own memory and copies it to shared memory (``kvstore.py``,
-    ``init_data``). It is done before trainers allocate the memory that they need later.
-    """
-    largest = max(count * shared.row_bytes(table, config) for table, count in part.num_rows.items())
-    # State is float32, and so its tensors may be larger than the rows.
-    for table, count in part.num_rows.items():
-        widths = shared.state_widths(shared.row_width(table, config), config, table)
-        largest = max(largest, count * max(widths, default=0) * shared.FLOAT_BYTES)
-    # A large temporary block goes back to the system before trainers allocate, so only its excess over
-    # `later_bytes` adds to the peak; a small one may stay in the heap.
-    return max(min(largest, KEPT_BLOCK_BYTES), largest - later_bytes)
 
 
 def with_wide_rows(config: Config) -> Config:

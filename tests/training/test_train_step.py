@@ -259,6 +259,33 @@ def test_commits_by_the_clock_take_no_message_of_their_own(
     assert counts[0] == counts[1]
 
 
+@pytest.mark.parametrize("optimizer", ["sparse_adagrad", "sparse_adam"])
+def test_a_process_alone_keeps_tables_in_files(dataset: Path, tmp_path: Path, optimizer: str) -> None:
+    """Rows and state are mapped from a folder that goes with the job; rows are those of memory."""
+    rows: list[dict[str, torch.Tensor]] = []
+    files = tmp_path / "files"
+    for storage in ("memory", "disk"):
+        more = (f"tables.storage={storage}", f"tables.folder={files}", f"optimizer.name={optimizer}")
+        config = load_config(None, settings(dataset, tmp_path / storage, *more))
+        with dglkge.join_cluster(config) as cluster:
+            trainer = dglkge.build_trainer(config, cluster)
+            for _ in dglkge.remaining_epochs_until(2):
+                for batch in trainer.batches():
+                    trainer.step(batch)
+            rows.append({name: table.local_rows.clone() for name, table in trainer.tables.items()})
+            places = Path("/proc/self/maps").read_text()
+            tensors = [table.local_rows for table in trainer.tables.values()]
+            states = [trainer.optimizer.state_tensors(table.embedding) for table in trainer.tables.values()]
+            num_tensors = len(tensors) + sum(len(state) for state in states)
+            assert places.count(str(files)) == (num_tensors if storage == "disk" else 0)
+        JOB.restore(0)
+        del trainer, tensors, states
+        gc.collect()  # its tables go before others of the same names come
+    assert not list(files.iterdir())
+    for name, of_memory in rows[0].items():
+        assert torch.equal(of_memory, rows[1][name])
+
+
 def test_alone_it_does_not_matter_whether_trainers_wait(dataset: Path, tmp_path: Path) -> None:
     totals = []
     for synchronous in ("true", "false"):
