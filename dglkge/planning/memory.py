@@ -323,6 +323,20 @@ def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None)
     return 2 * share + num_negatives, share
 
 
+def relation_rows(config: Config, world_size: int, size: DatasetSize) -> int:
+    """Return the number of rows of relations that a trainer holds for one batch.
+
+    Where a row is a matrix (RESCAL) or is multiplied by a core (TuckER), a group of triples has that of each
+    relation once; else there is one for each triple.
+    """
+    share = batch_rows(config, world_size, size)[1]
+    if not shared.configured_score_function(config).shares_relations:
+        return share
+    # Queries of k_vs_all are in groups by side.
+    num_groups = max(2, _num_chunks(config, len(size.parts)))
+    return min(share, num_groups * size.num_rows[RELATION])
+
+
 def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[int]:
     """Return the number of negatives of a query for each side that is trained."""
     counts = [count for count in config.negatives.per_side.values() if count]
@@ -377,7 +391,8 @@ def device_bytes(config: Config, size: DatasetSize, machine: int, world_size: in
     dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
     num_entities, num_relations = batch_rows(config, world_size, size)
     # Distinct rows, rows by place, and the gradients of both.
-    rows = 4 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
+    num_shared = relation_rows(config, world_size, size)
+    rows = 4 * shared.FLOAT_BYTES * (num_entities * dim + num_shared * relation_dim)
     counts = negatives_per_side(config, size) if is_sampled(config) else [0]
     scores = AUTOGRAD_SCORES * num_relations * sum(counts) * shared.FLOAT_BYTES
     # Queries of both sides and their gradients.
@@ -476,7 +491,8 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     """Return the working memory of one trainer: rows, their gradients, queries and scores."""
     dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
     num_entities, num_relations = batch_rows(config, world_size, size)
-    rows = 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
+    num_shared = relation_rows(config, world_size, size)
+    rows = 2 * shared.FLOAT_BYTES * (num_entities * dim + num_shared * relation_dim)
     # Of the side with more of them, and of both sides together.
     counts = negatives_per_side(config, size) if is_sampled(config) else [0]
     num_negatives, num_scored = max(counts), sum(counts)
@@ -516,7 +532,8 @@ def exchange_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     """Return the memory in which one trainer sends gradients to the others and merges received ones."""
     if world_size == 1:
         return 0
-    num_entities, num_relations = batch_rows(config, world_size, size)
+    num_entities, _ = batch_rows(config, world_size, size)
+    num_relations = relation_rows(config, world_size, size)
     dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
     return 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,6 +88,25 @@ def test_batch_buffers_by_hand() -> None:
     assert memory_plan.batch_bytes(chosen, one_part(), 2) == int(1.125 * (rows + products + scores))
     assert memory_plan.exchange_bytes(chosen, one_part(), 2) == rows
     assert memory_plan.exchange_bytes(chosen, one_part(), 1) == 0
+
+
+@pytest.mark.parametrize("name, width", [("rescal", 100**2), ("tucker", 100)])
+def test_rows_of_relations_that_a_group_shares_are_counted_once(name: str, width: int) -> None:
+    """Of 10 relations a batch of 4 chunks holds 40 rows, not one for each of its 1,000 triples."""
+    chosen = ("model.dimension=100", "training.batch_size=1000", "negatives.chunk_size=250",
+              "evaluation.split=none", "model.reciprocal_relations=false")  # fmt: skip
+    shared, apart = (
+        one_part(),
+        dataclasses.replace(one_part(), parts=(PartSize({"entity": 100_000, RELATION: 1000}, 1_000_000),)),
+    )
+    configured = config(f"model.score_function={name}", *chosen)
+    few, many = (memory_plan.batch_bytes(configured, size, 1) for size in (shared, apart))
+    # Rows and gradients, twice: as they are found, and the copies that autograd reads.
+    assert many - few == pytest.approx(1.125 * 2 * 2 * 4 * (1000 - 40) * width, rel=0.01)
+    few, many = (memory_plan.exchange_bytes(configured, size, 4) for size in (shared, apart))
+    assert many - few == 2 * 4 * (250 - 40) * width
+    few, many = (memory_plan.device_bytes(configured, size, 0, 1) for size in (shared, apart))
+    assert many - few == pytest.approx(1.125 * 4 * 4 * (1000 - 40) * width, rel=0.01)
 
 
 def test_sides_with_negatives_of_their_own_have_rows_of_their_own() -> None:
