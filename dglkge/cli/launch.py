@@ -277,7 +277,7 @@ class _Job:
         return Needs(
             graph,
             shared_memory,
-            {each.machine: each.memory_bytes - each.mapped_bytes - each.base_bytes for each in planned},
+            {each.machine: each.needed_bytes(in_files=False) - each.base_bytes for each in planned},
             {each.machine: each.structure_bytes for each in planned},
             config.tables.storage,
             (str(self.places.on_machines(Path(config.tables.folder))),) if config.tables.folder else (),

@@ -101,16 +101,16 @@ def run(args: argparse.Namespace) -> int:
         sizes, in_files = [], True
     problems = sizes + lacking
     if args.json:
-        report = _report(hosts, there, seconds, problems) | {"tables_in_files": in_files}
+        report = _report(hosts, there, seconds, problems, in_files) | {"tables_in_files": in_files}
         for machine, found in zip(report["machines"], ranges or []):
             machine["ranges"] = None if found is None else dataclasses.asdict(found)
         print_json(report)
     else:
-        _print_plan(hosts, there, seconds, problems, on_device)
+        _print_plan(hosts, there, seconds, problems, on_device, in_files)
         for host, found in zip(hosts, ranges or []):
             print_text(_describe_walk(host.machine, found))
         if in_files:
-            num_bytes = max(host.shared_memory_bytes - host.structure_bytes for host in hosts)
+            num_bytes = max(host.file_bytes for host in hosts)
             print_text(
                 f"tables are files of {human_bytes(num_bytes)} a machine (tables.storage, tables.folder); "
                 f"/dev/shm needs {human_bytes(max(host.structure_bytes for host in hosts))}"
@@ -134,7 +134,7 @@ def plan_walks(
 
     memory = there.memory_bytes if args.max_memory is None else parse_bytes(args.max_memory)
     chosen = config.sampling.num_ranges
-    fits = all(host.memory_bytes - host.mapped_bytes <= memory for host in hosts)
+    fits = all(host.needed_bytes(in_files=False) <= memory for host in hosts)
     if args.max_memory is None and chosen == 1 and fits:
         return None
     description, _ = locate_partitions(config.dataset)
@@ -198,7 +198,7 @@ def _seconds_of(work: Callable[[], Any]) -> float:
 
 
 def _report(
-    hosts: list[PlannedHost], there: HostMemory, seconds: float, problems: list[str]
+    hosts: list[PlannedHost], there: HostMemory, seconds: float, problems: list[str], in_files: bool
 ) -> dict[str, Any]:
     """Return the plan as JSON has it."""
     return {
@@ -207,7 +207,8 @@ def _report(
                 "machine": host.machine,
                 "memory": dict(host.memory),
                 "memory_bytes": host.memory_bytes,
-                "shared_memory_bytes": host.shared_memory_bytes,
+                "needed_memory_bytes": host.needed_bytes(in_files),
+                "shared_memory_bytes": host.structure_bytes if in_files else host.shared_memory_bytes,
                 "checkpoint_disk_bytes": host.disk_bytes,
                 "device_bytes_of_a_trainer": host.device_bytes,
             }
@@ -229,7 +230,12 @@ def _report(
 
 
 def _print_plan(
-    hosts: list[PlannedHost], there: HostMemory, seconds: float, problems: list[str], on_device: bool
+    hosts: list[PlannedHost],
+    there: HostMemory,
+    seconds: float,
+    problems: list[str],
+    on_device: bool,
+    in_files: bool,
 ) -> None:
     """Print a column for each machine of the plan, and one for the free resources of this machine."""
     header = ["", *(f"machine {host.machine}" for host in hosts), "here now"]
@@ -238,12 +244,14 @@ def _print_plan(
         for what, _ in hosts[0].memory
         if any(dict(host.memory)[what] for host in hosts)
     ]
+    needed = [host.needed_bytes(in_files) for host in hosts]
+    segments = [host.structure_bytes if in_files else host.shared_memory_bytes for host in hosts]
     totals = (
-        ("memory, all processes", [host.memory_bytes for host in hosts], there.memory_bytes),
-        ("of this in /dev/shm", [host.shared_memory_bytes for host in hosts], there.shared_memory_bytes),
+        ("memory, without mapped files", needed, there.memory_bytes),
+        ("of this in /dev/shm", segments, there.shared_memory_bytes),
         ("disk for the checkpoint", [host.disk_bytes for host in hosts], there.disk_bytes),
     )
-    rows += [[what, *map(human_bytes, needed), human_bytes(has)] for what, needed, has in totals]
+    rows += [[what, *map(human_bytes, sizes), human_bytes(has)] for what, sizes, has in totals]
     if on_device:
         rows.append(["GPU memory of each trainer", *(human_bytes(host.device_bytes) for host in hosts), ""])
     print_columns(header, rows)

@@ -24,12 +24,14 @@ name, so they are replaced in the modules that use them.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
+import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import torch
@@ -135,9 +137,14 @@ def file_array(folder: str, name: str, is_create: bool, shape: Sequence[int], dt
         If the file cannot be made, or the disk has no room for it.
     """
     backend: Any = importlib.import_module("dgl.backend")
-    path = os.path.join(folder, name.lstrip("/"))
     # DGL's own arrays hold bool as bytes too.
     kind = torch.uint8 if dtype == "bool" else backend.data_type_dict[dtype]
+    path = os.path.join(folder, name.lstrip("/"))
+    return backend.zerocopy_to_dgl_ndarray(_mapped_rows(path, is_create, shape, kind))
+
+
+def _mapped_rows(path: str, is_create: bool, shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+    """Return rows over a mapped file."""
     size = math.prod(shape)
     if is_create:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -148,10 +155,40 @@ def file_array(folder: str, name: str, is_create: bool, shape: Sequence[int], dt
         finally:
             os.close(descriptor)
     if size:
-        rows = torch.from_file(path, shared=True, size=size, dtype=kind).view(tuple(shape))
-    else:
-        rows = torch.empty(tuple(shape), dtype=kind)  # mmap refuses an empty file
-    return backend.zerocopy_to_dgl_ndarray(rows)
+        return torch.from_file(path, shared=True, size=size, dtype=kind).view(tuple(shape))
+    return torch.empty(tuple(shape), dtype=kind)  # mmap refuses an empty file
+
+
+@contextlib.contextmanager
+def standalone_tables(folder: str) -> Iterator[None]:
+    """Let tables that a process alone makes inside the block be files in a folder.
+
+    Without servers DGL's client (``standalone_kvstore.KVClient``, both versions) keeps each table as a tensor
+    of its own memory.
+
+    Parameters
+    ----------
+    folder : str
+        An existing folder of this process alone.
+    """
+    client: Any = importlib.import_module("dgl.distributed.standalone_kvstore").KVClient
+    dist_tensor: Any = importlib.import_module("dgl.distributed.dist_tensor")
+    init_data, numbers = client.init_data, itertools.count()
+
+    def init_file(
+        self: Any, name: str, shape: Any, dtype: torch.dtype, policy: Any, make: Any, *rest: Any
+    ) -> None:
+        def make_file(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+            rows = _mapped_rows(os.path.join(folder, str(next(numbers))), True, shape, dtype)
+            return rows if make is dist_tensor._default_init_data else rows.copy_(make(shape, dtype))
+
+        init_data(self, name, shape, dtype, policy, make_file, *rest)
+
+    client.init_data = init_file
+    try:
+        yield
+    finally:
+        client.init_data = init_data
 
 
 def has_file(folder: str, name: str) -> bool:

@@ -36,6 +36,7 @@ import torch
 from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.row_chains import Buffer, GradientRows, padded
 
+_NAME = "dglkge-optim"
 _TOKEN, _CAPACITY, _FAILED, _FIRST_FIELD = range(4)
 
 
@@ -79,7 +80,7 @@ class Outbox:
     """
 
     def __init__(self, num_fields: int) -> None:
-        self._descriptor = os.memfd_create("dglkge-optim")
+        self._descriptor = os.memfd_create(_NAME)
         self._header_bytes = -(-8 * (_FIRST_FIELD + num_fields) // mmap.PAGESIZE) * mmap.PAGESIZE
         self._map(self._header_bytes)
         self._header[_TOKEN] = secrets.randbits(62)
@@ -120,13 +121,18 @@ class NeighbourOutbox:
     Raises
     ------
     OSError
-        It cannot be opened, or the token differs: the process id was reused.
+        It cannot be opened, or the process id is another process's: of another PID namespace, or reused.
     """
 
     def __init__(self, rank: int, address: Address) -> None:
         self.rank = rank
         self.pid = address.pid
-        with open(f"/proc/{address.pid}/fd/{address.descriptor}", "rb") as file:
+        path = f"/proc/{address.pid}/fd/{address.descriptor}"
+        # Before it is opened: another process's file may be a pipe, which blocks.
+        is_outbox = os.readlink(path).startswith(f"/memfd:{_NAME}")
+        if not is_outbox or os.stat(path).st_size < address.header_bytes:
+            raise OSError(f"{path} is no outbox of trainer {rank}")
+        with open(path, "rb") as file:
             self._descriptor = os.dup(file.fileno())
         self._header_bytes = address.header_bytes
         self._map(self._header_bytes)

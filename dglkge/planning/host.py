@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dglkge.distributed.jobs import Claims, claims_of_others
 from dglkge.planning.control_groups import PROCESS, free_memory
-from dglkge.planning.memory import CREATION, PlannedHost, readable
+from dglkge.planning.memory import PlannedHost, readable
 
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_INFO = Path("/proc/meminfo")
@@ -98,13 +98,8 @@ def misfits(
     list of str
         Empty if all fits.
     """
-    # Pages of mapped files are clean: the kernel drops them under pressure instead of failing.
-    needed = planned.memory_bytes - planned.mapped_bytes - (planned.base_bytes if has_started else 0)
-    shared = planned.shared_memory_bytes
-    if in_files:
-        # The kernel writes their pages out under pressure. New files are zero, so nothing is copied to them.
-        needed -= shared - planned.structure_bytes + dict(planned.memory).get(CREATION, 0)
-        shared = planned.structure_bytes
+    needed = planned.needed_bytes(in_files) - (planned.base_bytes if has_started else 0)
+    shared = planned.structure_bytes if in_files else planned.shared_memory_bytes
     found = []
     others = ""
     if there.claims.memory_bytes or there.claims.shared_memory_bytes:

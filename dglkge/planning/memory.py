@@ -29,17 +29,11 @@ from dglkge.registry import registry_of
 from dglkge.typing import DEVICE_STORAGE, RELATION, STAGED_CPU_DEVICE
 
 MIB = 2**20
-CREATION = "temporary copy while tables are created"
-"""Item of a plan that tables in files do not have."""
-
 LAUNCHER_BYTES = 13 * MIB
 KEEPER_BYTES = 6 * MIB
 
 SERVER_BYTES_PER_EDGE = 30
 """Server heap after loading a partition's graph, apart from shared memory."""
-
-KEPT_BLOCK_BYTES = 32 * MIB
-"""Largest freed block that glibc may keep; larger ones go back to the system (``M_MMAP_THRESHOLD_MAX``)."""
 
 NAME_BYTES = 8
 """Bytes of memory for each name in a mapped file: where it ends."""
@@ -119,6 +113,12 @@ RANKED_QUERY_NUMBERS = 4
 """Float64 rows for each query that is ranked: anchors, relations, truths and the query itself."""
 
 
+HELD_OUT_NUMBERS = 1 << 22
+"""Numbers that the ranking of held-out triples compares at a time (``training/held_out.py``)."""
+
+COMPARED_COPIES = 3
+"""Copies of them that are alive at once: a difference, its modulus and what is summed."""
+
 RANKED_WIDE_COPIES = 3
 """Copies of queries that are wider than a row: the queries, by true answer, and in float32."""
 
@@ -161,6 +161,8 @@ class PlannedHost:
         The part of what lies in ``/dev/shm`` that stays there where tables are files.
     device_bytes : int
         Memory of a GPU that one trainer takes there, if it has one, without that of CUDA itself.
+    file_bytes : int
+        The part of the memory that is mapped files where tables are files.
     """
 
     machine: int
@@ -171,11 +173,19 @@ class PlannedHost:
     disk_bytes: int
     structure_bytes: int = 0
     device_bytes: int = 0
+    file_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
         """Peak of all processes of the job on this machine, in bytes."""
         return sum(num_bytes for _, num_bytes in self.memory)
+
+    def needed_bytes(self, in_files: bool) -> int:
+        """Return the memory that must be free: the peak without mapped files.
+
+        The system drops or writes out their pages when memory is short. `in_files`: tables are files.
+        """
+        return self.memory_bytes - self.mapped_bytes - (self.file_bytes if in_files else 0)
 
 
 def plan_memory(
@@ -222,17 +232,15 @@ def _plan_host(
     # The background writer saves a copy of rows and state, so that training can change the originals.
     copy_bytes = table_bytes + state_bytes if saves_in_background(config) else 0
     ranking = ranking_bytes(config, size) + ranked_copy_bytes(config, part)
-    work = num_trainers * max(batch_bytes(config, size, world_size), ranking)
+    work = num_trainers * max(batch_bytes(config, size, world_size), ranking, held_out_bytes(config))
     on_device = device_bytes(config, size, machine, world_size)
     # The stand-in's device is the host.
     work += num_trainers * on_device if config.training.device == STAGED_CPU_DEVICE else 0
     exchange = num_trainers * exchange_bytes(config, size, world_size)
-    later = work + exchange + copy_bytes + name_bytes(size)
     dense = shared.dense_numbers(config)
     # One trainer of the job copies what it writes, to memory or to a file that is mapped.
     dense_bytes = num_trainers * dense_trainer_bytes(config, dense, world_size)
     dense_bytes += DENSE_STORED_BYTES * dense * (machine == 0)
-    creating = creation_bytes(part, config, later) if num_servers else 0
     # Each figure is a peak by itself, and the sum takes them as simultaneous, except batches and ranking,
     # which never are (`work` is the larger one).
     memory = (
@@ -240,7 +248,6 @@ def _plan_host(
         ("optimizer state", state_bytes),
         ("graph of DGL's servers", graph_bytes if num_servers else 0),
         ("server heap after loading the graph", num_servers * SERVER_BYTES_PER_EDGE * part.num_graph_edges),
-        (CREATION, creating),
         ("edges and ids, mapped files", mapped - features),
         ("features, mapped files", features),
         ("batches and ranking", work),
@@ -256,6 +263,9 @@ def _plan_host(
         ("interpreters and libraries", base_bytes),
     )
     in_shared_memory = table_bytes + state_bytes + graph_bytes if num_servers else 0
+    structure = shared.structure_bytes(part) if num_servers else 0
+    # A process alone has the graph in memory of its own.
+    in_files = in_shared_memory - structure if num_servers else table_bytes + state_bytes
     # The new version is written beside the old one, which is dropped after it is published.
     versions = 2 + _kept_versions(config)
     # Files have float32 whatever the type of the tables.
@@ -264,9 +274,8 @@ def _plan_host(
     # The slices are joined in a file of their own before they are written.
     disk_bytes += DENSE_STORED_BYTES * dense * (machine == 0 and config.dense.sharding == "fsdp")
     disk_bytes += features
-    structure = shared.structure_bytes(part) if num_servers else 0
     return PlannedHost(
-        machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure, on_device
+        machine, memory, in_shared_memory, base_bytes, mapped, disk_bytes, structure, on_device, in_files
     )
 
 
@@ -291,22 +300,6 @@ def saves_in_background(config: Config) -> bool:
     return config.checkpoint.background and config.tables.storage != "disk"
 
 
-def creation_bytes(part: PartSize, config: Config, later_bytes: int) -> int:
-    """Return the addition to the peak while servers create tables.
-
-    A server creates each table in its own memory and copies it to shared memory (``kvstore.py``,
-    ``init_data``). It is done before trainers allocate the memory that they need later.
-    """
-    largest = max(count * shared.row_bytes(table, config) for table, count in part.num_rows.items())
-    # State is float32, and so its tensors may be larger than the rows.
-    for table, count in part.num_rows.items():
-        widths = shared.state_widths(shared.row_width(table, config), config, table)
-        largest = max(largest, count * max(widths, default=0) * shared.FLOAT_BYTES)
-    # A large temporary block goes back to the system before trainers allocate, so only its excess over
-    # `later_bytes` adds to the peak; a small one may stay in the heap.
-    return max(min(largest, KEPT_BLOCK_BYTES), largest - later_bytes)
-
-
 def with_wide_rows(config: Config) -> Config:
     """Return the configuration with tables in float32."""
     return dataclasses.replace(config, tables=dataclasses.replace(config.tables, dtype="float32"))
@@ -324,6 +317,20 @@ def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None)
     num_machines = 1 if size is None else len(size.parts)
     num_negatives = _num_chunks(config, num_machines) * sum(drawn) if is_sampled(config) else 0
     return 2 * share + num_negatives, share
+
+
+def relation_rows(config: Config, world_size: int, size: DatasetSize) -> int:
+    """Return the number of rows of relations that a trainer holds for one batch.
+
+    Where a row is a matrix (RESCAL) or is multiplied by a core (TuckER), a group of triples has that of each
+    relation once; else there is one for each triple.
+    """
+    share = batch_rows(config, world_size, size)[1]
+    if not shared.configured_score_function(config).shares_relations:
+        return share
+    # Queries of k_vs_all are in groups by side.
+    num_groups = max(2, _num_chunks(config, len(size.parts)))
+    return min(share, num_groups * size.num_rows[RELATION])
 
 
 def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[int]:
@@ -357,8 +364,10 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     # "auto" is not decided yet when a plan is made: float32 is the upper bound.
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
     operands = numbers * number_bytes if number_bytes < shared.FLOAT_BYTES else 0
-    # Dropout changes a copy of the candidates, and rows of 16 bits are widened.
+    # Dropout changes a copy of the candidates, to which features and global vectors are added, and rows of
+    # 16 bits are widened.
     is_copied = drops_rows(config) or config.tables.dtype != "float32"
+    is_copied = is_copied or config.model.global_vectors or bool(config.features.files)
     operands += numbers * shared.FLOAT_BYTES if is_copied else 0
     num_queries = num_candidate_queries(config)
     queries = QUERY_COPIES * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
@@ -378,7 +387,8 @@ def device_bytes(config: Config, size: DatasetSize, machine: int, world_size: in
     dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
     num_entities, num_relations = batch_rows(config, world_size, size)
     # Distinct rows, rows by place, and the gradients of both.
-    rows = 4 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
+    num_shared = relation_rows(config, world_size, size)
+    rows = 4 * shared.FLOAT_BYTES * (num_entities * dim + num_shared * relation_dim)
     counts = negatives_per_side(config, size) if is_sampled(config) else [0]
     scores = AUTOGRAD_SCORES * num_relations * sum(counts) * shared.FLOAT_BYTES
     # Queries of both sides and their gradients.
@@ -477,7 +487,8 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     """Return the working memory of one trainer: rows, their gradients, queries and scores."""
     dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
     num_entities, num_relations = batch_rows(config, world_size, size)
-    rows = 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
+    num_shared = relation_rows(config, world_size, size)
+    rows = 2 * shared.FLOAT_BYTES * (num_entities * dim + num_shared * relation_dim)
     # Of the side with more of them, and of both sides together.
     counts = negatives_per_side(config, size) if is_sampled(config) else [0]
     num_negatives, num_scored = max(counts), sum(counts)
@@ -517,7 +528,8 @@ def exchange_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     """Return the memory in which one trainer sends gradients to the others and merges received ones."""
     if world_size == 1:
         return 0
-    num_entities, num_relations = batch_rows(config, world_size, size)
+    num_entities, _ = batch_rows(config, world_size, size)
+    num_relations = relation_rows(config, world_size, size)
     dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
     return 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
 
@@ -535,6 +547,22 @@ def ranking_bytes(config: Config, size: DatasetSize) -> int:
     at_a_time = min(num_queries, MODULE_ROWS)
     queries += 8 * (shared.dense_numbers(config) + shared.query_numbers(config) * at_a_time)
     return queries + RANKING_TILE_BYTES
+
+
+def held_out_bytes(config: Config) -> int:
+    """Return the memory that one trainer takes to rank held-out triples."""
+    if not config.evaluation.eval_fraction:
+        return 0
+    num_queries = config.evaluation.eval_num_batch_negs
+    num_candidates = num_queries + config.evaluation.eval_num_uniform_negs
+    width = shared.query_dim(config)
+    compared = COMPARED_COPIES * max(HELD_OUT_NUMBERS, num_candidates * width)
+    # Rows of both sides, candidates, and their parts before they are joined; queries and relations.
+    rows = (2 * num_queries + 2 * num_candidates) * config.model.dimension
+    rows += num_queries * (width + shared.row_width(RELATION, config))
+    # Scores and their blocks, what is ignored, and the terms of the loss.
+    scores = AUTOGRAD_SCORES * num_queries * num_candidates
+    return shared.FLOAT_BYTES * (compared + rows + scores)
 
 
 def features_bytes(config: Config, size: DatasetSize) -> int:

@@ -17,7 +17,7 @@ from dglkge.data.range_walk import count_loads, range_bounds, unordered, walk_pa
 from dglkge.data.sizes import PartSize
 from dglkge.errors import InputError
 from dglkge.planning import shared_memory as shared
-from dglkge.planning.memory import CREATION, PlannedHost
+from dglkge.planning.memory import PlannedHost
 
 MOST_RANGES = 256
 """Ranges that a plan proposes at most: an epoch has their square of buckets."""
@@ -25,7 +25,6 @@ MOST_RANGES = 256
 OF_TABLES = (
     "tables",
     "optimizer state",
-    CREATION,
     "edges and ids, mapped files",
     "checkpoint's background copy",
 )

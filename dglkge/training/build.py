@@ -296,8 +296,9 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     clock = PhaseClock(config.training.profile)
     global_vectors: GlobalVectors | None = None
     if config.model.global_vectors:
-        types, lr = tables.entity_types, config.optimizer.lr
-        global_vectors = GlobalVectors(types, model.dim, lr, cluster.sum)
+        # The first group is that of the entities.
+        group, clip_value = optimizer.param_groups[0], config.optimizer.clip_value
+        global_vectors = GlobalVectors(tables.entity_types, model.dim, group, cluster.sum, clip_value)
     train_step = _build_train_step(
         config, dataset, layout, computing, tables, optimizer, pairs, clock, batches, cluster, global_vectors,
          dense, features, device, device_tables,
@@ -457,7 +458,7 @@ def _build_train_step(
     device: ComputeDevice,
     device_tables: DeviceTables | None,
 ) -> TrainStep:
-    world, stop = cluster.world, cluster.stop
+    world = cluster.world
     updates = optimizer if device_tables is None else device_tables
     loss = configured_loss(config)
     regularizer = configured_regularizer(config, model)
@@ -471,7 +472,7 @@ def _build_train_step(
             config, model, regularizer, tables, batches, world, clock, dropout, shifts, device, device_tables
         )
         return TrainStep(
-            full, tables, updates, None, pairs, clock, stop, batches.following, dropout, sums_batch,
+            full, tables, updates, None, pairs, clock, batches.following, dropout, sums_batch,
             global_vectors=global_vectors, frozen=frozen, touched=touched, dense=dense,
             staging=_build_staging(device, device_tables), features=features,
         )  # fmt: skip
@@ -512,7 +513,6 @@ def _build_train_step(
         negatives,
         pairs,
         clock,
-        stop,
         batches.following,
         dropout,
         sums_batch,
@@ -552,10 +552,9 @@ def _build_dense(
     None where there are none. A collective. `computing` is the model of the batches: this one, or a copy on a
     device.
     """
-    limits = clipping_of(config.optimizer)
     others: Any = (
         functools.partial(dense_optimizer, config.dense), cluster.sum, cluster.world.rank == 0,
-        limits.get("value", 0.0), "norm" in limits, None if computing is model else computing.module,
+        config.optimizer.clip_value, None if computing is model else computing.module,
         # One trainer has all of them in any case.
         Path(config.output) if config.dense.sharding == "fsdp" and cluster.world.world_size > 1 else None,
         None if precision is None else precision.loss_scale,
@@ -576,7 +575,7 @@ def _build_dropout(config: Config, tables: TableSet) -> RowDropout | None:
     rates = dict.fromkeys(tables.entity_types, chosen.entity_dropout)
     rates[RELATION] = chosen.relation_dropout
     original_ids = {name: table.original_ids for name, table in tables.items()}
-    return RowDropout(rates, original_ids, config.seed)
+    return RowDropout(rates, original_ids, config.seed, config.training.kernels)
 
 
 def _build_trackers(config: Config, cluster: Cluster, checkpoints: CheckpointManager) -> Trackers:

@@ -13,14 +13,16 @@ import time
 from collections.abc import Iterator
 from typing import Any, Callable
 
-import numpy as np
-
 from dglkge.checkpoint.layout import Progress, epoch_snapshot
 from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError
 
 logger = logging.getLogger(__name__)
+
+STOP, COMMIT = 1, 1 << 32
+"""Flags of a trainer: it was asked to stop, it asks for a commit. Messages that all trainers exchange anyway
+sum them: the lower 32 bits of the sum count the first, those above them the second."""
 
 
 class ElasticEpochs:
@@ -135,7 +137,7 @@ class CommitPolicy:
     config : Config
     cluster : Cluster
     clock : callable
-        Returns seconds; rank 0's decides.
+        Returns seconds.
 
     Raises
     ------
@@ -152,7 +154,7 @@ class CommitPolicy:
         self._config = config
         # Early stopping restores the best version at the end.
         self.keeps_best = config.checkpoint.keep_best or bool(config.training.early_stopping_patience)
-        self._cluster = cluster
+        self._decides = cluster.world.rank == 0
         self._clock = clock
         self._last = clock()
         self._is_due = False
@@ -162,8 +164,13 @@ class CommitPolicy:
         self._last = self._clock()
         self._is_due = False
 
-    def due_after_batch(self, batches_done: int, num_batches: int, is_writing: bool = False) -> bool:
-        """Return whether to commit between two batches; a collective where a commit may be due.
+    def counts(self, batches_done: int) -> bool:
+        """Return whether a commit is due after so many batches of an epoch, whatever the clock says."""
+        every = self._config.checkpoint.every_batches
+        return bool(every) and batches_done % every == 0
+
+    def asks_after_batch(self, batches_done: int, num_batches: int, is_writing: bool = False) -> bool:
+        """Return whether this trainer asks for a commit between two batches; only rank 0 does: clocks differ.
 
         Parameters
         ----------
@@ -171,22 +178,14 @@ class CommitPolicy:
             Of the epoch; after its last batch :meth:`due_after_epoch` decides.
         is_writing : bool
             Whether a version is still being written. A due commit then waits for the first batch after it:
-            training does not wait for the disk. Rank 0's value counts.
+            training does not wait for the disk.
         """
-        # Computed from values that are equal on all trainers: all take part in the sum below, or none.
-        if batches_done >= num_batches:
+        if not self._decides or batches_done >= num_batches:
             return False
-        chosen = self._config.checkpoint
-        if chosen.every_batches and batches_done % chosen.every_batches == 0:
-            self._is_due = True
-        if not self._is_due and not chosen.every_minutes:
-            return False
-        passed = bool(chosen.every_minutes) and self._clock() - self._last >= 60 * chosen.every_minutes
-        mine = self._cluster.world.rank == 0 and not is_writing and (self._is_due or passed)
-        # Clocks differ between machines: rank 0 decides for all.
-        due = bool(self._cluster.sum(np.array([mine], dtype=np.int64))[0])
-        self._is_due = self._is_due and not due
-        return due
+        minutes = self._config.checkpoint.every_minutes
+        passed = bool(minutes) and self._clock() - self._last >= 60 * minutes
+        self._is_due = self._is_due or passed or self.counts(batches_done)
+        return self._is_due and not is_writing
 
     def due_after_epoch(self, epochs_done: int) -> bool:
         """Return whether to commit after an epoch."""

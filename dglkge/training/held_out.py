@@ -23,6 +23,9 @@ VIOLATORS = {Side.HEAD: "violators_lhs", Side.TAIL: "violators_rhs"}
 """Mean number of negatives of a side that score above the true answer."""
 _NAMES = (*METRICS, *VIOLATORS.values())
 
+BLOCK_NUMBERS = 1 << 22
+"""Queries times candidates times dimension that are compared at a time; ``planning/memory.py`` plans it."""
+
 
 class HeldOutEvaluator:
     """Ranks the held-out triples of a pass.
@@ -117,7 +120,8 @@ class HeldOutEvaluator:
             drawn = self._uniform(entity_type, side, key)
             candidates = torch.cat([rows[side], self._gather(entity_type, drawn)])
             query = self._model.query(rows[anchor_side], relation_rows, side, relations)
-            scores = self._model.compare_plainly(query, candidates)
+            block = max(1, BLOCK_NUMBERS // max(1, len(candidates) * query.shape[1]))
+            scores = torch.cat([self._model.compare_plainly(one, candidates) for one in query.split(block)])
             positive = self._model.compare_pairs(query, rows[side])
             # A candidate that is the true answer is none of its negatives.
             ignored = answers[:, None] == torch.cat([answers, drawn])[None, :]

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.dgl_import import table_folder
+from dglkge.distributed.dgl_memory import standalone_tables
 from dglkge.distributed.runtime import Cluster, is_server, num_servers, use_log_format
 from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
+from dglkge.launch.table_files import TableFolder, roomy_folder, usual_folders
 from dglkge.planning.host import host_memory, misfits
 from dglkge.planning.memory import describe_hosts, plan_memory
 from dglkge.training.epochs import JOB
@@ -59,7 +63,8 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
         if not is_server():
             check_memory(config, world)
         part_config = str(dataset.graph_config_path)
-        with join_graph(dataset.graph_name, part_config, dataset.num_parts) as cluster:
+        joined = join_graph(dataset.graph_name, part_config, dataset.num_parts)
+        with own_tables(config), joined as cluster:
             try:
                 yield cluster
             finally:
@@ -68,6 +73,35 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
                 JOB.forget()
     finally:
         _opened.clear()
+
+
+@contextlib.contextmanager
+def own_tables(config: Config) -> Iterator[None]:
+    """Let a process alone keep its tables as files, where that is configured: no launcher made a folder.
+
+    Raises
+    ------
+    InputError
+        If no folder has room for them.
+    """
+    if config.tables.storage != "disk" or is_server() or World.detect().launched:
+        yield
+        return
+    planned = plan_memory(config, opened_dataset(config).size(), 1, 0)[0]
+    chosen = config.tables.folder
+    folders = [Path(chosen)] if chosen else usual_folders(on_disk=True)
+    base = roomy_folder(folders, planned.file_bytes)
+    if base is None:
+        raise InputError(
+            f"tables.storage is disk, whose files take {planned.file_bytes / 1e9:.2f} GB, and none of "
+            f"{', '.join(map(str, folders))} has that room: give another tables.folder"
+        )
+    folder = TableFolder(base, secrets.token_hex(8))
+    try:
+        with standalone_tables(str(folder.path)):
+            yield
+    finally:
+        folder.remove()
 
 
 def check_memory(config: Config, world: World) -> None:
@@ -84,9 +118,8 @@ def check_memory(config: Config, world: World) -> None:
     # A process alone has no servers: its tables are its own memory.
     servers = num_servers() if world.launched else 0
     planned = plan_memory(config, size, world.trainers_per_machine, servers)[world.machine]
-    found = misfits(
-        planned, host_memory(config.output, world.job), has_started=True, in_files=bool(table_folder())
-    )
+    in_files = bool(table_folder()) or (not world.launched and config.tables.storage == "disk")
+    found = misfits(planned, host_memory(config.output, world.job), has_started=True, in_files=in_files)
     if found:
         logger.error("%s", describe_hosts([planned]))
         raise InputError(

@@ -31,6 +31,10 @@ EVERY_BATCH = "batch"
 _OF_FUNCTIONS = ("LRScheduler", "LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler")
 """Classes that need functions or other schedulers, which a configuration cannot have."""
 
+_REPLACING = {"base_lr", "max_lr"}
+"""Options with rates that replace those of the groups. One number is the first group's rate: the others keep
+their ratio to it, where torch would give all groups the same rate."""
+
 _NOT_OPTIONS = ("self", "optimizer", "last_epoch", "verbose")
 _TRIED_STEPS = 3
 
@@ -169,6 +173,9 @@ class Schedule:
             options["cycle_momentum"] = False
         if self.follows_mrr:
             options.setdefault("mode", "max")  # a higher MRR is a better one
+        for name in _REPLACING & set(options):
+            if isinstance(options[name], (int, float)) and lrs[0]:
+                options[name] = [options[name] * (lr / lrs[0]) for lr in lrs]
         groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in lrs]
         self._driver = torch.optim.SGD(groups, lr=lrs[0])
         try:

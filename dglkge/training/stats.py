@@ -203,14 +203,19 @@ class EpochReport:
         num_triples: int,
         num_bytes: int = 0,
         measures: Sequence[float] | npt.NDArray[np.float64] = (),
-    ) -> None:
-        """Count a trained batch and the bytes that it sent to other machines (step 7 of a batch)."""
+        flags: int = 0,
+    ) -> int | None:
+        """Count a trained batch and the bytes that it sent to other machines (step 7 of a batch).
+
+        Returns the sum of the flags over all trainers where a report is due, else None.
+        """
         more = [num_triples, *measures] if len(measures) else []
         self._open = (batches_done, np.array([loss, num_triples, num_bytes, *more], dtype=float))
         self._recent += self._open[1]
         self._own_bytes += num_bytes
         if batches_done % self._every == 0 or batches_done == self._num_batches:
-            self._report(batches_done)
+            return self._report(batches_done, flags)
+        return None
 
     def so_far(self, batches_done: int) -> LossSoFar:
         """Return the sums of the batches that are done; one that is still open will be trained again."""
@@ -223,14 +228,14 @@ class EpochReport:
         """Remove the bar."""
         self._bar.close()
 
-    def _report(self, batches_done: int) -> None:
-        """Sum over the trainers, show and write."""
+    def _report(self, batches_done: int, flags: int) -> int:
+        """Sum over the trainers, show and write; returns the sum of the flags."""
         # Reached by all trainers at the same batch number: the cadence depends on shared values only.
         usage = self._usage.measure(self._own_bytes)
-        # One message for both.
-        both = self._cluster.sum(np.concatenate([self._recent, usage.ravel()]))
+        # One message for all.
         num_sums = len(self._recent)
-        total, usage = both[:num_sums], both[num_sums:].reshape(usage.shape)
+        sums = self._cluster.sum(np.concatenate([self._recent, usage.ravel(), [flags]]))
+        total, usage = sums[:num_sums], sums[num_sums:-1].reshape(usage.shape)
         self._recent[:] = 0
         self._epoch_total += total
         phases = self._phases(batches_done)
@@ -269,6 +274,7 @@ class EpochReport:
                 loss, seconds = record["epoch_loss"], record["epoch_seconds"]
                 logger.info("%s: loss %.4f, %.1f s", self._title, loss, seconds)
         self._last = now
+        return int(sums[-1])
 
     def _write(self, record: dict[str, Any]) -> None:
         """Append a line. A failure does not stop training: a later commit may find space."""

@@ -14,7 +14,6 @@ from typing import Any, Callable, Union
 import numpy as np
 import torch
 
-from dglkge.distributed.preemption import StopRequest
 from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_lookup import DirectLookup, RowLookup
 from dglkge.embeddings.table_set import TableSet
@@ -56,8 +55,6 @@ class TrainStep:
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     clock : PhaseClock
-    stop : StopRequest
-        Signals that this trainer received; each step sums them over the trainers.
     following : callable
         Returns this trainer's share of the batch that comes after one, None after the last.
     dropout : RowDropout, optional
@@ -84,8 +81,8 @@ class TrainStep:
 
     Attributes
     ----------
-    someone_must_stop : bool
-        Whether one of the trainers had received a signal to stop before the last step; equal on all of them.
+    flag_sum : int
+        Sum over all trainers of the flags that were given to the last step.
     is_skipped : bool
         Whether the last batch changed nothing, as a gradient in float16 was not finite; equal on all of them.
     """
@@ -98,7 +95,6 @@ class TrainStep:
         negatives: Mapping[Side, NegativeSampler] | None,
         pairs: Sequence[tuple[str, str]],
         clock: PhaseClock,
-        stop: StopRequest,
         following: Callable[[Any, Callable[[str], None]], TrainingBatch | None],
         dropout: RowDropout | None = None,
         sums_batch: bool = False,
@@ -123,8 +119,7 @@ class TrainStep:
         self._range_of = range_of
         self._sums_batch = sums_batch
         self._global_vectors = global_vectors
-        self._stop = stop
-        self.someone_must_stop = self.is_skipped = False
+        self.flag_sum, self.is_skipped = 0, False
         self._loss = loss
         self._tables = tables
         self._staging = staging
@@ -149,8 +144,14 @@ class TrainStep:
         self._clock = clock
         optimizer.when_phase(clock.enter)
 
-    def __call__(self, batch: TrainingBatch) -> float:
+    def __call__(self, batch: TrainingBatch, flags: int = 0) -> float:
         """Train one batch.
+
+        Parameters
+        ----------
+        batch : TrainingBatch
+        flags : int
+            Summed over the trainers with the gradients: no round of messages of its own.
 
         Returns
         -------
@@ -192,35 +193,38 @@ class TrainStep:
         gradients += dense
         if self._features is not None:
             self._project_back(self._features, gradients)
-        # Before the rows change: a clipped gradient's norm is that of rows and dense parameters together.
-        more: dict[str, float] = {}
+        # Before the rows change: a clipped gradient's norm is that of rows, dense parameters and global
+        # vectors together.
+        other_squares = 0.0
         self.is_skipped = False
         if self._dense is not None:
             has_scale = self._dense.loss_scale is not None
             are_finite = not has_scale or all(is_finite(rows) for _, _, rows in gradients)
             self._clock.enter("exchange")
             self.is_skipped = not self._dense.sum_gradients(are_finite)
-            if self._dense.clips_norm:
-                more = {"other_squares": self._dense.squares}
+            other_squares += self._dense.squares
         if self.is_skipped:
             gradients = []
         elif self._global_vectors is not None:
             self._clock.enter("merge")
-            self._global_vectors.step((self._names[id(one)], rows) for one, _, rows in gradients)
+            other_squares += self._global_vectors.sum_gradients(
+                (self._names[id(one)], rows) for one, _, rows in gradients
+            )
         self._optimizer.step_rows(
             # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
             self._of_trained_rows(gradients),
-            # Summed with the step: no round of messages of its own.
-            extra=int(self._stop.is_noted),
-            **more,
+            extra=flags,
+            other_squares=other_squares,
             # Keys the rounding of rows of 16 bits: a resumed run rounds as one that was not interrupted.
             number=plan.number,
         )
+        # Every trainer updates its own copy, or its slices: nothing is exchanged.
+        self._clock.enter("update")
         if self._dense is not None and not self.is_skipped:
-            self._clock.enter("update")
-            # Every trainer updates its own copy, or its slices: nothing is exchanged.
-            self._dense.update(self._optimizer.clip_factor if more else 1.0)
-        self.someone_must_stop = self._optimizer.step_sum > 0
+            self._dense.update(self._optimizer.clip_factor)
+        if self._global_vectors is not None and not self.is_skipped:
+            self._global_vectors.update(self._optimizer.clip_factor)
+        self.flag_sum = self._optimizer.step_sum
         return loss
 
     def _compute(self, plan: _Plan, batch: TrainingBatch) -> float:

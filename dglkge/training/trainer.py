@@ -36,7 +36,7 @@ from dglkge.sampling.query_batches import TrainingBatch, TrainingBatches
 from dglkge.sampling.triple_order import Pass
 from dglkge.training.building.warm_start import warm_start
 from dglkge.training.control import TrainingControl
-from dglkge.training.epochs import CommitPolicy, ElasticEpochs
+from dglkge.training.epochs import COMMIT, STOP, CommitPolicy, ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.objectives.dense_parameters import DenseParameters
 from dglkge.training.objectives.global_vectors import GlobalVectors
@@ -138,8 +138,8 @@ class Trainer:
         # Number of epochs with commit and validation done, see _end_epoch; at most finished().
         self._ended = 0
         self._report: EpochReport | None = None
-        # Whether the sum of stop signals in the last step was above 0; None: no step since the last check.
-        self._must_stop: bool | None = None
+        # Sum of all trainers' flags in the last step; None: no message since the last check had it.
+        self._flag_sum: int | None = None
         self._bytes_sent = self._bytes_sent_so_far()
         self._committed: tuple[int, int] | None = None
         # Epochs after which training ended with its best version; None while it goes on.
@@ -210,9 +210,10 @@ class Trainer:
                 self._position = (epoch, done)
                 self._checkpoints.check()
                 ends_pass = self._end_pass(epoch, done, num_batches)
-                if self._exchanges_stop(done, num_batches):
+                flags = self._summed_flags(done)
+                if flags % COMMIT:
                     self.stop_if_asked()
-                if self._policy.due_after_batch(done, num_batches, self._checkpoints.is_writing) or (
+                if flags >= COMMIT or (
                     # A commit after each pass; the epoch's last one is at the cadence of epochs.
                     ends_pass and len(self._passes) > 1 and done < num_batches
                 ):
@@ -288,23 +289,32 @@ class Trainer:
         if self.cluster.world.rank == 0:
             self._passes.add_handler(handler)
 
-    def _exchanges_stop(self, done: int, num_batches: int) -> bool:
-        """Return whether trainers exchange now if one of them must stop; equal on all of them.
+    def _flags(self, batches_done: int) -> int:
+        """Return this trainer's flags for the place after a batch of the epoch."""
+        is_writing = self._checkpoints.is_writing
+        asks = self._policy.asks_after_batch(batches_done, len(self._edge_batches), is_writing)
+        return STOP * self.cluster.stop.is_noted + COMMIT * asks
 
-        A synchronous step has exchanged it already. Asynchronous trainers would wait for one another, so they
-        exchange it at the reports only.
+    def _summed_flags(self, done: int) -> int:
+        """Return the sum of all trainers' flags after a batch; 0 where they were not exchanged.
+
+        Trained batches have exchanged them: a step, or a report where trainers are asynchronous. A message of
+        their own would let those wait for one another, so it is sent only where a commit or a report is due.
         """
-        summed, self._must_stop = self._must_stop, None
-        if not self.config.training.synchronous:
-            return done % reports_apart(num_batches) == 0
-        return summed is None or summed
+        summed, self._flag_sum = self._flag_sum, None
+        if summed is None:
+            is_due = self._policy.counts(done) or done % reports_apart(len(self._edge_batches)) == 0
+            if not (self.config.training.synchronous or is_due):
+                return 0
+            summed = int(self.cluster.sum(np.array([self._flags(done)], np.int64))[0])
+        return summed
 
     def step(self, batch: TrainingBatch) -> float:
         """Train one batch; returns the summed loss of this trainer's triples."""
         self._control.before_batch()
-        loss = self._train_step(batch)
+        flags = self._flags(batch.index + 1)
+        loss = self._train_step(batch, flags)
         self._control.after_batch()
-        self._must_stop = self._train_step.someone_must_stop
         self._clock.enter("other")
         before, self._bytes_sent = self._bytes_sent, self._bytes_sent_so_far()
         measures = () if self._train_step.measures is None else self._train_step.measures.take()
@@ -312,8 +322,13 @@ class Trainer:
         if self._train_step.is_skipped:
             # Its loss may be infinite, and would be the epoch's.
             counted, num_triples, measures = 0.0, 0, np.zeros_like(measures)
+        reported: int | None = None
         if self._report is not None:
-            self._report.count(batch.index + 1, counted, num_triples, self._bytes_sent - before, measures)
+            reported = self._report.count(
+                batch.index + 1, counted, num_triples, self._bytes_sent - before, measures, flags
+            )
+        # An asynchronous step exchanges nothing: the flags are summed by the reports alone.
+        self._flag_sum = self._train_step.flag_sum if self.config.training.synchronous else reported
         return loss
 
     def _bytes_sent_so_far(self) -> int:
@@ -352,6 +367,7 @@ class Trainer:
         """Write a version, in the background unless the configuration says otherwise; a collective."""
         position = finished, _ = (self._epochs.finished(), self._batches_done)
         if position == self._committed or self._has_stopped:
+            self._policy.committed()
             return
         meta = dataclasses.replace(self._meta, progress=self._progress(*position))
         # Only the commit at an epoch's end is kept under its name, not one inside the next epoch.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,25 @@ def test_batch_buffers_by_hand() -> None:
     assert memory_plan.exchange_bytes(chosen, one_part(), 1) == 0
 
 
+@pytest.mark.parametrize("name, width", [("rescal", 100**2), ("tucker", 100)])
+def test_rows_of_relations_that_a_group_shares_are_counted_once(name: str, width: int) -> None:
+    """Of 10 relations a batch of 4 chunks holds 40 rows, not one for each of its 1,000 triples."""
+    chosen = ("model.dimension=100", "training.batch_size=1000", "negatives.chunk_size=250",
+              "evaluation.split=none", "model.reciprocal_relations=false")  # fmt: skip
+    shared, apart = (
+        one_part(),
+        dataclasses.replace(one_part(), parts=(PartSize({"entity": 100_000, RELATION: 1000}, 1_000_000),)),
+    )
+    configured = config(f"model.score_function={name}", *chosen)
+    few, many = (memory_plan.batch_bytes(configured, size, 1) for size in (shared, apart))
+    # Rows and gradients, twice: as they are found, and the copies that autograd reads.
+    assert many - few == pytest.approx(1.125 * 2 * 2 * 4 * (1000 - 40) * width, rel=0.01)
+    few, many = (memory_plan.exchange_bytes(configured, size, 4) for size in (shared, apart))
+    assert many - few == 2 * 4 * (250 - 40) * width
+    few, many = (memory_plan.device_bytes(configured, size, 0, 1) for size in (shared, apart))
+    assert many - few == pytest.approx(1.125 * 4 * 4 * (1000 - 40) * width, rel=0.01)
+
+
 def test_sides_with_negatives_of_their_own_have_rows_of_their_own() -> None:
     small = ("model.dimension=8", "training.batch_size=80", "negatives.num_uniform=30")
 
@@ -126,18 +146,17 @@ def test_masks_are_counted_once_and_degrees_for_each_trainer() -> None:
     assert item(size, name, "negatives.degree_power=1", "negatives.num_for_heads=5") == 2 * degrees
 
 
-def test_peak_is_that_of_the_start_or_of_the_work() -> None:
-    """A table of 80 MB is twice there at the start; where the work takes more later, nothing is added."""
-    table = 4 * 200 * 100_000
-    part = one_part().parts[0]
-    chosen = config("model.dimension=200")
-    assert memory_plan.creation_bytes(part, chosen, 0) == table
-    assert memory_plan.creation_bytes(part, chosen, 30_000_000) == table - 30_000_000
-    assert memory_plan.creation_bytes(part, chosen, 10 * table) == memory_plan.KEPT_BLOCK_BYTES
-    assert memory_plan.creation_bytes(part, config("model.dimension=2"), 10 * table) == 4 * 2 * 100_000
-    (host,) = plan_memory(chosen, one_part(), 1, 1, BASE)
-    start = host.base_bytes + host.shared_memory_bytes + table
-    assert host.memory_bytes >= start + host.mapped_bytes
+def test_tables_in_files_are_no_memory_that_must_be_free() -> None:
+    """New tables are made in place, so nothing is there twice; files are mapped, also by a process alone."""
+    tables = 4 * 200 * 100_000
+    for num_servers in (0, 1):
+        (host,) = plan_memory(config("model.dimension=200"), one_part(), 1, num_servers, BASE)
+        assert "temporary copy while tables are created" not in dict(host.memory)
+        assert (
+            tables < host.file_bytes == host.needed_bytes(in_files=False) - host.needed_bytes(in_files=True)
+        )
+        assert host.needed_bytes(in_files=True) < host.memory_bytes - host.mapped_bytes - tables
+    assert host.file_bytes == host.shared_memory_bytes - host.structure_bytes
 
 
 def test_buffers_grow_with_what_fills_them() -> None:

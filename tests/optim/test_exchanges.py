@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ import torch
 from dglkge.optim import step_exchange
 from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.row_chains import Buffer, RowChains
+from dglkge.optim.shared_exchange import NeighbourOutbox, Outbox
 from dglkge.optim.step_exchange import StepExchange
 
 LAYOUTS = [[0], [0, 0], [0, 1], [1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 2, 1]]
@@ -101,11 +103,24 @@ def trainer(threads: Threads, layout: list[int], rank: int, wire: WireFormat) ->
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("wire_dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shares_memory", [True, False])
-def test_every_row_reaches_one_trainer_of_its_machine(layout, wire_dtype, shares_memory, monkeypatch) -> None:
+@pytest.mark.parametrize("shares_memory", [True, False, "another namespace"])
+def test_every_row_reaches_one_trainer_of_its_machine(
+    layout, wire_dtype, shares_memory, monkeypatch, tmp_path
+) -> None:
     """The sums and counts are those of all trainers' gradients together."""
     if not shares_memory:
         monkeypatch.setattr(step_exchange, "usable", lambda: False)
+    if shares_memory == "another namespace":
+        # Where the ids of processes are others, an address names some other process's file.
+        (tmp_path / "short").write_text("of another process")
+        file = (tmp_path / "short").open("rb")
+
+        class Elsewhere(Outbox):
+            def __init__(self, num_fields: int) -> None:
+                super().__init__(num_fields)
+                self.address = self.address._replace(descriptor=file.fileno())
+
+        monkeypatch.setattr(step_exchange, "Outbox", Elsewhere)
     size, threads = len(layout), Threads(len(layout))
     wire = WireFormat((wire_dtype,) * 2, DIMS, np.dtype(np.int32), True)
     with ThreadPoolExecutor(size) as pool:
@@ -136,6 +151,24 @@ def test_every_row_reaches_one_trainer_of_its_machine(layout, wire_dtype, shares
             assert updated[key][0] == row.tolist()
     sent = [sent_bytes for _, sent_bytes in results]
     assert (max(sent) > 0) == (size > 1)
+
+
+def test_an_address_that_is_no_outbox_is_refused_and_not_waited_for(tmp_path) -> None:
+    """A pipe without a writer blocks whoever opens it; a file may be too short, or the memory another's."""
+    reader, writer = os.pipe()
+    os.close(writer)
+    box = Outbox(5)
+    (tmp_path / "short").write_text("short")
+    with (tmp_path / "short").open("rb") as short, open("/dev/zero", "rb") as endless:
+        for descriptor in (reader, short.fileno(), endless.fileno()):
+            with pytest.raises(OSError, match="is no outbox"):
+                NeighbourOutbox(1, box.address._replace(descriptor=descriptor))
+    os.close(reader)
+    with pytest.raises(OSError, match="is no outbox"):
+        NeighbourOutbox(1, box.address._replace(header_bytes=10 * box.address.header_bytes))
+    with pytest.raises(OSError, match="is not trainer 1"):
+        NeighbourOutbox(1, box.address._replace(token=7))
+    assert NeighbourOutbox(1, box.address).fields.tolist() == box.fields.tolist()
 
 
 def test_rows_of_one_trainer_alone_do_not_travel() -> None:

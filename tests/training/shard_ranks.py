@@ -55,7 +55,7 @@ def sharded(chosen: DenseConfig, folder: Path, clip_value: float = 0.0) -> tuple
     """Return parameters of which this rank has slices."""
     module = Module(dist.get_rank())
     make = lambda some: dense_optimizer(chosen, some)  # noqa: E731
-    dense = DenseParameters(module, make, total, dist.get_rank() == 0, clip_value, True, shards_in=folder)
+    dense = DenseParameters(module, make, total, dist.get_rank() == 0, clip_value, shards_in=folder)
     assert all(one.numel() == 0 for one in module.parameters())
     return module, dense
 

@@ -23,6 +23,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.sizes import read_dataset_size
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.protocol import Protocol
+from dglkge.model.projections import ProjectedFeatures
 from dglkge.planning.memory import plan_memory
 from dglkge.training import build
 from dglkge.training.epochs import JOB
@@ -162,6 +163,27 @@ def test_gradients_and_loss_equal_float64(
         assert num_steps > 3
         if "features.use=alone" in more:
             assert not any(trainer.tables[name].local_rows.any() for name in files)
+
+
+@pytest.mark.parametrize("objective", ["one_vs_all", "k_vs_all"])
+def test_all_candidates_are_projected_once_a_batch(
+    tmp_path: Path, files: dict[str, Path], objective: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where queries of both sides have them as candidates, and the regularizer takes the answers."""
+    sizes: dict[str, list[int]] = {name: [] for name in files}
+    rows = ProjectedFeatures.rows
+
+    def noted(self: ProjectedFeatures, name: str, ids: torch.Tensor) -> torch.Tensor:
+        sizes[name].append(len(ids))
+        return rows(self, name, ids)
+
+    more = ("regularizer.name=n3", "regularizer.weight=0.1", f"training.objective={objective}")
+    with opened(files, tmp_path / "run", *more) as trainer:
+        monkeypatch.setattr(ProjectedFeatures, "rows", noted)
+        num_batches = len(trainer._edge_batches)
+        train(trainer, 1)
+        for name, found in sizes.items():
+            assert 0 < found.count(len(trainer.tables[name])) <= num_batches
 
 
 @pytest.mark.parametrize("more", [(), (*MLP, "features.use=alone", "features.dtype=float16")])

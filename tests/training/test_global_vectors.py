@@ -64,10 +64,27 @@ def live(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: table.local_rows.clone() for name, table in trainer.tables.items()}
 
 
-def test_several_steps_against_all_entities_equal_float64(tmp_path: Path) -> None:
-    """DistMult by its formula, autograd in float64 over (rows, vectors), Adagrad by its formula."""
+@pytest.mark.parametrize(
+    ("settings", "clip_value", "clip_norm"),
+    [
+        ([], None, None),
+        (["optimizer.warmup_batches=4"], None, None),
+        (["optimizer.schedule=ExponentialLR", "optimizer.schedule_options=[gamma=0.5]"], None, None),
+        (["optimizer.clip_norm=0.02"], None, 0.02),
+        (["optimizer.clip_value=0.01", "optimizer.clip_norm=0.05"], 0.01, 0.05),
+    ],
+)
+def test_several_steps_against_all_entities_equal_float64(
+    tmp_path: Path, settings: list[str], clip_value: float | None, clip_norm: float | None
+) -> None:
+    """DistMult by its formula, autograd in float64 over (rows, vectors), Adagrad by its formula.
+
+    Learning rates are those of the schedule; torch clips the gradient of rows and vectors together.
+    """
+    if "optimizer.schedule=ExponentialLR" in settings:
+        settings = [*settings, "optimizer.schedule_every=batch"]
     with opened(
-        tmp_path / "run", "model.score_function=distmult", "training.objective=one_vs_all"
+        tmp_path / "run", "model.score_function=distmult", "training.objective=one_vs_all", *settings
     ) as trainer:
         vectors = trainer._global_vectors.vectors
         sums = {name: torch.zeros(DIM, dtype=torch.float64) for name in vectors}
@@ -75,7 +92,7 @@ def test_several_steps_against_all_entities_equal_float64(tmp_path: Path) -> Non
         num_steps = 0
         for _ in dglkge.remaining_epochs_until(1):
             for batch in trainer.batches():
-                rows = {name: table.double() for name, table in live(trainer).items()}
+                rows = {name: table.double().requires_grad_() for name, table in live(trainer).items()}
                 leaves = {name: one.double().requires_grad_() for name, one in vectors.items()}
                 loss = torch.zeros((), dtype=torch.float64)
                 for group in trainer._train_step._plan(batch).groups:
@@ -85,13 +102,25 @@ def test_several_steps_against_all_entities_equal_float64(tmp_path: Path) -> Non
                         loss = loss - ((tails * heads[h] * relation).sum(1)).log_softmax(0)[t]
                         loss = loss - ((heads * tails[t] * relation).sum(1)).log_softmax(0)[h]
                 (loss / batch.global_size).backward()
+                every = [one for one in (*rows.values(), *leaves.values()) if one.grad is not None]
+                if clip_value is not None:
+                    torch.nn.utils.clip_grad_value_(every, clip_value)
+                if clip_norm is not None:
+                    assert torch.nn.utils.clip_grad_norm_(every, clip_norm) > clip_norm
+                lr = LR
+                if "optimizer.warmup_batches=4" in settings:
+                    lr *= min(1.0, (num_steps + 1) / 4)
+                if "optimizer.schedule=ExponentialLR" in settings:
+                    lr *= 0.5**num_steps
                 found = trainer.step(batch)
                 assert found == pytest.approx(loss.item(), rel=1e-5)
                 for name, leaf in leaves.items():
                     if leaf.grad is not None:
                         sums[name] += leaf.grad**2
-                        expected = leaf.detach() - LR * leaf.grad / (sums[name].sqrt() + 1e-10)
-                        torch.testing.assert_close(vectors[name].double(), expected, rtol=1e-3, atol=1e-4)
+                        expected = leaf.detach() - lr * leaf.grad / (sums[name].sqrt() + 1e-10)
+                        torch.testing.assert_close(
+                            vectors[name].double(), expected, rtol=1e-3, atol=1e-4 * lr / LR
+                        )
                 num_steps += 1
         assert num_steps > 3 and len(pairs) > 1
 
@@ -177,10 +206,12 @@ def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path: Path) -> 
 
 
 def test_a_gradient_that_is_not_finite_is_not_applied() -> None:
-    vectors = GlobalVectors(["a", "b"], 2, 0.5, lambda total: total)
-    vectors.step(
+    vectors = GlobalVectors(["a", "b"], 2, {"lr": 0.5}, lambda total: total)
+    squares = vectors.sum_gradients(
         [("a", torch.tensor([[1.0, float("nan")]])), ("b", torch.ones(3, 2)), (RELATION, torch.ones(1, 9))]
     )
+    vectors.update(1.0)
+    assert squares == 2 * 3**2
     assert vectors.vectors["a"].tolist() == [0, 0]
     torch.testing.assert_close(vectors.vectors["b"], torch.full((2,), -0.5))
 

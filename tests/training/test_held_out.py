@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from dglkge.config import load_config
+from dglkge.data.partition_layout import EdgeTable
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.model.kge_model import build_model
 from dglkge.model.losses import build_loss
+from dglkge.planning import memory
+from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
+from dglkge.training import held_out
 from dglkge.training.building.components import check_edge_sets
+from dglkge.training.building.edge_sets import build_passes
 from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.typing import RELATION, Relation, Side
 
@@ -47,7 +55,24 @@ def evaluator(tables, triples, turn=(0, 1), reduce=lambda values: values, seed=9
     )  # fmt: skip
 
 
-def by_loops(one, tables, triples):
+def softmax(positive, negatives):
+    """Return the cross entropy of the true answer."""
+    return float(np.logaddexp.reduce([positive, *negatives]) - positive)
+
+
+def logistic_sum(positive, negatives):
+    """Return the logistic loss with its negatives added up."""
+    return float(np.logaddexp(0, -positive) + np.logaddexp(0, negatives).sum())
+
+
+def logistic_adversarial(positive, negatives):
+    """Return the logistic loss with negatives weighted by the softmax of half their scores."""
+    weights = np.exp(0.5 * np.array(negatives))
+    terms = np.logaddexp(0, negatives) * weights / weights.sum()
+    return float(np.logaddexp(0, -positive) + terms.sum())
+
+
+def by_loops(one, tables, triples, loss=softmax):
     """The same means, one negative after another."""
     held = triples[np.sort(one._order.held_out(0))]
     batches = []
@@ -87,7 +112,7 @@ def by_loops(one, tables, triples):
                     sums[f"r{k}"] += (rank <= k) / 2
                 name = "violators_rhs" if side is Side.TAIL else "violators_lhs"
                 sums[name] += sum(value > positive for value in negatives)
-                sums["loss"] += float(np.logaddexp.reduce([positive, *negatives]) - positive)
+                sums["loss"] += loss(positive, negatives)
     return {name: value / len(held) for name, value in sums.items()}
 
 
@@ -99,6 +124,66 @@ def test_metrics_are_those_of_plain_loops(tables, triples):
     for name, value in expected.items():
         assert found["metrics"][name] == pytest.approx(value, rel=1e-4), name
     assert 0 < found["metrics"]["auc"] < 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "loss"),
+    [
+        (["loss.name=logistic", "loss.reduction=sum"], logistic_sum),
+        (
+            ["loss.name=logistic", "loss.adversarial_weights=true", "loss.adversarial_temperature=0.5"],
+            logistic_adversarial,
+        ),
+    ],
+)
+def test_the_loss_is_the_one_that_is_configured(tables, triples, settings, loss):
+    chosen = [f"evaluation.eval_num_batch_negs={BATCH}", f"evaluation.eval_num_uniform_negs={UNIFORM}"]
+    config = load_config(None, ["dataset=x", "evaluation.eval_fraction=0.25", *chosen, *settings])
+    dataset = SimpleNamespace(
+        split=lambda name: triples,
+        relations=SimpleNamespace(relations=RELATIONS),
+        entity_types=list(COUNTS),
+        num_entities=COUNTS.__getitem__,
+    )
+    ids, order = np.arange(60), TripleOrder([EdgeSet("train", range(60))], seed=3, held_out=0.25)
+    edges = EdgeTable(ids, np.zeros((60, 3), np.int64), None)
+    batches = EdgeBatches(edges, np.zeros(2, np.int64), 60, BATCH, BATCH, 0, 1, seed=1, order=order)
+    cluster = SimpleNamespace(world=World(), sum=lambda values: values)
+    model = build_model("distmult", DIM, False)
+    passes = build_passes(config, dataset, batches, model, lambda name, ids: tables[name][ids], cluster)
+    found = passes._held_out.evaluate(0, 0)["metrics"]["loss"]
+    assert found == pytest.approx(by_loops(passes._held_out, tables, triples, loss)["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("limit", [1, 3 * DIM * (BATCH + UNIFORM)])
+def test_queries_are_compared_block_by_block(tables, triples, limit, monkeypatch):
+    whole = evaluator(tables, triples).evaluate(0, 0)["metrics"]
+    monkeypatch.setattr(held_out, "BLOCK_NUMBERS", limit)
+    one, sizes = evaluator(tables, triples), []
+    compare = one._model.compare_plainly
+
+    def noted(query, candidates):
+        sizes.append(len(query) * len(candidates) * query.shape[1])
+        return compare(query, candidates)
+
+    monkeypatch.setattr(one._model, "compare_plainly", noted)
+    found = one.evaluate(0, 0)["metrics"]
+    # One query is compared with all candidates in any case.
+    assert max(sizes) <= max(limit, DIM * (BATCH + UNIFORM))
+    for name, value in whole.items():
+        assert found[name] == pytest.approx(value, rel=1e-6), name
+
+
+def test_the_plan_has_the_block():
+    """At the defaults the scores of 1,000 queries by 2,000 candidates are planned, not their differences."""
+    assert memory.HELD_OUT_NUMBERS == held_out.BLOCK_NUMBERS
+    config = load_config(None, ["dataset=x", "evaluation.eval_fraction=0.1", "model.dimension=400"])
+    chosen = config.evaluation
+    num_scores = chosen.eval_num_batch_negs * (chosen.eval_num_batch_negs + chosen.eval_num_uniform_negs)
+    assert (
+        4 * (num_scores + memory.HELD_OUT_NUMBERS) < memory.held_out_bytes(config) < 4 * 400 * num_scores / 10
+    )
+    assert memory.held_out_bytes(load_config(None, ["dataset=x"])) == 0
 
 
 def test_two_trainers_add_up_to_one(tables, triples):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
 from dglkge.config import Config, load_config
+from dglkge.data.dataset import Dataset
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
+from dglkge.launch import table_files
 from dglkge.planning.host import HostMemory
+from dglkge.planning.memory import plan_memory
 from dglkge.training import join
 from tests.toy_kg import toy_dataset
 
@@ -43,6 +47,23 @@ def test_only_the_leader_speaks_and_all_may_be_overruled(monkeypatch: pytest.Mon
 def test_a_process_alone_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     small_machine(monkeypatch, 0)
     join.check_memory(config(), World())
+
+
+def test_files_of_a_process_alone_need_no_memory_but_room(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    size = Dataset.open(toy_dataset()).size()
+    planned = plan_memory(config("tables.storage=disk"), size, 1, 0)[0]
+    enough = planned.needed_bytes(in_files=True) - planned.base_bytes
+    monkeypatch.setattr(join, "host_memory", lambda output, job: HostMemory(enough, 0, 2**40))
+    with pytest.raises(InputError, match="of memory are needed"):
+        join.check_memory(config("checkpoint.background=false"), World())
+    in_files = config("tables.storage=disk", f"tables.folder={tmp_path}")
+    join.check_memory(in_files, World())
+    monkeypatch.setattr(table_files, "free_bytes", lambda folder: planned.file_bytes)
+    with pytest.raises(InputError, match=f"files take 0.00 GB, and none of {tmp_path} has that room"):
+        with join.join_cluster(in_files):
+            pass
 
 
 def test_enough(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,27 @@ def test_masks_are_those_of_the_formula_and_do_not_depend_on_the_place() -> None
     assert not torch.equal(other, rows)
 
 
+@pytest.mark.parametrize("dim", [1, 4, 7, 100])
+@pytest.mark.parametrize("rate", [0.3, 1.0 - 2**-17])
+def test_the_loop_and_its_plain_twin_are_equal_bit_for_bit(dim: int, rate: float) -> None:
+    ids = torch.randperm(500, generator=torch.Generator().manual_seed(2))
+    places = np.random.default_rng(4).integers(0, 500, 900)
+    rows = torch.randn(900, dim + 3, generator=torch.Generator().manual_seed(3))
+    rows[5, :] = torch.nan
+    rows[6:9, 0], rows[9, 0] = torch.inf, -0.0
+    found = []
+    for kernels in ("auto", "reference"):
+        dropout = RowDropout({"person": rate}, {"person": ids}, seed=1, kernels=kernels)
+        dropout.start(3)
+        of_all, of_part = rows[:, :dim].clone(), rows.clone()
+        dropout.apply("person", places, of_all)
+        dropout.apply("person", places, of_part[:, :dim])  # columns of wider rows
+        assert torch.equal(of_part[:, dim:].nan_to_num(7), rows[:, dim:].nan_to_num(7))
+        assert of_part[:, :dim].numpy().tobytes() == of_all.numpy().tobytes()
+        found.append(of_all.numpy().tobytes())
+    assert found[0] == found[1] != rows[:, :dim].numpy().tobytes()
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
 def test_the_mean_stays_and_the_share_is_dropped(rate: float) -> None:
     """Of 2,000,000 numbers the share is within 5 standard deviations, in all columns of a word."""

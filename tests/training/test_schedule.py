@@ -48,8 +48,14 @@ def test_every_scheduler_of_torch_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", list(OPTIONS))
 def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
-    """Against the scheduler on an optimizer of torch's, with two groups; bit for bit, wherever it resumes."""
+    """Against the scheduler on an optimizer of torch's, with two groups; bit for bit, wherever it resumes.
+
+    A rate in the options is that of the first group, and the other group's is as much smaller as its own.
+    """
     options = parse_options(OPTIONS[name])
+    options |= {
+        key: [options[key], options[key] * (0.03 / 0.1)] for key in ("base_lr", "max_lr") if key in options
+    }
     groups = [{"params": [torch.zeros(1, requires_grad=True)], "lr": lr} for lr in (0.1, 0.03)]
     driver = torch.optim.SGD(groups, lr=1.0)
     extra = {"cycle_momentum": False} if name in ("CyclicLR", "OneCycleLR") else {}
@@ -70,6 +76,17 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
             driver.step()
             theirs.step(*([mrr[step]] if ours.follows_mrr else []))
     assert len(seen) > 1
+
+
+def test_a_rate_of_each_group_is_taken_as_given() -> None:
+    given = Schedule(
+        chosen("OneCycleLR", ["max_lr=[0.1, 0.07]", "total_steps=40", "pct_start=0.25"]), [0.1, 0.03]
+    )
+    rates = []
+    for _ in range(40):
+        rates.append(given.lrs)
+        given.step() if len(rates) < 40 else None
+    assert [max(of_group) for of_group in zip(*rates)] == pytest.approx([0.1, 0.07])
 
 
 def test_cosine_in_closed_form() -> None:

@@ -24,8 +24,8 @@ class TwoTrainers(Cluster):
     def sum(self, values: np.ndarray) -> np.ndarray:
         if values.shape == (1,):
             return values + 10
-        # behind the sums: memory, shared memory and bytes of each trainer
-        return values + np.array([10.0, 5.0, 100.0, *(0, 0, 0), *(5e9, 4e9, 77)])
+        # behind the sums: memory, shared memory and bytes of each trainer, and flags
+        return values + np.array([10.0, 5.0, 100.0, *(0, 0, 0), *(5e9, 4e9, 77), 1])
 
 
 def report(path: Path, rank: int, first_batch: int = 0) -> EpochReport:
@@ -42,9 +42,13 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_losses_are_means_over_the_triples_of_all_trainers(tmp_path: Path) -> None:
     path = tmp_path / "stats.jsonl"
     epoch = report(path, rank=0)
-    for batch in range(40):
-        epoch.count(batch + 1, loss=float(batch), num_triples=10, num_bytes=7)
+    flags = [
+        epoch.count(batch + 1, loss=float(batch), num_triples=10, num_bytes=7, flags=(batch // 20) << 32)
+        for batch in range(40)
+    ]
     epoch.close()
+    # Those of the batch of a report, and the other trainer's 1.
+    assert flags == 10 * [None, 1] + 10 * [None, (1 << 32) + 1]
     records = lines(path)
     assert [record["batches_done"] for record in records] == list(range(2, 41, 2))
     assert {record["epoch"] for record in records} == {3}

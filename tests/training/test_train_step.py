@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +17,15 @@ import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.dgl_compat import request_timeout_seconds, set_request_timeout
+from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.sampling.negatives import UniformNegatives
 from dglkge.training import build
 from dglkge.training.build import build_optimizer
 from dglkge.training.epochs import JOB
+from dglkge.training.stats import reports_apart
+from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 
@@ -211,6 +215,75 @@ def test_a_step_tells_that_a_trainer_was_asked_to_stop(dataset: Path, tmp_path: 
                     trained.append(batch.index)
         assert left.value.code == 143 and trained == [0, 1]
     JOB.restore(0)
+
+
+@pytest.mark.parametrize("synchronous", ["true", "false"])
+def test_commits_by_the_clock_take_no_message_of_their_own(
+    synchronous: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counts sums over trainers with and without the clock; a due commit comes with a step or a report."""
+    sums: list[int] = []
+    own_sum = Cluster.sum
+    monkeypatch.setattr(Cluster, "sum", lambda self, values: sums.append(1) or own_sum(self, values))
+    places: list[int] = []
+    commit = Trainer._commit
+    monkeypatch.setattr(Trainer, "_commit", lambda self: places.append(self._batches_done) or commit(self))
+    counts, commits = [], []
+    # In the last case each look at the clock finds it a minute later.
+    for minutes, clock in (
+        (0, itertools.repeat(0)),
+        (1000, itertools.repeat(0)),
+        (1, itertools.count(0, 61)),
+    ):
+        more = ("training.batch_size=4", f"training.synchronous={synchronous}", "checkpoint.background=false")
+        run = settings(toy_dataset(), tmp_path / str(minutes), *more, f"checkpoint.every_minutes={minutes}")
+        config = load_config(None, run)
+        with dglkge.join_cluster(config) as cluster:
+            trainer = dglkge.build_trainer(config, cluster)
+            monkeypatch.setattr(trainer._policy, "_clock", clock.__next__)
+            trainer._policy.committed()
+            sums.clear()
+            places.clear()
+            for _ in dglkge.remaining_epochs_until(1):
+                for batch in trainer.batches():
+                    trainer.step(batch)
+            counts.append(len(sums))
+            commits.append([place for place in places if place])
+            num_batches = len(trainer._edge_batches)
+        JOB.restore(0)
+        del trainer
+        gc.collect()  # its tables go before others of the same names come
+    every = 1 if synchronous == "true" else reports_apart(num_batches)
+    assert (every > 1) == (synchronous == "false") and num_batches > 2 * every
+    assert commits == [[], [], list(range(every, num_batches, every))]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("optimizer", ["sparse_adagrad", "sparse_adam"])
+def test_a_process_alone_keeps_tables_in_files(dataset: Path, tmp_path: Path, optimizer: str) -> None:
+    """Rows and state are mapped from a folder that goes with the job; rows are those of memory."""
+    rows: list[dict[str, torch.Tensor]] = []
+    files = tmp_path / "files"
+    for storage in ("memory", "disk"):
+        more = (f"tables.storage={storage}", f"tables.folder={files}", f"optimizer.name={optimizer}")
+        config = load_config(None, settings(dataset, tmp_path / storage, *more))
+        with dglkge.join_cluster(config) as cluster:
+            trainer = dglkge.build_trainer(config, cluster)
+            for _ in dglkge.remaining_epochs_until(2):
+                for batch in trainer.batches():
+                    trainer.step(batch)
+            rows.append({name: table.local_rows.clone() for name, table in trainer.tables.items()})
+            places = Path("/proc/self/maps").read_text()
+            tensors = [table.local_rows for table in trainer.tables.values()]
+            states = [trainer.optimizer.state_tensors(table.embedding) for table in trainer.tables.values()]
+            num_tensors = len(tensors) + sum(len(state) for state in states)
+            assert places.count(str(files)) == (num_tensors if storage == "disk" else 0)
+        JOB.restore(0)
+        del trainer, tensors, states
+        gc.collect()  # its tables go before others of the same names come
+    assert not list(files.iterdir())
+    for name, of_memory in rows[0].items():
+        assert torch.equal(of_memory, rows[1][name])
 
 
 def test_alone_it_does_not_matter_whether_trainers_wait(dataset: Path, tmp_path: Path) -> None:

@@ -132,9 +132,9 @@ class ToyRun:
         )
 
     sent_bytes = 0
-    someone_must_stop = None  # the toy step sums no signals: trainers exchange them themselves
+    flag_sum = None  # the toy step sums no flags: trainers exchange them themselves
 
-    def __call__(self, batch: EdgeBatch) -> float:
+    def __call__(self, batch: EdgeBatch, flags: int = 0) -> float:
         """Train one batch."""
         self.trained.append((batch.epoch, batch.triple_ids.tolist()))
         self.lrs_of_batches.append([group["lr"] for group in self.param_groups])

@@ -15,14 +15,17 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.losses import LOSSES, build_loss
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows_of_sets
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
+from dglkge.training.building.components import configured_loss
 from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.training.passes import Passes
 from dglkge.typing import RELATION
+
+TRIPLES_A_BLOCK = 1 << 20
+"""Triples that are read at a time."""
 
 
 def configured_order(config: Config, dataset: Dataset) -> TripleOrder:
@@ -124,17 +127,12 @@ def build_passes(
     held_out = None
     if config.evaluation.eval_fraction:
         world = cluster.world
-        options = {
-            name: getattr(config.loss, name)
-            for name in LOSSES.get(config.loss.name).options()
-            if hasattr(config.loss, name)
-        }
         held_out = HeldOutEvaluator(
             order,
             num_chunks,
             dataset.split(TRAIN),
             model,
-            build_loss(config.loss.name, **options),
+            configured_loss(config),
             dataset.relations.relations,
             {name: dataset.num_entities(name) for name in dataset.entity_types},
             gather,
@@ -157,15 +155,18 @@ def touched_rows(
     """
     if config.training.rows == "all" or not isinstance(batches, EdgeBatches):
         return None
-    masks = {name: np.zeros(layout.num_nodes(name), bool) for name in layout.ntypes}
-    train = dataset.split(TRAIN)
-    relations = dataset.relations.relations
+    train, relations = dataset.split(TRAIN), dataset.relations.relations
+    # One array for all tables by original id: where an entity's mark stands follows from the relation.
+    starts = dict(zip(layout.ntypes, np.cumsum([0, *map(layout.num_nodes, layout.ntypes)]).tolist()))
+    first_head = np.array([starts[relation.lhs] for relation in relations])
+    first_tail = np.array([starts[relation.rhs] for relation in relations])
+    marks = np.zeros(sum(map(layout.num_nodes, layout.ntypes)), bool)
     for one in batches.order.sets:
-        ids = one.triple_ids
-        triples = train[ids.start : ids.stop] if isinstance(ids, range) else train[ids]
-        for relation_id in np.unique(triples[:, 1]).tolist():
-            relation = relations[relation_id]
-            here = triples[triples[:, 1] == relation_id]
-            for name, column in ((relation.lhs, 0), (RELATION, 1), (relation.rhs, 2)):
-                masks[name][layout.node_ids(name)[here[:, column]]] = True
-    return masks
+        for start in range(0, len(one.triple_ids), TRIPLES_A_BLOCK):
+            ids = one.triple_ids[start : start + TRIPLES_A_BLOCK]
+            triples = train[ids.start : ids.stop] if isinstance(ids, range) else train[ids]
+            heads, numbers, tails = triples.T
+            marks[first_head[numbers] + heads] = True
+            marks[starts[RELATION] + numbers] = True
+            marks[first_tail[numbers] + tails] = True
+    return {name: marks[start:][layout.original_ids(name)] for name, start in starts.items()}

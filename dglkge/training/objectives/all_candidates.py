@@ -45,7 +45,7 @@ class Candidates:
     answers_of : callable
         Returns the answers among the owned rows of queries with some keys.
     shift : callable or None
-        Returns what is added to the rows of node ids, which are then a copy.
+        Returns what is added to the rows of node ids when they are compared.
     resident : callable or None
         Returns the owned rows where they are on a device; their gradients are left there.
     """
@@ -62,18 +62,11 @@ class Candidates:
 
     @property
     def rows(self) -> torch.Tensor:
-        """Owned rows, (R, D) as they are stored, a view on shared memory where nothing is added to them, or
-        on a device."""
+        """Owned rows, (R, D) as they are stored: a view on shared memory, or on a device."""
         if self.resident is not None:
             return self.resident()[:, self.columns]
         start = self.table.first_node_id
-        rows = self.table.local_rows[self.first - start : self.stop - start, self.columns]
-        return rows if self.shift is None else rows + self.added(self.columns)
-
-    def added(self, columns: slice) -> torch.Tensor:
-        """Return what is added to some columns of the owned rows."""
-        found = torch.zeros(1) if self.shift is None else self.shift(torch.arange(self.first, self.stop))
-        return found[..., columns]
+        return self.table.local_rows[self.first - start : self.stop - start, self.columns]
 
 
 def only_answers(first: int, stop: int) -> Callable[[Ids], Answers]:
@@ -156,10 +149,10 @@ class AllCandidates:
         return loss, self._exchange.return_gradients(parts)
 
     def _rows(self, one: Candidates) -> torch.Tensor:
-        """Return the owned rows of a block, as float32 and after dropout."""
+        """Return the owned rows of a block as they are compared: float32, with their shift, after dropout."""
         name = one.table.name
         is_dropped = self._dropout is not None and self._dropout.drops(name)
-        if not is_dropped and not is_narrow(one.table.local_rows):
+        if not is_dropped and one.shift is None and not is_narrow(one.table.local_rows):
             return one.rows
         # Blocks of one table share the copy, and the mask with the rows that queries are made of.
         if name not in self._copies:
@@ -172,7 +165,7 @@ class AllCandidates:
                 copy.copy_(one.resident())
             self._copies[name] = copy
             if one.shift is not None:
-                self._copies[name] += one.added(slice(None))
+                self._copies[name] += one.shift(self._owned[name])
             if self._dropout is not None and is_dropped:
                 self._dropout.apply(name, self._owned[name].numpy(), self._copies[name])
         return self._copies[name][:, one.columns]

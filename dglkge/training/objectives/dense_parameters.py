@@ -46,8 +46,6 @@ class DenseParameters:
         Whether this is the trainer whose initial values all take.
     clip_value : float
         Limit of the size of each number of the summed gradient; 0: none.
-    clips_norm : bool
-        Whether the norm of the gradient of rows and dense parameters together is limited.
     copy : torch.nn.Module, optional
         A copy of the module, perhaps on a GPU, that computes the batches in its place. It takes the values
         before each batch; the gradients are summed, and the optimizer works, on the CPU.
@@ -73,7 +71,6 @@ class DenseParameters:
         sum_over_trainers: Callable[[np.ndarray], np.ndarray],
         is_first: bool = True,
         clip_value: float = 0.0,
-        clips_norm: bool = False,
         copy: torch.nn.Module | None = None,
         shards_in: Path | None = None,
         loss_scale: LossScale | None = None,
@@ -81,7 +78,6 @@ class DenseParameters:
     ) -> None:
         self.loss_scale = loss_scale
         self._scaled = frozenset(scaled)
-        self.clips_norm = clips_norm
         self._parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._module = module
         self._copy = copy

@@ -3,13 +3,14 @@
 A row is scored as e + g, with e the entity's row and g its type's vector, so the gradient of g is the sum of
 the gradients of all rows of the type. Every trainer holds the vectors and makes the same updates: they are
 small, and no table has a place for them. PyTorch-BigGraph updates them by Adagrad with a number for each
-coordinate (Duchi, Hazan and Singer 2011), and so does this module, whatever the optimizer of the rows.
+coordinate (Duchi, Hazan and Singer 2011), and so does this module, whatever the optimizer of the rows. Their
+learning rate is that of the entities; clipping treats their gradient as one more row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Callable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable
 
 import numpy as np
 import torch
@@ -32,10 +33,12 @@ class GlobalVectors:
     ----------
     entity_types : sequence of str
     dim : int
-    lr : float
-        Learning rate.
+    group : mapping of str to Any
+        Parameter group of the entities: its ``lr`` is read at each update.
     sum_over_trainers : callable
         Sums an array over all trainers; a collective.
+    clip_value : float
+        Limit of the size of each number of the summed gradient; 0: none.
 
     Attributes
     ----------
@@ -47,41 +50,56 @@ class GlobalVectors:
         self,
         entity_types: Sequence[str],
         dim: int,
-        lr: float,
+        group: Mapping[str, Any],
         sum_over_trainers: Callable[[np.ndarray], np.ndarray],
+        clip_value: float = 0.0,
     ) -> None:
         self.vectors = {name: torch.zeros(dim) for name in entity_types}
         self._sums = {name: torch.zeros(dim) for name in entity_types}
-        self._lr = lr
+        self._group = group
         self._sum = sum_over_trainers
+        self._clip_value = clip_value
+        self._gradients = torch.zeros(len(entity_types), dim)
 
     def shift_of(self, table: str) -> Shift | None:
         """Return the function from node ids to what is added to their rows; None for another table."""
         vector = self.vectors.get(table)
         return None if vector is None else lambda ids: vector
 
-    def step(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Update all vectors; a collective.
+    def sum_gradients(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> float:
+        """Sum the gradients of all trainers, and clip them by value; a collective.
 
         Parameters
         ----------
         gradients : iterable of (str, (n, D) tensor)
             Entity type, and gradients of rows of it, of this trainer; a type may occur several times. Others
             are ignored.
+
+        Returns
+        -------
+        float
+            Sum of the squares of the gradients, equal on all trainers.
         """
         names = list(self.vectors)
         # In float64, so that the order of trainers and rows shows in the last bits of float32 only.
-        total = np.zeros((len(names), len(next(iter(self.vectors.values())))))
+        total = np.zeros(self._gradients.shape)
         for name, rows in gradients:
             if name in self.vectors:
                 total[names.index(name)] += rows.sum(0, dtype=torch.float64).numpy()
         total = self._sum(total)
-        for name, gradient in zip(names, torch.from_numpy(total).float()):
-            # A type without gradients stays as it is: 0 / (0 + EPS). One that is not finite is not applied;
-            # the optimizer reports the rows that it comes from.
-            if bool(torch.isfinite(gradient).all()):
-                self._sums[name].add_(gradient.square())
-                self.vectors[name].sub_(self._lr * gradient / (self._sums[name].sqrt() + EPS))
+        # A gradient that is not finite is not applied; the optimizer reports the rows that it comes from.
+        total[~np.isfinite(total).all(1)] = 0
+        self._gradients = torch.from_numpy(total).float()
+        if self._clip_value:
+            self._gradients.clamp_(-self._clip_value, self._clip_value)
+        return float(self._gradients.double().square().sum())
+
+    def update(self, factor: float) -> None:
+        """Update all vectors by the summed gradients times a factor."""
+        for name, gradient in zip(self.vectors, self._gradients * factor):
+            # A type without gradients stays as it is: 0 / (0 + EPS).
+            self._sums[name].add_(gradient.square())
+            self.vectors[name].sub_(self._group["lr"] * gradient / (self._sums[name].sqrt() + EPS))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return copies of the vectors and of Adagrad's sums, by dataset of a checkpoint's model file."""

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dglkge.kernels.dropout import drop_numbers
 from dglkge.kernels.hashing import column_bits, row_keys, stream_key
 
 _BLOCK_WORDS = 1 << 16
@@ -34,16 +35,23 @@ class RowDropout:
     original_ids : mapping of str to (n,) int64 tensor
         By table: original id of each node id.
     seed : int
+    kernels : {"auto", "reference"}
+        "auto": a compiled loop where rows are in memory; "reference": its plain twin, the same bit for bit.
     """
 
     def __init__(
-        self, rates: Mapping[str, float], original_ids: Mapping[str, torch.Tensor], seed: int
+        self,
+        rates: Mapping[str, float],
+        original_ids: Mapping[str, torch.Tensor],
+        seed: int,
+        kernels: str = "auto",
     ) -> None:
         # At most _LEVELS - 1: something is kept.
         limits = {name: min(round(rate * _LEVELS), _LEVELS - 1) for name, rate in rates.items()}
         self._limits = {name: limit for name, limit in limits.items() if limit}
         self._original_ids = {name: original_ids[name].numpy() for name in self._limits}
         self._seed = seed
+        self._is_reference = kernels == "reference"
         self._batch = 0
 
     def start(self, batch: int) -> None:
@@ -62,6 +70,9 @@ class RowDropout:
         scale = _LEVELS / (_LEVELS - limit)
         key = stream_key(self._seed, "dropout", table, self._batch)
         ids, dim = self._original_ids[table], rows.shape[1]
+        if rows.device.type == "cpu" and not self._is_reference:
+            drop_numbers(rows.numpy(), ids[node_ids], key[0], np.uint16(limit), np.float32(scale))
+            return
         num_words = -(-dim // 4)
         step = max(1, _BLOCK_WORDS // num_words)
         for start in range(0, len(rows), step):
