@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dglkge.kernels.chains import chain_sources, choose_owners, find_keys, index_keys, merge_chains
-from dglkge.optim.rules import RuleStep, update_plain
+from dglkge.optim.links import RuleStep
 
 _ALIGNMENT_BYTES = 8
 
@@ -260,10 +260,7 @@ class RowChains(GradientRows):
         self, step: RuleStep, arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray
     ) -> int:
         """Apply a rule; see :meth:`GradientRows.update`."""
-        options = step.options(self.dtype)
-        return step.rule.update_compiled(
-            arrays, targets, selected, self.chain, options, step.hyper, step.num_steps
-        )
+        return step.update(arrays, targets, selected, self.chain)
 
 
 class PlainRows(GradientRows):
@@ -336,4 +333,5 @@ class PlainRows(GradientRows):
         self, step: RuleStep, arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray
     ) -> int:
         """Apply a rule; see :meth:`GradientRows.update`."""
-        return update_plain(step, arrays, targets, *self._sums(selected))
+        tables = [torch.from_numpy(array) for array in arrays]
+        return step.update_plain(tables, torch.from_numpy(targets), *self._sums(selected))
