@@ -24,8 +24,9 @@ from dglkge.optim.dgl_tables import (
 )
 from dglkge.optim.links import RuleStep
 from dglkge.optim.narrow_rows import NarrowEmbedding, NarrowUpdate
-from dglkge.optim.row_chains import Buffer, GradientRows, PlainRows, RowChains
+from dglkge.optim.row_chains import GradientRows, PlainRows, RowChains
 from dglkge.optim.rules import UpdateRule
+from dglkge.optim.scratch import Scratch
 
 #: Class of a table's gradients for each value of the option ``kernels``.
 GRADIENTS = {"auto": RowChains, "reference": PlainRows}
@@ -135,7 +136,7 @@ class Table:
         first = np.zeros(1, np.int64)
         chains.add(np.zeros(2, np.int64), np.zeros((2, self.dim), chains.dtype))
         chains.choose_owners(chains.find(first), first, 0, 1, first.copy())
-        chains.merge_into(first, torch.empty(1, self.dim, dtype=self.compute_dtype), first.copy(), Buffer())
+        chains.merge_into(first, torch.empty(1, self.dim, dtype=self.compute_dtype), first.copy(), Scratch())
         arrays = [np.zeros((1, *tensor.shape[1:]), chains.dtype) for tensor in self._tensors]
         if self._narrow is not None:
             arrays[0] = arrays[0].astype(np.uint16)
