@@ -28,6 +28,7 @@ from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import Lease
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
 from dglkge.errors import CheckpointError, StorageError, write_error
+from dglkge.optim.scratch import Scratch
 from dglkge.typing import TablePart
 
 logger = logging.getLogger(__name__)
@@ -37,36 +38,20 @@ AGREEMENT_SECONDS = 30.0
 AGREEMENT_POLL_SECONDS = 0.5
 
 
-class RowCopy:
-    """Copies of parts, in memory that is reused for the next version.
+def copied(part: TablePart, memory: Scratch) -> TablePart:
+    """Return a copy of a part, in memory that the next version overwrites.
 
     It holds one copy of the rows and of the optimizer's state of a machine from the first version to the end
     of the run: 8·n·D bytes for n rows of D float32 with element-wise Adagrad.
     """
 
-    def __init__(self) -> None:
-        self._memory: dict[tuple[str, int, str], torch.Tensor] = {}
+    def copy(name: str, values: torch.Tensor) -> torch.Tensor:
+        width = math.prod(values.shape[1:])
+        room = memory.take((part.table, part.part, name), len(values), width, values.dtype)
+        return room.view(values.shape).copy_(values.detach())
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of memory of the copies."""
-        return sum(values.numel() * values.element_size() for values in self._memory.values())
-
-    def of(self, part: TablePart) -> TablePart:
-        """Return a copy of a part; overwrites the previous copy of the same part."""
-        state = {name: self._copy(part, f"state {name}", values) for name, values in part.state.items()}
-        rows = self._copy(part, "rows", part.rows)
-        return TablePart(part.table, part.part, part.original_ids, rows, state)
-
-    def _copy(self, part: TablePart, name: str, values: torch.Tensor) -> torch.Tensor:
-        values = values.detach()
-        key = (part.table, part.part, name)
-        # The memory is kept for the next version: fresh pages would have to be zeroed by the kernel while
-        # training waits.
-        memory = self._memory.get(key)
-        if memory is None or memory.shape != values.shape or memory.dtype != values.dtype:
-            memory = self._memory[key] = torch.empty(values.shape, dtype=values.dtype)
-        return memory.copy_(values)
+    state = {name: copy(f"state {name}", values) for name, values in part.state.items()}
+    return TablePart(part.table, part.part, part.original_ids, copy("rows", part.rows), state)
 
 
 def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None = None) -> int | None:
@@ -294,7 +279,7 @@ class CheckpointManager:
         self.is_writer = is_writer
         self.barrier = barrier
         self.num_parts = num_parts
-        self.row_copy = RowCopy()
+        self.row_copy = Scratch()
         self.names = names or {}
         self._writer = VersionWriter(self.storage, self.names, limit_seconds, courier, mirror)
         self._mirror = mirror
@@ -408,7 +393,7 @@ class CheckpointManager:
     def reserve(self, parts: Sequence[TablePart]) -> None:
         """Touch the memory of the copies in a thread; else training would wait for that at the first save."""
         if self.is_writer:
-            self._in_thread(lambda: [self.row_copy.of(part) for part in parts])
+            self._in_thread(lambda: [copied(part, self.row_copy) for part in parts])
 
     def start(
         self,
@@ -462,7 +447,7 @@ class CheckpointManager:
         self.barrier()  # no rank writes before the files of an interrupted save are removed
         mine = parts if self.is_writer else []
         if copy:
-            mine = [self.row_copy.of(part) for part in mine]
+            mine = [copied(part, self.row_copy) for part in mine]
             # All machines copy at the same batch boundary, so the copies belong to one state of training.
             self.barrier()  # from here on training may change the rows
         num_parts = self.num_parts or 1 + max((part.part for part in parts), default=0)

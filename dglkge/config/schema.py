@@ -297,7 +297,7 @@ class OptimizerConfig:
         at_least(0),
     )
     decoupled_weight_decay: bool = setting(
-        False, "Adam: multiply a touched row by 1 - lr * weight_decay instead, as torch's AdamW does"
+        False, "multiply a touched row by 1 - lr * weight_decay instead, as torch's AdamW does"
     )
     clip_norm: float = setting(
         0.0,

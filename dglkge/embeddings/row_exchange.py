@@ -17,10 +17,9 @@ from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.narrow_rows import is_narrow
 from dglkge.optim.network_exchange import owner_ranks, ranks_by_machine
-from dglkge.optim.row_chains import Buffer
+from dglkge.optim.scratch import Scratch
 
 Ids = npt.NDArray[np.int64]
-FLOAT32 = np.dtype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -81,10 +80,9 @@ class RowExchange:
         num_parts = len(tables[0].range_starts) - 1
         self._machines = ranks_by_machine(group.gather(part_id), num_parts)
         self._num_strangers = group.size - len(self._machines[part_id])
-        self._outgoing, self._incoming = Buffer(), Buffer()
-        self._outgoing_ids, self._incoming_ids = Buffer(), Buffer()
-        # Two sets of buffers: rows of one batch are read while those of the next may already arrive.
-        self._sorted, self._spare_sorted = ([Buffer() for _ in tables] for _ in range(2))
+        self._scratch = Scratch()
+        # Two sets: rows of one batch are read while those of the next may already arrive.
+        self._sorted, self._spare_sorted = Scratch(), Scratch()
         self.sent_bytes = 0
 
     @property
@@ -126,7 +124,7 @@ class RowExchange:
         to_get, to_give = counts[:, :num_tables].copy(), received[:, :num_tables].copy()
         width = self._id_dtype.itemsize
         out_bytes, in_bytes = to_get.sum(1) * width, to_give.sum(1) * width
-        sent = self._outgoing_ids.take(int(out_bytes.sum()))
+        sent = self._scratch.bytes("sent ids", int(out_bytes.sum()))
         # Rank by rank and, in it, table by table: each rank's message is contiguous, and the counts say how
         # to cut it.
         np.concatenate(
@@ -134,7 +132,7 @@ class RowExchange:
             out=sent.view(self._id_dtype),
             casting="same_kind",
         )
-        arrived = self._incoming_ids.take(int(in_bytes.sum()))
+        arrived = self._scratch.bytes("arrived ids", int(in_bytes.sum()))
         self._group.messages(sent, out_bytes.tolist(), arrived, in_bytes.tolist())
         # Counts go to every rank; ids only to owners on other machines, as local rows are never requested.
         self.sent_bytes += len(sent) + self._num_strangers * counts[0].nbytes
@@ -150,7 +148,7 @@ class RowExchange:
         (n,) uint8
             The messages to all ranks, one after the other, valid until the next call.
         """
-        buffer = self._outgoing.take(int(self._section_bytes(requests.to_give).sum()))
+        buffer = self._scratch.bytes("sent rows", int(self._section_bytes(requests.to_give).sum()))
         start = 0
         for number, (rows, num_bytes) in enumerate(
             zip(requests.given, self._section_bytes(requests.to_give).ravel().tolist())
@@ -179,7 +177,7 @@ class RowExchange:
         """
         out_bytes = self._section_bytes(requests.to_give).sum(1)
         in_bytes = self._section_bytes(requests.to_get).sum(1)
-        arrived = self._incoming.take(int(in_bytes.sum()))
+        arrived = self._scratch.bytes("arrived rows", int(in_bytes.sum()))
         self._group.messages(message, out_bytes.tolist(), arrived, in_bytes.tolist())
         self.sent_bytes += int(out_bytes.sum())
         return self._unpack(requests.to_get, arrived)
@@ -197,8 +195,8 @@ class RowExchange:
         """Sort received rows, rank after rank, by table."""
         # Swapped at each call, so rows of the call before stay valid until the next call but one.
         self._sorted, self._spare_sorted = self._spare_sorted, self._sorted
-        spaces = zip(self._sorted, counts.sum(0).tolist(), self._tables)
-        rows = [torch.from_numpy(space.rows(n, table.dim, FLOAT32)) for space, n, table in spaces]
+        numbers = counts.sum(0).tolist()
+        rows = [self._sorted.take(i, numbers[i], table.dim) for i, table in enumerate(self._tables)]
         places = [0] * len(rows)
         start = 0
         for of_rank, sizes in zip(counts.tolist(), self._section_bytes(counts).tolist()):

@@ -152,66 +152,6 @@ def merge_chains(
         merged_counts[i] = add_chain(heads[selected[i]], links, addresses, counts, merged[i])
 
 
-@compiled_inline
-def prepare_gradient(
-    head: int,
-    links: np.ndarray,
-    addresses: np.ndarray,
-    counts: np.ndarray,
-    mean: bool,
-    max_norm: float,
-    weight_decay: float,
-    row: np.ndarray,
-    gradient: np.ndarray,
-) -> bool:
-    """Gradient of one row: sum (or mean) of its chain, clipped, with weight decay added.
-
-    Parameters
-    ----------
-    head, links, addresses, counts
-        The chain, as in :func:`add_chain`.
-    mean : bool
-        Divide the sum by the number of gradients.
-    max_norm, weight_decay : float
-        Scalars of the rows' dtype; ``max_norm`` may be infinite.
-    row, gradient : np.ndarray
-        "(D,)" the parameters, and where the gradient is written.
-
-    Returns
-    -------
-    bool
-        False if the gradient has a NaN or an infinity: the row must not be updated then.
-    """
-    count = add_chain(head, links, addresses, counts, gradient)
-    dim = gradient.shape[0]
-    zero = gradient.dtype.type(0)
-    # 0 times NaN or infinity is NaN, which stays in the sum: one vectorised pass without a branch a number.
-    # It needs NaN to keep its meaning: see FAST_MATH in jit.
-    poison = zero
-    for j in range(dim):
-        poison += gradient[j] * zero
-    if poison != zero:
-        return False
-    if mean and count > 1:
-        share = gradient.dtype.type(1) / gradient.dtype.type(count)
-        for j in range(dim):
-            gradient[j] *= share
-    if max_norm < np.inf:
-        squares = zero
-        for j in range(dim):
-            squares += gradient[j] * gradient[j]
-        norm = np.sqrt(squares)
-        if norm > max_norm:
-            shrink = max_norm / norm
-            for j in range(dim):
-                gradient[j] *= shrink
-    if weight_decay != zero:
-        for j in range(dim):
-            # After clipping: the limit is one of the loss's gradient.
-            gradient[j] += weight_decay * row[j]
-    return True
-
-
 @compiled
 def choose_owners(
     positions: np.ndarray, ids: np.ndarray, place: int, num_places: int, owners: np.ndarray

@@ -139,6 +139,13 @@ def _is_locked(file: IO[bytes]) -> bool:
 _LOCKS: dict[str, _CompileLock] = {}
 
 
+def _identity_of(formula: Any) -> tuple[str, str, str]:
+    """Module and name of a compiled function, and the digest of its source file."""
+    function = formula.py_func
+    source = Path(function.__code__.co_filename).read_bytes()
+    return function.__module__, function.__qualname__, hashlib.sha256(source).hexdigest()
+
+
 class _KernelCache(FunctionCache):
     """Numba's cache of a function; a file of it is valid for one state of all sources only."""
 
@@ -148,6 +155,14 @@ class _KernelCache(FunctionCache):
         super().__init__(function)
         path = function.__code__.co_filename
         self.lock = _LOCKS.setdefault(path, _CompileLock(path))
+        self._formulas = [_identity_of(cell.cell_contents) for cell in function.__closure__ or ()]
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        """Return the key of machine code in the cache.
+
+        Numba would pickle the closure, and a compiled function in it has a random number of the process.
+        """
+        return sig, codegen.magic_tuple(), tuple(self._formulas)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the compiled function from the cache, None if it is absent or unreadable.
@@ -254,8 +269,8 @@ def _compile(function: Callable, fastmath: set[str] = FAST_MATH, **options: Any)
     try:
         # numba's option cache=True does this with its own class.
         loop._cache = _KernelCache(function)
-    except RuntimeError:  # neither the folder of the file nor the user's cache folder can be written
-        logger.info("compiled loops are not cached: no folder to write to")
+    except (RuntimeError, OSError):  # no folder that can be written, or a formula that was typed in
+        logger.info("compiled loops are not cached: no folder to write to, or no source file")
     else:
         loop.compile = _compile_once(loop.compile, loop._cache.lock)
     return loop

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dglkge.optim.row_chains import Buffer, GradientRows
+from dglkge.optim.row_chains import GradientRows
+from dglkge.optim.scratch import Scratch
 
 #: Added to the norm, as ``torch.nn.utils.clip_grad_norm_`` has it.
 NORM_EPS = 1e-6
@@ -43,7 +44,7 @@ class Clipping:
             if limit is not None and not 0 < limit < math.inf:
                 raise ValueError(f"clip_gradients: {name} must be a positive finite number, got {limit}")
         self.norm, self.value, self._mean = norm, value, mean
-        self._buffers: list[tuple[Buffer, Buffer]] = []
+        self._scratch: list[Scratch] = []
 
     def merge(self, chains: Sequence[GradientRows], selected: Sequence[np.ndarray]) -> list[MergedRows]:
         """Merge the gradients of some rows of each table, and clip them by value.
@@ -55,11 +56,11 @@ class Clipping:
         selected : sequence of np.ndarray
             For each table "(n,) int64" positions of the keys that this trainer updates.
         """
-        while len(self._buffers) < len(chains):
-            self._buffers.append((Buffer(), Buffer()))
+        while len(self._scratch) < len(chains):
+            self._scratch.append(Scratch())
         return [
-            MergedRows(of_table, keys, buffers, self.value, self._mean)
-            for of_table, keys, buffers in zip(chains, selected, self._buffers)
+            MergedRows(of_table, keys, scratch, self.value, self._mean)
+            for of_table, keys, scratch in zip(chains, selected, self._scratch)
         ]
 
     def factor(self, squares: float) -> float:
@@ -95,16 +96,15 @@ class MergedRows:
         self,
         chains: GradientRows,
         selected: np.ndarray,
-        buffers: tuple[Buffer, Buffer],
+        scratch: Scratch,
         value: float | None,
         mean: bool,
     ) -> None:
         self._kind = type(chains)
         self.ids = chains.keys[selected]
-        rows, space = buffers
-        self._rows = torch.from_numpy(rows.rows(len(selected), chains.dim, chains.dtype))
+        self._rows = scratch.take("merged", len(selected), chains.dim, chains.row_dtype)
         counts = np.empty(len(selected), np.int64)
-        chains.merge_into(selected, self._rows, counts, space)
+        chains.merge_into(selected, self._rows, counts, scratch)
         if mean:
             self._rows /= torch.from_numpy(counts).to(self._rows.dtype)[:, None]
         self.squares = clipped_squares(self._rows, value)

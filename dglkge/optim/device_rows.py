@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from dglkge.optim.dgl_tables import local_array
-from dglkge.optim.rules import RuleStep, limit_norms_of_tensor, update_tensors
+from dglkge.optim.links import RuleStep
 from dglkge.optim.table import Table
 
 ROWS_A_BLOCK = 65536
@@ -76,9 +74,5 @@ class DeviceRows:
         num_bad = 0
         # In blocks: the update works on copies of rows and state.
         for some, of_some in zip(targets.split(ROWS_A_BLOCK), gradient.split(ROWS_A_BLOCK)):
-            if not len(some):
-                continue
-            num_bad += update_tensors(step, self._there, some, of_some)
-            if self.table.max_norm < math.inf:
-                limit_norms_of_tensor(self.rows, some, self.table.max_norm)
+            num_bad += step.update_plain(self._there, some, of_some)
         return num_bad

@@ -18,7 +18,7 @@ from dgl.distributed import DistEmbedding
 from dglkge.kernels.hashing import combine, stream_key
 from dglkge.kernels.narrow_rows import nearest_words, round_rows, round_rows_plain, widen_rows
 from dglkge.optim.dgl_tables import adopt_tensor, make_words, record_read
-from dglkge.optim.row_chains import Buffer
+from dglkge.optim.scratch import Scratch
 
 NARROW_DTYPES = (torch.bfloat16, torch.float16)
 STOCHASTIC, NEAREST = ROUNDINGS = ("stochastic", "nearest")
@@ -222,8 +222,7 @@ class NarrowUpdate:
 
     def __init__(self, embedding: NarrowEmbedding, kernels: str) -> None:
         self._embedding, self._kernels = embedding, kernels
-        # Kept from block to block: fresh memory of this size is zeroed by the kernel, page by page.
-        self._buffers: list[Buffer] = []
+        self._scratch = Scratch()
 
     def blocks(self, num_rows: int) -> list[slice]:
         """Cut rows into blocks."""
@@ -237,20 +236,16 @@ class NarrowUpdate:
 
         They are valid until the next call.
         """
-        while len(self._buffers) < len(arrays):
-            self._buffers.append(Buffer())
         words, *state = arrays
-        rows_buffer, *state_buffers = self._buffers
-        rows = rows_buffer.rows(len(places), words.shape[1], np.dtype(np.float32))
+        rows = self._scratch.take("rows", len(places), words.shape[1])
         typed = self._embedding.typed(torch.from_numpy(words.view(np.int16)))
-        widen(typed, places, torch.from_numpy(rows), self._kernels)
-        copies = []
-        for array, buffer in zip(state, state_buffers):
-            width = math.prod(array.shape[1:])
-            copy = buffer.rows(len(places), width, array.dtype).reshape(len(places), *array.shape[1:])
+        copies = [widen(typed, places, rows, self._kernels).numpy()]
+        for number, array in enumerate(state):
+            copy = self._scratch.take(number, len(places), math.prod(array.shape[1:])).numpy()
+            copy = copy.reshape(len(places), *array.shape[1:])
             # Places are in range; "raise" would copy once more.
             copies.append(np.take(array, places, axis=0, out=copy, mode="clip"))
-        return [rows, *copies]
+        return copies
 
     def close(
         self,

@@ -10,7 +10,6 @@ ranks need not be in the order of machines.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +18,8 @@ import numpy as np
 import torch
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.row_chains import Buffer, GradientRows, padded
+from dglkge.optim.row_chains import GradientRows, padded
+from dglkge.optim.scratch import Scratch
 
 
 class Section(NamedTuple):
@@ -175,9 +175,7 @@ class GradientExchange:
         self._routes = routes
         self._chains = chains
         self._wire = wire
-        self._outgoing, self._incoming = Buffer(), Buffer()
-        self._decoded: defaultdict[tuple[int, int], Buffer] = defaultdict(Buffer)
-        self._merged = Buffer()
+        self._scratch = Scratch()
         self.sent_bytes = 0
 
     def run(self) -> tuple[list[np.ndarray], np.ndarray]:
@@ -205,7 +203,7 @@ class GradientExchange:
         sent, sent_bytes = self._pack(counts[:, :num_tables], by_rank)
         plans = [self._wire.plan(row) for row in received_counts[:, :num_tables]]
         received_bytes = [num_bytes for _, num_bytes in plans]
-        received = self._incoming.take(sum(received_bytes))
+        received = self._scratch.bytes("received", sum(received_bytes))
         self._group.messages(sent, sent_bytes, received, received_bytes)
         self.sent_bytes += sum(sent_bytes) + counts.nbytes
         # Received ids that are new here become keys after the own ones; all received rows are this trainer's.
@@ -227,7 +225,7 @@ class GradientExchange:
         """Write the messages to all ranks one after the other; returns them and their sizes in bytes."""
         plans = [self._wire.plan(row) for row in counts]
         sizes = [num_bytes for _, num_bytes in plans]
-        sent = self._outgoing.take(sum(sizes))
+        sent = self._scratch.bytes("sent", sum(sizes))
         start = 0
         for rank, (sections, num_bytes) in enumerate(plans):
             message = sent[start : start + num_bytes]
@@ -242,7 +240,7 @@ class GradientExchange:
         chains, wire = self._chains[table], self._wire
         wire.ids(message, section)[:] = chains.keys[selected]
         counts = np.empty(section.num_rows, np.int64)
-        chains.merge_into(selected, wire.rows(message, table, section), counts, self._merged)
+        chains.merge_into(selected, wire.rows(message, table, section), counts, self._scratch)
         if wire.with_counts:
             wire.counts(message, section)[:] = counts
 
@@ -261,7 +259,6 @@ class GradientExchange:
         chains, wire = self._chains[table], self._wire
         rows = wire.rows(message, table, section)
         if rows.element_size() < chains.dtype.itemsize:
-            space = self._decoded[rank, table].rows(section.num_rows, chains.dim, chains.dtype)
-            rows = torch.from_numpy(space).copy_(rows)
+            rows = self._scratch.take((rank, table), len(rows), chains.dim, chains.row_dtype).copy_(rows)
         counts = wire.counts(message, section) if wire.with_counts else None
         chains.add(wire.ids(message, section).astype(np.int64), rows.numpy(), counts)

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from dglkge.kernels.chains import chain_sources, choose_owners, find_keys, index_keys, merge_chains
-from dglkge.optim.rules import RuleStep, update_plain
+from dglkge.optim.links import RuleStep
+from dglkge.optim.scratch import Scratch
 
 _ALIGNMENT_BYTES = 8
 
@@ -23,23 +24,6 @@ def padded(num_bytes: int) -> int:
     (0, 8, 8)
     """
     return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-
-class Buffer:
-    """Memory that is kept from step to step and only grows."""
-
-    def __init__(self) -> None:
-        self._bytes = np.empty(0, np.uint8)
-
-    def take(self, num_bytes: int) -> np.ndarray:
-        """The first ``num_bytes`` bytes, "(num_bytes,) uint8", contents undefined."""
-        if num_bytes > len(self._bytes):
-            self._bytes = np.empty(num_bytes + num_bytes // 4, np.uint8)
-        return self._bytes[:num_bytes]
-
-    def rows(self, num_rows: int, dim: int, dtype: np.dtype) -> np.ndarray:
-        """Room for rows, "(num_rows, dim)" of ``dtype``, contents undefined."""
-        return self.take(num_rows * dim * dtype.itemsize).view(dtype).reshape(num_rows, dim)
 
 
 class GradientRows(abc.ABC):
@@ -63,6 +47,11 @@ class GradientRows(abc.ABC):
         self.dtype = np.dtype(dtype)
         self.num_keys = 0
         self.num_sources = 0
+
+    @property
+    def row_dtype(self) -> torch.dtype:
+        """Type of the rows for torch."""
+        return torch.float64 if self.dtype.itemsize == 8 else torch.float32
 
     @property
     @abc.abstractmethod
@@ -101,7 +90,7 @@ class GradientRows(abc.ABC):
 
     @abc.abstractmethod
     def merge_into(
-        self, selected: np.ndarray, merged: torch.Tensor, merged_counts: np.ndarray, space: Buffer
+        self, selected: np.ndarray, merged: torch.Tensor, merged_counts: np.ndarray, space: Scratch
     ) -> None:
         """Write the sums of the rows of the selected keys.
 
@@ -113,7 +102,7 @@ class GradientRows(abc.ABC):
             "(n, D)" sums, written; may be of a narrower type.
         merged_counts : np.ndarray
             "(n,) int64" numbers of gradients, written.
-        space : Buffer
+        space : Scratch
             Room for sums that are still to be narrowed.
         """
 
@@ -241,14 +230,16 @@ class RowChains(GradientRows):
         return found
 
     def merge_into(
-        self, selected: np.ndarray, merged: torch.Tensor, merged_counts: np.ndarray, space: Buffer
+        self, selected: np.ndarray, merged: torch.Tensor, merged_counts: np.ndarray, space: Scratch
     ) -> None:
         """Write the sums of the selected keys; see :meth:`GradientRows.merge_into`."""
         narrow = merged.element_size() < self.dtype.itemsize
-        sums = space.rows(len(selected), self.dim, self.dtype) if narrow else merged.numpy()
-        merge_chains(selected, self.heads, self.links, self.addresses, self.counts, sums, merged_counts)
+        sums = space.take("sums", len(merged), self.dim, self.row_dtype) if narrow else merged
+        merge_chains(
+            selected, self.heads, self.links, self.addresses, self.counts, sums.numpy(), merged_counts
+        )
         if narrow:
-            merged.copy_(torch.from_numpy(sums))
+            merged.copy_(sums)
 
     def choose_owners(
         self, positions: np.ndarray, ids: np.ndarray, place: int, num_places: int, owners: np.ndarray
@@ -260,10 +251,7 @@ class RowChains(GradientRows):
         self, step: RuleStep, arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray
     ) -> int:
         """Apply a rule; see :meth:`GradientRows.update`."""
-        options = step.options(self.dtype)
-        return step.rule.update_compiled(
-            arrays, targets, selected, self.chain, options, step.hyper, step.num_steps
-        )
+        return step.update(arrays, targets, selected, self.chain)
 
 
 class PlainRows(GradientRows):
@@ -316,7 +304,7 @@ class PlainRows(GradientRows):
         return sums[chosen], counts[chosen]
 
     def merge_into(
-        self, selected: np.ndarray, merged: torch.Tensor, merged_counts: np.ndarray, space: Buffer
+        self, selected: np.ndarray, merged: torch.Tensor, merged_counts: np.ndarray, space: Scratch
     ) -> None:
         """Write the sums of the selected keys; see :meth:`GradientRows.merge_into`."""
         sums, counts = self._sums(selected)
@@ -336,4 +324,5 @@ class PlainRows(GradientRows):
         self, step: RuleStep, arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray
     ) -> int:
         """Apply a rule; see :meth:`GradientRows.update`."""
-        return update_plain(step, arrays, targets, *self._sums(selected))
+        tables = [torch.from_numpy(array) for array in arrays]
+        return step.update_plain(tables, torch.from_numpy(targets), *self._sums(selected))

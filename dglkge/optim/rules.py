@@ -1,9 +1,9 @@
-"""Base class of update rules: state of a row, compiled loop over the touched rows, plain twin of that loop.
+"""Update rules: the state of a row, and the formula that changes row and state.
 
-A rule is one class. It declares its state tensors and checks its hyper-parameters; ``update_compiled`` calls
-its numba loop, ``update_rows`` is the same formula in plain torch. :class:`SparseOptimizer` runs any rule: to
-add one, write a subclass of :class:`UpdateRule` (the three of ``optimizers`` are examples) and hand an
-instance to :class:`SparseOptimizer`; no other file changes.
+A rule is one class. Its fields are its hyper-parameters; ``state_shapes`` declares its state; ``formula`` is
+the compiled update of one row, from which the loop over the touched rows is generated; ``update_rows`` is the
+same in plain torch. :class:`SparseOptimizer` runs any rule, and the links around it: ``links``. Neither torch
+nor numba is imported before a rule computes: planning reads the size of the state.
 """
 
 from __future__ import annotations
@@ -11,73 +11,70 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Callable, ClassVar
 
-import numpy as np
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
+@dataclass(frozen=True)
 class UpdateRule(abc.ABC):
     """Update rule of the touched rows of a table.
 
-    Hyper-parameters are those of a parameter group. Every rule has ``lr``, ``weight_decay`` and
-    ``max_row_norm``; :meth:`check` of a subclass checks its own ones too.
+    Its fields are the hyper-parameters of a parameter group, checked when a rule is made; the values of a
+    group replace those of the rule, so that schedulers and loaded states reach it.
+
+    Attributes
+    ----------
+    help : str
+        One line for the configuration's help.
+    fixed : tuple of str
+        Fields that no group can change, because the state depends on them.
     """
 
-    @abc.abstractmethod
-    def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
-        """Name of each state tensor, and the shape of its entry for one row of width ``dim``."""
+    help: ClassVar[str] = ""
+    fixed: ClassVar[tuple[str, ...]] = ()
 
-    def check(self, hyper: Mapping[str, Any]) -> None:
-        """Check the hyper-parameters of a parameter group.
+    @property
+    def hyper(self) -> dict[str, Any]:
+        """Hyper-parameters of a group with this rule by name, beside those of all rules."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in self.fixed}
+
+    def of(self, group: Mapping[str, Any]) -> UpdateRule:
+        """Return this rule with the hyper-parameters of a group.
 
         Raises
         ------
         ValueError
-            With the name of the hyper-parameter, its value and the allowed values.
+            If one is out of range.
         """
-        check_not_negative(hyper, "lr", "weight_decay")
-        if hyper["max_row_norm"] is not None and not hyper["max_row_norm"] > 0:
-            raise ValueError(f"max_row_norm must be positive or None, got {hyper['max_row_norm']}")
-
-    def decays_alone(self, hyper: Mapping[str, Any]) -> bool:
-        """Whether the rule applies the weight decay itself, so that it is not added to the gradient."""
-        return False
+        return replace(self, **{name: group.get(name, value) for name, value in self.hyper.items()})
 
     @abc.abstractmethod
-    def update_compiled(
-        self,
-        arrays: Sequence[np.ndarray],
-        targets: np.ndarray,
-        selected: np.ndarray,
-        chain: tuple,
-        options: tuple,
-        hyper: Mapping[str, Any],
-        num_steps: int,
-    ) -> int:
-        """Update rows in place with the compiled loop of the rule.
+    def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        """Name of each state tensor, and the shape of its entry for one row of width ``dim``.
+
+        A single tensor named "sum" is Adagrad's sum of squares: checkpoints write it for PyTorch-BigGraph.
+        """
+
+    @property
+    @abc.abstractmethod
+    def formula(self) -> Callable:
+        """Compiled update of one row, with the arguments of those in ``dglkge.kernels.rules``."""
+
+    @abc.abstractmethod
+    def numbers(self, lr: float, num_steps: int, kind: Callable) -> tuple:
+        """Scalars of the formula.
 
         Parameters
         ----------
-        arrays : sequence of np.ndarray
-            Rows "(N, D)" and the state tensors "(N, ...)".
-        targets : np.ndarray
-            "(n,) int64": rows of ``arrays`` to update.
-        selected : np.ndarray
-            "(n,) int64": position of each target among the chains.
-        chain : tuple
-            ``RowChains.chain``.
-        options : tuple
-            (mean, max_norm, weight_decay) of :func:`dglkge.kernels.chains.prepare_gradient`.
-        hyper : mapping
-            Hyper-parameters of the table's group.
+        lr : float
+            Learning rate of the step.
         num_steps : int
             Steps of the table so far, this one included; at least 1.
-
-        Returns
-        -------
-        int
-            Number of rows that were skipped because their gradient was not finite.
+        kind : callable
+            Converts a number to the type of the rows.
         """
 
     @abc.abstractmethod
@@ -86,169 +83,167 @@ class UpdateRule(abc.ABC):
         rows: torch.Tensor,
         state: Sequence[torch.Tensor],
         gradient: torch.Tensor,
-        hyper: Mapping[str, Any],
+        lr: float,
         num_steps: int,
     ) -> None:
-        """Update copies of the touched rows in place: the plain twin of the compiled loop.
+        """Update copies of the touched rows in place: the plain twin of the formula, on any device.
 
         Parameters
         ----------
         rows, gradient : Tensor
-            "(n, D)": the rows, and their finite gradients, merged, clipped and with weight decay.
+            "(n, D)": the rows, and their gradients as the links left them.
         state : sequence of Tensor
             "(n, ...)" for each state tensor.
-        hyper, num_steps
-            As in :meth:`update_compiled`.
+        lr, num_steps
+            As in :meth:`numbers`.
         """
 
 
-class RuleStep(NamedTuple):
-    """Update of one table in one step: its rule and the numbers that the rule needs.
+def check_not_negative(name: str, value: Any) -> None:
+    """Check that a hyper-parameter is a finite number >= 0; a ValueError names it."""
+    if not 0 <= float(value) < math.inf:
+        raise ValueError(f"{name} must be a finite number >= 0, got {value}")
+
+
+# The formulas are imported by the properties: numba's import takes 0.5 s, and planning needs none of it.
+@dataclass(frozen=True)
+class Adagrad(UpdateRule):
+    """Adagrad: the sum of squared gradients of each number of a row. Formula: ``kernels.rules.adagrad``."""
+
+    help: ClassVar[str] = "Adagrad, a sum of squares for each number (Duchi et al. 2011)"
+
+    eps: float = 1e-10
+
+    def __post_init__(self) -> None:
+        check_not_negative("eps", self.eps)
+
+    def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        return {"sum": (dim,)}
+
+    @property
+    def formula(self) -> Callable:
+        from dglkge.kernels.rules import adagrad
+
+        return adagrad
+
+    def numbers(self, lr: float, num_steps: int, kind: Callable) -> tuple:
+        return kind(lr), kind(self.eps)
+
+    def update_rows(
+        self,
+        rows: torch.Tensor,
+        state: Sequence[torch.Tensor],
+        gradient: torch.Tensor,
+        lr: float,
+        num_steps: int,
+    ) -> None:
+        (total,) = state
+        total += gradient**2
+        rows -= lr * gradient / (total.sqrt() + self.eps)
+
+
+@dataclass(frozen=True)
+class RowWiseAdagrad(Adagrad):
+    """Adagrad with one number of state a row: the sum of the mean squared gradients.
+
+    Formula: ``kernels.rules.row_adagrad``.
+    """
+
+    help: ClassVar[str] = "Adagrad with one sum of squares for a row (as PyTorch-BigGraph's)"
+
+    def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        return {"sum": ()}
+
+    @property
+    def formula(self) -> Callable:
+        from dglkge.kernels.rules import row_adagrad
+
+        return row_adagrad
+
+    def update_rows(
+        self,
+        rows: torch.Tensor,
+        state: Sequence[torch.Tensor],
+        gradient: torch.Tensor,
+        lr: float,
+        num_steps: int,
+    ) -> None:
+        (total,) = state
+        total += (gradient**2).mean(dim=1)
+        rows -= lr * gradient / (total.sqrt() + self.eps)[:, None]
+
+
+@dataclass(frozen=True)
+class Adam(UpdateRule):
+    """Adam on touched rows only: both moments, and the step of the row's last update.
+
+    Formula: ``kernels.rules.adam``.
 
     Attributes
     ----------
-    rule : UpdateRule
-        The rule.
-    hyper : mapping
-        Hyper-parameters, as they were when the step was started.
-    mean : bool
-        Divide the sum of a row's gradients by their number.
-    num_steps : int
-        Steps of the table so far, this one included; at least 1.
-    number : int
-        Number of the step, on which random bits depend; the same on all trainers.
+    betas : (float, float)
+        Decay of the first and second moment.
+    eps : float
+        Added to the root.
+    bias_correction : {"row", "global"}
+        Correct bias by the number of updates of the row, or of steps of the table.
+    row_wise : bool
+        One second moment a row, fed by the mean of the squares.
     """
 
-    rule: UpdateRule
-    hyper: Mapping[str, Any]
-    mean: bool
-    num_steps: int
-    number: int = 0
+    help: ClassVar[str] = "Adam on the rows of a batch, with a step count for each row (Kingma and Ba 2015)"
+    fixed: ClassVar[tuple[str, ...]] = ("bias_correction", "row_wise")
 
-    def options(self, dtype: np.dtype) -> tuple:
-        """(mean, max_norm, weight_decay) as the compiled loops take them, scalars of the rows' type."""
-        limit = self.hyper["max_row_norm"]
-        kind = dtype.type
-        return self.mean, kind(math.inf if limit is None else limit), kind(self.decay)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    bias_correction: str = "row"
+    row_wise: bool = False
+
+    def __post_init__(self) -> None:
+        check_not_negative("eps", self.eps)
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
+        if self.bias_correction not in ("row", "global"):
+            raise ValueError(f"bias_correction must be 'row' or 'global', got {self.bias_correction!r}")
+
+    def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        return {"step": (), "mem": (dim,), "power": () if self.row_wise else (dim,)}
 
     @property
-    def decay(self) -> float:
-        """Multiple of the row that is added to its gradient; a decoupled decay is the rule's own work."""
-        return 0.0 if self.rule.decays_alone(self.hyper) else float(self.hyper["weight_decay"])
+    def formula(self) -> Callable:
+        from dglkge.kernels.rules import adam
 
+        return adam
 
-def update_plain(
-    step: RuleStep,
-    arrays: Sequence[np.ndarray],
-    targets: np.ndarray,
-    gradient: torch.Tensor,
-    counts: torch.Tensor,
-) -> int:
-    """Update rows of arrays in place; see :func:`update_tensors`."""
-    tables = [torch.from_numpy(array) for array in arrays]
-    return update_tensors(step, tables, torch.from_numpy(targets), gradient, counts)
+    def numbers(self, lr: float, num_steps: int, kind: Callable) -> tuple:
+        beta1, beta2 = self.betas
+        global_step = num_steps if self.bias_correction == "global" else 0
+        return float(lr), float(self.eps), float(beta1), float(beta2), global_step
 
-
-def update_tensors(
-    step: RuleStep,
-    tables: Sequence[torch.Tensor],
-    targets: torch.Tensor,
-    gradient: torch.Tensor,
-    counts: torch.Tensor | None = None,
-) -> int:
-    """Update rows in place with plain torch: the twin of ``prepare_gradient`` and of every compiled loop.
-
-    Parameters
-    ----------
-    step : RuleStep
-        Rule and numbers.
-    tables : sequence of Tensor
-        Rows "(N, D)" and the state tensors "(N, ...)", on any device; the other tensors are on the same.
-    targets : Tensor
-        "(n,) int64": distinct rows of ``tables``.
-    gradient : Tensor
-        "(n, D)" sum of the gradients of each target.
-    counts : Tensor, optional
-        "(n,) int64" number of gradients in each sum; needed for the mean only.
-
-    Returns
-    -------
-    int
-        Number of rows that were skipped because their gradient was not finite.
-    """
-    finite = torch.isfinite(gradient).all(dim=1)
-    chosen, gradient = targets[finite], gradient[finite]
-    if step.mean:
-        if counts is None:
-            raise ValueError("update_tensors: the mean of gradients needs their numbers (counts)")
-        gradient = gradient / counts[finite][:, None]
-    limit, decay = step.hyper["max_row_norm"], step.decay
-    if limit is not None:
-        norms = gradient.norm(dim=1, keepdim=True)
-        gradient = torch.where(norms > limit, gradient * (limit / norms), gradient)
-    rows, *state = [table[chosen] for table in tables]
-    if decay != 0:
-        gradient = gradient + decay * rows
-    step.rule.update_rows(rows, state, gradient, step.hyper, step.num_steps)
-    for table, updated in zip(tables, [rows, *state]):
-        table[chosen] = updated
-    return int((~finite).sum())
-
-
-def limit_norms_plain(rows: np.ndarray, targets: np.ndarray, max_norm: float) -> None:
-    """Scale the target rows that are longer than ``max_norm`` to that Euclidean length, in place."""
-    limit_norms_of_tensor(torch.from_numpy(rows), torch.from_numpy(targets), max_norm)
-
-
-def limit_norms_of_tensor(rows: torch.Tensor, targets: torch.Tensor, max_norm: float) -> None:
-    """Scale the target rows of a tensor on any device likewise."""
-    chosen = rows[targets].double()
-    lengths = (chosen**2).sum(dim=1).sqrt()
-    is_long = lengths > max_norm
-    rows[targets[is_long]] = (chosen[is_long] * (max_norm / lengths[is_long])[:, None]).to(rows.dtype)
-
-
-def check_not_negative(hyper: Mapping[str, Any], *names: str) -> None:
-    """Check that hyper-parameters are finite numbers >= 0.
-
-    Raises
-    ------
-    ValueError
-        With the name of the first that is not, and its value.
-    """
-    for name in names:
-        if not 0 <= float(hyper[name]) < math.inf:
-            raise ValueError(f"{name} must be a finite number >= 0, got {hyper[name]}")
-
-
-#: Types in which gradient rows may be sent.
-WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
-
-#: Implementations of a step: compiled loops, or their plain twins.
-KERNELS = ("auto", "reference")
-
-
-def check_options(
-    duplicates: str,
-    wire_dtype: torch.dtype | None,
-    nonfinite: str,
-    timeout_seconds: float,
-    kernels: str,
-) -> None:
-    """Check the options that hold for all tables of an optimizer.
-
-    Raises
-    ------
-    ValueError
-        With the name of the option, its value and the allowed values.
-    """
-    if duplicates not in ("sum", "mean"):
-        raise ValueError(f"duplicates must be 'sum' or 'mean', got {duplicates!r}")
-    if wire_dtype not in WIRE_DTYPES:
-        raise ValueError(f"wire_dtype must be torch.float32, bfloat16 or float16, got {wire_dtype}")
-    if nonfinite not in ("raise", "skip"):
-        raise ValueError(f"nonfinite must be 'raise' or 'skip', got {nonfinite!r}")
-    if not timeout_seconds > 0:
-        raise ValueError(f"timeout_seconds must be positive, got {timeout_seconds}")
-    if kernels not in KERNELS:
-        raise ValueError(f"kernels must be 'auto' or 'reference', got {kernels!r}")
+    def update_rows(
+        self,
+        rows: torch.Tensor,
+        state: Sequence[torch.Tensor],
+        gradient: torch.Tensor,
+        lr: float,
+        num_steps: int,
+    ) -> None:
+        step, mem, power = state
+        beta1, beta2 = self.betas
+        is_global = self.bias_correction == "global"
+        if is_global:
+            step.fill_(num_steps)
+        else:
+            step += 1
+        # Powers of the betas are close to 1 for the first steps: differences from 1 need double precision.
+        time = step.double()
+        step_size = (lr / (1 - beta1**time)).to(rows.dtype)
+        root_scale = (1 / (1 - beta2**time).sqrt()).to(rows.dtype)
+        eps = self.eps * root_scale if is_global else root_scale.new_full(root_scale.shape, self.eps)
+        square = (gradient**2).mean(dim=1) if self.row_wise else gradient**2
+        # As in the compiled loop: in float32, 1 - 0.999 differs from 0.001 by 1e-5 of its value.
+        narrow1, narrow2 = rows.new_tensor((beta1, beta2), device="cpu")
+        mem.mul_(narrow1).add_((1 - narrow1) * gradient)
+        power.mul_(narrow2).add_((1 - narrow2) * square)
+        root = power.sqrt()[:, None] if self.row_wise else power.sqrt()
+        rows -= step_size[:, None] * mem / (root * root_scale[:, None] + eps[:, None])

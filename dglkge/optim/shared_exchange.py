@@ -34,7 +34,8 @@ import numpy as np
 import torch
 
 from dglkge.optim.network_exchange import WireFormat
-from dglkge.optim.row_chains import Buffer, GradientRows, padded
+from dglkge.optim.row_chains import GradientRows, padded
+from dglkge.optim.scratch import Scratch
 
 _NAME = "dglkge-optim"
 _TOKEN, _CAPACITY, _FAILED, _FIRST_FIELD = range(4)
@@ -231,8 +232,7 @@ class SharedExchange:
         self._timeout_seconds = timeout_seconds
         self._step = 0
         self.sent_bytes = self.step_sum = 0
-        self._merged = Buffer()
-        self._decoded = [[Buffer() for _ in neighbours] for _ in chains]
+        self._scratch = Scratch()
         self._fields = [_fields_of(table) for table in range(len(chains))]
 
     def run(self, owned: Sequence[np.ndarray], enter: Callable[[str], None]) -> Iterator[list[np.ndarray]]:
@@ -368,7 +368,7 @@ class SharedExchange:
             slot_of[~ours] = np.arange(num_rows)
             counts_of = np.empty(num_rows, np.int64)
             target = torch.from_numpy(body[rows : rows + num_rows * chains.dim * dtype.itemsize]).view(dtype)
-            chains.merge_into(selected, target.view(num_rows, chains.dim), counts_of, self._merged)
+            chains.merge_into(selected, target.view(num_rows, chains.dim), counts_of, self._scratch)
             _view(body, counts, num_rows, np.dtype(np.int32))[:] = counts_of
             self.sent_bytes += 4 * num_keys + num_rows * (4 + chains.dim * dtype.itemsize)
         self._outbox.fields[_DELIVERED] = self._step
@@ -390,9 +390,9 @@ class SharedExchange:
                 delivered = _view(box.body, rows, num_rows * chains.dim, plain).reshape(num_rows, chains.dim)
                 keys = chains.keys[positions[taken]]
                 if dtype.itemsize < chains.dtype.itemsize:
-                    space = self._decoded[table][number].rows(len(taken), chains.dim, chains.dtype)
-                    torch.from_numpy(space).copy_(torch.from_numpy(delivered[slot_of]).view(dtype))
-                    chains.add(keys, space, count_of)
+                    wide = self._scratch.take((table, number), len(taken), chains.dim, chains.row_dtype)
+                    wide.copy_(torch.from_numpy(delivered[slot_of]).view(dtype))
+                    chains.add(keys, wide.numpy(), count_of)
                 else:
                     chains.add(keys, delivered.view(chains.dtype), count_of, slot_of)
 

@@ -16,9 +16,11 @@ from dgl.distributed import DistEmbedding, DistTensor
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.clipping import Clipping
 from dglkge.optim.dgl_tables import identity_of, key_of
+from dglkge.optim.links import NEUTRAL, RuleStep, check_group
 from dglkge.optim.network_exchange import WireFormat
+from dglkge.optim.options import Options
 from dglkge.optim.row_chains import GradientRows
-from dglkge.optim.rules import RuleStep, UpdateRule, check_options
+from dglkge.optim.rules import UpdateRule
 from dglkge.optim.scaled_gradients import EmbeddingParameter
 from dglkge.optim.state_file import SavedState
 from dglkge.optim.step_exchange import StepExchange, ignore_phase
@@ -95,35 +97,18 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         The embeddings, or parameter groups ``{"params": [...], "lr": ...}``.
     rule : UpdateRule
         Update rule of the touched rows; a parameter group may have another one, see :meth:`add_param_group`.
-    defaults : dict
-        Hyper-parameters of a group: lr, weight_decay, max_row_norm and those of the rule.
-    duplicates : {"sum", "mean"}
-        Merging of several gradients for one row in a step, those of other trainers included. "sum" is torch's
-        rule: a hub that is read often moves as far as its gradients say. Divide the loss by the size of the
-        global batch, and the result depends on that batch alone, not on how it was split between trainers. If
-        instead each trainer takes the mean over its own share, which ``DistributedDataParallel`` would
-        average, the sum over n trainers is n times the gradient of one process, and a triple of a small share
-        weighs more. "mean" is DGL's rule: every touched row gets one average gradient, so hubs learn more
-        slowly, and adding trainers (a larger global batch) does not make a step longer.
-    wire_dtype : torch.dtype, optional
-        Type in which gradient rows are sent between trainers: ``torch.bfloat16`` or ``torch.float16`` (which
-        overflows beyond 65504). Default: the type in which they are computed. Rows and state keep their type.
-    overlap : bool
-        Run exchange and update in the background; they are finished before rows are read or written through
-        the embedding, or by :meth:`finish`. Code that reads the kvstore's memory directly must call
-        :meth:`finish` first.
-    nonfinite : {"raise", "skip"}
-        A row whose gradient has a NaN or an infinity is never updated. "raise": every trainer then raises
-        ``FloatingPointError`` at the end of the step; "skip": it is counted in ``num_skipped_rows``.
-    timeout_seconds : float
-        Limit of each wait for the other trainers in a step.
-    synchronous : bool
-        False: asynchronous updates as in Hogwild (Niu et al. 2011): a trainer applies its own gradients to
-        the shared rows at once and waits for no other trainer. Trainers of one machine only; simultaneous
-        updates of a row may be lost, runs are not reproducible, and ``step_sum`` is the trainer's own number.
-    kernels : {"auto", "reference"}
-        "auto": merge and update rows with compiled loops; "reference": with their plain numpy and torch
-        twins, slower and easier to read: the same results but for rounding.
+    lr : float
+        Learning rate.
+    weight_decay : float
+        Multiple of the row that is added to its gradient; touched rows only.
+    decoupled_weight_decay : bool
+        Multiply the row by 1 - lr·weight_decay before its update instead (Loshchilov and Hutter, "Decoupled
+        Weight Decay Regularization", ICLR 2019, algorithm 2; with Adam it is ``torch.optim.AdamW``); touched
+        rows only.
+    max_row_norm : float, optional
+        Limit of the 2-norm of a row's merged gradient; longer ones are scaled to it.
+    **options
+        Fields of :class:`Options`, for all tables.
 
     Attributes
     ----------
@@ -146,33 +131,32 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self,
         params: Any,
         rule: UpdateRule,
-        defaults: dict[str, Any],
+        lr: float,
         *,
-        duplicates: str = "sum",
-        wire_dtype: torch.dtype | None = None,
-        overlap: bool = False,
-        nonfinite: str = "raise",
-        timeout_seconds: float = 1800.0,
-        synchronous: bool = True,
-        kernels: str = "auto",
+        weight_decay: float = 0.0,
+        decoupled_weight_decay: bool = False,
+        max_row_norm: float | None = None,
+        **options: Any,
     ) -> None:
-        self._synchronous = synchronous
-        check_options(duplicates, wire_dtype, nonfinite, timeout_seconds, kernels)
         self._rule = rule
-        self._kernels = kernels
-        self._mean = duplicates == "mean"
-        self._wire_dtype = wire_dtype
-        self._raise_nonfinite = nonfinite == "raise"
-        self._timeout_seconds = timeout_seconds
+        self._options = Options(**options)
+        self._mean = self._options.duplicates == "mean"
+        self._timeout_seconds = self._options.timeout_seconds
         self._tables: list[Table] = []
         self._states: dict[str, Any] = {}
         self._params: list[Any] = []
         self._earlier_bytes = np.zeros(2, np.int64)
         self._is_built = False
-        self._background = Background() if overlap else None
+        self._background = Background() if self._options.overlap else None
         # The thread of a background step and the user's own collectives would interleave in one group.
-        self._group = Alltoall(timeout_seconds, own_group=overlap)
+        self._group = Alltoall(self._timeout_seconds, own_group=self._options.overlap)
         self._rank, self._world_size = self._group.rank, self._group.size
+        links = {
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "max_row_norm": max_row_norm,
+        }
+        defaults = {"lr": lr, **links, **rule.hyper}
         super().__init__([params] if isinstance(params, DistEmbedding) else params, defaults)
         self._connect()
         self._is_built = True
@@ -207,7 +191,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             If a limit is not a positive number, or for ``norm`` with ``synchronous=False``: no trainer has
             the gradients of all.
         """
-        if norm is not None and not self._synchronous:
+        if norm is not None and not self._options.synchronous:
             raise ValueError("clip_gradients: norm needs synchronous=True, which adds up all gradients")
         is_off = norm is None and value is None
         self.finish()
@@ -220,7 +204,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         ----------
         param_group : dict
             ``{"params": [...], "lr": ..., ...}``; with ``"rule"``, an :class:`UpdateRule`, these embeddings
-            have that rule. The group must then give the hyper-parameters that the optimizer's own rule lacks.
+            have that rule.
 
         Raises
         ------
@@ -229,17 +213,21 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         ValueError
             An embedding has an optimizer already, or a hyper-parameter is out of range.
         """
-        group = {**self.defaults, **param_group}
+        rule = param_group.get("rule", self._rule)
+        common = {name: self.defaults[name] for name in ("lr", *NEUTRAL)}
+        # The rule is not part of the group: a state file has no objects, and is loaded into one of equal
+        # rules.
+        group = {
+            name: value for name, value in {**common, **rule.hyper, **param_group}.items() if name != "rule"
+        }
+        check_group(rule, group)
         params = group["params"]
         embeddings = [params] if isinstance(params, DistEmbedding) else list(params)
-        # Not part of the group: a state file has no objects, and is loaded into an optimizer of equal rules.
-        rule = group.pop("rule", self._rule)
-        rule.check(group)
         self.finish()
         register_owner(embeddings, self)
         group["params"] = []
         for embedding in embeddings:
-            table = Table(embedding, rule, self._kernels)
+            table = Table(embedding, rule, self._options.kernels)
             table.warm_up(self._rule_step(table, group))
             if self._background is not None:
                 table.fence(weakref.WeakMethod(self.finish))
@@ -266,13 +254,14 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     def _rule_step(self, table: Table, hyper: Mapping[str, Any], number: int = 0) -> RuleStep:
         """Update of a table, with its hyper-parameters as they are now and its steps so far."""
-        return RuleStep(table.rule, dict(hyper), self._mean, max(1, table.num_steps), number)
+        num_steps = max(1, table.num_steps)
+        return RuleStep.of(table.rule, hyper, self._mean, table.max_norm, num_steps, number)
 
     def _connect(self) -> None:
         """Connect to the other trainers; a collective, done here so that no later call is a hidden one."""
         narrow = max(table.num_rows for table in self._tables) < 2**31
         wire = WireFormat(
-            tuple(table.wire_dtype(self._wire_dtype) for table in self._tables),
+            tuple(table.wire_dtype(self._options.wire_dtype) for table in self._tables),
             tuple(table.dim for table in self._tables),
             np.dtype(np.int32 if narrow else np.int64),
             self._mean,
@@ -283,7 +272,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             [table.starts for table in self._tables],
             [table.chains for table in self._tables],
             wire,
-            self._synchronous,
+            self._options.synchronous,
         )
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -386,7 +375,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     ) -> None:
         """Merge the gradients, send rows to their owners, and update the rows that this trainer owns."""
         exchange = self._exchange
-        limit = self._timeout_seconds if self._synchronous else None
+        limit = self._timeout_seconds if self._options.synchronous else None
         num_bad = np.zeros(len(self._tables), np.int64)
         try:
             self._enter("merge")
@@ -443,7 +432,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         text = ", ".join(
             f"{count} rows of {table.label!r}" for table, count in zip(self._tables, num_bad) if count
         )
-        if self._raise_nonfinite:
+        if self._options.nonfinite == "raise":
             raise FloatingPointError(f"the gradient is not finite for {text}; these rows were not updated")
         logger.warning("the gradient is not finite for %s; these rows were not updated", text)
 
@@ -472,7 +461,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             for gradient in table.trace.gradients():
                 is_bad = is_bad or not bool(torch.isfinite(gradient).all())
                 gradient.mul_(inverse_scale.to(gradient.device))
-        if self._synchronous:
+        if self._options.synchronous:
             is_bad = bool(self._group.sum(np.array([is_bad], np.int64))[0])
         return is_bad
 

@@ -29,6 +29,7 @@ import torch
 
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.dgl_tables import state_array, write_back
+from dglkge.optim.links import check_group
 from dglkge.optim.step_exchange import StepExchange
 from dglkge.optim.table import Table
 
@@ -310,7 +311,7 @@ def take_over(
         if "betas" in saved:
             saved["betas"] = tuple(saved["betas"])
         for rule in {rule_of[key] for key in keys}:
-            rule.check({**group, **saved})
+            check_group(rule, {**group, **saved})
     for (_, group), saved in zip(groups, taken):
         for key, value in saved.items():
             if key in group and group[key] != value:

@@ -10,7 +10,6 @@ from weakref import WeakMethod
 import numpy as np
 import torch
 
-from dglkge.kernels.updates import limit_norms
 from dglkge.optim.dgl_tables import (
     FencedTensor,
     Trace,
@@ -23,15 +22,14 @@ from dglkge.optim.dgl_tables import (
     range_starts,
     write_back,
 )
+from dglkge.optim.links import RuleStep
 from dglkge.optim.narrow_rows import NarrowEmbedding, NarrowUpdate
-from dglkge.optim.row_chains import Buffer, GradientRows, PlainRows, RowChains
-from dglkge.optim.rules import RuleStep, UpdateRule, limit_norms_plain
+from dglkge.optim.row_chains import GradientRows, PlainRows, RowChains
+from dglkge.optim.rules import UpdateRule
+from dglkge.optim.scratch import Scratch
 
 #: Class of a table's gradients for each value of the option ``kernels``.
 GRADIENTS = {"auto": RowChains, "reference": PlainRows}
-
-#: Function that limits the length of rows, likewise.
-LIMITS = {"auto": limit_norms, "reference": limit_norms_plain}
 
 
 class Table:
@@ -84,7 +82,6 @@ class Table:
         self.trace = Trace(embedding)
         self.num_steps = 0
         self.max_norm = math.inf
-        self._limit_norms = LIMITS[kernels]
         self._narrow = NarrowUpdate(embedding, kernels) if isinstance(embedding, NarrowEmbedding) else None
 
     @property
@@ -139,7 +136,7 @@ class Table:
         first = np.zeros(1, np.int64)
         chains.add(np.zeros(2, np.int64), np.zeros((2, self.dim), chains.dtype))
         chains.choose_owners(chains.find(first), first, 0, 1, first.copy())
-        chains.merge_into(first, torch.empty(1, self.dim, dtype=self.compute_dtype), first.copy(), Buffer())
+        chains.merge_into(first, torch.empty(1, self.dim, dtype=self.compute_dtype), first.copy(), Scratch())
         arrays = [np.zeros((1, *tensor.shape[1:]), chains.dtype) for tensor in self._tensors]
         if self._narrow is not None:
             arrays[0] = arrays[0].astype(np.uint16)
@@ -192,28 +189,14 @@ class Table:
         selected: np.ndarray,
         ids: np.ndarray,
     ) -> int:
-        """Update rows in place, and limit their lengths; returns how many were skipped as not finite."""
+        """Update rows in place; returns how many were skipped as not finite."""
         if self._narrow is None:
-            return self._apply_wide(gradients, step, arrays, targets, selected)
+            return gradients.update(step, arrays, targets, selected)
         num_bad = 0
         for block in self._narrow.blocks(len(targets)):
             copies = self._narrow.open(arrays, targets[block])
             # A skipped row has 16 bits already, so rounding leaves it as it was.
             places = np.arange(len(copies[0]))
-            num_bad += self._apply_wide(gradients, step, copies, places, selected[block])
+            num_bad += gradients.update(step, copies, places, selected[block])
             self._narrow.close(copies, arrays, targets[block], ids[block], step.number)
-        return num_bad
-
-    def _apply_wide(
-        self,
-        gradients: GradientRows,
-        step: RuleStep,
-        arrays: Sequence[np.ndarray],
-        targets: np.ndarray,
-        selected: np.ndarray,
-    ) -> int:
-        """Update float rows in place, and limit their lengths."""
-        num_bad = gradients.update(step, arrays, targets, selected)
-        if self.max_norm < math.inf:
-            self._limit_norms(arrays[0], targets, self.max_norm)
         return num_bad

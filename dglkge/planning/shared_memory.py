@@ -12,6 +12,7 @@ from typing import Any
 from dglkge.config import Config
 from dglkge.data.dataset_files import EDGE_ID_BYTES, WEIGHT_BYTES
 from dglkge.data.sizes import PartSize
+from dglkge.model import choices
 from dglkge.model.options import configured_options
 from dglkge.registry import registry_of
 from dglkge.typing import RELATION
@@ -127,8 +128,7 @@ def state_widths(width: int, config: Config, table: str = "") -> tuple[int, ...]
     """Return the width of a row in each tensor of the state that a table's optimizer keeps."""
     chosen = config.optimizer
     name = chosen.relation_name or chosen.name if table == RELATION else chosen.name
-    widths: tuple[int, ...] = registry_of("optimizer").get(name).state_widths(width)
-    return widths
+    return choices.state_widths(name, width)
 
 
 def in_pages(num_bytes: int) -> int:

@@ -36,13 +36,13 @@ from dglkge.embeddings.embedding_table import RowStorage
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError, StorageError, write_error
 from dglkge.evaluation.protocol import Protocol
-from dglkge.kernels.updates import limit_norms
-from dglkge.model.choices import OPTIMIZERS
+from dglkge.kernels.links import limit_norms
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.precision import ModulePrecision
 from dglkge.model.projections import JoinedModules
 from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.sparse_optimizer import SparseOptimizer
 from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.training.building.bucket_order import build_bucket_batches, prefetch_ranges
@@ -86,8 +86,8 @@ from dglkge.training.building.module_precision import build_precision, check_pre
 from dglkge.training.building.negatives import build_known, build_negatives, build_range_offset
 from dglkge.training.building.optimizer_options import (
     clipping_of,
+    configured_rule,
     describe_optimizer,
-    given_options,
     relation_group,
 )
 from dglkge.training.building.warm_start import refuse_bigraph_output
@@ -396,23 +396,25 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
         If it is unknown, or trainers of several machines are configured not to wait for one another.
     """
     check_machines(config, num_machines)
-    make = OPTIMIZERS.get(config.optimizer.name).load()
+    chosen = config.optimizer
     # Trainers of one machine exchange gradients in shared memory, where bfloat16 would save nothing.
     wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None
-    of_relations = relation_group(config.optimizer)
+    relations = relation_group(chosen)
     params: Any = embeddings
-    if of_relations is not None:
-        params = [{"params": embeddings[:-1]}, {"params": embeddings[-1:], **of_relations}]
-    optimizer = make(
+    if relations:
+        params = [{"params": embeddings[:-1]}, {"params": embeddings[-1:], **relations}]
+    optimizer = SparseOptimizer(
         params,
-        lr=config.optimizer.lr,
-        **given_options(config.optimizer, config.optimizer.name),
+        configured_rule(chosen, chosen.name),
+        chosen.lr,
+        weight_decay=chosen.weight_decay,
+        decoupled_weight_decay=chosen.decoupled_weight_decay,
         synchronous=config.training.synchronous,
         wire_dtype=wire_dtype,
         timeout_seconds=request_timeout_seconds(),
         kernels=config.training.kernels,
     )
-    limits = clipping_of(config.optimizer)
+    limits = clipping_of(chosen)
     if limits:
         optimizer.clip_gradients(**limits)
     return optimizer
@@ -640,7 +642,7 @@ def _initialize(
             ids = shard.original_ids[start : start + 65536]
             rows = model.initial_rows(name, ids, config.seed, scale)
             if config.model.max_norm and name != RELATION:
-                limit_norms(rows.numpy(), np.arange(len(rows)), config.model.max_norm)
+                limit_norms(rows.numpy(), config.model.max_norm)
             shard.rows[start : start + 65536] = rows
     # A lookup of the first batch may read rows that another trainer initialises.
     cluster.barrier()

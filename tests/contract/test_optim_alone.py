@@ -11,7 +11,16 @@ LOOPS = (
     "dglkge.kernels",
     *(
         f"dglkge.kernels.{name}"
-        for name in ("bfloat16", "chains", "hashing", "jit", "narrow_rows", "rows", "rules", "updates")
+        for name in (
+            "bfloat16",
+            "chains",
+            "hashing",
+            "jit",
+            "links",
+            "narrow_rows",
+            "rows",
+            "updates",
+        )
     ),
 )
 PROGRAM = """

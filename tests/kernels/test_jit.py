@@ -34,35 +34,38 @@ def chains_of(ids, gradients):
 """Linked lists of gradient rows as of dglkge.optim.row_chains, whose package would import torch and DGL."""
 
 ONE_ADAGRAD_STEP = """
-from dglkge.kernels.updates import update_adagrad
+from dglkge.kernels.rules import adagrad
+from dglkge.kernels.updates import update_loop
 gradients = np.full((1, 2), 4, np.float32)
 _, chain = chains_of(np.zeros(1, np.int64), gradients)
 rows, total = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.float32)
 one, zero = np.float32(1), np.float32(0)
 first = np.zeros(1, np.int64)
-options = (False, np.float32(np.inf), zero)
-update_adagrad(rows, total, first, first, chain, options, one, zero)
-print(rows[0].tolist(), len(update_adagrad.stats.cache_hits))
+links = (False, np.float32(np.inf), zero, one, np.inf)
+update = update_loop(adagrad)
+update(rows, (total,), first, first, chain, links, (one, zero))
+print(rows[0].tolist(), len(update.stats.cache_hits))
 """
 
 DIGEST_OF_ADAM_STEPS = """
 import hashlib, sys
 from dglkge.kernels import rules
-from dglkge.kernels.updates import update_adam
+from dglkge.kernels.updates import update_loop
 f = np.float32
 rng = np.random.default_rng(0)
 if "part first" in sys.argv:
     one = np.ones(3, f)
-    rules.adam(one, one.copy(), one.copy(), one.copy(), f(0.9), f(0.9), f(1), f(1), f(1))
+    rules.adam(one, one.copy(), (one[:1].copy(), one.copy(), one.copy()), (0.1, 1e-8, 0.9, 0.999, 0))
 gradients = rng.standard_normal((300, 50)).astype(f)
 keys, chain = chains_of(rng.integers(0, 70, 300), gradients)
 rows, mem = rng.standard_normal((2, 70, 50)).astype(f)
-power, step = rng.random((70, 50)).astype(f), np.arange(70).astype(f)
-options, selected = (False, f(np.inf), f(0)), np.arange(len(keys))
+power, step = rng.random((70, 50)).astype(f), np.arange(70).astype(f)[:, None]
+links, selected = (False, f(np.inf), f(0), f(1), np.inf), np.arange(len(keys))
+update = update_loop(rules.adam)
 for _ in range(5):
-    update_adam(rows, step, mem, power, keys, selected, chain, options, 0.1, 1e-8, (0.9, 0.999), 0)
+    update(rows, (step, mem, power), keys, selected, chain, links, (0.1, 1e-8, 0.9, 0.999, 0))
 digest = hashlib.sha256(rows.tobytes() + mem.tobytes() + power.tobytes())
-print(digest.hexdigest(), len(update_adam.stats.cache_hits))
+print(digest.hexdigest(), len(update.stats.cache_hits))
 """
 
 EVERY_LOOP_OF_MODEL_AND_EVALUATION = """
@@ -119,8 +122,39 @@ def test_a_changed_rule_in_another_file_reaches_its_callers(tmp_path: Path, with
     rule.write_text(text.replace(old, new), encoding="utf-8")
     assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-3.0, -3.0] 0\n"
     assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-3.0, -3.0] 1\n"
-    rule.write_text(text, encoding="utf-8")
-    assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 0\n"
+    rule.write_text(text, encoding="utf-8")  # the machine code of this text is still there
+    assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 1\n"
+
+
+RULE_OF_A_USER = """
+from dglkge.kernels.jit import compiled_inline
+@compiled_inline
+def descent(row, gradient, state, numbers):
+    for j in range(row.shape[0]):
+        row[j] -= numbers[0] * gradient[j]
+"""
+
+ONE_STEP_OF_A_USERS_RULE = """
+from dglkge.kernels.updates import update_loop
+from my_rule import descent
+gradients = np.full((1, 2), 4, np.float32)
+_, chain = chains_of(np.zeros(1, np.int64), gradients)
+rows, one, first = np.zeros((1, 2), np.float32), np.float32(1), np.zeros(1, np.int64)
+update = update_loop(descent)
+update(rows, (), first, first, chain, (False, one * np.float32(np.inf), 0 * one, one, np.inf), (one,))
+print(rows[0].tolist(), len(update.stats.cache_hits))
+"""
+
+
+def test_the_loop_of_a_users_formula_is_cached_until_the_formula_changes(tmp_path: Path) -> None:
+    """The formula is in no file of the package: its own file counts."""
+    copied_package(tmp_path)
+    rule = tmp_path / "my_rule.py"
+    for text, row in ((RULE_OF_A_USER, -4.0), (RULE_OF_A_USER.replace("-= ", "-= 2 * "), -8.0)):
+        rule.write_text(text, encoding="utf-8")
+        for num_hits in (0, 1):
+            found = run(ONE_STEP_OF_A_USERS_RULE, tmp_path, str(tmp_path)).stdout
+            assert found == f"[{row}, {row}] {num_hits}\n"
 
 
 def test_results_do_not_depend_on_the_cache(tmp_path: Path) -> None:

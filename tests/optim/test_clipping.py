@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dglkge.optim import RowAdagrad, SparseAdagrad, SparseAdam
-from dglkge.optim.optimizers import AdagradRule, AdamRule
+from dglkge.optim.rules import Adagrad, Adam
 from tests.optim.cluster import run_cluster
 from tests.optim.oracle import Case, Oracle, batch, start_rows
 
@@ -99,13 +99,11 @@ def test_a_group_has_a_rule_of_its_own(make_table) -> None:
     ]
     groups: list[dict[str, Any]] = [
         {"params": tables[:1]},
-        {"params": tables[1:2], "rule": AdagradRule(), "lr": 0.05, "eps": 1e-3},
+        {"params": tables[1:2], "rule": Adagrad(1e-3), "lr": 0.05},
         {
             "params": tables[2:],
-            "rule": AdamRule(),
+            "rule": Adam(),
             "lr": 0.01,
-            "eps": 1e-8,
-            "betas": (0.9, 0.999),
             "weight_decay": 0.3,
             "decoupled_weight_decay": True,
         },
@@ -127,22 +125,27 @@ def test_a_group_has_a_rule_of_its_own(make_table) -> None:
             torch.testing.assert_close(state[key][EVERYTHING].double(), values, rtol=1e-5, atol=1e-5)
 
 
-def test_a_decoupled_decay_of_one_rule_leaves_the_other_its_own(make_table) -> None:
-    """A group inherits what it does not give; Adagrad adds the decay to the gradient all the same."""
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_a_group_inherits_links_but_no_hyper_parameters_of_the_rule(make_table, kernels) -> None:
+    """The decoupled decay works around every rule, epsilon is the rule's own."""
     tables = [make_table(), make_table()]
-    groups = [{"params": tables[:1]}, {"params": tables[1:], "rule": AdagradRule()}]
-    optimizer = SparseAdam(groups, lr=0.1, eps=1e-3, weight_decay=0.5, decoupled_weight_decay=True)
-    oracle = Oracle(Case("", "SparseAdagrad", options={"eps": 1e-3, "weight_decay": 0.5}), 50, 4)
+    groups = [{"params": tables[:1]}, {"params": tables[1:], "rule": Adagrad()}]
+    decay = {"weight_decay": 0.5, "decoupled_weight_decay": True}
+    optimizer = SparseAdam(groups, lr=0.1, eps=1e-3, kernels=kernels, **decay)
+    oracles = [Oracle(Case("", "SparseAdam", options={"eps": 1e-3, **decay}), 50, 4)]
+    oracles.append(Oracle(Case("", "SparseAdagrad", options=decay), 50, 4))
     for step in range(5):
         ids, gradients = batch(step, 50, 4)
         optimizer.step_rows([(table, ids, gradients) for table in tables])
-        oracle.step(ids, gradients)
-    torch.testing.assert_close(tables[1].weight[EVERYTHING].double(), oracle.rows, rtol=1e-5, atol=1e-5)
+        for oracle in oracles:
+            oracle.step(ids, gradients)
+    for table, oracle in zip(tables, oracles):
+        torch.testing.assert_close(table.weight[EVERYTHING].double(), oracle.rows, rtol=1e-5, atol=1e-5)
 
 
 def test_state_of_rules_of_groups_is_saved_and_loaded(make_table, tmp_path) -> None:
     def of(tables: list[Any], lr: float) -> RowAdagrad:
-        groups = [{"params": tables[:1]}, {"params": tables[1:], "rule": AdagradRule(), "lr": lr}]
+        groups = [{"params": tables[:1]}, {"params": tables[1:], "rule": Adagrad(), "lr": lr}]
         return RowAdagrad(groups, lr=0.3)
 
     tables = [make_table(name="first"), make_table(name="second")]

@@ -14,7 +14,8 @@ import torch
 
 from dglkge.optim import step_exchange
 from dglkge.optim.network_exchange import WireFormat
-from dglkge.optim.row_chains import Buffer, RowChains
+from dglkge.optim.row_chains import RowChains
+from dglkge.optim.scratch import Scratch
 from dglkge.optim.shared_exchange import NeighbourOutbox, Outbox
 from dglkge.optim.step_exchange import StepExchange
 
@@ -90,7 +91,7 @@ def trainer(threads: Threads, layout: list[int], rank: int, wire: WireFormat) ->
         for selected, active in exchange.run():
             for table, (of_table, keys) in enumerate(zip(chains, selected)):
                 rows, counts = torch.empty(len(keys), of_table.dim), np.empty(len(keys), np.int64)
-                of_table.merge_into(keys, rows, counts, Buffer())
+                of_table.merge_into(keys, rows, counts, Scratch())
                 for key, row, count in zip(of_table.keys[keys].tolist(), rows.tolist(), counts.tolist()):
                     assert (table, key) not in updated
                     updated[table, key] = row, count

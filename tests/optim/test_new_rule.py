@@ -2,93 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from dglkge.kernels.chains import prepare_gradient
-from dglkge.kernels.jit import compiled
-from dglkge.optim.rules import UpdateRule
-from dglkge.optim.sparse_optimizer import SparseOptimizer
+from dglkge.kernels.jit import compiled_inline
+from dglkge.kernels.updates import update_loop
+from dglkge.optim import SparseOptimizer, UpdateRule
 from tests.optim.oracle import batch, start_rows
 
 EVERYTHING = torch.arange(50)
 
 
-@compiled
-def update_momentum(rows, velocity, targets, selected, chain, options, lr, momentum):
-    """SGD with heavy-ball momentum on touched rows."""
-    heads, links, addresses, counts = chain
-    mean, max_norm, weight_decay = options
-    gradient = np.empty(rows.shape[1], rows.dtype)
-    num_bad = 0
-    for i in range(targets.shape[0]):
-        row = rows[targets[i]]
-        if not prepare_gradient(
-            heads[selected[i]], links, addresses, counts, mean, max_norm, weight_decay, row, gradient
-        ):
-            num_bad += 1
-            continue
-        for j in range(row.shape[0]):
-            velocity[targets[i], j] = momentum * velocity[targets[i], j] + gradient[j]
-            row[j] -= lr * velocity[targets[i], j]
-    return num_bad
+@compiled_inline
+def momentum(row, gradient, state, numbers):
+    """SGD with heavy-ball momentum."""
+    (velocity,) = state
+    lr, share = numbers
+    for j in range(row.shape[0]):
+        velocity[j] = share * velocity[j] + gradient[j]
+        row[j] -= lr * velocity[j]
 
 
 @dataclass(frozen=True)
 class MomentumRule(UpdateRule):
     """v <- mu v + g, w <- w - lr v, on touched rows."""
 
+    help = "SGD with momentum"
+    formula = staticmethod(momentum)
+
     momentum: float = 0.5
 
     def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
         return {"velocity": (dim,)}
 
-    def update_compiled(
-        self,
-        arrays: Sequence[np.ndarray],
-        targets: np.ndarray,
-        selected: np.ndarray,
-        chain: tuple,
-        options: tuple,
-        hyper: Mapping[str, Any],
-        num_steps: int,
-    ) -> int:
-        rows, velocity = arrays
-        kind = rows.dtype.type
-        return update_momentum(
-            rows, velocity, targets, selected, chain, options, kind(hyper["lr"]), kind(self.momentum)
-        )
+    def numbers(self, lr: float, num_steps: int, kind: Callable) -> tuple:
+        return kind(lr), kind(self.momentum)
 
     def update_rows(
         self,
         rows: torch.Tensor,
         state: Sequence[torch.Tensor],
         gradient: torch.Tensor,
-        hyper: Mapping[str, Any],
+        lr: float,
         num_steps: int,
     ) -> None:
         (velocity,) = state
         velocity.mul_(self.momentum).add_(gradient)
-        rows -= hyper["lr"] * velocity
+        rows -= lr * velocity
 
 
-def optimizer_of(table: Any, kernels: str = "auto", lr: float = 0.1) -> SparseOptimizer:
-    defaults = {"lr": lr, "weight_decay": 0.0, "max_row_norm": None}
-    return SparseOptimizer([table], MomentumRule(), defaults, kernels=kernels)
+@compiled_inline
+def descent(row, gradient, state, numbers):
+    """Gradient descent."""
+    for j in range(row.shape[0]):
+        row[j] -= numbers[0] * gradient[j]
+
+
+@dataclass(frozen=True)
+class DescentRule(UpdateRule):
+    """w <- w - lr g: a rule without state."""
+
+    formula = staticmethod(descent)
+
+    def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def numbers(self, lr: float, num_steps: int, kind: Callable) -> tuple:
+        return (kind(lr),)
+
+    def update_rows(self, rows: Any, state: Any, gradient: Any, lr: float, num_steps: int) -> None:
+        rows -= lr * gradient
 
 
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
-def test_it_is_torch_sgd_where_every_row_is_touched(make_table, kernels: str) -> None:
-    """Momentum decays in touched rows only, so all rows are touched here."""
+@pytest.mark.parametrize(
+    ("rule", "share"), [(MomentumRule(), 0.5), (MomentumRule(0.9), 0.9), (DescentRule(), 0)]
+)
+def test_it_is_torch_sgd_where_every_row_is_touched(
+    make_table, rule: UpdateRule, share: float, kernels: str
+) -> None:
+    """Momentum decays in touched rows only, so all rows are touched here. Links work around any rule."""
     table = make_table()
-    optimizer = optimizer_of(table, kernels)
+    optimizer = SparseOptimizer([table], rule, 0.1, weight_decay=0.01, kernels=kernels)
     weight = torch.nn.Parameter(start_rows(50, 4).double())
-    dense = torch.optim.SGD([weight], lr=0.1, momentum=0.5)
+    dense = torch.optim.SGD([weight], lr=0.1, momentum=share, weight_decay=0.01)
     for step in range(20):
         gradients = torch.randn(50, 4, generator=torch.Generator().manual_seed(step))
         optimizer.step_rows([(table, EVERYTHING, gradients)])
@@ -97,18 +98,40 @@ def test_it_is_torch_sgd_where_every_row_is_touched(make_table, kernels: str) ->
     torch.testing.assert_close(table.weight[EVERYTHING].double(), weight.detach(), rtol=1e-5, atol=1e-5)
 
 
+def test_a_schedule_reaches_every_hyper_parameter_of_a_group(make_table) -> None:
+    """The values of the group, not those that the rule was made with."""
+    table = make_table()
+    optimizer = SparseOptimizer([table], MomentumRule(0.5), 0.1)
+    assert optimizer.param_groups[0]["momentum"] == 0.5
+    gradients = torch.ones(50, 4)
+    optimizer.step_rows([(table, EVERYTHING, gradients)])
+    optimizer.param_groups[0].update(momentum=0.25, lr=1.0)
+    optimizer.step_rows([(table, EVERYTHING, gradients)])
+    torch.testing.assert_close(table.weight[EVERYTHING], start_rows(50, 4) - 0.1 - 1.25)
+
+
 def test_its_state_is_saved_and_loaded(make_table, tmp_path) -> None:
     """A rule whose only state tensor has another name than Adagrad's."""
     table, twin = make_table(name="momentum_table"), make_table()
-    first = optimizer_of(table)
+    first = SparseOptimizer([table], MomentumRule(), 0.1)
     for step in range(3):
         ids, gradients = batch(step, 50, 4)
         first.step_rows([(table, ids, gradients)])
     first.save(tmp_path / "state")
     velocity = first.state_tensors(table)["velocity"][EVERYTHING].clone()
     first.state_tensors(table)["velocity"][EVERYTHING] = torch.zeros(50, 4)
+    first.param_groups[0]["momentum"] = 0.75
     first.load(tmp_path / "state")
     assert torch.equal(first.state_tensors(table)["velocity"][EVERYTHING], velocity)
+    assert first.param_groups[0]["momentum"] == 0.5
     assert first._state["momentum_table"].name == "node~thing~momentum_table_velocity"
     with pytest.raises(ValueError, match="lr must be a finite number >= 0, got -1"):
-        optimizer_of(twin, lr=-1)
+        SparseOptimizer([twin], MomentumRule(), -1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'epsilon'"):
+        SparseOptimizer([twin], MomentumRule(), 0.1, epsilon=1)
+
+
+def test_each_formula_has_one_loop() -> None:
+    """By name, which is that of its machine code on disk."""
+    assert update_loop(momentum) is update_loop(momentum) is not update_loop(descent)
+    assert update_loop(momentum).py_func.__qualname__ == "update_momentum"

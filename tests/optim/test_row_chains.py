@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.optim.row_chains import Buffer, GradientRows, PlainRows, RowChains
+from dglkge.optim.row_chains import GradientRows, PlainRows, RowChains
+from dglkge.optim.scratch import Scratch
 
 pytestmark = pytest.mark.parametrize("kind", [RowChains, PlainRows])
 
@@ -15,7 +16,7 @@ def merged(chains: GradientRows, dtype: torch.dtype) -> tuple[np.ndarray, np.nda
     """Sums and numbers of gradients of all keys."""
     rows = torch.empty(chains.num_keys, chains.dim, dtype=dtype)
     counts = np.empty(chains.num_keys, np.int64)
-    chains.merge_into(np.arange(chains.num_keys), rows, counts, Buffer())
+    chains.merge_into(np.arange(chains.num_keys), rows, counts, Scratch())
     return rows.double().numpy(), counts
 
 

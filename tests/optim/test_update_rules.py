@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dglkge.kernels.rules import adagrad, adam, row_adagrad
-from dglkge.kernels.updates import update_adagrad
+from dglkge.kernels.updates import update_loop
 from dglkge.optim.row_chains import RowChains
 
 DIMS = [1, 2, 7, 8, 64, 401]
@@ -28,7 +28,7 @@ def test_adagrad(dim, kind, tolerance) -> None:
     dense = torch.optim.Adagrad([weight], lr=0.3, eps=1e-4)
     row, total = np.ones(dim, kind), np.zeros(dim, kind)
     for gradient in gradients(dim, 50):
-        adagrad(row, gradient.astype(kind), total, kind(0.3), kind(1e-4))
+        adagrad(row, gradient.astype(kind), (total,), (kind(0.3), kind(1e-4)))
         weight.grad = torch.from_numpy(gradient)
         dense.step()
     np.testing.assert_allclose(row, weight.detach().numpy(), rtol=tolerance, atol=tolerance)
@@ -43,8 +43,8 @@ def test_row_adagrad(dim, kind, tolerance) -> None:
     expected, mean_squares = np.ones(dim), 0.0
     other, other_total = np.ones(dim, kind), np.zeros(dim, kind)
     for gradient in gradients(dim, 50):
-        row_adagrad(row, gradient.astype(kind), total, kind(0.3), kind(1e-4))
-        adagrad(other, gradient.astype(kind), other_total, kind(0.3), kind(1e-4))
+        row_adagrad(row, gradient.astype(kind), (total,), (kind(0.3), kind(1e-4)))
+        adagrad(other, gradient.astype(kind), (other_total,), (kind(0.3), kind(1e-4)))
         mean_squares += (gradient**2).mean()
         expected -= 0.3 * gradient / (np.sqrt(mean_squares) + 1e-4)
     np.testing.assert_allclose(row, expected, rtol=tolerance, atol=tolerance)
@@ -59,10 +59,9 @@ def test_adam(dim, kind, tolerance) -> None:
     """torch.optim.Adam on the row."""
     weight = torch.nn.Parameter(torch.ones(dim).double())
     dense = torch.optim.Adam([weight], lr=0.1, betas=(0.7, 0.9), eps=1e-5)
-    row, mem, power = np.ones(dim, kind), np.zeros(dim, kind), np.zeros(dim, kind)
-    for time, gradient in enumerate(gradients(dim, 50), start=1):
-        step_size, root_scale = kind(0.1 / (1 - 0.7**time)), kind(1 / np.sqrt(1 - 0.9**time))
-        adam(row, gradient.astype(kind), mem, power, kind(0.7), kind(0.9), step_size, root_scale, kind(1e-5))
+    row, step, mem, power = np.ones(dim, kind), np.zeros(1, kind), np.zeros(dim, kind), np.zeros(dim, kind)
+    for gradient in gradients(dim, 50):
+        adam(row, gradient.astype(kind), (step, mem, power), (0.1, 1e-5, 0.7, 0.9, 0))
         weight.grad = torch.from_numpy(gradient)
         dense.step()
     np.testing.assert_allclose(row, weight.detach().numpy(), rtol=tolerance, atol=tolerance)
@@ -73,23 +72,11 @@ def test_adam(dim, kind, tolerance) -> None:
 
 def test_adam_with_one_second_moment() -> None:
     """It equals plain Adam where all columns have the same gradient."""
-    kind = np.float64
     rows = [np.ones(6), np.ones(6)]
-    mems, powers = [np.zeros(6), np.zeros(6)], [np.zeros(6), np.zeros(1)]
+    mems, powers, steps = [np.zeros(6), np.zeros(6)], [np.zeros(6), np.zeros(1)], [np.zeros(1), np.zeros(1)]
     for time in range(1, 30):
-        for row, mem, power in zip(rows, mems, powers):
-            step_size, root_scale = kind(0.1 / (1 - 0.9**time)), kind(1 / np.sqrt(1 - 0.99**time))
-            adam(
-                row,
-                np.full(6, np.cos(time)),
-                mem,
-                power,
-                kind(0.9),
-                kind(0.99),
-                step_size,
-                root_scale,
-                kind(0),
-            )
+        for row, *state in zip(rows, steps, mems, powers):
+            adam(row, np.full(6, np.cos(time)), tuple(state), (0.1, 0.0, 0.9, 0.99, 0))
     np.testing.assert_allclose(rows[0], rows[1], rtol=1e-12)
     np.testing.assert_allclose(powers[0], np.repeat(powers[1], 6), rtol=1e-12)
 
@@ -103,13 +90,13 @@ class Batch:
         self.positions = np.arange(self.chains.num_keys)
 
     def update(
-        self, table: np.ndarray, total: np.ndarray, mean=False, max_norm=np.inf, weight_decay=0.0
+        self, table: np.ndarray, total: np.ndarray, mean=False, max_norm=np.inf, weight_decay=0.0, kept=1.0
     ) -> int:
         """One Adagrad step with learning rate 1 and epsilon 0; returns the number of bad rows."""
         kind = table.dtype.type
-        options = (mean, kind(max_norm), kind(weight_decay))
-        return update_adagrad(
-            table, total, self.chains.keys, self.positions, self.chains.chain, options, kind(1), kind(0)
+        links = (mean, kind(max_norm), kind(weight_decay), kind(kept), np.inf)
+        return update_loop(adagrad)(
+            table, (total,), self.chains.keys, self.positions, self.chains.chain, links, (kind(1), kind(0))
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from dglkge.training import build
 from dglkge.training.epochs import JOB
 from dglkge.typing import Side
 from tests.toy_kg import toy_dataset
-from tests.training.test_reference import Momentum, trained
+from tests.training.test_reference import momentum, trained  # noqa: F401
 
 DYNAMIC, STATIC = "model.reciprocal_relations=true", "model.reciprocal_relations=false"
 ALL = ("training.objective=one_vs_all", "training.matmul_dtype=float32")
@@ -45,10 +44,12 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_reference_and_auto_agree_and_files_rank_alike(
-    case: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: tuple[str, ...],
+    tmp_path: Path,
+    momentum: str,  # noqa: F811
 ) -> None:
-    monkeypatch.setattr(build, "OPTIMIZERS", SimpleNamespace(get=lambda name: Momentum))
-    settings = " ".join([f"model.score_function={case[0]}", *case[1:], "evaluation.max_triples=0"]).split()
+    settings = " ".join([f"model.score_function={case[0]}", *case[1:], "evaluation.max_triples=0", momentum])
+    settings = settings.split()
     losses, tables, _ = trained(tmp_path, "auto", *settings)
     plain_losses, plain_tables, _ = trained(tmp_path, "reference", *settings)
     np.testing.assert_allclose(losses[:-1], plain_losses[:-1], rtol=1e-4)

@@ -7,10 +7,7 @@ is compiled loops and gradients written by hand. Other tests check by hand what 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +18,6 @@ from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.losses import LOSSES
 from dglkge.model.regularizers import REGULARIZERS
 from dglkge.model.score_functions import SCORE_FUNCTIONS
-from dglkge.optim.sparse_optimizer import SparseOptimizer
-from dglkge.training import build
 from dglkge.training.epochs import JOB
 from dglkge.training.objectives.autograd_loss import AutogradLoss
 from dglkge.training.objectives.dot_softmax import DotSoftmax
@@ -40,13 +35,14 @@ CASES += ["negatives.num_for_tails=0 regularizer.name=n3 regularizer.weight=0.1"
 CASES += ["negatives.in_batch_share=0.5 negatives.global_share=0.5", "model.reciprocal_relations=false"]
 
 
-def momentum(embeddings: Sequence[Any], lr: float, **options: Any) -> SparseOptimizer:
-    """SGD with momentum, which is linear: Adagrad turns gradients of rounding noise into whole steps.
+@pytest.fixture
+def momentum(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Settings of SGD with momentum, which is linear: Adagrad turns gradients of rounding noise into steps.
 
     Of the Manhattan distance, e.g., gradients are sums of weights that cancel to 0 but for rounding.
     """
-    defaults = {"lr": lr, "weight_decay": 0.0, "max_row_norm": None}
-    return SparseOptimizer(list(embeddings), MomentumRule(), defaults, **options)
+    monkeypatch.setitem(OPTIMIZERS._members, "momentum", MomentumRule)
+    return "optimizer.name=momentum"
 
 
 def trained(folder: Path, kernels: str, *more: str) -> tuple[list[float], dict[str, np.ndarray], object]:
@@ -73,17 +69,13 @@ def trained(folder: Path, kernels: str, *more: str) -> tuple[list[float], dict[s
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_reference_and_auto_agree(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "OPTIMIZERS", SimpleNamespace(get=lambda name: Momentum))
-    assert_agreement(tmp_path, case)
+def test_reference_and_auto_agree(case: str, tmp_path: Path, momentum: str) -> None:
+    assert_agreement(tmp_path, f"{case} {momentum}")
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_reference_and_auto_agree_for_every_optimizer(name: str, tmp_path: Path) -> None:
     assert_agreement(tmp_path, f"optimizer.name={name}")
-
-
-Momentum = SimpleNamespace(load=lambda: momentum)
 
 
 def assert_agreement(folder: Path, case: str) -> None:

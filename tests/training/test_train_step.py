@@ -7,7 +7,6 @@ import itertools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -309,8 +308,7 @@ def test_trainers_of_several_machines_must_wait() -> None:
 
 def test_the_limit_of_waiting_reaches_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainers of one machine wait for each other in its exchange, and not longer than anywhere else."""
-    made = SimpleNamespace(load=lambda: lambda embeddings, **options: options)
-    monkeypatch.setattr(build, "OPTIMIZERS", SimpleNamespace(get=lambda name: made))
+    monkeypatch.setattr(build, "SparseOptimizer", lambda params, rule, lr, **options: options)
     before = request_timeout_seconds()
     set_request_timeout(7.5)
     try:

@@ -26,7 +26,7 @@ from dglkge.data.vector_files import VectorFile, open_vectors
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
-from dglkge.kernels.updates import limit_norms
+from dglkge.kernels.links import limit_norms
 from dglkge.model.initializers import normal_rows
 from dglkge.training.stats import wants_bar
 
@@ -188,7 +188,7 @@ def fill_from_vectors(
                 target = shard.rows[mine].float().numpy()
                 target[:, : changed.shape[1]] = changed[np.searchsorted(some, numbers[first:end])]
                 if config.model.max_norm:
-                    limit_norms(target, np.arange(len(target)), config.model.max_norm)
+                    limit_norms(target, config.model.max_norm)
                 shard.rows[mine] = torch.from_numpy(target).to(shard.rows.dtype)
 
     # Its barrier comes before the first batch, which reads rows of all trainers.

@@ -11,6 +11,7 @@ from dglkge.config import Config
 from dglkge.config.schema import OptimizerConfig
 from dglkge.errors import InputError
 from dglkge.model.choices import OPTIMIZERS
+from dglkge.optim.rules import UpdateRule
 
 _DEFAULTS = OptimizerConfig()
 
@@ -25,22 +26,11 @@ def check_optimizer(config: Config) -> None:
     """
     chosen = config.optimizer
     names = list(dict.fromkeys([chosen.name, relation_optimizer(chosen)]))
-    if len(names) > 1:
-        for name in names:
-            if not OPTIMIZERS.get(name).rule:
-                raise InputError(
-                    f"optimizer.relation_name is {names[1]} and optimizer.name is {names[0]}: {name} is "
-                    "registered without its rule, so it updates all tables; allowed: relation_name empty"
-                )
-    known = {key for name in names for key in OPTIMIZERS.get(name).hyper}
-    for field, key in (
-        ("beta1", "betas"),
-        ("beta2", "betas"),
-        ("decoupled_weight_decay", "decoupled_weight_decay"),
-    ):
+    known = {key for name in names for key in OPTIMIZERS.get(name)().hyper}
+    for field, key in (("eps", "eps"), ("beta1", "betas"), ("beta2", "betas")):
         value = getattr(chosen, field)
         if value != getattr(_DEFAULTS, field) and key not in known:
-            able = ", ".join(name for name in OPTIMIZERS if key in OPTIMIZERS.get(name).hyper)
+            able = ", ".join(name for name in OPTIMIZERS if key in OPTIMIZERS.get(name)().hyper)
             raise InputError(
                 f"optimizer.{field} is {value}, which has no effect with optimizer.name "
                 f"{' and '.join(names)}; it takes {able}"
@@ -78,30 +68,17 @@ def describe_optimizer(chosen: OptimizerConfig) -> dict[str, Any]:
     return described
 
 
-def relation_group(chosen: OptimizerConfig) -> dict[str, Any] | None:
-    """Return the parameter group of the relations, without its parameters; None if they need none."""
-    name, lr = relation_optimizer(chosen), chosen.relation_lr or chosen.lr
-    if name == chosen.name:
-        return {"lr": lr} if lr != chosen.lr else None
-    choice = OPTIMIZERS.get(name)
-    given = given_options(chosen, name)
-    # Every hyper-parameter of the rule: a group takes what it lacks from the entities' rule.
-    return {"rule": choice.load_rule(), "lr": lr, "weight_decay": 0.0, **choice.hyper, **given}
-
-
-def given_options(chosen: OptimizerConfig, name: str) -> dict[str, Any]:
-    """Return the hyper-parameters that differ from the defaults, under the names of the classes' arguments.
-
-    Optimizers of a user's own are called without those that are not configured, and need not have them.
-    """
-    given: dict[str, Any] = {}
-    moments = "betas" in OPTIMIZERS.get(name).hyper
-    if chosen.eps:
-        given["eps"] = chosen.eps
-    if moments and (chosen.beta1, chosen.beta2) != (_DEFAULTS.beta1, _DEFAULTS.beta2):
+def configured_rule(chosen: OptimizerConfig, name: str) -> UpdateRule:
+    """Return the update rule of a name, with the hyper-parameters that are configured."""
+    rule = OPTIMIZERS.get(name)()
+    given: dict[str, Any] = {"eps": chosen.eps} if chosen.eps else {}
+    if (chosen.beta1, chosen.beta2) != (_DEFAULTS.beta1, _DEFAULTS.beta2):
         given["betas"] = (chosen.beta1, chosen.beta2)
-    if chosen.weight_decay:
-        given["weight_decay"] = chosen.weight_decay
-    if moments and chosen.decoupled_weight_decay:
-        given["decoupled_weight_decay"] = True
-    return given
+    return rule.of(given)
+
+
+def relation_group(chosen: OptimizerConfig) -> dict[str, Any]:
+    """Return what differs in the parameter group of the relations; empty if nothing does."""
+    name, lr = relation_optimizer(chosen), chosen.relation_lr or chosen.lr
+    group: dict[str, Any] = {} if lr == chosen.lr else {"lr": lr}
+    return group if name == chosen.name else {**group, "rule": configured_rule(chosen, name)}

@@ -20,7 +20,7 @@ from dglkge.config import Config
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError
-from dglkge.kernels.updates import limit_norms
+from dglkge.kernels.links import limit_norms
 from dglkge.training.objectives.dense_parameters import DenseParameters
 from dglkge.typing import RELATION, TablePart
 
@@ -59,7 +59,7 @@ def limit_rows(rows: torch.Tensor, max_norm: float) -> None:
     for start in range(0, len(rows), ROWS_A_BLOCK):
         block = rows[start : start + ROWS_A_BLOCK]
         wide = block.float()  # the same memory where it is float32
-        limit_norms(wide.numpy(), np.arange(len(wide)), max_norm)
+        limit_norms(wide.numpy(), max_norm)
         if wide.dtype != block.dtype:
             block.copy_(wide)
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.row_chains import Buffer
+from dglkge.optim.scratch import Scratch
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -68,8 +68,7 @@ class QueryExchange:
         # Ranks are numbered machine by machine; used for the count of sent bytes only.
         machines = np.arange(group.size) // trainers_per_machine
         self._is_remote = machines != machines[group.rank]
-        self._sent, self._received = Buffer(), Buffer()
-        self._gathered = [Buffer() for _ in dims]
+        self._scratch = Scratch()
         self.sent_bytes = 0
 
     def gather(self, blocks: Sequence[QueryBlock]) -> list[QueryBlock]:
@@ -85,7 +84,7 @@ class QueryExchange:
         # Of a query: key 8 bytes, factor 4, and 4 for each number.
         row_bytes = np.array([8 + _FLOAT_BYTES * (1 + dim) for dim in self._dims])
         in_bytes = (self._counts * row_bytes).sum(1).tolist()
-        received = self._received.take(sum(in_bytes))
+        received = self._scratch.bytes("received", sum(in_bytes))
         self._send(message, [len(message)] * size, received, in_bytes)
         return self._unpack(received)
 
@@ -103,11 +102,11 @@ class QueryExchange:
         totals = self._ends[-1].tolist()
         gathered = [
             QueryBlock(
-                buffer.rows(total, dim, np.dtype(np.float32)),
+                self._scratch.take(block, total, dim).numpy(),
                 np.empty(total, np.int64),
                 np.empty(total, np.float32),
             )
-            for buffer, total, dim in zip(self._gathered, totals, self._dims)
+            for block, (total, dim) in enumerate(zip(totals, self._dims))
         ]
         place = 0
         for rank in range(self._group.size):
@@ -161,7 +160,7 @@ class QueryExchange:
         out_bytes = (self._counts * widths).sum(1)
         # The own part is added from `parts` directly.
         out_bytes[rank] = 0
-        message = self._sent.take(int(out_bytes.sum()))
+        message = self._scratch.bytes("sent", int(out_bytes.sum()))
         place = 0
         for other in range(size):
             for number, part in enumerate(parts):
@@ -172,7 +171,7 @@ class QueryExchange:
                     place += num_bytes
         own_bytes = int((self._counts[rank] * widths).sum())
         in_bytes = [0 if other == rank else own_bytes for other in range(size)]
-        received = self._received.take(sum(in_bytes))
+        received = self._scratch.bytes("received", sum(in_bytes))
         self._group.messages(message, out_bytes.tolist(), received, in_bytes)
         self.sent_bytes += int(out_bytes[self._is_remote].sum())
         # Sums in the order of ranks, so that a repeated run has the same bits.

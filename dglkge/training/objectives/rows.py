@@ -16,45 +16,11 @@ import torch
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.found_rows import FoundRows
 from dglkge.optim.narrow_rows import is_narrow
+from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.known_answers import KnownAnswers, KnownNegatives
 from dglkge.sampling.negatives import NegativeSampler
 from dglkge.typing import RELATION, Side
-
-
-class Scratch:
-    """Named pieces of memory that only grow.
-
-    Parameters
-    ----------
-    device : torch.device, optional
-        The CPU by default.
-    pinned : bool
-        Whether it is page-locked, so that copies to a GPU are asynchronous.
-
-    Examples
-    --------
-    >>> scratch = Scratch()
-    >>> scratch.take("rows", 2, 3).shape, scratch.take("rows", 1, 3).shape
-    (torch.Size([2, 3]), torch.Size([1, 3]))
-    """
-
-    def __init__(self, device: torch.device | None = None, pinned: bool = False) -> None:
-        self._pieces: dict[str, torch.Tensor] = {}
-        self._device = device
-        self._pinned = pinned
-
-    def take(self, name: str, num_rows: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return room (num_rows, width), contents undefined; valid until the name is taken again."""
-        wanted = num_rows * width
-        piece = self._pieces.get(name)
-        if piece is None or piece.dtype != dtype or len(piece) < wanted:
-            # An eighth more, as sizes vary from batch to batch (planning/memory.py: SPARE_SHARE).
-            size = wanted + wanted // 8
-            piece = torch.empty(size, dtype=dtype, device=self._device, pin_memory=self._pinned)
-            self._pieces[name] = piece
-        return piece[:wanted].view(num_rows, width)
-
 
 NodeIds = npt.NDArray[np.int64]
 

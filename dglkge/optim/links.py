@@ -1,0 +1,184 @@
+"""Links around an update rule, as in optax: they change a merged gradient, and the row.
+
+=============================== ============================================================================
+link                            hyper-parameter of a group
+=============================== ============================================================================
+mean of duplicates              ``duplicates="mean"`` of the optimizer
+limit of a gradient's length    ``max_row_norm``
+weight decay, L2                ``weight_decay``: its multiple of the row is added to the gradient
+weight decay, decoupled         with ``decoupled_weight_decay`` the row is multiplied by 1 - lr·weight_decay
+limit of a row's length         :meth:`SparseOptimizer.limit_norms`, of a table
+=============================== ============================================================================
+
+Compiled, they are ``dglkge.kernels.links``, inlined into the loop of each rule; here is the plain twin.
+Limits of the gradient of all tables are ``clipping``, the scale of ``torch.amp.GradScaler`` is
+``scaled_gradients``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dglkge.kernels.updates import update_loop
+from dglkge.optim.rules import UpdateRule, check_not_negative
+
+#: Hyper-parameters of the links in a parameter group, and their defaults, which do nothing.
+NEUTRAL: dict[str, Any] = {"weight_decay": 0.0, "decoupled_weight_decay": False, "max_row_norm": None}
+
+
+class RuleStep(NamedTuple):
+    """Update of one table in one step: its rule, and the numbers of rule and links.
+
+    Attributes
+    ----------
+    rule : UpdateRule
+        With the hyper-parameters that it had when the step was started.
+    lr : float
+        Learning rate.
+    mean : bool
+        Divide the sum of a row's gradients by their number.
+    max_row_norm : float
+        Limit of the 2-norm of a row's gradient; may be infinite.
+    weight_decay : float
+        Multiple of the row that is added to its gradient.
+    kept : float
+        Factor on the row before its update.
+    max_norm : float
+        Limit of the 2-norm of an updated row; may be infinite.
+    num_steps : int
+        Steps of the table so far, this one included; at least 1.
+    number : int
+        Number of the step, on which random bits depend; the same on all trainers.
+    """
+
+    rule: UpdateRule
+    lr: float
+    mean: bool
+    max_row_norm: float
+    weight_decay: float
+    kept: float
+    max_norm: float
+    num_steps: int
+    number: int
+
+    @classmethod
+    def of(
+        cls,
+        rule: UpdateRule,
+        group: Mapping[str, Any],
+        mean: bool,
+        max_norm: float,
+        num_steps: int,
+        number: int,
+    ) -> RuleStep:
+        """Make the update of a table in a parameter group.
+
+        Raises
+        ------
+        ValueError
+            With the name of the hyper-parameter that is out of range, its value and the allowed values.
+        """
+        lr, decay, limit = group["lr"], group["weight_decay"], group["max_row_norm"]
+        check_not_negative("lr", lr)
+        check_not_negative("weight_decay", decay)
+        if limit is not None and not limit > 0:
+            raise ValueError(f"max_row_norm must be positive or None, got {limit}")
+        limit = math.inf if limit is None else float(limit)
+        added, kept = float(decay), 1.0
+        if group["decoupled_weight_decay"]:
+            added, kept = 0.0, 1.0 - float(lr) * float(decay)
+        return cls(rule.of(group), float(lr), mean, limit, added, kept, max_norm, num_steps, number)
+
+    def update(
+        self, arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray, chain: tuple
+    ) -> int:
+        """Update rows in place by the compiled loop of the rule.
+
+        Parameters
+        ----------
+        arrays : sequence of np.ndarray
+            Rows "(N, D)" and the state tensors "(N, ...)".
+        targets : np.ndarray
+            "(n,) int64": rows of ``arrays`` to update.
+        selected : np.ndarray
+            "(n,) int64": position of each target among the chains.
+        chain : tuple
+            ``RowChains.chain``.
+
+        Returns
+        -------
+        int
+            Number of rows that were skipped because their gradient was not finite.
+        """
+        rows, *state = arrays
+        kind = rows.dtype.type
+        links = self.mean, kind(self.max_row_norm), kind(self.weight_decay), kind(self.kept), self.max_norm
+        flat = tuple(array.reshape(len(array), math.prod(array.shape[1:])) for array in state)
+        numbers = self.rule.numbers(self.lr, self.num_steps, kind)
+        return update_loop(self.rule.formula)(rows, flat, targets, selected, chain, links, numbers)
+
+    def update_plain(
+        self,
+        tables: Sequence[torch.Tensor],
+        targets: torch.Tensor,
+        gradient: torch.Tensor,
+        counts: torch.Tensor | None = None,
+    ) -> int:
+        """Update rows in place with plain torch: the twin of the links and of every rule's loop.
+
+        Parameters
+        ----------
+        tables : sequence of Tensor
+            Rows "(N, D)" and the state tensors "(N, ...)", on any device; the other tensors are on the same.
+        targets : Tensor
+            "(n,) int64": distinct rows of ``tables``.
+        gradient : Tensor
+            "(n, D)" sum of the gradients of each target.
+        counts : Tensor, optional
+            "(n,) int64" number of gradients in each sum; needed for the mean only.
+
+        Returns
+        -------
+        int
+            Number of rows that were skipped because their gradient was not finite.
+        """
+        finite = torch.isfinite(gradient).all(dim=1)
+        targets, gradient = targets[finite], gradient[finite]
+        if self.mean:
+            if counts is None:
+                raise ValueError("update_plain: the mean of gradients needs their numbers (counts)")
+            gradient = gradient / counts[finite][:, None]
+        if self.max_row_norm < math.inf:
+            norms = gradient.norm(dim=1, keepdim=True)
+            gradient = torch.where(
+                norms > self.max_row_norm, gradient * (self.max_row_norm / norms), gradient
+            )
+        rows, *state = [table[targets] for table in tables]
+        if self.weight_decay:
+            gradient = gradient + self.weight_decay * rows
+        if self.kept != 1:
+            rows *= self.kept
+        self.rule.update_rows(rows, state, gradient, self.lr, self.num_steps)
+        limit_norms_plain(rows, self.max_norm)
+        for table, updated in zip(tables, [rows, *state]):
+            table[targets] = updated
+        return int((~finite).sum())
+
+
+def check_group(rule: UpdateRule, group: Mapping[str, Any]) -> None:
+    """Check the hyper-parameters of a group with a rule; a ValueError names the first that is wrong."""
+    RuleStep.of(rule, group, mean=False, max_norm=math.inf, num_steps=1, number=0)
+
+
+def limit_norms_plain(rows: torch.Tensor, max_norm: float) -> None:
+    """Scale the rows "(n, D)" that are longer than ``max_norm`` to that Euclidean length, in place."""
+    if max_norm < math.inf:
+        wide = rows.double()
+        lengths = (wide**2).sum(dim=1).sqrt()
+        is_long = lengths > max_norm
+        rows[is_long] = (wide[is_long] * (max_norm / lengths[is_long])[:, None]).to(rows.dtype)
