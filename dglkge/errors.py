@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 INPUT_ERROR_STATUS = 2
 """Exit status of a command that was given bad input, as argparse has it; nothing is started again."""
@@ -29,6 +29,20 @@ class DglkgeError(Exception):
 
 class InputError(DglkgeError):
     """Bad input: the message has the field, the value and the allowed values."""
+
+
+class InputErrors(InputError):
+    """Several mistakes at once; as a text they are one line.
+
+    Parameters
+    ----------
+    problems : sequence of str
+        A line each. Commands print each on a line of its own.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = list(problems)
 
 
 class CheckpointError(InputError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 # The launcher and `dglkge plan` import this file, and must not load torch.
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ RELATION = "relation"
 DEVICE_STORAGE = "device"
 """``tables.storage`` of rows and optimizer state that train on the devices of a machine's trainers."""
 
-DEVICES = AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE = ("auto", "cpu", "cuda", "cpu_staged")
+AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE = ("auto", "cpu", "cuda", "cpu_staged")
+Device = Literal["auto", "cpu", "cuda", "cpu_staged"]
+DEVICES: tuple[str, ...] = get_args(Device)
 """Names of devices; see :class:`dglkge.model.device.ComputeDevice`."""
 
 

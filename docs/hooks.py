@@ -51,7 +51,7 @@ def configuration_page() -> str:
     lines = [
         "# Configuration",
         "",
-        "Each field can stand in the YAML file and be overridden by `--set NAME=VALUE`.",
+        "Each field can stand in the YAML file and be overridden by `NAME=VALUE` on the command line.",
         "",
         "| field | type | default | meaning |",
         "|---|---|---|---|",

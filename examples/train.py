@@ -23,12 +23,13 @@ def main() -> int:
     )
     parser.add_argument("--config", help="YAML file; what it leaves out has a default")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="the same without --set")
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE",
                         help="a module or .py file of yours that registers components")  # fmt: skip
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     logging.basicConfig(format="%(message)s")
     logging.getLogger("dglkge").setLevel(logging.INFO)
-    config = dglkge.load_config(arguments.config, arguments.set, arguments.imports)
+    config = dglkge.load_config(arguments.config, [*arguments.set, *arguments.overrides], arguments.imports)
 
     # In a server process this line runs DGL's server loop, and exits when all trainers have finished.
     with dglkge.join_cluster(config) as cluster:

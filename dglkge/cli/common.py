@@ -9,6 +9,7 @@ import errno
 import gc
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, Callable
 from dglkge.errors import (
     USERS_TO_MEND,
     InputError,
+    InputErrors,
     JobError,
     StorageError,
     exit_status_of,
@@ -153,6 +155,49 @@ def add_import_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+OVERRIDE = re.compile(r"[a-z_]\w*(\.[\w]+)*=")
+"""Begins a word of a command line that overrides a field: ``optimizer.lr=0.1``."""
+
+
+def is_override(word: str) -> bool:
+    """Return whether a word of a command line is ``key=value``."""
+    return OVERRIDE.match(word) is not None
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--set`` and the overrides without it; :func:`take_overrides` reads these."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one field; KEY=VALUE alone does the same",
+    )
+
+
+def take_overrides(args: argparse.Namespace, rest: Sequence[str]) -> list[str]:
+    """Add the words KEY=VALUE of a command line to ``args.set``; return the other words of the rest.
+
+    Parameters
+    ----------
+    args : Namespace
+        Its ``config`` may have taken the first of them.
+    rest : sequence of str
+        Words that the parser did not take.
+    """
+    if not hasattr(args, "set"):
+        return list(rest)
+    words = list(rest)
+    if is_override(args.config or ""):
+        words.insert(0, args.config)
+        args.config = None
+    args.set = [*args.set, *filter(is_override, words)]
+    others = [word for word in words if not is_override(word)]
+    if args.config is None and others and not others[0].startswith("-"):
+        args.config = others.pop(0)
+    return others
+
+
 def run_command(name: str, body: Callable[[], int]) -> int:
     """Run the body of a command and return its exit status.
 
@@ -178,8 +223,9 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         flush_output()
         return status
     except (InputError, JobError) as error:
-        # One line, whatever an exception of another library was quoted: scripts read stderr by lines.
-        _print_error(f"{name}: error: {' '.join(str(error).split())}")
+        for problem in error.problems if isinstance(error, InputErrors) else [str(error)]:
+            # One line, whatever an exception of another library was quoted: scripts read stderr by lines.
+            _print_error(f"{name}: error: {' '.join(problem.split())}")
         return exit_status_of(error)
     except KeyboardInterrupt as error:
         _print_error(f"{name}: interrupted")

@@ -10,7 +10,14 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from dglkge import __version__
-from dglkge.cli.common import COMPLETED_SHELLS, add_import_argument, flush_output, print_text, run_command
+from dglkge.cli.common import (
+    COMPLETED_SHELLS,
+    add_import_argument,
+    flush_output,
+    print_text,
+    run_command,
+    take_overrides,
+)
 
 COMMANDS = {
     "partition": ("partition", "turn triples into a data set folder with DGL partitions"),
@@ -121,7 +128,11 @@ def _run(argv: Sequence[str]) -> int:
     # No option before a command takes a value, so its name is the first word that is not an option.
     name = next((word for word in argv if not word.startswith("-")), "")
     try:
-        args = build_parser([name]).parse_args(argv)
+        parser = build_parser([name])
+        args, rest = parser.parse_known_args(argv)
+        rest = take_overrides(args, rest)
+        if rest:
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
     except SystemExit:
         flush_output()  # the text of --help, whose reader may have exited
         raise

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dglkge.cli.common import human_bytes, print_columns, print_json, print_text
+from dglkge.cli.common import add_overrides, human_bytes, print_columns, print_json, print_text
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import Field
 from dglkge.data.sizes import DatasetSize, locate_partitions, read_dataset_size
@@ -31,8 +31,8 @@ For tables larger than memory it proposes sampling.num_ranges, and predicts what
 Exit status 2 if it does not fit into this machine or cannot be trained."""
 EXAMPLES = """examples:
   dglkge plan examples/fb15k237/complex.yaml --num_trainers 2
-  dglkge plan my.yaml --set model.dimension=200 --ip_config ip_config.txt --json
-  dglkge plan large.yaml --max_memory 16G --set sampling.bucket_order=hilbert"""
+  dglkge plan my.yaml model.dimension=200 --ip_config ip_config.txt --json
+  dglkge plan large.yaml --max_memory 16G sampling.bucket_order=hilbert"""
 
 DOES_NOT_FIT_STATUS = 2
 MEASURED_SECONDS = 0.3
@@ -42,7 +42,7 @@ PRODUCT_ROWS, COPY_BYTES = 1000, 2**26
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("config", help="YAML file of the run")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
+    add_overrides(parser)
     parser.add_argument("--ip_config", metavar="FILE", help="the machines; without it one for each partition")
     parser.add_argument(
         "--num_trainers", type=int, metavar="N", help="on each machine (default: as dglkge-launch)"

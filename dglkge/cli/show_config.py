@@ -23,7 +23,8 @@ EXAMPLES = """examples:
   dglkge config optimizer                   those of a section
   dglkge config > my.yaml                   a file to change
   dglkge config --diff runs/mine            what a run has changed
-  dglkge config --diff my.yaml --json"""
+  dglkge config --diff my.yaml --json
+  dglkge config --schema > schema.json      for editors: # yaml-language-server: $schema=schema.json"""
 
 WIDTH = 106
 """Characters of a comment line."""
@@ -35,11 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--diff", metavar="RUN", help="fields of a run or YAML file that differ from defaults"
     )
+    parser.add_argument("--schema", action="store_true", help="print a JSON Schema, for editors")
     parser.add_argument("--json", action="store_true", help="print JSON instead of YAML")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print."""
+    if args.schema:
+        print_json(Config.model_json_schema())
+        return 0
     values = None if args.diff is None else differences(Path(args.diff))
     prefix = f"{args.section.rstrip('.')}." if args.section else ""
     fields = [

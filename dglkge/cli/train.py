@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from dglkge.cli.common import add_overrides
 from dglkge.config import load_config
 from dglkge.config.recipes import recipe_file
 from dglkge.distributed.dgl_import import require_dgl
@@ -25,8 +26,8 @@ ip_config.txt. The same command again goes on from the last commit. dglkge-launc
 scripts of your own."""
 EXAMPLES = """examples:
   dglkge partition --input my_triples/ --output data/mine
-  dglkge train --set dataset=data/mine --set output=runs/mine       all settings by default: dglkge config
-  dglkge train --recipe fb15k237/complex-5min --set dataset=data/mine --set output=runs/mine
+  dglkge train dataset=data/mine output=runs/mine                   all settings by default: dglkge config
+  dglkge train --recipe fb15k237/complex-5min dataset=data/mine output=runs/mine
   dglkge train my.yaml --num_trainers 4
   dglkge train my.yaml --ip_config ip_config.txt                    several machines"""
 
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("config", nargs="?", metavar="CONFIG", help="YAML file; what it leaves out has a default")
     add("--recipe", metavar="NAME", help="a configuration that ships, instead of CONFIG: dglkge recipes")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field")
+    add_overrides(parser)
     add("--ip_config", "--ip-config", metavar="FILE", help="the machines (default: this one)")
     add("--num_trainers", "--num-trainers", metavar="N[:M]", help="on each machine, as in dglkge-launch")
     add("--num_servers", "--num-servers", metavar="N", help="on each machine, as in dglkge-launch")

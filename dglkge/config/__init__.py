@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dglkge.config.load import load_config, save_config
-from dglkge.config.schema import Config, component_fields, current_names, field_table, refused_changes
+from dglkge.config.schema import Config, component_fields, field_table, refused_changes
 
 __all__ = [
     "Config",
     "component_fields",
-    "current_names",
     "field_table",
     "load_config",
     "refused_changes",

@@ -138,15 +138,16 @@ def script_config(command: Sequence[str], folder: Path) -> Config | None:
         then reports.
     """
     # Scripts of other projects may have a --config of their own: what does not parse is not ours.
-    if not any(word.partition("=")[0] in ("--config", "--set") for word in command):
+    if not any(word.partition("=")[0] in ("--config", "--set", "dataset") for word in command):
         return None
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     # The same options as the training script has, so both read the same configuration.
     parser.add_argument("--config")
     parser.add_argument("--set", action="append", default=[])
     try:
-        found, _ = parser.parse_known_args(list(command[1:]))
-        return load_config(None if found.config is None else folder / found.config, found.set)
+        found, rest = parser.parse_known_args(list(command[1:]))
+        bare = [word for word in rest if "=" in word and not word.startswith("-")]
+        return load_config(None if found.config is None else folder / found.config, [*found.set, *bare])
     except (InputError, SystemExit):
         return None
 

@@ -7,7 +7,7 @@ x = 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,11 @@ ROWS_AT_A_TIME = 65536
 """Vectors that are projected at a time."""
 
 
-def hidden_widths(projection: str, hidden: str, dim: int) -> list[int]:
+def hidden_widths(projection: str, hidden: Sequence[int], dim: int) -> list[int]:
     """Return the widths of the hidden layers, as ``features.projection`` and ``features.hidden`` say."""
     if projection == "linear":
         return []
-    return [int(one) for one in hidden.split(",")] if hidden else [dim]
+    return list(hidden) or [dim]
 
 
 class FeatureProjections(nn.Module):

@@ -6,7 +6,6 @@ the sum with the peak of a running job (proportional set size of all its process
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -302,7 +301,7 @@ def saves_in_background(config: Config) -> bool:
 
 def with_wide_rows(config: Config) -> Config:
     """Return the configuration with tables in float32."""
-    return dataclasses.replace(config, tables=dataclasses.replace(config.tables, dtype="float32"))
+    return config.changed(tables=config.tables.changed(dtype="float32"))
 
 
 def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None) -> tuple[int, int]:

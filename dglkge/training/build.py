@@ -373,7 +373,7 @@ def refuse_empty_splits(config: Config, dataset: Dataset) -> None:
     InputError
         Naming the setting that requests it.
     """
-    wanted = []
+    wanted: list[tuple[str, str, str, str]] = []
     if config.evaluation.split != "none":
         wanted.append(("evaluation.split", config.evaluation.split, config.evaluation.split, "none"))
     if config.evaluation.valid_every_epochs:

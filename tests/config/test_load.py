@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
+from dglkge import settings
 from dglkge.config import (
     Config,
     component_fields,
@@ -14,9 +18,9 @@ from dglkge.config import (
     load_config,
     refused_changes,
     save_config,
-    schema,
 )
-from dglkge.errors import InputError
+from dglkge.config.recipes import recipe_files
+from dglkge.errors import InputError, InputErrors
 from dglkge.registry import help_lines
 from tests.toy_kg import REPOSITORY
 
@@ -88,7 +92,7 @@ def test_mistakes_are_named_with_their_line(tmp_path: Path, text: str, message: 
 def test_mistakes_in_overrides_are_named(tmp_path: Path) -> None:
     for override, message in [
         ("model.dimension", "is not of the form key=value"),
-        ("model.dimension=[", "the value is not valid YAML"),
+        ("model.dimension=[", "model.dimension is '\\['; allowed: a whole number"),
         ("modle.dimension=3", "did you mean 'model.dimension'"),
         (
             "training.batch_size=0",
@@ -194,9 +198,9 @@ def test_an_override_of_a_text_is_taken_as_it_stands(text: str) -> None:
         ("seed", "yes", r"seed is True; allowed: a whole number"),
         ("optimizer.lr", "1:30", r"optimizer.lr is '1:30'; allowed: a number"),
         ("optimizer.lr", ".inf", r"optimizer.lr is inf; allowed: a finite number"),
-        ("optimizer.lr", "inf", r"optimizer.lr is inf; allowed: a finite number"),
+        ("optimizer.lr", "inf", r"optimizer.lr is 'inf'; allowed: a finite number"),
         ("optimizer.lr", ".nan", r"optimizer.lr is nan; allowed: a finite number"),
-        ("loss.margin", "1e999", r"loss.margin is inf; allowed: a finite number"),
+        ("loss.margin", "1e999", r"loss.margin is '1e999'; allowed: a finite number"),
         ("optimizer.lr", "true", r"optimizer.lr is True; allowed: a number"),
         ("optimizer.lr", "", r"optimizer.lr is ''; allowed: a number"),
         ("training.profile", "1", r"training.profile is 1; allowed: true or false"),
@@ -214,7 +218,7 @@ def test_values_of_another_type_are_refused(key: str, text: str, message: str, t
 
 
 DOCUMENTED = {
-    schema.FREE: [
+    settings.FREE: [
         "dataset",
         "output",
         "imports",
@@ -234,7 +238,7 @@ DOCUMENTED = {
         *(f"training.early_stopping_{name}" for name in ("patience", "min_gain")),
         "dense.sharding",
     ],
-    schema.UNTIL_FINISHED: [
+    settings.UNTIL_FINISHED: [
         "model.init_from.frozen",
         "sampling.order",
         "tables.dtype",
@@ -255,7 +259,7 @@ DOCUMENTED = {
             )
         ),
     ],
-    schema.FIXED: [
+    settings.FIXED: [
         "seed",
         "checkpoint.init_path",
         "evaluation.eval_fraction",
@@ -265,9 +269,9 @@ DOCUMENTED = {
 }
 """The table in docs/checkpoints.md, and whole sections:"""
 
-SECTIONS = {schema.FREE: ("checkpoint", "evaluation", "tables")}
-SECTIONS[schema.FIXED] = ("model", "loss", "regularizer", "sampling", "negatives", "optimizer", "dense")
-SECTIONS[schema.FIXED] += ("features",)
+SECTIONS = {settings.FREE: ("checkpoint", "evaluation", "tables")}
+SECTIONS[settings.FIXED] = ("model", "loss", "regularizer", "sampling", "negatives", "optimizer", "dense")
+SECTIONS[settings.FIXED] += ("features",)
 
 
 NAMED_ALONE = (
@@ -298,11 +302,12 @@ def test_what_may_change_in_a_resume_is_documented(key):
             config = config.setdefault(section, {})
         config[name] = value
     refused = [f"{key} was 1, is 2"]
-    assert refused_changes(old, new, is_finished=True) == ([] if documented == schema.FREE else refused)
-    assert refused_changes(old, new, is_finished=False) == (refused if documented == schema.FIXED else [])
+    assert refused_changes(old, new, is_finished=True) == ([] if documented == settings.FREE else refused)
+    assert refused_changes(old, new, is_finished=False) == (refused if documented == settings.FIXED else [])
     assert refused_changes(old, old, is_finished=True) == refused_changes({}, new, is_finished=True) == []
     rows = (REPOSITORY / "docs" / "checkpoints.md").read_text(encoding="utf-8").splitlines()
-    label = {schema.FREE: "always", schema.UNTIL_FINISHED: "while epochs", schema.FIXED: "never"}[documented]
+    labels = {settings.FREE: "always", settings.UNTIL_FINISHED: "while epochs", settings.FIXED: "never"}
+    label = labels[documented]
     (row,) = [row for row in rows if row.startswith(f"| {label}")]
     assert f"`{key.split('.')[-1]}`" in row or f"`{key}`" in row or f"`{key.split('.')[0]}`" in row
 
@@ -316,19 +321,31 @@ def test_an_old_name_is_refused_with_the_new_one(tmp_path: Path) -> None:
         load_config(None, ["dataset=d", "training.products=auto"])
 
 
-def test_a_file_that_an_older_run_saved_is_read(tmp_path: Path) -> None:
-    config = load_config(None, ["dataset=d", "training.matmul_dtype=bfloat16"])
-    saved = config.to_dict()
-    saved["training"]["products"] = saved["training"].pop("matmul_dtype")
-    for name in ("kernels",):
-        del saved["training"][name]
-    del saved["imports"], saved["negatives"]["sampler"]
-    (tmp_path / "config.json").write_text(json.dumps(saved), encoding="utf-8")
-    assert load_config(tmp_path / "config.json") == config
-    assert refused_changes(saved, config.to_dict(), is_finished=True) == []
-    other = load_config(None, ["dataset=d", "training.matmul_dtype=float32"]).to_dict()
-    changes = ["training.matmul_dtype was 'bfloat16', is 'float32'"]
-    assert refused_changes(saved, other, is_finished=True) == changes
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    text = """\
+dataset: d
+modle: {dimension: 8}
+model:
+  dimension: -3
+  max_norm: long
+evaluation:
+  ties: realistc
+training: {products: float32}
+"""
+    path = written(tmp_path, text)
+    with pytest.raises(InputErrors) as caught:
+        load_config(path, ["optimizer.lr=0"])
+    assert sorted(caught.value.problems) == [
+        f"{path}:2: unknown key 'modle.dimension'; did you mean 'model.dimension' or "
+        "'model.relation_dimension'?",
+        f"{path}:4: model.dimension is -3; allowed: at least 1",
+        f"{path}:5: model.max_norm is 'long'; allowed: a number",
+        f"{path}:7: evaluation.ties is 'realistc'; allowed: one of realistic, optimistic, pessimistic; did "
+        "you mean 'realistic'?",
+        f"{path}:8: training.products is now called training.matmul_dtype",
+        "override 'optimizer.lr=0': optimizer.lr is 0.0; allowed: a number above 0",
+    ]
+    assert str(caught.value).count("\n") == 0 and "; override" in str(caught.value)
 
 
 def test_a_list_below_a_section_is_saved_and_compared_as_json_has_it(tmp_path: Path) -> None:
@@ -408,3 +425,31 @@ def test_help_lists_the_components_that_a_field_names() -> None:
     }
     for noun in nouns.values():
         assert all(text for _, text in help_lines(noun))
+
+
+@pytest.mark.parametrize("name", recipe_files())
+def test_recipes_fit_the_schema_for_editors(name: str) -> None:
+    """As jsonschema, an implementation that shares nothing with pydantic, finds."""
+    recipe = yaml.safe_load(recipe_files()[name].read_text(encoding="utf-8"))
+    checker = jsonschema.Draft202012Validator(Config.model_json_schema())
+    assert not list(checker.iter_errors(recipe))
+    for path, value in [
+        (("model", "dimension"), "long"),
+        (("model", "dimension"), 0),
+        (("evaluation", "ties"), "lucky"),
+        (("optimizer", "speed"), 1),
+        (("nothing",), {}),
+    ]:
+        wrong = copy.deepcopy(recipe)
+        below = wrong
+        for key in path[:-1]:
+            below = below.setdefault(key, {})
+        below[path[-1]] = value
+        (error,) = checker.iter_errors(wrong)
+        assert list(error.absolute_path) in (list(path), list(path[:-1]))
+
+
+def test_the_schema_has_help_and_defaults() -> None:
+    properties = Config.model_json_schema()["$defs"]["ModelConfig"]["properties"]
+    assert properties["dimension"]["default"] == 400
+    assert properties["dimension"]["description"].startswith("numbers in an entity's row")

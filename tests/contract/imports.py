@@ -16,7 +16,7 @@ FLOORS = {
     4: {"training", "inference", "tuning"},
     3: {"sampling", "embeddings", "checkpoint", "evaluation", "launch", "planning", "partition"},
     2: {"data", "model", "distributed", "config"},
-    1: {"typing", "registry", "errors", "file_lock", "optim", "kernels"},
+    1: {"typing", "registry", "errors", "settings", "file_lock", "optim", "kernels"},
 }
 FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
@@ -42,7 +42,8 @@ NEVER = {
 NAMES_ONLY = ("dglkge.checkpoint.layout", "dglkge.checkpoint.lineage")
 """Modules that any room but config may import: they import the standard library and one another only."""
 
-OUTSIDE = {"dglkge", "dgl", "h5py", "numba", "numpy", "pandas", "pyarrow", "rich", "torch", "tqdm", "yaml"}
+OUTSIDE = {"dglkge", "dgl", "h5py", "numba", "numpy", "pandas", "pyarrow", "pydantic", "rich", "torch"}
+OUTSIDE |= {"tqdm", "yaml"}
 OUTSIDE |= {"faiss", "fastapi", "jinja2", "plotly", "pyoxigraph", "sklearn", "uvicorn"}
 """First words of names that are not the standard library's."""
 
@@ -55,7 +56,7 @@ ALLOWED = {
 }
 """What a room imports although the lists above forbid it."""
 
-CONFIG_MAY_IMPORT = {"typing", "registry", "errors", "config"}
+CONFIG_MAY_IMPORT = {"typing", "registry", "errors", "settings", "config"}
 """The configuration knows no component: components read it."""
 
 

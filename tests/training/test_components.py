@@ -95,7 +95,7 @@ REFUSED = [
         "model.relation_dropout is 0.25 and model.score_function is rotate, whose relations are phases: an "
         "angle cannot be scaled; allowed: 0",
     ),
-    (["model.entity_dropout=1"], "model.entity_dropout is 1.0; allowed: at least 0 and below 1"),
+    (["model.entity_dropout=1"], "model.entity_dropout is 1.0; allowed: below 1"),
     (["regularizer.entity_ratio=-1"], "regularizer.entity_ratio is -1.0; allowed: at least 0"),
     (
         ["loss.reduction=sum"],

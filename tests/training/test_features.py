@@ -112,7 +112,7 @@ def live(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: table.local_rows.clone() for name, table in trainer.tables.items()}
 
 
-MLP = ("features.projection=mlp", "features.hidden=7,6", "features.activation=gelu")
+MLP = ("features.projection=mlp", "features.hidden=[7,6]", "features.activation=gelu")
 
 
 @pytest.mark.parametrize("objective", ["one_vs_all", "negative_sampling"])
@@ -412,7 +412,7 @@ def test_a_run_goes_on_from_a_url(
         (["features.files=[person=nowhere.npy]"], "cannot read nowhere.npy: there is no such file"),
         (["features.files=[PEOPLE, person=PEOPLE]"], "for the entity type 'person'; allowed: one"),
         (["features.files=[town=PEOPLE]"], "no name is an entity's of type town"),
-        (["features.hidden=3"], "features.hidden is 3 and features.projection is linear"),
+        (["features.hidden=3"], r"features.hidden is \[3\] and features.projection is linear"),
         (["features.files=[]"], "dense.lr is 0.01 and model.score_function is distmult, which has no dense"),
         (
             ["features.files=[]", "dense.lr=0.001", "features.use=alone"],
@@ -425,7 +425,7 @@ def test_a_run_goes_on_from_a_url(
         ),
         (
             ["features.hidden=3,x", "features.projection=mlp"],
-            "features.hidden is '3,x'; allowed: whole numbers",
+            "features.hidden is '3,x'; allowed: a whole number",
         ),
     ],
 )

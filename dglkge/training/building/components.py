@@ -6,7 +6,6 @@ imported here: a plan does not need it.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -96,7 +95,7 @@ def with_recorded_imports(config: Config) -> Config:
         return config
     recorded = recorded_imports(saved) if isinstance(saved, dict) else []
     added = [one for one in recorded if one not in config.imports]
-    return dataclasses.replace(config, imports=(*config.imports, *added))
+    return config.changed(imports=(*config.imports, *added))
 
 
 def check_kernels(config: Config) -> None:
@@ -149,7 +148,8 @@ def check_features(config: Config) -> None:
         return
     if chosen.projection == "linear" and chosen.hidden:
         raise InputError(
-            f"features.hidden is {chosen.hidden} and features.projection is linear; allowed: mlp, or empty"
+            f"features.hidden is {list(chosen.hidden)} and features.projection is linear; allowed: mlp, or "
+            "empty"
         )
     if config.model.global_vectors:
         raise InputError(
@@ -421,13 +421,12 @@ def configured_model(config: Config) -> KgeModel:
     chosen = config.model
     score_function = SCORE_FUNCTIONS.get(chosen.score_function)
     options = configured_options(score_function, chosen)
-    for field in dataclasses.fields(chosen):
-        name, value = field.name, getattr(chosen, field.name)
+    for name, value in changed_fields(chosen):
         having = [one for one in SCORE_FUNCTIONS if name in option_names(SCORE_FUNCTIONS.get(one))]
-        if having and name not in options and value != field.default:
+        if having and name not in options:
             raise InputError(
                 f"model.{name} is {value} and model.score_function is {chosen.score_function}, which has no "
-                f"such option; allowed: {name} {field.default}, or {' or '.join(having)}"
+                f"such option; allowed: {' or '.join(having)}"
             )
     return build_model(
         chosen.score_function,

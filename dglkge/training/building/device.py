@@ -39,7 +39,7 @@ def choose_device(config: Config, cluster: Cluster) -> ComputeDevice:
     InputError
         If the configured device is not there.
     """
-    name = config.training.device
+    name: str = config.training.device
     if name == AUTO_DEVICE:
         has_gpu = problem_of(CUDA_DEVICE) is None
         num_gpus = int(cluster.sum(np.array([has_gpu], np.int64))[0])

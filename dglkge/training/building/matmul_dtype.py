@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 import time
@@ -14,7 +13,7 @@ import torch
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE
 from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.config import Config, current_names
+from dglkge.config import Config
 from dglkge.config.schema import NEGATIVE_SAMPLING
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError
@@ -51,7 +50,7 @@ def with_matmul_dtype(config: Config, cluster: Cluster, device: ComputeDevice = 
     is_narrow = may_be_narrow and (_recorded(config) or _measured(config, device)) == BFLOAT16
     # Machines may differ: all trainers take rank 0's choice.
     chosen = BFLOAT16 if cluster.sum(np.array([is_narrow], dtype=np.int64))[0] else FLOAT32
-    return dataclasses.replace(config, training=dataclasses.replace(config.training, matmul_dtype=chosen))
+    return config.changed(training=config.training.changed(matmul_dtype=chosen))
 
 
 def _recorded(config: Config) -> str | None:
@@ -68,7 +67,7 @@ def _recorded(config: Config) -> str | None:
         except (OSError, ValueError):
             return None
     try:
-        found = current_names(recorded)["training"]["matmul_dtype"]
+        found = recorded["training"]["matmul_dtype"]
     except (AttributeError, KeyError, TypeError):
         return None
     return found if found in (FLOAT32, BFLOAT16) else None

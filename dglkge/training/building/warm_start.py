@@ -149,11 +149,11 @@ def _keeps_projections(config: Config, checkpoint: Checkpoint) -> bool:
                 "trained rows and no features; allowed: added"
             )
         return False
-    saved = checkpoint.config.get("features", {})
+    saved, now = checkpoint.config.get("features", {}), chosen.model_dump(mode="json")
     for name in ("use", "projection", "hidden", "activation"):
-        if name in saved and saved[name] != getattr(chosen, name):
+        if name in saved and saved[name] != now[name]:
             raise InputError(
-                f"features.{name} is {getattr(chosen, name)!r}, and {saved[name]!r} in the checkpoint of "
+                f"features.{name} is {now[name]!r}, and {saved[name]!r} in the checkpoint of "
                 f"checkpoint.init_path {config.checkpoint.init_path}; allowed: the same"
             )
     return True

@@ -1,0 +1,257 @@
+"""Base of all settings: frozen pydantic models that read each value by the type of its field.
+
+A component declares its settings as a subclass of :class:`Settings`, beside itself. The sections of the
+configuration (``dglkge/config/schema.py``) are such classes too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import types
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+FIXED = "fixed"
+"""The field must have the same value in a resume: another value makes another model."""
+UNTIL_FINISHED = "until finished"
+"""The field may change while there are epochs left to train; the run's later versions record it."""
+FREE = "free"
+"""The field may change in every resume: it changes no number of the model."""
+
+# Decimal digits only. YAML 1.1 reads 0123 as octal 83 and 12:30 as base 60; a person means neither.
+_WHOLE_NUMBER = re.compile(r"[+-]?[0-9][0-9_]*")
+_HEXADECIMAL = re.compile(r"[+-]?0x[0-9a-fA-F]+")
+
+EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+class Scalar:
+    """A single value of a file or an override.
+
+    Attributes
+    ----------
+    value : object
+        As YAML 1.1 reads it, which takes 0123 for 83, 12:30 for 750, and an empty text for null.
+    text : str
+        As it was written, without quotes; empty for null.
+    where : str
+        Where it was written, for messages.
+    """
+
+    def __init__(self, value: Any, text: str, where: str) -> None:
+        self.value = value
+        self.text = text
+        self.where = where
+
+    def plain(self) -> Any:
+        """Return the value; numbers such as 1e-3, which YAML 1.1 reads as texts, as numbers."""
+        if not isinstance(self.value, str):
+            return self.value
+        number = _number(self.text)
+        return self.value if number is None else number
+
+    def shown(self) -> Any:
+        """Return the value as messages have it: as it was written, unless it is true or false or a number."""
+        is_plain = isinstance(self.value, (bool, float)) or str(self.value) == self.text
+        return self.value if is_plain else self.text
+
+
+class Items(list[Any]):
+    """A list of a file or an override, with the text of an override."""
+
+    def __init__(self, where: str, text: str | None = None) -> None:
+        super().__init__()
+        self.where, self.text = where, text
+
+    def plain(self) -> list[Any]:
+        """Return the list with plain values."""
+        return [item.plain() for item in self]
+
+    shown = plain
+
+
+class Tree(dict[str, Any]):
+    """A mapping of a file or an override, with the text of an override."""
+
+    def __init__(self, where: str = "", text: str | None = None) -> None:
+        super().__init__()
+        self.where, self.text = where, text
+
+    def plain(self) -> dict[str, Any]:
+        """Return the mapping with plain values."""
+        return {key: value.plain() for key, value in self.items()}
+
+    shown = plain
+
+
+class Settings(BaseModel):
+    """A group of settings: immutable, without unknown keys, each number finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        return read_as(value, cls.model_fields[str(info.field_name)].annotation)
+
+    def changed(self, **values: Any) -> Any:
+        """Return a copy with other values of some fields, which are not checked."""
+        return self.model_copy(update=values)
+
+
+class FreeSettings(Settings):
+    """Settings of a class of another library, which has and checks the further options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The further options by name."""
+        return {
+            name: value.plain() if isinstance(value, (Scalar, Items, Tree)) else value
+            for name, value in (self.model_extra or {}).items()
+        }
+
+
+def setting(default: Any, help: str, resume: str = FIXED, component: str = "", **limits: Any) -> Any:
+    """Declare a field of the configuration.
+
+    Parameters
+    ----------
+    default : object
+        ``...`` for a field that must be given.
+    help : str
+    resume : str
+        Whether the field may change when a run is resumed: :data:`FIXED`, :data:`UNTIL_FINISHED` or
+        :data:`FREE`.
+    component : str
+        For a field that names components: the noun of their registry (:data:`dglkge.registry.HOMES`). The
+        help of the field then lists the registered names.
+    **limits
+        pydantic's ``ge``, ``gt``, ``le`` and ``lt``.
+    """
+    extra: dict[str, Any] = {"resume": resume, **({"component": component} if component else {})}
+    return Field(default, description=help, json_schema_extra=extra, **limits)
+
+
+def section(of: type[BaseModel], help: str) -> Any:
+    """Declare a group of fields."""
+    return Field(default_factory=of, description=help)
+
+
+def at_least_or(special: float, low: float) -> AfterValidator:
+    """Return a check that a number is a special one or at least ``low``."""
+
+    def check(value: float) -> float:
+        if value != special and value < low:
+            raise ValueError(f"{special:g}, or at least {low:g}")
+        return value
+
+    return AfterValidator(check)
+
+
+def not_empty(allowed: str) -> AfterValidator:
+    """Return a check that a text is given; ``allowed`` describes it."""
+
+    def check(value: str) -> str:
+        if not value:
+            raise ValueError(allowed)
+        return value
+
+    return AfterValidator(check)
+
+
+Text = Annotated[str, not_empty("a non-empty text")]
+
+
+def read_as(value: Any, kind: Any) -> Any:
+    """Return a value of a file as the type of its field; values of another origin are returned unchanged.
+
+    The field decides how a text is read, not YAML: a text stays as it was written, and a whole number is
+    decimal (or hexadecimal after 0x).
+
+    Raises
+    ------
+    ValueError
+        With a description of the allowed values.
+    """
+    if not isinstance(value, (Scalar, Items, Tree)):
+        return value
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return read_as(value, arguments[0])
+    if origin in (Union, types.UnionType if hasattr(types, "UnionType") else Union):
+        if isinstance(value, Scalar) and value.value is None:
+            return None
+        return read_as(value, next(one for one in arguments if one is not type(None)))
+    if origin is Literal:
+        return read_as(value, type(arguments[0]))
+    if origin is tuple:
+        return _read_tuple(value, arguments[0])
+    if origin in (dict, Mapping):
+        return _read_mapping(value, arguments[1])
+    if kind in EXPECTED:
+        if kind is str and value.text is not None:
+            return value.text
+        if not isinstance(value, Scalar):
+            raise ValueError(EXPECTED[kind])
+        return _read_scalar(value, kind)
+    if isinstance(value, Scalar) and value.value is None and isinstance(kind, type):
+        return Tree(value.where)  # a section without a line below it
+    return value
+
+
+def _read_tuple(value: Any, kind: Any) -> tuple[Any, ...]:
+    """Read a list, or one value for a list of one."""
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    items = value
+    if isinstance(value, Scalar):
+        items = [value] if value.text else []
+    expected = f"{EXPECTED[kind]} or a list of {EXPECTED[kind].split(' ', 1)[1]}s"
+    if isinstance(items, Tree):
+        raise ValueError(expected)
+    for item in items:
+        # A number is not taken for a text in a list: [1] is no name of a module.
+        if not isinstance(item, Scalar) or (kind is str and not isinstance(item.value, str)):
+            raise ValueError(expected)
+    return tuple(_read_scalar(item, kind) for item in items)
+
+
+def _read_mapping(value: Any, kind: Any) -> dict[str, Any]:
+    """Read a mapping of names to values."""
+    if isinstance(value, Scalar) and value.value is None:
+        return {}
+    if not isinstance(value, Tree):
+        raise ValueError(f"a mapping, {{NAME: VALUE}}, each value {EXPECTED[kind]}")
+    return {name: read_as(item, kind) for name, item in value.items()}
+
+
+def _read_scalar(scalar: Scalar, kind: type) -> Any:
+    """Read a single value."""
+    text, value = scalar.text, scalar.value
+    if kind is str:
+        return text
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and _WHOLE_NUMBER.fullmatch(text):
+        return int(text.replace("_", ""))
+    if kind is int and _HEXADECIMAL.fullmatch(text):
+        return int(text, 16)
+    number = _number(text) if kind is float else None
+    if number is None:
+        raise ValueError(EXPECTED[kind])
+    if not math.isfinite(number):
+        raise ValueError("a finite number")
+    return number
+
+
+def _number(text: str) -> float | None:
+    """Return a number; None for another text. YAML 1.1 reads 1e-3, which has no dot, as a text."""
+    try:
+        # YAML spells infinity .inf and NaN .nan.
+        return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+    except ValueError:
+        return None
