@@ -6,13 +6,24 @@ configuration (``dglkge/config/schema.py``) are such classes too.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import types
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+
+from dglkge.errors import InputError
 
 FIXED = "fixed"
 """The field must have the same value in a resume: another value makes another model."""
@@ -24,6 +35,22 @@ FREE = "free"
 # Decimal digits only. YAML 1.1 reads 0123 as octal 83 and 12:30 as base 60; a person means neither.
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9][0-9_]*")
 _HEXADECIMAL = re.compile(r"[+-]?0x[0-9a-fA-F]+")
+
+ALLOWED = {
+    "greater_than_equal": "at least {ge:g}",
+    "greater_than": "a number above {gt:g}",
+    "less_than_equal": "at most {le:g}",
+    "less_than": "below {lt:g}",
+    "finite_number": "a finite number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "a text",
+}
+"""What pydantic's types of errors allow, with the numbers of their context."""
 
 EXPECTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
@@ -87,35 +114,6 @@ class Tree(dict[str, Any]):
     shown = plain
 
 
-class Settings(BaseModel):
-    """A group of settings: immutable, without unknown keys, each number finite."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _read(cls, value: Any, info: ValidationInfo) -> Any:
-        return read_as(value, cls.model_fields[str(info.field_name)].annotation)
-
-    def changed(self, **values: Any) -> Any:
-        """Return a copy with other values of some fields, which are not checked."""
-        return self.model_copy(update=values)
-
-
-class FreeSettings(Settings):
-    """Settings of a class of another library, which has and checks the further options."""
-
-    model_config = ConfigDict(extra="allow")
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The further options by name."""
-        return {
-            name: value.plain() if isinstance(value, (Scalar, Items, Tree)) else value
-            for name, value in (self.model_extra or {}).items()
-        }
-
-
 def setting(default: Any, help: str, resume: str = FIXED, component: str = "", **limits: Any) -> Any:
     """Declare a field of the configuration.
 
@@ -135,6 +133,50 @@ def setting(default: Any, help: str, resume: str = FIXED, component: str = "", *
     """
     extra: dict[str, Any] = {"resume": resume, **({"component": component} if component else {})}
     return Field(default, description=help, json_schema_extra=extra, **limits)
+
+
+class Settings(BaseModel):
+    """A group of settings: immutable, without unknown keys, each number finite."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read(cls, value: Any, info: ValidationInfo) -> Any:
+        return read_as(value, cls.model_fields[str(info.field_name)].annotation)
+
+    def changed(self, **values: Any) -> Any:
+        """Return a copy with other values of some fields, which are not checked."""
+        return self.model_copy(update=values)
+
+
+class ComponentSettings(Settings):
+    """Settings of a component, a member of a registry; each family has a class of its own.
+
+    A member of a registry declares its settings as ``Settings``, a subclass of its family's.
+    """
+
+    name: str = setting("", "name of the component")
+
+    def options(self, family: type[ComponentSettings]) -> dict[str, Any]:
+        """Return what a member has beside the settings of its family, by name."""
+        return {
+            name: getattr(self, name) for name in type(self).model_fields if name not in family.model_fields
+        }
+
+
+class FreeSettings(Settings):
+    """Settings of a class of another library, which has and checks the further options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The further options by name."""
+        return {
+            name: value.plain() if isinstance(value, (Scalar, Items, Tree)) else value
+            for name, value in (self.model_extra or {}).items()
+        }
 
 
 def section(of: type[BaseModel], help: str) -> Any:
@@ -165,6 +207,47 @@ def not_empty(allowed: str) -> AfterValidator:
 
 
 Text = Annotated[str, not_empty("a non-empty text")]
+
+
+def expected(problem: Mapping[str, Any], value: Any) -> str:
+    """Return what is allowed in place of a value, and the nearest name.
+
+    Parameters
+    ----------
+    problem : mapping
+        One of pydantic's ``ValidationError.errors()``.
+    value : object
+    """
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == "value_error":
+        return f"allowed: {context['error']}"
+    if kind != "literal_error":
+        return f"allowed: {ALLOWED[kind].format(**context) if kind in ALLOWED else problem['msg']}"
+    names = re.findall(r"'([^']*)'", context["expected"]) or context["expected"].split(" or ")
+    near = difflib.get_close_matches(str(value), names, n=1)
+    return f"allowed: one of {', '.join(names)}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+Member = TypeVar("Member", bound=ComponentSettings)
+
+
+def settings_of(noun: str, of: type[Member], values: Mapping[str, Any]) -> Member:
+    """Return the settings of a component from values in Python.
+
+    Raises
+    ------
+    InputError
+        If the component has no such option, or a value is not allowed.
+    """
+    try:
+        return of.model_validate(dict(values))
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+    name, option = values.get("name", ""), ".".join(map(str, problem["loc"]))
+    if problem["type"] != "extra_forbidden":
+        raise InputError(f"{option} of the {noun} {name!r} is {problem['input']!r}; {expected(problem, '')}")
+    known = ", ".join(repr(one) for one in of.model_fields if one != "name") or "none"
+    raise InputError(f"the {noun} {name!r} has no option {option!r}; its options: {known}")
 
 
 def read_as(value: Any, kind: Any) -> Any:
@@ -224,9 +307,11 @@ def _read_mapping(value: Any, kind: Any) -> dict[str, Any]:
     """Read a mapping of names to values."""
     if isinstance(value, Scalar) and value.value is None:
         return {}
-    if not isinstance(value, Tree):
-        raise ValueError(f"a mapping, {{NAME: VALUE}}, each value {EXPECTED[kind]}")
-    return {name: read_as(item, kind) for name, item in value.items()}
+    kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    try:
+        return {name: read_as(item, kind) for name, item in value.items()}
+    except (AttributeError, ValueError):
+        raise ValueError(f"a mapping, {{NAME: VALUE}}, each value {EXPECTED[kind]}") from None
 
 
 def _read_scalar(scalar: Scalar, kind: type) -> Any:

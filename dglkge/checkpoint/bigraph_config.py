@@ -9,7 +9,6 @@ from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.relation_layout import is_dynamic, operator_of
 from dglkge.model.losses import LOSSES
-from dglkge.model.options import named_weights
 
 DEFAULTS: dict[str, Any] = {
     "init_scale": 1e-3,
@@ -65,9 +64,7 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         lhs, rhs = meta.relation_pairs[0]
         relations = [_relation("all", lhs, rhs, operator.name)]
     else:
-        weights = named_weights(
-            "loss.relation_weights", meta.config.get("loss", {}).get("relation_weights", ())
-        )
+        weights = meta.config.get("loss", {}).get("relation_weights", {})
         relations = [
             _relation(one.name, one.lhs, one.rhs, operator.name, weights.get(one.name, 1.0))
             for one in meta.relations

@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
+from dglkge.config.component import TAG, UNKNOWN_COMPONENT
 from dglkge.config.schema import DATASET, Config, fields
 from dglkge.config.tree import read_tree
 from dglkge.errors import InputErrors, unknown_name
-from dglkge.settings import Items, Scalar, Tree
+from dglkge.settings import Items, Scalar, Tree, expected
 
 FORMER = {"training.products": "training.matmul_dtype"}
 """Former names of fields: the error of a file that has one names the present one."""
-
-ALLOWED = {
-    "greater_than_equal": "at least {ge:g}",
-    "greater_than": "a number above {gt:g}",
-    "less_than_equal": "at most {le:g}",
-    "less_than": "below {lt:g}",
-    "finite_number": "a finite number",
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "string_type": "a text",
-}
-"""What pydantic's types of errors allow, with the numbers of their context."""
 
 
 def load_config(
@@ -88,7 +71,7 @@ def save_config(config: Config, path: str | os.PathLike[str]) -> None:
 
 def _problems(error: ValidationError, tree: Tree) -> list[str]:
     """Return a line for each mistake, with its place in the file."""
-    known = [key for key, _ in fields()]
+    known = {field.key: field.owners for field in fields()}
     lines = []
     for problem in error.errors(include_url=False):
         key = ".".join(map(str, problem["loc"]))
@@ -96,27 +79,20 @@ def _problems(error: ValidationError, tree: Tree) -> list[str]:
         if problem["type"] in ("extra_forbidden", "model_type"):
             # A mapping under an unknown name: the keys in it may be near to known ones.
             lines += [f"{where_}: {_unknown_key(full, known)}" for full, where_ in _leaves(key, value, where)]
+        elif problem["type"] == UNKNOWN_COMPONENT:
+            tag = value.get(TAG, value) if isinstance(value, Tree) else value
+            lines.append(f"{getattr(tag, 'where', where)}: {problem['msg']}")
         else:
-            lines.append(f"{where}: {key} is {_shown(value)!r}; {_expected(problem, value)}")
+            lines.append(f"{where}: {key} is {_shown(value)!r}; {expected(problem, value)}")
     return lines
 
 
-def _expected(problem: Mapping[str, Any], value: Any) -> str:
-    """Return what is allowed in place of a value, and the nearest name."""
-    kind, context = problem["type"], problem.get("ctx", {})
-    if kind == "value_error":
-        return f"allowed: {context['error']}"
-    if kind != "literal_error":
-        return f"allowed: {ALLOWED[kind].format(**context) if kind in ALLOWED else problem['msg']}"
-    names = re.findall(r"'([^']*)'", context["expected"]) or context["expected"].split(" or ")
-    near = difflib.get_close_matches(str(value), names, n=1)
-    return f"allowed: one of {', '.join(names)}" + (f"; did you mean {near[0]!r}?" if near else "")
-
-
-def _unknown_key(key: str, known: Iterable[str]) -> str:
-    """Return the message about a key that is no field's."""
+def _unknown_key(key: str, known: Mapping[str, tuple[str, ...]]) -> str:
+    """Return the message about a key that is no field's, or only one of other components; values: these."""
     if key in FORMER:
         return f"{key} is now called {FORMER[key]}"
+    if known.get(key):
+        return f"{key} has no effect here; it is an option of {', '.join(known[key])}"
     return str(unknown_name("key", key, known))
 
 

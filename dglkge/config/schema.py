@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
+from dglkge.config.component import TAG, Component, component_of
+from dglkge.model.losses import LossSettings
 from dglkge.registry import registry_of
-from dglkge.settings import FREE, UNTIL_FINISHED, Settings, Text, at_least_or, not_empty, section, setting
+from dglkge.settings import (
+    FIXED,
+    FREE,
+    UNTIL_FINISHED,
+    Settings,
+    Text,
+    at_least_or,
+    not_empty,
+    section,
+    setting,
+)
 from dglkge.typing import Device, Side
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 DATASET = "the folder of a data set, which dglkge partition makes of triples"
 DatasetFolder = Annotated[str, not_empty(DATASET)]
 Every = Literal["epoch", "batch"]
+
+
+LOSS = Component("loss", "softmax")
+
+
+def component(of: Component, help: str) -> Any:
+    """Declare a field that holds the settings of a component."""
+    return Field(default_factory=of.default_settings, description=help)
 
 
 class InitFromConfig(Settings):
@@ -80,43 +100,6 @@ class ModelConfig(Settings):
     )
     # Last: `dglkge config` prints sections in the order of their fields.
     init_from: InitFromConfig = section(InitFromConfig, "given vectors as initial rows")
-
-
-class LossConfig(Settings):
-    """The loss of one positive against its negatives."""
-
-    name: str = setting("softmax", "loss of a query", component="loss")
-    margin: float = setting(
-        1.0,
-        "margin of the losses that have one (gamma in DGL-KE; there 6 to 24 is usual)",
-        ge=0,
-    )
-    adversarial_temperature: float = setting(
-        1.0, "factor on the scores in the softmax of a self-adversarial loss's weights", ge=0
-    )
-    adversarial_weights: bool = setting(
-        False,
-        "weigh the negatives of a query by the softmax of their scores times adversarial_temperature, as the "
-        "loss self_adversarial always does (Sun et al. 2019)",
-    )
-    reduction: Literal["mean", "sum"] = setting(
-        "mean",
-        "over the negatives of a query: mean, or sum as in PyTorch-BigGraph's ranking loss",
-    )
-    batch_reduction: Literal["mean", "sum"] = setting(
-        "mean",
-        "over the triples (k_vs_all: queries) of a global batch: mean, or sum as in PyTorch-BigGraph",
-    )
-    relation_weights: tuple[str, ...] = setting(
-        (),
-        "weights of relations, a list of name=weight; others have 1; they multiply the loss and the "
-        "regularizer of a triple, as its own weight does",
-    )
-    confidences: bool = setting(
-        False,
-        "the weights of the triples are confidences in [0, 1], and the labels of the true answers "
-        "(Chen et al. 2019); false: weights multiply losses",
-    )
 
 
 class RegularizerConfig(Settings):
@@ -619,7 +602,7 @@ class Config(Settings):
         (), "modules or .py files of yours that register components, as with --import", resume=FREE
     )
     model: ModelConfig = section(ModelConfig, "score function and dimensions")
-    loss: LossConfig = section(LossConfig, "loss")
+    loss: Annotated[LossSettings, LOSS] = component(LOSS, "loss of a query")
     regularizer: RegularizerConfig = section(RegularizerConfig, "regularizer")
     sampling: SamplingConfig = section(SamplingConfig, "order of the triples of an epoch")
     negatives: NegativesConfig = section(NegativesConfig, "negatives")
@@ -644,41 +627,85 @@ class Config(Settings):
         return self.model_dump(mode="json")
 
 
-def fields(of: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Yield (dotted key, field) of every field, in the order of the file."""
+class ConfigField(NamedTuple):
+    """A field of the configuration.
+
+    Attributes
+    ----------
+    key : str
+        Dotted.
+    path : tuple of str
+        Keys of the nested dicts of a saved configuration.
+    kind : str
+        Name of its type.
+    default : object
+    help : str
+    resume : str
+        Rule for a resume.
+    component : str
+        Noun of the registry of which it names members; empty for other fields.
+    owners : tuple of str
+        Names of the components that have the field; empty for a field that is there in any case.
+    """
+
+    key: str
+    path: tuple[str, ...]
+    kind: str
+    default: Any
+    help: str
+    resume: str
+    component: str = ""
+    owners: tuple[str, ...] = ()
+
+
+def fields(of: type[BaseModel] = Config, path: tuple[str, ...] = ()) -> Iterator[ConfigField]:
+    """Yield every field, in the order of the file; options of components with the members that have them."""
     for name, field in of.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from fields(kind, f"{prefix}{name}.")
+        here, kind, component = (*path, name), field.annotation, component_of(field)
+        if component is not None:
+            yield from _component_fields(component, field, here)
+        elif isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from fields(kind, here)
         else:
-            yield prefix + name, field
+            yield _field(field, here)
 
 
-def extra_of(field: FieldInfo) -> Mapping[str, Any]:
-    """Return the facts of a field that pydantic does not know: its rule for a resume, its registry."""
-    extra = field.json_schema_extra
-    return extra if isinstance(extra, dict) else {}
+def _component_fields(component: Component, field: FieldInfo, path: tuple[str, ...]) -> Iterator[ConfigField]:
+    """Yield the tag of a component, and the options of all members."""
+    key = ".".join((*path, TAG) if component.is_section else path)
+    help = field.description or ""
+    yield ConfigField(key, (*path, TAG), "str", component.default, help, FIXED, component.noun)
+    num_members = len(list(component.members()))
+    for option, having in component.options().items():
+        owners = () if len(having) == num_members else tuple(having)
+        yield _field(next(iter(having.values())), (*path, option))._replace(owners=owners)
+
+
+def _field(field: FieldInfo, path: tuple[str, ...]) -> ConfigField:
+    """Describe a field that is no component."""
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    default = field.get_default(call_default_factory=True)
+    kind, help = _type_name(field.annotation), field.description or ""
+    resume, component = str(extra.get("resume", FIXED)), str(extra.get("component", ""))
+    return ConfigField(".".join(path), path, kind, default, help, resume, component)
 
 
 def field_table() -> Iterator[tuple[str, str, Any, str]]:
     """Yield (dotted key, type, default, help) of every field, in the order of the file.
 
-    The help of a field that names a component ends with the registered names.
+    The help of a field that names a component ends with the registered names; that of an option that only
+    some components have begins with theirs.
     """
-    for key, field in fields():
-        text = field.description or ""
+    for field in fields():
         # Registered names are looked up now, not at import: the user's modules may have added some.
-        if "component" in extra_of(field):
-            text += ": " + ", ".join(registry_of(extra_of(field)["component"]))
-        default = field.get_default(call_default_factory=True)
-        yield key, _type_name(field.annotation), default, text
+        names = ": " + ", ".join(registry_of(field.component)) if field.component else ""
+        owners = ", ".join(field.owners) + ": " if field.owners else ""
+        yield field.key, field.kind, field.default, owners + field.help + names
 
 
 def component_fields() -> Iterator[tuple[str, str]]:
     """Yield (dotted key, noun of the registry) of every field that names a component."""
-    for key, field in fields():
-        if "component" in extra_of(field):
-            yield key, extra_of(field)["component"]
+    return ((field.key, field.component) for field in fields() if field.component)
 
 
 def _type_name(kind: Any) -> str:
@@ -706,18 +733,18 @@ def refused_changes(saved: Mapping[str, Any], now: Mapping[str, Any], is_finishe
         ``"optimizer.lr was 0.1, is 0.2"`` for each field that may not change.
     """
     changes = []
-    for key, field in fields():
-        old, new, resume = _value(saved, key), _value(now, key), extra_of(field)["resume"]
-        may_change = resume == FREE or (resume == UNTIL_FINISHED and not is_finished)
+    for field in fields():
+        old, new = _value(saved, field.path), _value(now, field.path)
+        may_change = field.resume == FREE or (field.resume == UNTIL_FINISHED and not is_finished)
         if old is not None and new is not None and old != new and not may_change:
-            changes.append(f"{key} was {old!r}, is {new!r}")
+            changes.append(f"{field.key} was {old!r}, is {new!r}")
     return changes
 
 
-def _value(config: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a dotted key, None if absent."""
+def _value(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """Return the value at a path, None if absent."""
     value: Any = config
-    for name in key.split("."):
+    for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import yaml
 
+from dglkge.config.component import TAG
 from dglkge.errors import InputError
 from dglkge.settings import Items, Scalar, Tree
-
-TAG = "name"
-"""Key of a component's name: `loss: hinge` is short for `loss: {name: hinge}`."""
 
 _QUOTES = ("'", '"')
 

@@ -58,9 +58,9 @@ def _self_adversarial(loss: Any) -> LossFunction:
             plain: torch.Tensor = loss(positive, negative, ignored, labels)
             return plain
         of_negatives = _SelfAdversarialRows.apply(
-            negative, ignored, loss.margin, loss.adversarial_temperature
+            negative, ignored, loss.settings.margin, loss.settings.adversarial_temperature
         )
-        return functional.softplus(-positive - loss.margin) + of_negatives
+        return functional.softplus(-positive - loss.settings.margin) + of_negatives
 
     return compute
 

@@ -7,19 +7,22 @@ of a query are reduced is in :mod:`.negative_terms`, for all losses alike.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Callable, ClassVar, Literal, Optional
+
+from pydantic import Field
 
 from dglkge.model.negative_terms import (
     IGNORED_SCORE,
     Adversarial,
     Mean,
     Reduction,
+    Sum,
     adversarial_log_shares,
     counted,
     without,
 )
-from dglkge.model.options import build_with_options, checked_number, option_names
 from dglkge.registry import Registry, deferred
+from dglkge.settings import ComponentSettings, setting, settings_of
 
 if TYPE_CHECKING:
     import torch
@@ -42,15 +45,73 @@ __all__ = [
     "build_loss",
 ]
 
-REDUCTION, ADVERSARIAL_WEIGHTS, CONFIDENCES = SETTINGS = ("reduction", "adversarial_weights", "confidences")
-"""Fields of the configuration's section ``loss`` that only some losses have."""
+
+class LossSettings(ComponentSettings):
+    """Settings of every loss."""
+
+    batch_reduction: Literal["mean", "sum"] = setting(
+        "mean", "over the triples (k_vs_all: queries) of a global batch: mean, or sum as in PyTorch-BigGraph"
+    )
+    relation_weights: dict[str, Annotated[float, Field(ge=0)]] = setting(
+        {},
+        "weights of relations by name, e.g. {born_in: 2, near: 0.5}; others have 1; they multiply the loss "
+        "and the regularizer of a triple, as its own weight does",
+    )
+
+    @property
+    def has_confidences(self) -> bool:
+        """Whether weights of triples are labels."""
+        return bool(getattr(self, "confidences", False))
+
+    @property
+    def has_adversarial_weights(self) -> bool:
+        """Whether negatives are weighed by their scores, apart from losses that always do."""
+        return bool(getattr(self, "adversarial_weights", False))
+
+
+class ReductionSettings(LossSettings):
+    """Settings of losses whose terms of the negatives can be added."""
+
+    reduction: Literal["mean", "sum"] = setting(
+        "mean", "over the negatives of a query: mean, or sum as in PyTorch-BigGraph's ranking loss"
+    )
+
+
+class AdversarialSettings(LossSettings):
+    """Settings of losses that can weigh their negatives."""
+
+    adversarial_weights: bool = setting(
+        False,
+        "weigh the negatives of a query by the softmax of their scores times adversarial_temperature, as the "
+        "loss self_adversarial always does (Sun et al. 2019)",
+    )
+    adversarial_temperature: float = setting(
+        1.0, "factor on the scores in the softmax of a self-adversarial loss's weights", ge=0
+    )
+
+
+class ConfidenceSettings(LossSettings):
+    """Settings of losses that take confidences as labels."""
+
+    confidences: bool = setting(
+        False,
+        "the weights of the triples are confidences in [0, 1], and the labels of the true answers "
+        "(Chen et al. 2019); false: weights multiply losses",
+    )
+
+
+class TermSettings(ConfidenceSettings, AdversarialSettings, ReductionSettings):
+    """Settings of losses with a term for each answer by itself."""
 
 
 class Loss(ABC):
     """Loss of each query.
 
-    The options of a loss are the parameters of its constructor; those that the configuration has a field
-    for (``loss.margin``, ``loss.adversarial_temperature``) are set by it.
+    Parameters
+    ----------
+    settings : LossSettings, optional
+        An instance of ``Settings``; its defaults if left out. The reduction follows from those of its fields
+        that :class:`ReductionSettings` and :class:`AdversarialSettings` declare.
 
     Attributes
     ----------
@@ -67,11 +128,10 @@ class Loss(ABC):
     takes_log_odds : bool
         Whether it takes scores for log-odds, up to one constant: a share of the true answers that is c times
         as large then moves the scores of these by log c. Not inherited either.
-    settings : tuple of str
-        Those of :data:`SETTINGS` that it obeys. Not inherited either. With ``"reduction"`` or
-        ``"adversarial_weights"`` it reduces its negatives by ``reduction``. With ``"confidences"`` its call
-        has a fourth parameter, ``labels=None``: a (B,) tensor of confidences in [0, 1] that the true answers
-        are true, in place of 1.
+    Settings : type of LossSettings
+        Its options; not inherited either. With those of :class:`ConfidenceSettings` its call has a fourth
+        parameter, ``labels=None``: a (B,) tensor of confidences in [0, 1] that the true answers are true, in
+        place of 1.
     reduction : Reduction
         Of the terms of a query's negatives; :data:`dglkge.model.negative_terms.Mean` unless it is set.
     """
@@ -81,7 +141,7 @@ class Loss(ABC):
     compiled: ClassVar[bool] = False
     candidate_kind: ClassVar[str] = ""
     takes_log_odds: ClassVar[bool] = False
-    settings: ClassVar[tuple[str, ...]] = ()
+    Settings: ClassVar[type[LossSettings]] = LossSettings
     reduction: Reduction = Mean()
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -91,12 +151,15 @@ class Loss(ABC):
         cls.compiled = cls.__dict__.get("compiled", False)
         cls.candidate_kind = cls.__dict__.get("candidate_kind", "")
         cls.takes_log_odds = cls.__dict__.get("takes_log_odds", False)
-        cls.settings = cls.__dict__.get("settings", ())
+        cls.Settings = cls.__dict__.get("Settings", LossSettings)
 
-    @classmethod
-    def options(cls) -> list[str]:
-        """Return the names of the loss's options."""
-        return option_names(cls)
+    def __init__(self, settings: Optional[LossSettings] = None) -> None:
+        own: Any = self.Settings() if settings is None else settings
+        self.settings = own
+        if own.has_adversarial_weights:
+            self.reduction = Adversarial(own.adversarial_temperature)
+        elif getattr(own, "reduction", "mean") == "sum":
+            self.reduction = Sum()
 
     @abstractmethod
     def __call__(
@@ -122,22 +185,23 @@ class Loss(ABC):
 LOSSES: Registry[type[Loss]] = Registry("loss")
 
 
-def build_loss(name: str, **options: float) -> Loss:
+def build_loss(name: str, **options: Any) -> Loss:
     """Build a loss by name.
 
     Parameters
     ----------
     name : str
         A member of :data:`LOSSES`.
-    **options : float
-        Its own keyword arguments, e.g. ``margin``.
+    **options : object
+        Its settings, e.g. ``margin``.
 
     Raises
     ------
     InputError
         If the name is not registered, the loss has no such option, or a value is out of range.
     """
-    return build_with_options(LOSSES, name, options)
+    kind = LOSSES.get(name)
+    return kind(settings_of("loss", kind.Settings, {"name": name, **options}))
 
 
 @LOSSES.register("softmax")
@@ -154,7 +218,7 @@ class Softmax(Loss):
     compiled = True
     candidate_kind = "softmax"
     takes_log_odds = True
-    settings = (ADVERSARIAL_WEIGHTS,)
+    Settings = AdversarialSettings
 
     def __call__(
         self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
@@ -183,7 +247,7 @@ class Logistic(Loss):
     candidate_kind = "bce"
     bigraph_name = "logistic"
     takes_log_odds = True
-    settings = SETTINGS
+    Settings = TermSettings
 
     def __call__(
         self,
@@ -210,7 +274,7 @@ class BCE(Loss):
     help = "binary cross entropy, mean over the true answer and its negatives (Dettmers et al. 2018)"
     candidate_kind = "bce"
     takes_log_odds = True
-    settings = SETTINGS
+    Settings = TermSettings
 
     def __call__(
         self,
@@ -229,26 +293,21 @@ class BCE(Loss):
 
 @LOSSES.register("margin_ranking")
 class MarginRanking(Loss):
-    """mean_j max(0, margin - p + n_j) (Bordes et al. 2013). PyTorch-BigGraph's ``ranking`` is the sum over j.
-
-    Parameters
-    ----------
-    margin : float
-        By how much the true answer should outscore a negative; greater than 0.
-    """
+    """mean_j max(0, margin - p + n_j) (Bordes et al. 2013). The sum is PyTorch-BigGraph's ``ranking``."""
 
     help = "max(0, margin - positive + negative), mean over the negatives (Bordes et al. 2013)"
     bigraph_name = "ranking"
-    settings = (REDUCTION, ADVERSARIAL_WEIGHTS)
 
-    def __init__(self, margin: float = 1.0) -> None:
-        self.margin = checked_number("the margin", margin, 0, exclusive=True)
+    class Settings(AdversarialSettings, ReductionSettings):
+        """Its options."""
+
+        margin: float = setting(1.0, "by how much the true answer should outscore a negative", gt=0)
 
     def __call__(
         self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
         """Return the loss of each query."""
-        shortfall = (without(negative, ignored) + (self.margin - positive).unsqueeze(1)).relu()
+        shortfall = (without(negative, ignored) + (self.settings.margin - positive).unsqueeze(1)).relu()
         return self.reduction(shortfall, negative, ignored)
 
 
@@ -258,18 +317,14 @@ class Hinge(Loss):
 
     The hinge loss (Cortes and Vapnik 1995) with labels 1 and -1, as DGL-KE's ``Hinge`` without ``pairwise``
     (Zheng et al. 2020).
-
-    Parameters
-    ----------
-    margin : float
-        The score that a true answer should reach, and a negative its opposite; greater than 0.
     """
 
     help = "max(0, margin - positive) and max(0, margin + negative), mean over the negatives (as DGL-KE's)"
-    settings = SETTINGS
 
-    def __init__(self, margin: float = 1.0) -> None:
-        self.margin = checked_number("the margin", margin, 0, exclusive=True)
+    class Settings(TermSettings):
+        """Its options."""
+
+        margin: float = setting(1.0, "score of a true answer, and minus that of a negative", gt=0)
 
     def __call__(
         self,
@@ -279,8 +334,8 @@ class Hinge(Loss):
         labels: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """Return the loss of each query."""
-        of_truth = _expected(lambda score: (self.margin - score).relu(), positive, labels)
-        terms = (without(negative, ignored) + self.margin).relu()
+        of_truth = _expected(lambda score: (self.settings.margin - score).relu(), positive, labels)
+        terms = (without(negative, ignored) + self.settings.margin).relu()
         return of_truth + self.reduction(terms, negative, ignored)
 
 
@@ -292,7 +347,7 @@ class Squared(Loss):
     """
 
     help = "squared error of the labels 1 and 0, mean over the negatives (Nickel et al. 2011)"
-    settings = SETTINGS
+    Settings = TermSettings
 
     def __call__(
         self,
@@ -314,25 +369,22 @@ class SelfAdversarial(Loss):
 
     -log sigmoid(margin + p) - sum_j w_j log sigmoid(-margin - n_j), w = softmax_j(temperature n), through
     which no gradient flows. For scores that are minus a distance.
-
-    Parameters
-    ----------
-    margin : float
-        The distance at which an answer is as likely as not; at least 0.
-    adversarial_temperature : float
-        0 weighs all negatives the same.
     """
 
     help = "log-sigmoid with a margin, negatives weighted by their scores (Sun et al. 2019)"
     takes_log_odds = True
-    settings = (CONFIDENCES,)
 
-    def __init__(self, margin: float = 9.0, adversarial_temperature: float = 1.0) -> None:
-        self.margin = checked_number("the margin", margin, 0)
-        self.adversarial_temperature = checked_number(
-            "the adversarial temperature", adversarial_temperature, 0
+    class Settings(ConfidenceSettings):
+        """Its options."""
+
+        margin: float = setting(9.0, "distance of an answer that is as likely as not (gamma in DGL-KE)", ge=0)
+        adversarial_temperature: float = setting(
+            1.0, "factor on the scores in the softmax of the weights; 0 weighs all negatives the same", ge=0
         )
-        self.reduction = Adversarial(self.adversarial_temperature)
+
+    def __init__(self, settings: Optional[LossSettings] = None) -> None:
+        super().__init__(settings)
+        self.reduction = Adversarial(self.settings.adversarial_temperature)
 
     def __call__(
         self,
@@ -342,8 +394,8 @@ class SelfAdversarial(Loss):
         labels: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """Return the loss of each query."""
-        terms = functional.softplus(without(negative, ignored) + self.margin)
-        of_truth = _cross_entropy(positive + self.margin, labels)
+        terms = functional.softplus(without(negative, ignored) + self.settings.margin)
+        of_truth = _cross_entropy(positive + self.settings.margin, labels)
         return of_truth + self.reduction(terms, negative, ignored)
 
 

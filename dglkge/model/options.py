@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from dglkge.errors import InputError
@@ -35,35 +34,6 @@ def option_names(member: type) -> list[str]:
     # A class without a constructor of its own has no options; object's signature says nothing about them.
     has_none = "__init__" not in {name for base in member.__mro__[:-1] for name in vars(base)}
     return [] if has_none else list(inspect.signature(member).parameters)
-
-
-def named_weights(what: str, texts: Sequence[str]) -> dict[str, float]:
-    """Read a list of ``name=weight``.
-
-    Raises
-    ------
-    InputError
-        If an entry has another form, a weight is no finite number that is at least 0, or a name comes twice.
-
-    Examples
-    --------
-    >>> named_weights("relation_weights", ["likes=0.5", "a=b=2"])
-    {'likes': 0.5, 'a=b': 2.0}
-    """
-    found: dict[str, float] = {}
-    for text in texts:
-        # The last "=" separates: a name may have others.
-        name, _, number = text.rpartition("=")
-        try:
-            weight = float(number)
-        except ValueError:
-            weight = math.nan
-        if not name or not math.isfinite(weight) or weight < 0:
-            raise InputError(f"{what} has {text!r}; allowed: name=weight, the weight a number at least 0")
-        if name in found:
-            raise InputError(f"{what} names {name!r} twice; allowed is once")
-        found[name] = weight
-    return found
 
 
 def configured_options(member: type, section: Any) -> dict[str, Any]:

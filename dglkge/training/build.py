@@ -284,7 +284,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
             "trainers_per_machine": world.trainers_per_machine,
             "seed": config.seed,
             "relation_weights": _by_node(relation_weights(config, dataset), layout),
-            "has_confidences": config.loss.confidences,
+            "has_confidences": config.loss.has_confidences,
         }
         if config.sampling.num_ranges > 1:
             order = configured_order(config, dataset)

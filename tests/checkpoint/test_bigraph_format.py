@@ -386,7 +386,7 @@ def test_config_has_every_key_of_its_schema(tmp_path, relations):
 
 def test_config_has_weights_of_relations_and_sides_that_are_not_trained(tmp_path):
     one = TWO_PAIRS[1].name
-    config = {"loss": {"relation_weights": [f"{one}=2.5"]}, "negatives": {"num_for_heads": 0}}
+    config = {"loss": {"relation_weights": {one: 2.5}}, "negatives": {"num_for_heads": 0}}
     meta = toy_meta(relations=TWO_PAIRS, config=config)
     save_toy(tmp_path, meta, toy_tables(meta))
     found = json.loads((tmp_path / "config.json").read_text())

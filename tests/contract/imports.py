@@ -26,6 +26,7 @@ NEVER = {
     "dglkge.optim": ["dglkge"],
     "dglkge.kernels": ["dglkge", "torch", "dgl"],
     "dglkge.model": ["dgl", "h5py"],
+    "dglkge.config": ["torch"],
     "dglkge.data": ["dgl"],
     "dglkge.checkpoint.layout": FILES_ALONE,
     "dglkge.checkpoint.hdf5_format": FILES_ALONE,
@@ -53,11 +54,12 @@ ONLY_IN = {"numba": "dglkge.kernels.jit"}
 ALLOWED = {
     "dglkge.optim": "dglkge.kernels",
     "dglkge.launch": "dglkge.planning",
+    "dglkge.config": "dglkge.model",
 }
 """What a room imports although the lists above forbid it."""
 
 CONFIG_MAY_IMPORT = {"typing", "registry", "errors", "settings", "config"}
-"""The configuration knows no component: components read it."""
+"""Besides, the configuration reads the settings that the components of the model declare."""
 
 
 def imported(tree: ast.AST, module: str, is_package: bool) -> Iterator[tuple[int, str]]:

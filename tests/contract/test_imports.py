@@ -21,6 +21,7 @@ ONLY_FOR_PEOPLE = {
     "faiss": ("dglkge.serving", "dglkge.inference"),
 }
 DISTRIBUTION = {"faiss": "faiss-cpu", "mlflow": "mlflow-skinny", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+DISTRIBUTION |= {"pydantic_core": "pydantic"}
 
 
 def house() -> tuple[SourceFile, ...]:
@@ -129,7 +130,8 @@ def test_packages_that_few_rooms_need(package):
         ("dglkge.launch.supervisor", "dglkge.training.trainer", "never"),
         ("dglkge.cli.main", "partition_tools.partition", "never"),
         ("dglkge.config.schema", "dglkge.optim.SparseAdam", "no component"),
-        ("dglkge.config.schema", "dglkge.model.losses", "no component"),
+        ("dglkge.config.schema", "torch", "never"),
+        ("dglkge.model.losses", "dglkge.config.schema", "not below"),
         ("dglkge.data.dataset", "dglkge.config.schema", "not below"),
         ("dglkge.sampling.epoch_plan", "dglkge.embeddings.TableSet", "not below"),
         ("dglkge.errors", "dglkge.optim", "not below"),

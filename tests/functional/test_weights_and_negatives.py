@@ -31,7 +31,7 @@ WEIGHTED = (
     "loss.name=bce",
     "loss.confidences=true",
     "loss.adversarial_weights=true",
-    "loss.relation_weights=[near=0.5,knows=3]",
+    "loss.relation_weights={near: 0.5, knows: 3}",
     "negatives.num_for_heads=7",
 )
 

@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from dglkge.model.compiled_losses import with_loops
-from dglkge.model.losses import Hinge, SelfAdversarial, Softmax
-from dglkge.model.negative_terms import Adversarial
+from dglkge.model.losses import Hinge, SelfAdversarial, Softmax, build_loss
 
 LOSSES = [
     Softmax(),
-    SelfAdversarial(margin=0.0),
-    SelfAdversarial(margin=9.0, adversarial_temperature=0.5),
-    SelfAdversarial(margin=2.0, adversarial_temperature=0.0),
+    build_loss("self_adversarial", margin=0.0),
+    build_loss("self_adversarial", margin=9.0, adversarial_temperature=0.5),
+    build_loss("self_adversarial", margin=2.0, adversarial_temperature=0.0),
 ]
 
 
@@ -80,8 +79,7 @@ def test_what_has_no_loops_goes_to_the_loss_itself():
     positive, negative, ignored = draw(4, 6, 1.0)
     for loss in (Doubled(), Hinge()):
         assert with_loops(loss) is loss
-    weighed = Softmax()
-    weighed.reduction = Adversarial(1.0)
+    weighed = build_loss("softmax", adversarial_weights=True)
     labels = torch.rand(4, generator=torch.Generator().manual_seed(1))
     for loss, more in ((weighed, {}), (SelfAdversarial(), {"labels": labels})):
         found = with_loops(loss)(positive, negative, ignored, **more)

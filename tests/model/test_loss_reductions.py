@@ -9,7 +9,7 @@ from typing import Optional
 import pytest
 import torch
 
-from dglkge.model.losses import ADVERSARIAL_WEIGHTS, CONFIDENCES, LOSSES, REDUCTION, build_loss
+from dglkge.model.losses import LOSSES, build_loss
 from dglkge.model.negative_terms import Adversarial, Mean, Sum
 from tests.model.test_losses import IGNORED, NEGATIVE, POSITIVE, softplus
 
@@ -68,18 +68,22 @@ def oracle(name: str, reduction: str, positive: float, kept: list[float], label:
 def cases() -> list[tuple[str, str, bool]]:
     found = []
     for name, reduction, labeled in itertools.product(LOSSES, REDUCTIONS, (False, True)):
-        settings = LOSSES.get(name).settings
-        needed = {"mean": None, "sum": REDUCTION, "adversarial": ADVERSARIAL_WEIGHTS}[reduction]
-        if (needed is None or needed in settings) and (not labeled or CONFIDENCES in settings):
+        options = LOSSES.get(name).Settings.model_fields
+        needed = {"mean": "name", "sum": "reduction", "adversarial": "adversarial_weights"}[reduction]
+        if needed in options and (not labeled or "confidences" in options):
             found.append((name, reduction, labeled))
     return found
 
 
 def made(name: str, reduction: str):
-    loss = build_loss(name)
-    if reduction != "mean":
-        loss.reduction = REDUCTIONS[reduction]
-    return loss
+    if name == "self_adversarial":
+        return build_loss(name)  # its weights are no option
+    options = {
+        "mean": {},
+        "sum": {"reduction": "sum"},
+        "adversarial": {"adversarial_weights": True, "adversarial_temperature": TEMPERATURE},
+    }
+    return build_loss(name, **options[reduction])
 
 
 def tensors() -> tuple[torch.Tensor, torch.Tensor]:
@@ -174,7 +178,9 @@ def test_ignored_and_large_scores(name: str, reduction: str, labeled: bool) -> N
         assert (negative.grad[mask] == 0).all()
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if CONFIDENCES in LOSSES.get(name).settings])
+@pytest.mark.parametrize(
+    "name", [name for name in LOSSES if "confidences" in LOSSES.get(name).Settings.model_fields]
+)
 def test_a_label_of_one_is_no_label(name: str) -> None:
     positive, negative = tensors()
     loss = build_loss(name)
@@ -183,13 +189,13 @@ def test_a_label_of_one_is_no_label(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in LOSSES if ADVERSARIAL_WEIGHTS in LOSSES.get(name).settings]
+    "name", [name for name in LOSSES if "adversarial_weights" in LOSSES.get(name).Settings.model_fields]
 )
 def test_temperature_0_weighs_all_negatives_the_same(name: str) -> None:
     positive, negative = tensors()
     ignored = torch.tensor(IGNORED)
-    loss, plain = build_loss(name), build_loss("logistic" if name == "bce" else name)
-    loss.reduction = Adversarial(0.0)
+    loss = build_loss(name, adversarial_weights=True, adversarial_temperature=0.0)
+    plain = build_loss("logistic" if name == "bce" else name)
     torch.testing.assert_close(loss(positive, negative, ignored), plain(positive, negative, ignored))
 
 
@@ -197,4 +203,4 @@ def test_a_subclass_states_its_own_settings() -> None:
     class Mine(LOSSES.get("logistic")):  # type: ignore[misc]
         pass
 
-    assert Mine.settings == () and LOSSES.get("logistic").settings
+    assert "reduction" not in Mine.Settings.model_fields

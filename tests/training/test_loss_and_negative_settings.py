@@ -211,14 +211,14 @@ def test_epochs_equal_a_dense_float64_loop(case: str, tmp_path: Path) -> None:
 
 
 WEIGHTED = {
-    "loss.relation_weights=[near=0.5,knows=3]": Wanted(
+    "loss.relation_weights.near=0.5 loss.relation_weights.knows=3": Wanted(
         relations=(("near", 0.5), ("knows", 3.0)), is_compiled=True
     ),
-    "loss.relation_weights=lives_in=0 loss.name=hinge negatives.num_for_heads=0": Wanted(
+    "loss.relation_weights.lives_in=0 loss.name=hinge negatives.num_for_heads=0": Wanted(
         relations=(("lives_in", 0.0),), loss="hinge", heads=0
     ),
     "loss.confidences=true loss.name=logistic": Wanted(labels=True, loss="logistic"),
-    "loss.confidences=true loss.name=bce loss.relation_weights=near=2": Wanted(
+    "loss.confidences=true loss.name=bce loss.relation_weights.near=2": Wanted(
         labels=True, loss="bce", relations=(("near", 2.0),)
     ),
     "loss.confidences=true loss.name=squared negatives.mask_known=true": Wanted(
@@ -243,7 +243,7 @@ def test_epochs_with_weights_equal_a_dense_float64_loop(case: str, weighted: Pat
 REFUSED = [
     ("loss.confidences=true loss.name=bce", 1.0, "and the triples of .* have no weights; allowed: false"),
     ("loss.confidences=true loss.name=bce", 2.0, r"training triple \d+ of .* has the weight 1.*\[0, 1\]"),
-    ("loss.relation_weights=knowz=2", 1.0, "unknown relation 'knowz'; did you mean 'knows'"),
+    ("loss.relation_weights.knowz=2", 1.0, "unknown relation 'knowz'; did you mean 'knows'"),
 ]
 
 

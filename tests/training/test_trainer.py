@@ -374,10 +374,12 @@ def test_a_finished_run_is_not_another(tmp_path: Path, setting: str, old: Any, n
     with pytest.raises(CheckpointError) as caught:
         ToyRun(tmp_path, "training.num_epochs=1", f"{setting}={new}", own_config=True)
     assert f"other settings: {setting} was {old!r}, is {new!r}; take another output" in str(caught.value)
-    both = ("loss.margin=2", "optimizer.lr=0.3")
+    both = ("loss.batch_reduction=sum", "optimizer.lr=0.3")
     with pytest.raises(CheckpointError) as caught:
         ToyRun(tmp_path, "training.num_epochs=1", *both, own_config=True)
-    assert "loss.margin was 1.0, is 2.0; optimizer.lr was 0.1, is 0.3; take" in str(caught.value)
+    assert "loss.batch_reduction was 'mean', is 'sum'; optimizer.lr was 0.1, is 0.3; take" in str(
+        caught.value
+    )
 
 
 def test_what_may_change_in_a_resume_is_recorded_in_the_next_version(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
 from dglkge.inference.imports.hub_tables import HubTables
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.model.losses import LOSSES
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Relation
 
@@ -417,14 +416,13 @@ def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
             + ("; train with model.reciprocal_relations=false for it" if meta.reciprocal else "")
         )
     loss = meta.config.get("loss", {})
-    has_gamma = loss.get("name") in LOSSES and "margin" in LOSSES.get(loss["name"]).options()
     doubled = SCORE_FUNCTIONS.get(meta.score_function).relation_init == PHASE
     return {
         "model_name": names[meta.score_function][0],
         "dataset": meta.dataset_name,
         "hidden_dim": meta.dim // 2 if doubled else meta.dim,
         # dglkge's scores have no gamma: a margin's value is kept, and any other only adds a constant.
-        "gamma": float(loss["margin"]) if has_gamma else DEFAULT_GAMMA,
+        "gamma": float(loss.get("margin", DEFAULT_GAMMA)),
         "double_ent": doubled,
         "double_rel": False,
         "delimiter": "\t",

@@ -16,7 +16,7 @@ from dglkge.config.schema import OBJECTIVES, changed_fields
 from dglkge.errors import InputError
 from dglkge.model.choices import NEGATIVE_SAMPLERS
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.model.losses import LOSSES, Loss, build_loss
+from dglkge.model.losses import LOSSES, Loss
 from dglkge.model.options import configured_options, option_names
 from dglkge.model.regularizers import (
     REGULARIZERS,
@@ -29,7 +29,7 @@ from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
 from dglkge.training.building.dense_optimizer import check_dense
-from dglkge.training.building.loss_settings import check_loss_settings, check_negatives, configured_reduction
+from dglkge.training.building.loss_settings import check_loss_settings, check_negatives
 from dglkge.training.building.optimizer_options import check_optimizer
 from dglkge.training.early_stopping import check_early_stopping
 from dglkge.training.schedule import check_schedule
@@ -53,7 +53,6 @@ def check_config(config: Config) -> None:
     # First: the names below may be registered by the user's modules.
     import_modules(config.imports)
     model = configured_model(config)
-    configured_loss(config)
     regularizer = configured_regularizer(config, model)
     check_optimizer(config)
     check_schedule(config)
@@ -438,24 +437,8 @@ def configured_model(config: Config) -> KgeModel:
 
 
 def configured_loss(config: Config) -> Loss:
-    """Make the loss.
-
-    Raises
-    ------
-    InputError
-        If it is unknown, or an option of it is out of range.
-    """
-    # Only the options that the loss has: the configuration's fields are those of all losses together.
-    options = {
-        name: getattr(config.loss, name)
-        for name in LOSSES.get(config.loss.name).options()
-        if hasattr(config.loss, name)
-    }
-    loss = build_loss(config.loss.name, **options)
-    reduction = configured_reduction(config)
-    if reduction is not None:
-        loss.reduction = reduction
-    return loss
+    """Make the loss."""
+    return LOSSES.get(config.loss.name)(config.loss)
 
 
 def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | None:

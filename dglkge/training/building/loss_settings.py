@@ -12,17 +12,11 @@ from dglkge.config.schema import NEGATIVE_SAMPLING, OBJECTIVES
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError, unknown_name
 from dglkge.model.choices import NEGATIVE_SAMPLERS
-from dglkge.model.losses import ADVERSARIAL_WEIGHTS, CONFIDENCES, LOSSES, REDUCTION
-from dglkge.model.negative_terms import Adversarial, Reduction, Sum
-from dglkge.model.options import named_weights
 
-SUM, RELATION_WEIGHTS, K_VS_ALL = "sum", "loss.relation_weights", OBJECTIVES[-1]
+SUM, K_VS_ALL = "sum", OBJECTIVES[-1]
 
 WEIGHTS_A_BLOCK = 1 << 20
 """Weights that are checked at a time."""
-
-DEFAULTS = {REDUCTION: "mean", ADVERSARIAL_WEIGHTS: False, CONFIDENCES: False}
-"""Value of each setting that has no effect."""
 
 DEFAULTS_OF_NEGATIVES = {
     "num_for_heads": -1,
@@ -31,14 +25,6 @@ DEFAULTS_OF_NEGATIVES = {
     "degree_power": 0.0,
     "mask_known": False,
 }
-
-
-def configured_reduction(config: Config) -> Optional[Reduction]:
-    """Return the reduction over the negatives of a query; None for that of the loss itself."""
-    chosen = config.loss
-    if chosen.adversarial_weights:
-        return Adversarial(chosen.adversarial_temperature)
-    return Sum() if chosen.reduction == SUM else None
 
 
 def check_loss_settings(config: Config) -> None:
@@ -50,34 +36,25 @@ def check_loss_settings(config: Config) -> None:
         Naming the field, the value and what is allowed.
     """
     chosen, objective = config.loss, config.training.objective
-    if named_weights(RELATION_WEIGHTS, chosen.relation_weights) and objective == K_VS_ALL:
+    if chosen.relation_weights and objective == K_VS_ALL:
         raise InputError(
             f"loss.relation_weights is given, and training.objective is {objective}, which takes no weights; "
             f"allowed: none, or another objective"
         )
-    for name, default in DEFAULTS.items():
-        value = getattr(chosen, name)
-        if value == default:
-            continue
-        given = f"loss.{name} is {_yaml(value)}"
-        if objective != NEGATIVE_SAMPLING:
+    for name, default in (("reduction", "mean"), ("adversarial_weights", False), ("confidences", False)):
+        value = getattr(chosen, name, default)
+        if value != default and objective != NEGATIVE_SAMPLING:
             raise InputError(
-                f"{given}, and training.objective is {objective}, which does not take it; allowed: "
-                f"{_yaml(default)}, or training.objective {NEGATIVE_SAMPLING}"
+                f"loss.{name} is {_yaml(value)}, and training.objective is {objective}, which does not take "
+                f"it; allowed: {_yaml(default)}, or training.objective {NEGATIVE_SAMPLING}"
             )
-        if name not in LOSSES.get(chosen.name).settings:
-            known = ", ".join(loss for loss in LOSSES if name in LOSSES.get(loss).settings)
-            raise InputError(
-                f"{given} and loss.name is {chosen.name}, which has no effect; allowed: {_yaml(default)}, or "
-                f"one of {known}"
-            )
-    if chosen.confidences and config.training.relation_prediction:
+    if chosen.has_confidences and config.training.relation_prediction:
         raise InputError(
             "loss.confidences is true and training.relation_prediction is "
             f"{config.training.relation_prediction:g}, whose softmax has no label of one answer; allowed "
             "with confidences: 0"
         )
-    if chosen.adversarial_weights and chosen.reduction == SUM:
+    if chosen.has_adversarial_weights and getattr(chosen, "reduction", "") == SUM:
         raise InputError(
             "loss.adversarial_weights is true and loss.reduction is sum: the weights of a query's negatives "
             "sum to 1; allowed with them: mean"
@@ -93,7 +70,7 @@ def check_data_of_loss(config: Config, dataset: Dataset) -> None:
         For an unknown relation, or weights that are missing or no confidences.
     """
     relation_weights(config, dataset)
-    if not config.loss.confidences:
+    if not config.loss.has_confidences:
         return
     weights = dataset.train_weights()
     if weights is None:
@@ -122,7 +99,7 @@ def relation_weights(config: Config, dataset: Dataset) -> Optional[npt.NDArray[n
     InputError
         If a name is none of a relation.
     """
-    given = named_weights(RELATION_WEIGHTS, config.loss.relation_weights)
+    given = config.loss.relation_weights
     names = [relation.name for relation in dataset.relations.relations]
     for name in given:
         if name not in names:

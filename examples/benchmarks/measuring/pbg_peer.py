@@ -77,7 +77,7 @@ def describe(
         "global_emb": False,
         "comparator": COMPARATORS[score],
         "loss_fn": LOSSES[loss],
-        "margin": config.loss.margin,
+        "margin": getattr(config.loss, "margin", 0.1),
         "num_epochs": config.training.num_epochs,
         "batch_size": config.training.batch_size,
         "num_uniform_negs": config.negatives.num_uniform,
