@@ -44,6 +44,7 @@ ALLOWED = {
     "finite_number": "a finite number",
     "int_parsing": "a whole number",
     "int_type": "a whole number",
+    "int_from_float": "a whole number",
     "float_parsing": "a number",
     "float_type": "a number",
     "bool_parsing": "true or false",
@@ -158,6 +159,9 @@ class ComponentSettings(Settings):
 
     name: str = setting("", "name of the component")
 
+    def __str__(self) -> str:
+        return self.name
+
     def options(self, family: type[ComponentSettings]) -> dict[str, Any]:
         """Return what a member has beside the settings of its family, by name."""
         return {
@@ -240,7 +244,7 @@ def settings_of(noun: str, of: type[Member], values: Mapping[str, Any]) -> Membe
         If the component has no such option, or a value is not allowed.
     """
     try:
-        return of.model_validate(dict(values))
+        return of.model_validate(dict(values), strict=True)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
     name, option = values.get("name", ""), ".".join(map(str, problem["loc"]))

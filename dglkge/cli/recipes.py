@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for name, path in recipe_files().items():
         config = load_config(str(path), [])
-        rows.append((name, config.model.score_function, config.model.dimension, config.training.num_epochs))
+        model = config.model
+        rows.append((name, model.score_function.name, model.dimension, config.training.num_epochs))
     header = ("name", "score function", "dimension", "epochs")
     if args.json:
         print_json([dict(zip(header, row)) for row in rows])

@@ -36,10 +36,19 @@ class Component:
     is_section : bool
         Whether the field is a section of the file, of which the tag is one line, as ``loss.name`` is. If not,
         the name alone is usual: ``model.score_function: rotate``.
+    values : mapping of str to class of settings, optional
+        Names that are no member of the registry, and stand for a choice among the members.
     """
 
-    def __init__(self, noun: str, default: str, is_section: bool = True) -> None:
+    def __init__(
+        self,
+        noun: str,
+        default: str,
+        is_section: bool = True,
+        values: Mapping[str, type[ComponentSettings]] | None = None,
+    ) -> None:
         self.noun, self.default, self.is_section = noun, default, is_section
+        self.values = dict(values or {})
 
     def settings(self, name: str) -> type[ComponentSettings]:
         """Return the class of a member's settings.
@@ -49,6 +58,8 @@ class Component:
         InputError
             If the name is not registered.
         """
+        if name in self.values:
+            return self.values[name]
         found: type[ComponentSettings] = registry_of(self.noun).get(name).Settings
         return found
 
@@ -58,7 +69,7 @@ class Component:
 
     def members(self) -> Iterator[tuple[str, type[ComponentSettings]]]:
         """Yield (name, class of its settings) of each member, the default first."""
-        names = sorted(registry_of(self.noun), key=lambda name: name != self.default)
+        names = sorted([*self.values, *registry_of(self.noun)], key=lambda name: name != self.default)
         return ((name, self.settings(name)) for name in names)
 
     def options(self) -> dict[str, dict[str, FieldInfo]]:

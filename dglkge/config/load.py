@@ -10,13 +10,19 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.config.component import TAG, UNKNOWN_COMPONENT
 from dglkge.config.schema import DATASET, Config, fields
 from dglkge.config.tree import read_tree
 from dglkge.errors import InputErrors, unknown_name
+from dglkge.registry import import_modules, recorded_imports
 from dglkge.settings import Items, Scalar, Tree, expected
 
-FORMER = {"training.products": "training.matmul_dtype"}
+FORMER = {
+    "training.products": "training.matmul_dtype",
+    **{f"model.{name}": f"model.score_function.{name}" for name in ("p", "q", "relation_dimension")},
+    **{f"model.{name}": f"model.score_function.{name}" for name in ("channels", "layers", "heads")},
+}
 """Former names of fields: the error of a file that has one names the present one."""
 
 
@@ -32,8 +38,8 @@ def load_config(
     overrides : sequence of str
         ``"model.dimension=200"`` and the like; each wins over the file and over those before it.
     imports : sequence of str
-        Added to the field ``imports``: modules or .py files that register components. Nothing is imported
-        here.
+        Added to the field ``imports``: modules or .py files that register components. They are imported, and
+        so are those with which the run in the output folder was started: a resume needs no ``imports``.
 
     Returns
     -------
@@ -46,6 +52,7 @@ def load_config(
         and values of the wrong type or out of range at once; with file and line for those of the file.
     """
     tree = read_tree(path, overrides)
+    added = _import_components(tree, imports)
     problems = []
     config = Config()
     try:
@@ -57,7 +64,23 @@ def load_config(
     if problems:
         raise InputErrors(problems)
     # dict.fromkeys removes repetitions and keeps the order, which is the order of registration.
-    return config.changed(imports=tuple(dict.fromkeys([*config.imports, *imports])))
+    return config.changed(imports=tuple(dict.fromkeys([*config.imports, *added])))
+
+
+def _import_components(tree: Tree, imports: Sequence[str]) -> list[str]:
+    """Import the user's modules, which register components; return those that the tree does not name."""
+    # Read before anything else: which options are allowed depends on what is registered.
+    try:
+        start = Config.model_validate({key: tree[key] for key in ("imports", "output") if key in tree})
+    except ValidationError:
+        return list(imports)
+    try:
+        saved = json.loads((Path(start.output) / RUN_CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        saved = {}
+    added = [*imports, *(recorded_imports(saved) if isinstance(saved, dict) else [])]
+    import_modules([*start.imports, *added])
+    return added
 
 
 def save_config(config: Config, path: str | os.PathLike[str]) -> None:

@@ -9,7 +9,10 @@ from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
 from dglkge.config.component import TAG, Component, component_of
+from dglkge.model import regularizers
 from dglkge.model.losses import LossSettings
+from dglkge.model.regularizers import RegularizerSettings
+from dglkge.model.score_functions import ScoreSettings
 from dglkge.registry import registry_of
 from dglkge.settings import (
     FIXED,
@@ -30,7 +33,9 @@ DatasetFolder = Annotated[str, not_empty(DATASET)]
 Every = Literal["epoch", "batch"]
 
 
+SCORE_FUNCTION = Component("score function", "complex", is_section=False)
 LOSS = Component("loss", "softmax")
+REGULARIZER = Component("regularizer", regularizers.AUTO, values=regularizers.VALUES)
 
 
 def component(of: Component, help: str) -> Any:
@@ -67,7 +72,9 @@ class InitFromConfig(Settings):
 class ModelConfig(Settings):
     """The score function and the shape of its parameters."""
 
-    score_function: str = setting("complex", "how a triple is scored", component="score function")
+    score_function: Annotated[ScoreSettings, SCORE_FUNCTION] = component(
+        SCORE_FUNCTION, "how a triple is scored"
+    )
     dimension: int = setting(400, "numbers in an entity's row (complex numbers count as two)", ge=1)
     reciprocal_relations: bool = setting(
         True,
@@ -75,14 +82,6 @@ class ModelConfig(Settings):
         "take false if dglkge export --format dglke is to write the model",
     )
     init_scale: float = setting(1e-3, "standard deviation of the initial rows", gt=0)
-    p: int = setting(0, "keci: basis vectors of the Clifford algebra with square 1", ge=0)
-    q: int = setting(1, "keci: basis vectors of the Clifford algebra with square -1", ge=0)
-    relation_dimension: int = setting(
-        0, "tucker: numbers in a relation's row; 0: as many as in an entity's", ge=0
-    )
-    channels: int = setting(32, "conve, conex: filters of the convolution", ge=1)
-    layers: int = setting(1, "transformer: layers of the encoder", ge=1)
-    heads: int = setting(4, "transformer: heads of the attention", ge=1)
     entity_dropout: float = setting(
         0.0,
         "share of the numbers of each entity's row that a batch sets to 0; others are divided by 1 - share",
@@ -100,27 +99,6 @@ class ModelConfig(Settings):
     )
     # Last: `dglkge config` prints sections in the order of their fields.
     init_from: InitFromConfig = section(InitFromConfig, "given vectors as initial rows")
-
-
-class RegularizerConfig(Settings):
-    """The regularizer of the rows of the positives."""
-
-    name: str = setting(
-        "auto",
-        "penalty on the rows of the positives; auto: dura where the score is an inner product that it is "
-        "defined for, else none",
-        component="regularizer",
-    )
-    weight: Annotated[float, at_least_or(-1, 0)] = setting(
-        -1.0,
-        "factor before the regularizer; 0: none is computed; -1: 0.01 where there is a regularizer",
-    )
-    p: float = setting(3.0, "the power of a regularizer that has one", ge=1)
-    entity_ratio: float = setting(1.0, "factor besides weight on the terms of entities", ge=0)
-    relation_ratio: float = setting(1.0, "factor besides weight on the terms of relations", ge=0)
-    product_ratio: float = setting(
-        1.0, "dura, ivr: factor besides weight on the terms of products of rows", ge=0
-    )
 
 
 class NegativesConfig(Settings):
@@ -603,7 +581,11 @@ class Config(Settings):
     )
     model: ModelConfig = section(ModelConfig, "score function and dimensions")
     loss: Annotated[LossSettings, LOSS] = component(LOSS, "loss of a query")
-    regularizer: RegularizerConfig = section(RegularizerConfig, "regularizer")
+    regularizer: Annotated[RegularizerSettings, REGULARIZER] = component(
+        REGULARIZER,
+        "penalty on the rows of the positives; auto: dura where the score is an inner product that it is "
+        "defined for, else none",
+    )
     sampling: SamplingConfig = section(SamplingConfig, "order of the triples of an epoch")
     negatives: NegativesConfig = section(NegativesConfig, "negatives")
     optimizer: OptimizerConfig = section(OptimizerConfig, "optimizer")

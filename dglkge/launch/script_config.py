@@ -144,10 +144,12 @@ def script_config(command: Sequence[str], folder: Path) -> Config | None:
     # The same options as the training script has, so both read the same configuration.
     parser.add_argument("--config")
     parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--import", dest="imports", action="append", default=[])
     try:
         found, rest = parser.parse_known_args(list(command[1:]))
         bare = [word for word in rest if "=" in word and not word.startswith("-")]
-        return load_config(None if found.config is None else folder / found.config, [*found.set, *bare])
+        path = None if found.config is None else folder / found.config
+        return load_config(path, [*found.set, *bare], found.imports)
     except (InputError, SystemExit):
         return None
 

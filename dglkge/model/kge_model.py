@@ -12,11 +12,11 @@ import torch
 from dglkge.errors import InputError
 from dglkge.model.dense_modules import load_parameters
 from dglkge.model.initializers import INITIALIZERS
-from dglkge.model.options import build_with_options
 from dglkge.model.precision import ModulePrecision
 from dglkge.model.regularizers import Regularizer
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
 from dglkge.registry import import_modules
+from dglkge.settings import settings_of
 from dglkge.typing import RELATION, Side
 
 
@@ -301,8 +301,8 @@ def build_model(
         See :class:`KgeModel`.
     imports : iterable of str
         Modules that are imported first where the name is not registered.
-    options : mapping of str to int, optional
-        Parameters of the score function's constructor.
+    options : mapping of str to object, optional
+        Settings of the score function.
     seed : int
         See :class:`KgeModel`.
 
@@ -314,5 +314,6 @@ def build_model(
     # Imported only if needed: a run that uses nothing of the user's modules opens without them.
     if score_function not in SCORE_FUNCTIONS:
         import_modules(imports)
-    made = build_with_options(SCORE_FUNCTIONS, score_function, dict(options or {}))
-    return KgeModel(made, dim, reciprocal, seed)
+    kind = SCORE_FUNCTIONS.get(score_function)
+    settings = settings_of("score function", kind.Settings, {**(options or {}), "name": score_function})
+    return KgeModel(kind(settings), dim, reciprocal, seed)

@@ -6,13 +6,13 @@ A triple is two queries, (h, r, ?) and (?, r, t), and each has its penalty.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 
 from dglkge.errors import InputError
 from dglkge.model.functions.comparators import Dot
-from dglkge.model.options import checked_number
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
 from dglkge.registry import Registry, deferred
+from dglkge.settings import ComponentSettings, at_least_or, setting, settings_of
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
@@ -64,19 +64,54 @@ class LoopWeights(NamedTuple):
     product: float
 
 
+class RegularizerSettings(ComponentSettings):
+    """Settings of every regularizer: none but the name."""
+
+
+class WeightSettings(RegularizerSettings):
+    """Settings of penalties with a weight."""
+
+    weight: Annotated[float, at_least_or(-1, 0)] = setting(
+        -1.0, "factor before the regularizer; 0: none is computed; -1: 0.01 where there is a regularizer"
+    )
+
+
+class EntitySettings(WeightSettings):
+    """Settings of penalties on the rows of entities."""
+
+    entity_ratio: float = setting(1.0, "factor besides weight on the terms of entities", ge=0)
+
+
+class RowSettings(EntitySettings):
+    """Settings of penalties on each row."""
+
+    relation_ratio: float = setting(1.0, "factor besides weight on the terms of relations", ge=0)
+
+
+class PowerSettings(RowSettings):
+    """Settings of penalties with a power of their own."""
+
+    p: float = setting(3.0, "the power", ge=1)
+
+
+RATIOS = ("entity_ratio", "relation_ratio", "product_ratio")
+"""Factors besides the weight on the terms of entities, of relations and of products of rows."""
+
+
+def _product_ratio() -> Any:
+    """Declare the factor on the terms of products."""
+    return setting(1.0, "factor besides weight on the terms of products of rows", ge=0)
+
+
 class Regularizer(ABC):
     """A penalty on the rows of queries.
 
     Parameters
     ----------
-    weight : float
-        Factor on the penalty; at least 0.
-    p : float
-        The power, at least 1; N3's is always 3, that of F2 and DURA always 2.
+    settings : RegularizerSettings
+        An instance of ``Settings``.
     complex_valued : bool
         Whether rows are complex: first half real parts, second half imaginary parts.
-    entity_ratio, relation_ratio, product_ratio : float
-        Factors besides ``weight`` on the terms of entities, of relations and of products of rows; at least 0.
 
     Attributes
     ----------
@@ -85,10 +120,8 @@ class Regularizer(ABC):
     compiled : bool
         Whether the compiled training step (``training/objectives/dot_softmax.py``) computes exactly this
         penalty and its gradient. A subclass may compute another one, so it does not inherit the fact.
-    takes_weight : bool
-        Whether a weight makes a difference.
-    ratios : tuple of str
-        The ratios that make a difference.
+    Settings : type of RegularizerSettings
+        Its options. Without a weight it is no penalty.
     needs_answer : bool
         Whether a term multiplies the answer's row with another one: then the penalty needs all rows of a
         query in one place, where ``training.objective: k_vs_all`` does not have them.
@@ -96,29 +129,19 @@ class Regularizer(ABC):
 
     help: ClassVar[str] = ""
     compiled: ClassVar[bool] = False
-    takes_weight: ClassVar[bool] = True
-    ratios: ClassVar[tuple[str, ...]] = ("entity_ratio", "relation_ratio")
+    Settings: ClassVar[type[RegularizerSettings]] = RowSettings
     needs_answer: ClassVar[bool] = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         cls.compiled = cls.__dict__.get("compiled", False)
 
-    def __init__(
-        self,
-        weight: float,
-        p: float = 3.0,
-        complex_valued: bool = False,
-        entity_ratio: float = 1.0,
-        relation_ratio: float = 1.0,
-        product_ratio: float = 1.0,
-    ) -> None:
-        self.weight = checked_number("the regularizer's weight", weight, 0)
-        self.p = checked_number("the regularizer's p", p, 1)
-        self.complex_valued = complex_valued
-        self.entity_ratio = checked_number("the regularizer's entity_ratio", entity_ratio, 0)
-        self.relation_ratio = checked_number("the regularizer's relation_ratio", relation_ratio, 0)
-        self.product_ratio = checked_number("the regularizer's product_ratio", product_ratio, 0)
+    def __init__(self, settings: RegularizerSettings, complex_valued: bool = False) -> None:
+        self.settings, self.complex_valued = settings, complex_valued
+        self.weight = float(getattr(settings, "weight", 0.0))
+        self.p = float(getattr(settings, "p", 3.0))
+        ratios = (getattr(settings, ratio, 1.0) for ratio in RATIOS)
+        self.entity_ratio, self.relation_ratio, self.product_ratio = ratios
 
     @property
     def loop_weights(self) -> LoopWeights:
@@ -205,28 +228,31 @@ AUTO, DEFAULT_WEIGHT = "auto", 0.01
 
 REGULARIZERS: Registry[type[Regularizer]] = Registry("regularizer", values=(AUTO,))
 
+VALUES: dict[str, type[RegularizerSettings]] = {AUTO: WeightSettings}
+"""Names that are no member, and their settings."""
 
-def chosen_regularizer(name: str, weight: float, score_function: str) -> tuple[str, float]:
+
+def chosen_regularizer(settings: RegularizerSettings, score_function: str) -> RegularizerSettings:
     """Replace the values that leave a choice, the name :data:`AUTO` and the weight -1.
-
-    Parameters
-    ----------
-    name : str
-        A registered name, or :data:`AUTO`.
-    weight : float
-        At least 0, or -1 for :data:`DEFAULT_WEIGHT`.
-    score_function : str
 
     Returns
     -------
-    (str, float)
-        DURA for :data:`AUTO` where it is defined, else no regularizer.
+    RegularizerSettings
+        Of DURA for :data:`AUTO` where it is defined, else of no regularizer.
     """
-    if name == AUTO:
+    weight = getattr(settings, "weight", 0.0)
+    if settings.name == AUTO:
         name = "dura" if Dura.fits(SCORE_FUNCTIONS.get(score_function)) else "none"
-    if weight == -1:
-        weight = DEFAULT_WEIGHT if REGULARIZERS.get(name).takes_weight else 0.0
-    return name, weight
+        settings = REGULARIZERS.get(name).Settings(name=name)
+        if isinstance(settings, WeightSettings):
+            settings = settings.changed(weight=weight)
+        elif weight > 0:
+            raise InputError(
+                f"regularizer.weight is {weight:g} and regularizer.name is {AUTO}, which is none for "
+                f"model.score_function {score_function}; allowed: weight 0, or a name"
+            )
+    default = DEFAULT_WEIGHT if isinstance(settings, WeightSettings) else 0.0
+    return settings.changed(weight=default) if weight == -1 and default else settings
 
 
 def build_regularizer(
@@ -238,9 +264,10 @@ def build_regularizer(
     ----------
     name : str
     weight, p : float
+        The power counts where there is one.
     complex_valued : bool
     ratios : float
-        By name; see :class:`Regularizer`.
+        By name; see :data:`RATIOS`.
 
     Raises
     ------
@@ -248,16 +275,9 @@ def build_regularizer(
         If the name is not registered, a number is out of range, or a ratio has no effect.
     """
     member = REGULARIZERS.get(name)
-    changed = {ratio: value for ratio, value in ratios.items() if value != 1}
-    for ratio, value in changed.items():
-        if ratio not in member.ratios:
-            known = " or ".join(one for one in REGULARIZERS if ratio in REGULARIZERS.get(one).ratios)
-            raise InputError(
-                f"regularizer.{ratio} is {value:g} and regularizer.name is {name}, which has no such terms; "
-                f"allowed: 1, or regularizer.name {known}"
-            )
-    # Only ratios that were changed: a regularizer of the user's may have a constructor without them.
-    return member(weight, p, complex_valued, **changed)
+    values = {"name": name, "weight": weight, "p": p}
+    known = {key: value for key, value in values.items() if key in member.Settings.model_fields}
+    return member(settings_of("regularizer", member.Settings, {**known, **ratios}), complex_valued)
 
 
 def check_regularizer(name: str, score_function: str) -> None:
@@ -279,11 +299,10 @@ def check_regularizer(name: str, score_function: str) -> None:
 
 @REGULARIZERS.register("none")
 class NoRegularizer(Regularizer):
-    """No penalty; a weight is refused by the check of the configuration."""
+    """No penalty."""
 
     help = "no regularizer"
-    takes_weight = False
-    ratios = ()
+    Settings = RegularizerSettings
 
     def penalty(self, rows: torch.Tensor) -> torch.Tensor:
         """Return 0 for each row."""
@@ -317,6 +336,7 @@ class Lp(Regularizer):
     """sum_k |x_k|^p over the numbers of a row, real and imaginary parts alike (as DGL-KE's)."""
 
     help = "sum of |x|^p over all numbers (as DGL-KE's)"
+    Settings = PowerSettings
 
     def penalty(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the sum of the p-th powers of each row's numbers."""
@@ -355,7 +375,11 @@ class Dura(Regularizer):
 
     help = "squares of the query (entity times relation) and of the answer (Zhang et al. 2020)"
     compiled = True
-    ratios = ("entity_ratio", "product_ratio")
+
+    class Settings(EntitySettings):
+        """Its options."""
+
+        product_ratio: float = _product_ratio()
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
@@ -412,8 +436,12 @@ class Ivr(Regularizer):
     """
 
     help = "sums of |x|^p of the rows and of the products of any two of them (Xiao and Cao 2024)"
-    ratios = ("entity_ratio", "relation_ratio", "product_ratio")
     needs_answer = True
+
+    class Settings(PowerSettings):
+        """Its options."""
+
+        product_ratio: float = _product_ratio()
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:

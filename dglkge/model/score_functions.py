@@ -27,8 +27,8 @@ from dglkge.model.functions.comparators import (
     NegativeModulus,
     complex_product,
 )
-from dglkge.model.options import option_names
 from dglkge.registry import Registry, deferred
+from dglkge.settings import ComponentSettings
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ class Operator:
     turns: bool = False
 
 
+class ScoreSettings(ComponentSettings):
+    """Settings of every score function: none but the name."""
+
+
 class ScoreFunction(Comparator):
     """Scores triples of rows. Parameters of a constructor are options: fields of ``model``.
 
@@ -128,6 +132,7 @@ class ScoreFunction(Comparator):
     """
 
     help: ClassVar[str] = ""
+    Settings: ClassVar[type[ScoreSettings]] = ScoreSettings
     wide_queries: ClassVar[bool] = False
     complex_valued: ClassVar[bool] = False
     relation_init: ClassVar[str] = "normal"
@@ -151,10 +156,15 @@ class ScoreFunction(Comparator):
         cls.compiled = cls.__dict__.get("compiled", False)
         cls.shares_relations = cls.__dict__.get("shares_relations", False)
 
+    def __init__(self, settings: ScoreSettings | None = None) -> None:
+        own: Any = self.Settings() if settings is None else settings
+        self.settings = own
+
     @property
     def options(self) -> dict[str, Any]:
-        """Parameters of the constructor that are attributes of the same names; checkpoints record them."""
-        return {name: getattr(self, name) for name in option_names(type(self)) if hasattr(self, name)}
+        """Options of its own; checkpoints record them."""
+        found: dict[str, Any] = self.settings.options(ScoreSettings)
+        return found
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module | None:
         """Return a new module that computes queries from rows; None where there are no dense parameters.

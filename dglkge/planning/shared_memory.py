@@ -13,7 +13,6 @@ from dglkge.config import Config
 from dglkge.data.dataset_files import EDGE_ID_BYTES, WEIGHT_BYTES
 from dglkge.data.sizes import PartSize
 from dglkge.model import choices
-from dglkge.model.options import configured_options
 from dglkge.registry import registry_of
 from dglkge.typing import RELATION
 
@@ -119,8 +118,8 @@ def query_numbers(config: Config) -> int:
 
 def configured_score_function(config: Config) -> Any:
     """Return the score function, which states its widths and its costs."""
-    member = registry_of("score function").get(config.model.score_function)
-    made = member(**configured_options(member, config.model))
+    chosen = config.model.score_function
+    made = registry_of("score function").get(chosen.name)(chosen)
     return made if config.model.reciprocal_relations else made.static()
 
 

@@ -62,7 +62,6 @@ from dglkge.training.building.components import (
     configured_loss,
     configured_model,
     configured_regularizer,
-    with_recorded_imports,
 )
 from dglkge.training.building.dense_optimizer import dense_optimizer
 from dglkge.training.building.device import check_device, choose_device
@@ -205,7 +204,7 @@ def check_training(config: Config, num_machines: int) -> None:
     InputError
         For an unknown component, or values that do not fit each other.
     """
-    check_config(with_recorded_imports(config))
+    check_config(config)
     check_machines(config, num_machines)
     check_device(config)
     check_precision(config)
@@ -231,7 +230,6 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
 
 def _build(config: Config, cluster: Cluster) -> Trainer:
     world = cluster.world
-    config = with_recorded_imports(config)
     check_training(config, world.num_machines)
     check_common_disk(config, world)
     dataset = opened_dataset(config)
@@ -670,7 +668,7 @@ def _meta(config: Config, dataset: Dataset) -> CheckpointMeta:
             Progress.GLOBAL_BATCH_SIZE: config.training.batch_size,
         },
         seed=config.seed,
-        score_function=config.model.score_function,
+        score_function=config.model.score_function.name,
         score_options=configured_model(config).score_function.options,
         dim=config.model.dimension,
         reciprocal=config.model.reciprocal_relations,

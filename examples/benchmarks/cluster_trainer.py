@@ -149,7 +149,7 @@ def use_stock_rows(trainer: Trainer, config: Config, merges: bool) -> None:
 def use_autograd(trainer: Trainer, config: Config) -> None:
     """Let torch differentiate the loss of a trainer, without a regularizer."""
     chosen = config.model
-    model = build_model(chosen.score_function, chosen.dimension, chosen.reciprocal_relations)
+    model = build_model(chosen.score_function.name, chosen.dimension, chosen.reciprocal_relations)
     loss = build_loss(config.loss.name)
     trainer._train_step._loss = AutogradLoss(model, loss, None, config.negatives.own_entity, PhaseClock())
 

@@ -82,7 +82,7 @@ def make_dataset(args: argparse.Namespace, folder: Path) -> Path:
 def cases(args: argparse.Namespace) -> dict[str, tuple[list[str], int]]:
     """Return the settings of each case, and the batches after which its epochs are left; 0: whole epochs."""
     # No penalty: it costs the same in all of them.
-    common = ["regularizer.name=none", "regularizer.weight=0", "optimizer.name=row_adagrad"]
+    common = ["regularizer.name=none", "optimizer.name=row_adagrad"]
     found = {
         f"{name}, D = {args.dimension}, {args.negatives} negatives": (
             [

@@ -151,7 +151,7 @@ def recipe_row(data: str, path: Path, run: RunFigures, metrics: dict[str, Any]) 
     """Return the row of a recipe."""
     config = load_config(str(path), [])
     both, pessimistic = metrics["both"], metrics["ties"]["pessimistic"]["both"]
-    published = PUBLISHED.get((data, config.model.score_function), "")
+    published = PUBLISHED.get((data, config.model.score_function.name), "")
     cells = [data, f"`{path.parent.name}/{path.name}`", str(config.model.dimension)]
     cells += [f"{both[key]:.3f}".lstrip("0") for key in ("mrr", "hits@1", "hits@3", "hits@10")]
     cells += [f"{pessimistic['mrr']:.3f}".lstrip("0"), f"{run.wall_seconds:.0f}"]

@@ -26,7 +26,7 @@ def test_all_mistakes_are_printed_each_on_a_line(words, tmp_path: Path, capsys) 
     assert sorted(capsys.readouterr().err.splitlines()) == [
         f"dglkge: error: {path}:2: seed is 'x'; allowed: a whole number",
         "dglkge: error: override 'modl.dimension=3': unknown key 'modl.dimension'; did you mean "
-        "'model.dimension' or 'model.relation_dimension'?",
+        "'model.dimension'?",
         "dglkge: error: override 'optimizer.lr=0': optimizer.lr is 0.0; allowed: a number above 0",
     ]
 

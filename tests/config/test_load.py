@@ -20,6 +20,7 @@ from dglkge.config import (
     save_config,
 )
 from dglkge.config.recipes import recipe_files
+from dglkge.config.schema import fields
 from dglkge.errors import InputError, InputErrors
 from dglkge.registry import help_lines
 from tests.toy_kg import REPOSITORY
@@ -299,7 +300,8 @@ def test_what_may_change_in_a_resume_is_documented(key):
     }
     old, new = {}, {}
     for config, value in ((old, 1), (new, 2)):
-        *sections, name = key.split(".")
+        (path,) = (field.path for field in fields() if field.key == key)
+        *sections, name = path
         for section in sections:
             config = config.setdefault(section, {})
         config[name] = value
@@ -338,8 +340,7 @@ training: {products: float32}
     with pytest.raises(InputErrors) as caught:
         load_config(path, ["optimizer.lr=0"])
     assert sorted(caught.value.problems) == [
-        f"{path}:2: unknown key 'modle.dimension'; did you mean 'model.dimension' or "
-        "'model.relation_dimension'?",
+        f"{path}:2: unknown key 'modle.dimension'; did you mean 'model.dimension'?",
         f"{path}:4: model.dimension is -3; allowed: at least 1",
         f"{path}:5: model.max_norm is 'long'; allowed: a number",
         f"{path}:7: evaluation.ties is 'realistc'; allowed: one of realistic, optimistic, pessimistic; did "
@@ -396,12 +397,14 @@ def test_a_key_stands_once_in_both_notations(tmp_path: Path, text: str) -> None:
 
 
 def test_modules_to_import(tmp_path: Path) -> None:
-    """Recorded, not imported: a name, a list, and what a command line adds."""
-    path = written(tmp_path, "dataset: d\nimports: [a.b, c.py]\n")
-    assert load_config(path).imports == ("a.b", "c.py")
-    assert load_config(path, [], ["c.py", "e", "e"]).imports == ("a.b", "c.py", "e")
-    assert load_config(None, ["dataset=d", "imports=my_module"]).imports == ("my_module",)
-    assert load_config(None, ["dataset=d", "imports=[x, y]"]).imports == ("x", "y")
+    """Recorded and imported: a name, a list, and what a command line adds."""
+    own = tmp_path / "c.py"
+    own.write_text("", encoding="utf-8")
+    path = written(tmp_path, f"dataset: d\nimports: [os.path, {own}]\n")
+    assert load_config(path).imports == ("os.path", str(own))
+    assert load_config(path, [], [str(own), "re", "re"]).imports == ("os.path", str(own), "re")
+    assert load_config(None, ["dataset=d", "imports=json"]).imports == ("json",)
+    assert load_config(None, ["dataset=d", "imports=[re, os]"]).imports == ("re", "os")
     assert load_config(None, ["dataset=d", "imports="]).imports == ()
     with pytest.raises(InputError, match=r"imports is \[1\]; allowed: a text or a list of texts"):
         load_config(None, ["dataset=d", "imports=[1]"])

@@ -61,7 +61,7 @@ def test_shards_train_as_one_process_and_resume_at_any_size(tmp_path: Path) -> N
     """Three trainers for two epochs, then two with slices of theirs; replicated ones read the same files."""
     dataset, alone, run = toy_dataset(), tmp_path / "alone", tmp_path / "run"
     # A core (7, 16, 16): slices of 3, 3 and 1 matrices on three trainers.
-    settings = (f"dataset={dataset}", "model.score_function=tucker", "model.relation_dimension=7")
+    settings = (f"dataset={dataset}", "model.score_function={name: tucker, relation_dimension: 7}")
     settings += (*SETTINGS, "dense.optimizer=AdamW", "dense.options=[weight_decay=0.1]", "model.dimension=16")
     done = commands.train_alone(f"output={alone}", "training.num_epochs=4", *settings)
     assert done.returncode == 0, done.stderr

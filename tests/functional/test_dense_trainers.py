@@ -41,7 +41,7 @@ def own_module_is_forgotten() -> Iterator[None]:
             (
                 *("model.score_function=tucker", "model.reciprocal_relations=false", "model.init_scale=0.3"),
                 *("negatives.num_uniform=20", "negatives.chunk_size=25", "optimizer.clip_norm=0.05"),
-                *("training.relation_prediction=0.5", "model.relation_dimension=6"),
+                *("training.relation_prediction=0.5", "model.score_function.relation_dimension=6"),
             ),
         ),
         (

@@ -269,7 +269,7 @@ def test_wide_queries_are_counted() -> None:
 
 def test_dense_parameters_are_counted() -> None:
     """A core of 20 x 20 x 5 on each of 3 trainers; values and moments once more for the writer."""
-    chosen = ("model.score_function=tucker", "model.dimension=20", "model.relation_dimension=5")
+    chosen = ("model.dimension=20", "model.score_function={name: tucker, relation_dimension: 5}")
     assert item(one_part(), "dense parameters", *chosen, num_trainers=3) == 2000 * (3 * 40 + 12)
     assert item(one_part(), "dense parameters") == 0
     # 12 bytes of all during a batch; 32 of a slice; messages of at most all of them; FSDP itself.
@@ -280,7 +280,10 @@ def test_dense_parameters_are_counted() -> None:
     convolved = ("model.dimension=201", "training.batch_size=100", "negatives.num_uniform=10")
     more, less = (
         item(
-            one_part(), "batches and ranking", *convolved, "model.score_function=conve", f"model.channels={c}"
+            one_part(),
+            "batches and ranking",
+            *convolved,
+            f"model.score_function={{name: conve, channels: {c}}}",
         )
         for c in (8, 4)
     )

@@ -55,7 +55,7 @@ class TestKeci:
 
     @pytest.mark.parametrize("p, q", ALGEBRAS)
     def test_gradients(self, p, q):
-        function = SCORE_FUNCTIONS.get("keci")(p, q)
+        function = build_model("keci", DIM, True, options={"p": p, "q": q}).score_function
         rows = [draw(3, DIM, seed).requires_grad_() for seed in range(3)]
         for side in Side:
             assert torch.autograd.gradcheck(
@@ -66,7 +66,7 @@ class TestKeci:
             )
 
     def test_options_come_from_the_configuration(self):
-        chosen = ["dataset=d", "model.score_function=keci", "model.dimension=12", "model.p=2", "model.q=3"]
+        chosen = ["dataset=d", "model.dimension=12", "model.score_function={name: keci, p: 2, q: 3}"]
         model = configured_model(load_config(None, chosen))
         assert model.score_function.options == {"p": 2, "q": 3}
         assert build_model("keci", 4, True).score_function.options == {"p": 0, "q": 1}
@@ -76,15 +76,17 @@ class TestKeci:
         "overrides, words",
         [
             (
-                ["model.score_function=keci", "model.p=2", "model.dimension=7"],
+                ["model.score_function={name: keci, p: 2}", "model.dimension=7"],
                 "the dimension must be a multiple of 1 + p + q, 4, got 7",
             ),
             (
-                ["model.p=2"],
-                "model.p is 2 and model.score_function is complex, which has no such option; allowed: p 0, "
-                "or keci",
+                ["model.score_function.p=2"],
+                "model.score_function.p has no effect here; it is an option of keci",
             ),
-            (["model.score_function=keci", "model.q=-1"], "model.q is -1; allowed: at least 0"),
+            (
+                ["model.score_function={name: keci, q: -1}"],
+                "model.score_function.q is -1; allowed: at least 0",
+            ),
         ],
     )
     def test_what_is_refused(self, overrides, words):
@@ -94,7 +96,9 @@ class TestKeci:
 
     @pytest.mark.parametrize("value", [-1, 1.5, "x", True])
     def test_options_of_another_kind(self, value):
-        with pytest.raises(InputError, match="keci's q must be a whole number of at least 0, got"):
+        with pytest.raises(
+            InputError, match="q of the score function 'keci' is .*; allowed: (a whole number|at least 0)"
+        ):
             build_model("keci", 4, True, options={"q": value})
 
     def test_an_option_that_there_is_not(self):

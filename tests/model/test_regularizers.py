@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.model.regularizers import REGULARIZERS, build_regularizer, chosen_regularizer
 
@@ -62,8 +63,8 @@ def test_gradcheck(name, complex_valued):
     "name, weight, p, message",
     [
         ("n2", 1.0, 3.0, "unknown regularizer 'n2'; known: 'auto', 'dura', 'f2', 'ivr', 'lp', 'n3'"),
-        ("n3", -0.1, 3.0, "the regularizer's weight must be a number at least 0, got -0.1"),
-        ("lp", 0.1, 0.5, "the regularizer's p must be a number at least 1, got 0.5"),
+        ("n3", -0.1, 3.0, "weight of the regularizer 'n3' is -0.1; allowed: -1, or at least 0"),
+        ("lp", 0.1, 0.5, "p of the regularizer 'lp' is 0.5; allowed: at least 1"),
     ],
 )
 def test_wrong_options(name, weight, p, message):
@@ -85,7 +86,13 @@ def test_wrong_options(name, weight, p, message):
     ],
 )
 def test_a_weak_regularizer_by_default(given, chosen):
-    assert chosen_regularizer(*given) == chosen
+    name, weight, score_function = given
+    values = {"name": name} if name == "none" else {"name": name, "weight": weight}
+    config = load_config(
+        None, ["dataset=d", *(f"regularizer.{key}={value}" for key, value in values.items())]
+    )
+    found = chosen_regularizer(config.regularizer, score_function)
+    assert (found.name, getattr(found, "weight", 0)) == chosen
 
 
 def test_message_about_an_unknown_name_lists_auto():

@@ -74,10 +74,10 @@ def dense_of(trainer: Trainer) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("score_function", "more", "clip"),
     [
-        ("tucker", ("model.reciprocal_relations=false", "model.relation_dimension=5"), 0.0),
+        ("tucker", ("model.reciprocal_relations=false", "model.score_function.relation_dimension=5"), 0.0),
         ("tucker", (), 0.02),
         ("transformer", ("optimizer.clip_value=0.001",), 0.0),
-        ("conex", ("model.channels=2",), 0.02),
+        ("conex", ("model.score_function.channels=2",), 0.02),
     ],
 )
 def test_several_steps_against_all_entities_equal_float64(
@@ -152,7 +152,9 @@ def test_files_resume_and_ranking(tmp_path: Path, score_function: str, optimizer
     """Resumed training goes on to the bit; files, exports and conversions rank as live rows do."""
     folder, dataset = tmp_path / "run", toy_dataset(typed=True)
     more = (f"model.score_function={score_function}", f"dense.optimizer={optimizer}", "training.num_epochs=2")
-    more += ("negatives.num_uniform=12", "model.channels=2") if score_function == "conve" else ()
+    more += (
+        ("negatives.num_uniform=12", "model.score_function.channels=2") if score_function == "conve" else ()
+    )
     more += ("optimizer.schedule=ExponentialLR", "optimizer.schedule_options=[gamma=0.5]")
     with opened(folder, *more) as trainer:
         start = trainer._dense.tensors()
@@ -290,7 +292,10 @@ def test_refused_modules(function: type[DenseScore], words: str) -> None:
             ["dense.lr=0.1"],
             "dense.lr is 0.1 and model.score_function is complex, which has no dense parameters",
         ),
-        (["model.channels=3"], "model.channels is 3 and .*; allowed: channels 32, or conex or conve"),
+        (
+            ["model.score_function.channels=3"],
+            "model.score_function.channels has no effect here; it is an option of conex, conve",
+        ),
         (
             ["model.score_function=tucker", "training.synchronous=false"],
             "model.score_function is tucker, whose dense parameters .* it takes training.synchronous true",

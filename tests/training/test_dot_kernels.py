@@ -159,7 +159,7 @@ def test_penalties_are_added_to_the_gradients(score_function: str, reciprocal: b
     case = Case(score_function, reciprocal)
     for values in ((0.5, 3.0, 2.0), (0.0, 1.0, 1.0), (1.0, 0.0, 0.0)):
         ratios = dict(zip(("entity_ratio", "relation_ratio", "product_ratio"), values))
-        chosen = {key: ratios[key] for key in REGULARIZERS.get(name).ratios}
+        chosen = {key: ratios[key] for key in ratios if key in REGULARIZERS.get(name).Settings.model_fields}
         regularizer = build_regularizer(name, 0.7, 3.0, case.operator[0], **chosen)
         heads, tails, relations = leaves = case.expected()[:3]
         both = case.model.penalty(regularizer, heads, relations, tails, Side.TAIL)

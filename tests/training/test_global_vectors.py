@@ -40,7 +40,7 @@ def opened(folder: Path, *more: str) -> Iterator[Trainer]:
         [
             *(f"dataset={toy_dataset(typed=True)}", f"output={folder}", f"model.dimension={DIM}"),
             *("model.reciprocal_relations=false", "model.global_vectors=true", "model.init_scale=0.3"),
-            *("regularizer.name=none", "regularizer.weight=0"),
+            "regularizer.name=none",
             *("training.batch_size=20", f"optimizer.lr={LR}", "training.matmul_dtype=float32", *more),
         ],
     )

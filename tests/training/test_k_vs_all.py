@@ -40,7 +40,6 @@ def settings(dataset: Path, run: Path, *more: str) -> list[str]:
         f"model.dimension={DIM}",
         "model.init_scale=0.3",
         "regularizer.name=none",
-        "regularizer.weight=0",
         "training.objective=k_vs_all",
         "training.batch_size=70",
         "training.num_epochs=2",
@@ -68,7 +67,7 @@ def oracle(data: Dataset, rows: dict[str, torch.Tensor], queries: Any, config: d
         width = rows[RELATION].shape[1] // 2
         relation = single[RELATION][r][:width] if side is Side.TAIL else single[RELATION][r][width:]
         given, candidates = single[anchor_type][entity], rows[answer_type]
-        scores = pair_scores(config.model.score_function, given, relation, candidates)
+        scores = pair_scores(config.model.score_function.name, given, relation, candidates)
         labels = torch.zeros(len(candidates), dtype=torch.float64)
         labels[sorted(answers)] = 1 / len(answers) if config.loss.name == "softmax" else 1.0
         labels = (1 - smoothing) * labels + smoothing / len(candidates)
@@ -76,7 +75,7 @@ def oracle(data: Dataset, rows: dict[str, torch.Tensor], queries: Any, config: d
             total = total + functional.cross_entropy(scores[None], labels[None], reduction="sum")
         else:
             total = total + functional.binary_cross_entropy_with_logits(scores, labels, reduction="sum")
-        if config.regularizer.weight:
+        if getattr(config.regularizer, "weight", 0):
             of_answers = cubes(candidates[sorted(answers)], True).mean()
             total = total + N3_WEIGHT * (cubes(given, True) + cubes(relation, True) + of_answers)
     return total
@@ -134,7 +133,7 @@ def relation_oracle(
     data: Dataset, rows: dict[str, torch.Tensor], pairs: Any, config: dglkge.Config
 ) -> torch.Tensor:
     """Return the summed loss of queries (types, head, tail) with their relations, for each direction."""
-    name, total = config.model.score_function, torch.zeros((), dtype=torch.float64)
+    name, total = config.model.score_function.name, torch.zeros((), dtype=torch.float64)
     width = rows[RELATION].shape[1] // 2
     forward, backward = rows[RELATION].split(width, 1)
     single = {name: table.unbind() for name, table in rows.items()}

@@ -205,7 +205,7 @@ def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
     "more",
     [
         ("training.objective=one_vs_all", "model.score_function=transformer"),
-        ("model.score_function=conve", "model.channels=2", "model.dimension=9", "optimizer.clip_norm=0.1"),
+        ("model.score_function={name: conve, channels: 2}", "model.dimension=9", "optimizer.clip_norm=0.1"),
     ],
     ids=["one vs all", "sampled and clipped"],
 )
@@ -244,7 +244,7 @@ def test_a_batch_that_overflows_changes_nothing(tmp_path: Path, more: tuple[str,
 def test_bfloat16_trains_near_float32_and_ranks_as_it_is_written(tmp_path: Path) -> None:
     found = []
     for dtype in ("none", "bfloat16"):
-        settings = ("model.score_function=conex", "model.channels=2", f"dense.autocast={dtype}")
+        settings = ("model.score_function={name: conex, channels: 2}", f"dense.autocast={dtype}")
         with opened(tmp_path / dtype, *settings, "dense.optimizer=SGD", "training.num_epochs=1") as trainer:
             train(trainer, 1)
             # Together: some start at 0 and have moved little.

@@ -50,7 +50,6 @@ def settings(dataset: Path, run: Path, *more: str) -> list[str]:
         f"model.dimension={DIM}",
         "model.init_scale=0.3",
         "regularizer.name=none",
-        "regularizer.weight=0",
         "training.objective=one_vs_all",
         "training.batch_size=50",
         "training.num_epochs=2",
@@ -123,7 +122,7 @@ def oracle(
     data: Dataset, rows: dict[str, torch.Tensor], batch: EdgeBatch, config: dglkge.Config
 ) -> torch.Tensor:
     """Return the summed loss of a batch."""
-    name, reciprocal = config.model.score_function, config.model.reciprocal_relations
+    name, reciprocal = config.model.score_function.name, config.model.reciprocal_relations
     smoothing, loss = config.training.label_smoothing, config.loss.name
     is_complex = name in ("complex", "rotate")
     triples = np.array(data.split("train"))[batch.triple_ids]
@@ -145,7 +144,7 @@ def oracle(
             turned = side is Side.HEAD and not reciprocal
             of_entities = side_scores(name, given, relation_rows[r], rows[answer_type], turned)[None]
             total = total + candidate_loss(of_entities, answer[None], loss, smoothing).sum()
-            if config.regularizer.weight:
+            if getattr(config.regularizer, "weight", 0):
                 factors = [given, true] + ([] if name == "rotate" else [relation_rows[r]])
                 total = total + N3_WEIGHT * sum(cubes(x, is_complex) for x in factors)
             if config.training.relation_prediction:

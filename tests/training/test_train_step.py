@@ -52,7 +52,6 @@ def settings(dataset: Path, run: Path, *more: str) -> list[str]:
         f"model.dimension={DIM}",
         "model.init_scale=0.3",
         "regularizer.name=none",
-        "regularizer.weight=0",
         f"negatives.num_uniform={NUM_NEGATIVES}",
         f"negatives.chunk_size={CHUNK}",
         f"training.batch_size={BATCH}",

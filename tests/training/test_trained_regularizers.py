@@ -62,12 +62,12 @@ def penalty(config: dglkge.Config, rows: Rows, relation: int, side: Side, given:
         given,
         row,
         answer,
-        is_complex=config.model.score_function == "complex",
+        is_complex=config.model.score_function.name == "complex",
         is_turned=side is Side.HEAD and not reciprocal,
-        p=chosen.p,
-        entity=chosen.entity_ratio,
-        of_relation=chosen.relation_ratio,
-        product=chosen.product_ratio,
+        p=getattr(chosen, "p", 3.0),
+        entity=getattr(chosen, "entity_ratio", 1.0),
+        of_relation=getattr(chosen, "relation_ratio", 1.0),
+        product=getattr(chosen, "product_ratio", 1.0),
     )
 
 

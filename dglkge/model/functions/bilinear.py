@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from dglkge.errors import InputError
 from dglkge.model.functions.bigraph_operators import LinearOperator
 from dglkge.model.functions.comparators import Dot
-from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator, ScoreFunction
+from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator, ScoreFunction, ScoreSettings
 from dglkge.registry import deferred
+from dglkge.settings import setting
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
@@ -186,25 +187,27 @@ class Keci(Dot, ScoreFunction):
     Clifford algebra Cl_(p,q): e_i e_i = 1 for i <= p, else -1. Its parts of two vectors, e_i e_j, which the
     tail does not have, meet nothing in the inner product. Cl_(0,0) is DistMult and Cl_(0,1) ComplEx.
 
-    Parameters
-    ----------
-    p, q : int
-        Basis vectors with square 1 and with square -1.
-
-    Raises
-    ------
-    InputError
-        If one of them is negative or no whole number.
+    p and q are the numbers of basis vectors with square 1 and with square -1.
     """
 
     help = "product in the Clifford algebra Cl_(p,q) (Demir and Ngonga Ngomo 2023)"
     operator = Operator("clifford", "dot", ("row",), ("rows",), (1,))
 
-    def __init__(self, p: int = 0, q: int = 1) -> None:
-        for name, value in (("p", p), ("q", q)):
-            if type(value) is not int or value < 0:
-                raise InputError(f"keci's {name} must be a whole number of at least 0, got {value!r}")
-        self.p, self.q = p, q
+    class Settings(ScoreSettings):
+        """Its options."""
+
+        p: int = setting(0, "basis vectors of the Clifford algebra with square 1", ge=0)
+        q: int = setting(1, "basis vectors of the Clifford algebra with square -1", ge=0)
+
+    @property
+    def p(self) -> int:
+        """Basis vectors with square 1."""
+        return int(self.settings.p)
+
+    @property
+    def q(self) -> int:
+        """Basis vectors with square -1."""
+        return int(self.settings.q)
 
     def check_dim(self, dim: int) -> None:
         """Refuse a dimension that is not divisible."""

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from dglkge.errors import InputError
 from dglkge.model.functions.comparators import Dot, complex_product
-from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator, ScoreFunction
+from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator, ScoreFunction, ScoreSettings
 from dglkge.registry import deferred
+from dglkge.settings import setting
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
@@ -27,19 +28,6 @@ else:
 
 MATRIX_NUMBERS = 1 << 24
 """Numbers of matrices M(r) that TuckER makes at a time where each query has one of its own."""
-
-
-def _whole(owner: str, name: str, value: int, least: int) -> int:
-    """Return an option if it is a whole number that is large enough.
-
-    Raises
-    ------
-    InputError
-        If it is not.
-    """
-    if type(value) is not int or value < least:
-        raise InputError(f"{owner}'s {name} must be a whole number of at least {least}, got {value!r}")
-    return value
 
 
 class DenseScore(Dot, ScoreFunction):
@@ -67,28 +55,20 @@ class TuckER(Dot, ScoreFunction):
 
     With M(r) = sum_i r_i W_i the score is h M(r) t, so a query for heads is t M(r)^T: exact with one row of a
     relation for both sides. The paper's batch normalization and dropout are left out.
-
-    Parameters
-    ----------
-    relation_dimension : int
-        Numbers in a relation's row; 0: as many as in an entity's.
-
-    Raises
-    ------
-    InputError
-        If it is negative or no whole number.
     """
 
     help = "core tensor, multiplied by relation, head and tail (Balazevic et al. 2019)"
     operator = Operator("tucker", "dot", ("row",), ("rows",), (1,))
     shares_relations = True
 
-    def __init__(self, relation_dimension: int = 0) -> None:
-        self.relation_dimension = _whole("tucker", "relation_dimension", relation_dimension, 0)
+    class Settings(ScoreSettings):
+        """Its options."""
+
+        relation_dimension: int = setting(0, "numbers in a relation's row; 0: as in an entity's", ge=0)
 
     def relation_dim(self, dim: int) -> int:
         """Return the configured width."""
-        return self.relation_dimension or dim
+        return self.settings.relation_dimension or dim
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         """Return the core tensor."""
@@ -170,23 +150,15 @@ class ConvE(DenseScore):
     the head's above the relation's, whose height is the largest divisor of their width up to its root (10 x
     20 for dimension 201). Filters are 3 x 3 without padding. Layer normalization of the image, of the
     filters' outputs and before the last ReLU stands where the authors' code has batch normalization.
-
-    Parameters
-    ----------
-    channels : int
-        Filters.
-
-    Raises
-    ------
-    InputError
-        If there are none.
     """
 
     help = "convolution over head and relation as images (Dettmers et al. 2018)"
     operator = Operator("convolution_2d", "dot", ("row",), ("rows",), (1,))
 
-    def __init__(self, channels: int = 32) -> None:
-        self.channels = _whole("conve", "channels", channels, 1)
+    class Settings(ScoreSettings):
+        """Its options."""
+
+        channels: int = setting(32, "filters of the convolution", ge=1)
 
     def check_dim(self, dim: int) -> None:
         """Refuse a dimension without an image beside the bias."""
@@ -207,16 +179,16 @@ class ConvE(DenseScore):
     def _features(self, dim: int) -> int:
         """Return the filters' outputs, C (2 height - kernel + 1) (width - kernel + 1)."""
         height, width = self.image(dim)
-        return self.channels * (2 * height - min(3, 2 * height) + 1) * (width - min(3, width) + 1)
+        return self.settings.channels * (2 * height - min(3, 2 * height) + 1) * (width - min(3, width) + 1)
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         """Return the layers between rows and query."""
-        return dense_modules.ConvEModule(seed, self.channels, *self.image(dim))
+        return dense_modules.ConvEModule(seed, self.settings.channels, *self.image(dim))
 
     def module_numbers(self, dim: int) -> int:
         """Return the sum over filters, their normalization, the linear layer and two normalizations."""
         height, width = self.image(dim)
-        filters = self.channels * (min(3, 2 * height) * min(3, width) + 2)
+        filters = self.settings.channels * (min(3, 2 * height) * min(3, width) + 2)
         return filters + (self._features(dim) + 1) * (dim - 1) + 6 * (dim - 1)
 
     def query_numbers(self, dim: int) -> int:
@@ -236,36 +208,28 @@ class ConEx(DenseScore):
     Rows are [real parts, imaginary parts]. The filters, 3 x 3 with padding 1, go over an image of four
     lines: the parts of head and relation. Layer normalization stands where the authors' code has batch
     normalization.
-
-    Parameters
-    ----------
-    channels : int
-        Filters.
-
-    Raises
-    ------
-    InputError
-        If there are none.
     """
 
     help = "ComplEx times a convolution over head and relation (Demir and Ngonga Ngomo 2021)"
     operator = Operator("convolution_complex", "dot", ("row",), ("rows",), (1,))
     complex_valued = True
 
-    def __init__(self, channels: int = 32) -> None:
-        self.channels = _whole("conex", "channels", channels, 1)
+    class Settings(ScoreSettings):
+        """Its options."""
+
+        channels: int = setting(32, "filters of the convolution", ge=1)
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         """Return the layers between rows and factors."""
-        return dense_modules.ConExModule(seed, self.channels, dim)
+        return dense_modules.ConExModule(seed, self.settings.channels, dim)
 
     def module_numbers(self, dim: int) -> int:
         """Return the sum over filters, their normalization, the linear layer and two normalizations."""
-        return 11 * self.channels + (2 * self.channels * dim + 1) * dim + 6 * dim
+        return 11 * self.settings.channels + (2 * self.settings.channels * dim + 1) * dim + 6 * dim
 
     def query_numbers(self, dim: int) -> int:
         """Return the filters' outputs before and after normalization and ReLU, and the narrow layers."""
-        return 8 * self.channels * dim + 12 * dim
+        return 8 * self.settings.channels * dim + 12 * dim
 
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
         """Return c h r, complex number by complex number."""
@@ -281,45 +245,37 @@ class Transformer(DenseScore):
     CoKE without its output layer (Wang et al. 2019, section 3.2), and the bottom block of HittER (Chen et al.
     2021, section 3.1): a learned token, the head and the relation get positions and layer normalization, and
     go through layers of attention and a feed-forward layer of width 2 D with GELU.
-
-    Parameters
-    ----------
-    layers : int
-    heads : int
-        Heads of the attention; the dimension is a multiple.
-
-    Raises
-    ------
-    InputError
-        If there are none of them.
     """
 
     help = "encoder over head and relation as tokens (Wang et al. 2019, Chen et al. 2021)"
     operator = Operator("encoder", "dot", ("row",), ("rows",), (1,))
 
-    def __init__(self, layers: int = 1, heads: int = 4) -> None:
-        self.layers = _whole("transformer", "layers", layers, 1)
-        self.heads = _whole("transformer", "heads", heads, 1)
+    class Settings(ScoreSettings):
+        """Its options."""
+
+        layers: int = setting(1, "layers of the encoder", ge=1)
+        heads: int = setting(4, "heads of the attention, which divide the dimension", ge=1)
 
     def check_dim(self, dim: int) -> None:
         """Refuse a dimension that the heads cannot share."""
         super().check_dim(dim)
-        if dim % self.heads:
+        if dim % self.settings.heads:
             raise InputError(
-                f"the dimension must be a multiple of {self.heads} (heads of the attention), got {dim}"
+                f"the dimension must be a multiple of {self.settings.heads} (heads of the attention), "
+                f"got {dim}"
             )
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         """Return the encoder."""
-        return dense_modules.EncoderModule(seed, self.layers, self.heads, dim)
+        return dense_modules.EncoderModule(seed, self.settings.layers, self.settings.heads, dim)
 
     def module_numbers(self, dim: int) -> int:
         """Return the sum over positions, their normalization and the layers."""
         inner = 2 * dim
         attention = 4 * dim * dim + dim
         feed_forward = (dim + 1) * inner + (inner + 1) * dim
-        return 5 * dim + self.layers * (attention + feed_forward + 4 * dim)
+        return 5 * dim + self.settings.layers * (attention + feed_forward + 4 * dim)
 
     def query_numbers(self, dim: int) -> int:
         """Return the tokens of all layers: each has about 16 D numbers in a layer."""
-        return 3 * (4 * dim + self.layers * (16 * dim + 6 * self.heads))
+        return 3 * (4 * dim + self.settings.layers * (16 * dim + 6 * self.settings.heads))

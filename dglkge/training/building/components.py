@@ -6,27 +6,22 @@ imported here: a plan does not need it.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.checkpoint.stores import is_url, open_store
 from dglkge.config import Config
 from dglkge.config.schema import OBJECTIVES, changed_fields
 from dglkge.errors import InputError
 from dglkge.model.choices import NEGATIVE_SAMPLERS
-from dglkge.model.kge_model import KgeModel, build_model
+from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import LOSSES, Loss
-from dglkge.model.options import configured_options, option_names
 from dglkge.model.regularizers import (
     REGULARIZERS,
     Regularizer,
-    build_regularizer,
     check_regularizer,
     chosen_regularizer,
 )
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
-from dglkge.registry import import_modules, recorded_imports
 from dglkge.sampling.shares import split_count
 from dglkge.training.building.dense_optimizer import check_dense
 from dglkge.training.building.loss_settings import check_loss_settings, check_negatives
@@ -43,15 +38,13 @@ NEGATIVE_SAMPLING, ONE_VS_ALL, K_VS_ALL = OBJECTIVES
 
 
 def check_config(config: Config) -> None:
-    """Import the user's modules; refuse unknown component names, and values that do not fit each other.
+    """Refuse values that do not fit each other.
 
     Raises
     ------
     InputError
         Naming the first of them.
     """
-    # First: the names below may be registered by the user's modules.
-    import_modules(config.imports)
     model = configured_model(config)
     regularizer = configured_regularizer(config, model)
     check_optimizer(config)
@@ -81,20 +74,6 @@ def check_config(config: Config) -> None:
             f"{config.model.score_function}, whose relations are phases: an angle cannot be scaled; "
             "allowed: 0"
         )
-
-
-def with_recorded_imports(config: Config) -> Config:
-    """Return the configuration with the modules that the run in its output folder was started with.
-
-    A resume then needs no ``--import``, where the folder is on this machine's disk.
-    """
-    try:
-        saved = json.loads((Path(config.output) / RUN_CONFIG_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return config
-    recorded = recorded_imports(saved) if isinstance(saved, dict) else []
-    added = [one for one in recorded if one not in config.imports]
-    return config.changed(imports=(*config.imports, *added))
 
 
 def check_kernels(config: Config) -> None:
@@ -191,7 +170,7 @@ def check_objective(config: Config, regularizer: Regularizer | None) -> None:
         Naming the field, the value and what is allowed.
     """
     chosen = config.training
-    operator = SCORE_FUNCTIONS.get(config.model.score_function).operator
+    operator = SCORE_FUNCTIONS.get(config.model.score_function.name).operator
     if chosen.relation_prediction and operator is not None and not operator.static:
         raise InputError(
             f"training.relation_prediction is {chosen.relation_prediction:g}: a relation of "
@@ -214,7 +193,7 @@ def check_objective(config: Config, regularizer: Regularizer | None) -> None:
                 "training.synchronous true: every trainer scores the queries of all"
             )
         return
-    if SCORE_FUNCTIONS.get(config.model.score_function).wide_queries:
+    if SCORE_FUNCTIONS.get(config.model.score_function.name).wide_queries:
         fitting = [name for name in SCORE_FUNCTIONS if not SCORE_FUNCTIONS.get(name).wide_queries]
         raise InputError(
             f"model.score_function is {config.model.score_function} and training.objective is "
@@ -418,22 +397,8 @@ def configured_model(config: Config) -> KgeModel:
         reciprocal relations.
     """
     chosen = config.model
-    score_function = SCORE_FUNCTIONS.get(chosen.score_function)
-    options = configured_options(score_function, chosen)
-    for name, value in changed_fields(chosen):
-        having = [one for one in SCORE_FUNCTIONS if name in option_names(SCORE_FUNCTIONS.get(one))]
-        if having and name not in options:
-            raise InputError(
-                f"model.{name} is {value} and model.score_function is {chosen.score_function}, which has no "
-                f"such option; allowed: {' or '.join(having)}"
-            )
-    return build_model(
-        chosen.score_function,
-        chosen.dimension,
-        chosen.reciprocal_relations,
-        options=options,
-        seed=config.seed,
-    )
+    made = SCORE_FUNCTIONS.get(chosen.score_function.name)(chosen.score_function)
+    return KgeModel(made, chosen.dimension, chosen.reciprocal_relations, config.seed)
 
 
 def configured_loss(config: Config) -> Loss:
@@ -450,24 +415,13 @@ def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | Non
         If it is unknown or not defined for the model, a number is out of range or has no effect, or it takes
         no weight and has one.
     """
-    chosen = config.regularizer
-    name, weight = chosen_regularizer(chosen.name, chosen.weight, config.model.score_function)
-    ratios = {name: getattr(chosen, name) for name in ("entity_ratio", "relation_ratio", "product_ratio")}
-    # Built even with weight 0, so that a wrong name or power is refused in any case.
-    made = build_regularizer(name, weight, chosen.p, model.score_function.complex_valued, **ratios)
-    check_regularizer(name, config.model.score_function)
-    if chosen.relation_ratio != 1 and model.score_function.relation_init == PHASE:
+    score_function = config.model.score_function.name
+    chosen = chosen_regularizer(config.regularizer, score_function)
+    check_regularizer(chosen.name, score_function)
+    made = REGULARIZERS.get(chosen.name)(chosen, model.score_function.complex_valued)
+    if made.relation_ratio != 1 and model.score_function.relation_init == PHASE:
         raise InputError(
-            f"regularizer.relation_ratio is {chosen.relation_ratio:g} and model.score_function is "
-            f"{config.model.score_function}, whose relations are phases, which are not regularized; "
-            "allowed: 1"
+            f"regularizer.relation_ratio is {made.relation_ratio:g} and model.score_function is "
+            f"{score_function}, whose relations are phases, which are not regularized; allowed: 1"
         )
-    if weight == 0:
-        return None
-    if not made.takes_weight:
-        known = ", ".join(name for name in REGULARIZERS if REGULARIZERS.get(name).takes_weight)
-        raise InputError(
-            f"regularizer.weight is {weight:g} and regularizer.name is {name}, which has no effect; "
-            f"allowed: weight 0, or one of {known}"
-        )
-    return made
+    return made if made.weight else None

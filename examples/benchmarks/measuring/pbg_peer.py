@@ -58,7 +58,7 @@ def describe(
     InputError
         For a model or loss that it does not have, or a setting that is no ``key=value``.
     """
-    score, loss = config.model.score_function, config.loss.name
+    score, loss = config.model.score_function.name, config.loss.name
     if score not in OPERATORS or loss not in LOSSES:
         raise InputError(f"PyTorch-BigGraph has no {score} with {loss}")
     described: dict[str, Any] = {

@@ -25,7 +25,7 @@ def describe(config: Config, folder: Path, num_threads: int) -> dict[str, Any]:
     InputError
         For a model that PyKEEN lacks, or another loss than softmax.
     """
-    score, loss = config.model.score_function, config.loss.name
+    score, loss = config.model.score_function.name, config.loss.name
     if score not in MODELS or loss != "softmax":
         raise InputError(
             f"PyKEEN is run with softmax and one of {', '.join(MODELS)}; got {score} with {loss}"
