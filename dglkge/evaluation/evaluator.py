@@ -26,6 +26,7 @@ from dglkge.evaluation.queries import (
     score_queries,
 )
 from dglkge.evaluation.ranking import (
+    RankedShard,
     competing,
     count_greater,
     count_greater_plainly,
@@ -43,19 +44,6 @@ SIDES = tuple(Side)
 
 RANKED_ROW_BYTES = 4 * 2**30
 """Limit of the rows that are on a device during a ranking; planning counts with the same."""
-
-
-class _ShardOnDevice:
-    """A copy of a shard's rows on a device."""
-
-    def __init__(self, shard: RowShard, device: torch.device) -> None:
-        self._shard = shard
-        self.rows = shard.rows.to(device, copy=True)
-        self.original_ids = shard.original_ids.to(device)
-
-    def locate(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the place of each original id, -1 where it is not here; on the host."""
-        return self._shard.locate(ids)
 
 
 class RankingEvaluator:
@@ -145,8 +133,9 @@ class RankingEvaluator:
         types = self._candidate_types(triples)
         num_entities, num_groups = _count_entities(types, shards, reduce, turn)
         counts = np.zeros((3, len(SIDES), len(triples)), np.int64)
-        if self._device.is_staged:
-            shards = self._on_device(shards)
+        ranked = self._ranked(shards)
+        # A module computes where the rows are. Copied now: training has changed its parameters.
+        model = self._model.copied_to(self._device.device) if self._device.is_staged else self._model
         batches = list(plan_queries(triples, self._relations, self._protocol.batch_size))
         with torch.no_grad(), full_float32_matmuls(), self._device.computing():
             # Batches go to the k processes of a group in turn. A process leaves zeros for the batches of the
@@ -155,10 +144,10 @@ class RankingEvaluator:
                 together = batches[first : first + turn[1]]
                 for batch in together[turn[0] : turn[0] + 1]:
                     shards_here, num_here = (
-                        shards.get(batch.candidate_type, ()),
+                        ranked.get(batch.candidate_type, ()),
                         num_entities[batch.candidate_type],
                     )
-                    found = self._rank(batch, known, rows, shards_here, num_here)
+                    found = self._rank(model, batch, known, rows, shards_here, num_here)
                     counts[:, SIDES.index(batch.side), batch.places] = found
                 if progress is not None:
                     progress(sum(len(batch.places) for batch in together))
@@ -168,40 +157,41 @@ class RankingEvaluator:
 
     def _rank(
         self,
+        model: KgeModel,
         batch: QueryBatch,
         known: Optional[KnownTriples],
         rows: RowSource,
-        shards: Iterable[RowShard],
+        shards: Iterable[RankedShard],
         num_entities: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the numbers of negatives, and of greater and equal rows of these shards, (K,) each."""
         device = self._device.device
-        queries = score_queries(self._model, batch, rows, known if self._protocol.filtered else None, device)
+        queries = score_queries(model, batch, rows, known if self._protocol.filtered else None, device)
         num_candidates = self._protocol.num_candidates
         # Sampling with replacement from fewer entities than samples would be a worse full ranking.
         if num_candidates is None or num_candidates >= num_entities:
             negatives = _count_negatives(queries, num_entities)
-            model, staged = self._model, self._device.is_staged
+            staged = self._device.is_staged
             counted = [rank_against_shard(model, queries, shard, self._count, staged) for shard in shards]
         else:
             drawn = draw_candidates(batch, num_candidates, num_entities, self._protocol.seed).to(device)
             competes = competing(queries, drawn)
             negatives = competes.sum(1)
-            counted = [rank_against_candidates(self._model, queries, s, drawn, competes) for s in shards]
+            counted = [rank_against_candidates(model, queries, s, drawn, competes) for s in shards]
         zero = torch.zeros_like(negatives)
         greater = sum((greater for greater, _ in counted), zero)
         equal = sum((equal for _, equal in counted), zero)
         return negatives.cpu().numpy(), greater.cpu().numpy(), equal.cpu().numpy()
 
-    def _on_device(self, shards: Shards) -> Shards:
-        """Return the shards, on the device as far as they fit."""
-        left, found = self._kept_bytes, {}
+    def _ranked(self, shards: Shards) -> dict[str, list[RankedShard]]:
+        """Return the shards, on a device as far as they fit."""
+        left = self._kept_bytes if self._device.is_staged else 0
+        found: dict[str, list[RankedShard]] = {}
         for name, of_type in shards.items():
-            found[name] = list(of_type)
-            for place, shard in enumerate(found[name]):
+            found[name] = []
+            for shard in of_type:
                 left -= shard.rows.numel() * shard.rows.element_size()
-                if left >= 0:
-                    found[name][place] = _ShardOnDevice(shard, self._device.device)
+                found[name].append(RankedShard(shard, self._device.device if left >= 0 else None))
         return found
 
     def _candidate_types(self, triples: np.ndarray) -> list[str]:

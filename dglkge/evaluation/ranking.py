@@ -6,6 +6,7 @@ score farther from the true one than the bound is decided; the few others are co
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Callable
 
@@ -73,6 +74,40 @@ COPIED_PAIRS = 1 << 16
 """Pairs whose candidates are copied to a device at a time; a multiple of every block of exact scores."""
 
 
+class RankedShard:
+    """A shard during one ranking.
+
+    Parameters
+    ----------
+    shard : RowShard
+    device : torch.device, optional
+        Copy rows and ids there.
+
+    Attributes
+    ----------
+    rows : (n, D) tensor
+    original_ids : (n,) int64 tensor
+    """
+
+    def __init__(self, shard: RowShard, device: torch.device | None = None) -> None:
+        self._shard = shard
+        self.rows, self.original_ids = shard.rows, shard.original_ids
+        if device is not None:
+            self.rows = self.rows.to(device, copy=True)
+            self.original_ids = self.original_ids.to(device)
+
+    def locate(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the place of each original id, -1 where it is not here; on the host."""
+        return self._shard.locate(ids)
+
+    @functools.cached_property
+    def max_norm(self) -> float:
+        """Greatest Euclidean norm of a row, which bounds the rounding of all scores; rows are read once."""
+        starts = range(0, len(self.rows), CANDIDATE_TILE)
+        norms = [self.rows[i : i + CANDIDATE_TILE].float().norm(dim=1).max() for i in starts]
+        return float(torch.stack(norms).max())
+
+
 Counter = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 """Has the parameters and the result of :func:`count_greater`."""
 
@@ -80,7 +115,7 @@ Counter = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 def rank_against_shard(
     model: KgeModel,
     queries: ScoredQueries,
-    shard: RowShard,
+    shard: RankedShard,
     count: Counter = count_greater,
     on_device: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,7 +128,7 @@ def rank_against_shard(
     ----------
     model : KgeModel
     queries : ScoredQueries
-    shard : RowShard
+    shard : RankedShard
     count : callable
     on_device : bool
         Score as many candidates at a time as suit an accelerator.
@@ -113,7 +148,7 @@ def rank_against_shard(
         return num_greater, num_equal
     device, tile = queries.query.device, DEVICE_CANDIDATE_TILE if on_device else CANDIDATE_TILE
     original_ids = shard.original_ids.to(device)
-    query, limits = queries.query.float(), _limits(model, queries, rows)
+    query, limits = queries.query.float(), _limits(model, queries, shard.max_norm)
     known = _KnownPlaces(queries, shard, tile)
     for first in range(0, len(rows), tile):
         block = rows[first : first + tile].to(device)
@@ -165,12 +200,8 @@ def _count_block(
     return torch.cat(counts), torch.cat(closes), torch.cat(places)
 
 
-def _limits(model: KgeModel, queries: ScoredQueries, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _limits(model: KgeModel, queries: ScoredQueries, max_norm: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the float32 limits (K,) below and above which a float32 score is decided."""
-    norms = [
-        rows[i : i + CANDIDATE_TILE].float().norm(dim=1).max() for i in range(0, len(rows), CANDIDATE_TILE)
-    ]
-    max_norm = float(torch.stack(norms).max())
     true_queries = queries.query[queries.query_of]
     bound = model.score_function.rounding_bound(true_queries, max_norm, queries.true_scores)
     if not bool(torch.isfinite(bound).all() and torch.isfinite(queries.true_scores).all()):

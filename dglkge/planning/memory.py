@@ -52,6 +52,9 @@ KEPT_SCORE_BYTES = 256 * MIB
 DEVICE_BLOCK_NUMBERS = 1 << 26
 """Scores against all candidates, or numbers in their place, that a device holds for each operation."""
 
+DEVICE_DISTANCE_NUMBERS = 1 << 25
+"""Differences of pairs on a device at a time where no matmul gives a score (``functions/autograd.py``)."""
+
 KEPT_ROW_BYTES = 2**30
 """Limit of the candidates' rows that stay on a device during a step; others are copied twice."""
 
@@ -393,6 +396,10 @@ def device_bytes(config: Config, size: DatasetSize, machine: int, world_size: in
     # Queries of both sides and their gradients.
     queries = 4 * num_relations * shared.query_dim(config) * shared.FLOAT_BYTES
     batch = int(SPARE_SHARE * rows) + scores + queries + device_candidate_bytes(config, size, world_size)
+    if shared.configured_score_function(config).memory_passes:
+        pairs = min(num_relations, config.negatives.chunk_size) * max(counts)
+        # Differences, and half as many moduli and weights each.
+        batch += 2 * shared.FLOAT_BYTES * min(DEVICE_DISTANCE_NUMBERS, pairs * dim)
     shard = 0
     if config.tables.storage == DEVICE_STORAGE:
         # Rows that are given to others and that come, and gradients alike; rows and state while they are

@@ -16,6 +16,7 @@ from dglkge.errors import InputError
 from dglkge.evaluation import ranking as full_ranking
 from dglkge.evaluation.protocol import Protocol, ranks
 from dglkge.model.device import ComputeDevice
+from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Side
 from tests.evaluation.toy_world import RELATIONS, World, toy_world
@@ -149,6 +150,56 @@ def test_ranks_on_a_device_are_those_of_the_cpu(num_candidates, options, monkeyp
     for side in Side:
         assert found.ranks[side].tolist() == expected.ranks[side].tolist()
         assert found.num_negatives[side].tolist() == expected.num_negatives[side].tolist()
+
+
+@pytest.mark.parametrize("num_candidates", [None, 5])
+def test_the_module_of_a_model_computes_where_the_rows_are(num_candidates, monkeypatch):
+    """Its copy of the moment: the model's own, on the host, is changed by training and cannot take them."""
+    world = toy_world("distmult", reciprocal=False, num_people=30, seed=3)
+    world.model = build_model("conve", 16, True, seed=2)
+    sizes = {"person": (30, 16), "town": (7, 16), RELATION: (2, 30)}
+    world.tables = {name: torch.randn(size, generator=torch.manual_seed(4)) for name, size in sizes.items()}
+    protocol = Protocol(num_candidates=num_candidates, batch_size=8)
+    used = []
+    query = KgeModel.query
+
+    def noted(self, *arguments):
+        used.append(self.module)
+        return query(self, *arguments)
+
+    monkeypatch.setattr(KgeModel, "query", noted)
+    for scale in (1.0, -0.5):
+        with torch.no_grad():
+            for one in world.model.module.parameters():
+                one *= scale
+        world.options = {}
+        expected = world.evaluate(protocol, 2, known_of(world))
+        assert used and all(module is world.model.module for module in used)
+        used.clear()
+        world.options = ON_DEVICE
+        found = world.evaluate(protocol, 2, known_of(world))
+        assert used and not any(module is world.model.module for module in used)
+        used.clear()
+        for side in Side:
+            assert found.ranks[side].tolist() == expected.ranks[side].tolist()
+
+
+@pytest.mark.parametrize("options", [{}, ON_DEVICE, NOT_KEPT], ids=["cpu", "device", "device, rows copied"])
+def test_norms_of_candidates_are_computed_once_a_ranking(options, monkeypatch):
+    world = toy_world("complex", reciprocal=True, num_people=200, seed=3)
+    world.options = options
+    lengths = []
+    norm = torch.Tensor.norm
+
+    def noted(self, *arguments, **named):
+        lengths.append(len(self))
+        return norm(self, *arguments, **named)
+
+    monkeypatch.setattr(torch.Tensor, "norm", noted)
+    monkeypatch.setattr(full_ranking, "CANDIDATE_TILE", 190)
+    # Tables in one shard, whose first tile has a number of rows that no batch of queries has.
+    world.evaluate(Protocol(batch_size=4), 1, known_of(world))
+    assert lengths.count(190) == 1 and len(lengths) > 10
 
 
 def test_sampled_ranks_do_not_depend_on_shards_and_batches():

@@ -13,6 +13,7 @@ from dglkge.config import Config, load_config
 from dglkge.data.known_index import open_known_index
 from dglkge.data.sizes import DatasetSize, PartSize, read_dataset_size
 from dglkge.evaluation import evaluator, ranking
+from dglkge.model.functions import autograd
 from dglkge.planning import memory as memory_plan
 from dglkge.planning.memory import MIB, ProcessBase, describe_hosts, plan_memory, readable
 from dglkge.typing import RELATION
@@ -343,3 +344,12 @@ def test_memory_of_a_gpu_bounds_candidates_and_rankings() -> None:
 def test_limits_on_a_device_are_those_of_the_ranking() -> None:
     assert memory_plan.RANKED_ROW_BYTES == evaluator.RANKED_ROW_BYTES
     assert memory_plan.RANKED_CANDIDATES == ranking.DEVICE_CANDIDATE_TILE
+    assert memory_plan.DEVICE_DISTANCE_NUMBERS == autograd.DEVICE_BLOCK_NUMBERS
+    # 1,000 triples in one chunk by 1,000 negatives by 200 numbers are more than a block.
+    sets = ("model.dimension=200", "negatives.chunk_size=1000", "negatives.num_uniform=1000",
+            "training.batch_size=1000", "evaluation.split=none")  # fmt: skip
+    found = [
+        memory_plan.device_bytes(config(f"model.score_function={name}", *sets), one_part(), 0, 1)
+        for name in ("transe_l1", "distmult")
+    ]
+    assert found[0] - found[1] == 8 * 2**25

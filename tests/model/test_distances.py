@@ -6,9 +6,10 @@ from unittest import mock
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dglkge.model.functions import autograd as distances
-from dglkge.model.functions.autograd import EuclideanDistance, ModulusDistance, manhattan_distances
+from dglkge.model.functions.autograd import EuclideanDistance, ManhattanDistance, ModulusDistance
 
 
 def plain_euclidean(query, candidates):
@@ -28,7 +29,7 @@ def plain_manhattan(query, candidates):
 CASES = [
     (EuclideanDistance.apply, plain_euclidean),
     (ModulusDistance.apply, plain_modulus),
-    (manhattan_distances, plain_manhattan),
+    (ManhattanDistance.apply, plain_manhattan),
 ]
 
 
@@ -48,7 +49,7 @@ def test_values_and_gradients_equal_autograd(function, plain, num_queries, num_c
         for n in (num_queries, num_candidates)
     ]
     weights = torch.randn(num_queries, num_candidates, generator=random, dtype=torch.float64)
-    with mock.patch.object(distances, "MODULUS_BLOCK_ELEMENTS", 12):
+    with mock.patch.object(distances, "BLOCK_NUMBERS", 24):
         found = function(*rows)
         grads = torch.autograd.grad((found * weights).sum(), rows)
     expected = plain(*rows)
@@ -56,14 +57,41 @@ def test_values_and_gradients_equal_autograd(function, plain, num_queries, num_c
     torch.testing.assert_close(grads, torch.autograd.grad((expected * weights).sum(), rows))
 
 
-@pytest.mark.parametrize("block_elements", [1, 7, 40, 1 << 17])
-def test_blocks_cover_everything_once(block_elements):
+@pytest.mark.parametrize("block_numbers", [2, 14, 80, 1 << 18])
+def test_blocks_cover_everything_once(block_numbers):
     query, candidates = torch.zeros(6, 8), torch.zeros(11, 8)
     seen = torch.zeros(6, 11)
-    with mock.patch.object(distances, "MODULUS_BLOCK_ELEMENTS", block_elements):
+    with mock.patch.object(distances, "BLOCK_NUMBERS", block_numbers):
         for rows, columns in distances._blocks(query, candidates):
             seen[rows, columns] += 1
     assert (seen == 1).all()
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the operations that run, and how many numbers the largest result has."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.largest = [], 0
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        found = operation(*arguments, **(options or {}))
+        self.names.append(operation.overloadpacket.__name__)
+        if isinstance(found, torch.Tensor):
+            self.largest = max(self.largest, found.numel())
+        return found
+
+
+@pytest.mark.parametrize("function", [ModulusDistance.apply, ManhattanDistance.apply])
+def test_on_a_device_blocks_are_few_and_no_result_has_a_number_for_each_dimension_of_all_pairs(function):
+    """On torch's device without data: sizes and operations are those of a GPU."""
+    query, candidates = (torch.empty(n, 256, device="meta", requires_grad=True) for n in (1000, 2000))
+    num_pairs = 1000 * 2000
+    with Sizes() as seen:
+        torch.autograd.grad(function(query, candidates).sum(), (query, candidates))
+    assert num_pairs <= seen.largest <= distances.DEVICE_BLOCK_NUMBERS < num_pairs * 256 / 10
+    assert "_cdist_backward" not in seen.names  # its memory, which torch takes inside, is that of all pairs
+    assert 16 <= len(seen.names) < 2000
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2])
@@ -80,7 +108,7 @@ def test_euclidean_gradient_never_exceeds_that_of_a_distance(offset):
         assert grad.norm(dim=1).min() > 0.9
 
 
-@pytest.mark.parametrize("function", [ModulusDistance.apply, manhattan_distances])
+@pytest.mark.parametrize("function", [ModulusDistance.apply, ManhattanDistance.apply])
 def test_paths_agree_in_float32_also_where_numbers_coincide(function):
     random = torch.Generator().manual_seed(3)
     query, candidates = torch.randn(70, 20, generator=random), torch.randn(90, 20, generator=random)

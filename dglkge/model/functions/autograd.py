@@ -24,8 +24,11 @@ from dglkge.kernels.distances import (
     fill_moduli,
 )
 
-MODULUS_BLOCK_ELEMENTS = 1 << 17
-"""Complex numbers handled at a time by :class:`ModulusDistance`: half a MiB, which stays in cache."""
+BLOCK_NUMBERS = 1 << 18
+"""Differences of pairs handled at a time on a CPU: a MiB, which stays in cache."""
+
+DEVICE_BLOCK_NUMBERS = 1 << 25
+"""The same on an accelerator, where each operation should be long beside its start: 128 MiB."""
 
 # Far above float32's denormals, which are below 1.2e-38.
 NEGLIGIBLE_GRADIENT = 1e-30
@@ -144,12 +147,18 @@ class ModulusDistance(torch.autograd.Function):
 
 
 class ManhattanDistance(torch.autograd.Function):
-    """Sum of |q_k - c_k| by compiled loops: torch's ``cdist`` takes eight times as long, both passes."""
+    """Sum of |q_k - c_k|.
+
+    By compiled loops on a CPU, where torch's ``cdist`` takes eight times as long, both passes. Elsewhere by
+    ``cdist`` forward, and block by block backward: its own backward keeps (B, N, D) numbers.
+    """
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Return the distances, (B, N), of query (B, D) and candidates (N, D)."""
         ctx.save_for_backward(query, candidates)
+        if not _compiled(query):
+            return torch.cdist(query, candidates, p=1.0)
         padded = _array(_padded(candidates))
         distances = query.new_empty(len(query), len(padded))
         fill_manhattan(_array(query), padded, distances.numpy())
@@ -160,15 +169,15 @@ class ManhattanDistance(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the gradients of query and candidates; 0 where two numbers are equal."""
         query, candidates = ctx.saved_tensors
-        return _gradients(add_manhattan_gradients, query, candidates, grad)
-
-
-def manhattan_distances(query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """Return sum_k |q_k - c_k| of all pairs: (B, D), (N, D) -> (B, N)."""
-    if _compiled(query):
-        return ManhattanDistance.apply(query, candidates)
-    # cdist needs no (B, N, D) tensor. For p=1 torch has no matmul form of it.
-    return torch.cdist(query, candidates, p=1.0)
+        if _compiled(query):
+            return _gradients(add_manhattan_gradients, query, candidates, grad)
+        grad_query, grad_candidates = torch.zeros_like(query), torch.zeros_like(candidates)
+        for rows, columns in _blocks(query, candidates):
+            terms = (query[rows, None] - candidates[None, columns]).sign_()
+            terms.mul_(grad[rows, columns].unsqueeze(2))
+            grad_query[rows] += terms.sum(1)
+            grad_candidates[columns] -= terms.sum(0)
+        return grad_query, grad_candidates
 
 
 def _gradients(
@@ -235,11 +244,12 @@ def words(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _blocks(query: torch.Tensor, candidates: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of the queries and of the candidates that together fit in cache."""
-    half = max(1, query.shape[1] // 2)
+    """Yield slices of the queries and of the candidates with as many differences as one block has."""
+    dim = max(1, query.shape[1])
+    limit = BLOCK_NUMBERS if query.device.type == "cpu" else DEVICE_BLOCK_NUMBERS
     # As many candidates as fit beside one query, then as many queries as fit beside those.
-    num_columns = max(1, min(len(candidates), MODULUS_BLOCK_ELEMENTS // half))
-    num_rows = max(1, MODULUS_BLOCK_ELEMENTS // (half * num_columns))
+    num_columns = max(1, min(len(candidates), limit // dim))
+    num_rows = max(1, limit // (dim * num_columns))
     for first_row in range(0, len(query), num_rows):
         for first_column in range(0, len(candidates), num_columns):
             yield slice(first_row, first_row + num_rows), slice(first_column, first_column + num_columns)

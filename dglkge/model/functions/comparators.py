@@ -273,7 +273,7 @@ class NegativeL1(Comparator):
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair, elementwise."""
-        return -autograd_functions.manhattan_distances(query, candidates)
+        return -autograd_functions.ManhattanDistance.apply(query, candidates)
 
     def compare_fused(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair by its terms."""
