@@ -185,7 +185,7 @@ def take_overrides(args: argparse.Namespace, rest: Sequence[str]) -> list[str]:
     rest : sequence of str
         Words that the parser did not take.
     """
-    if not hasattr(args, "set"):
+    if not hasattr(args, "set") or not hasattr(args, "config"):
         return list(rest)
     words = list(rest)
     if is_override(args.config or ""):

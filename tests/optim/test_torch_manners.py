@@ -276,7 +276,7 @@ def test_optim_stands_alone() -> None:
         cwd=Path(__file__).resolve().parents[2],
         timeout=120,
     )
-    assert done.stdout.strip().splitlines()[-1] == "['kernels', 'optim']"
+    assert done.stdout.strip().splitlines()[-1] == "['distributed', 'kernels', 'optim']"
 
 
 def test_steps_are_recovered_from_state_that_was_written_directly(make_table) -> None:

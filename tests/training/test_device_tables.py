@@ -50,10 +50,10 @@ def break_off(folder: Path, num_batches: int, *settings: str) -> None:
     """Train some batches of an epoch with a commit after each third, and fail in the next."""
     step, numbers = TrainStep.__call__, itertools.count()
 
-    def failing(self: TrainStep, batch: Any) -> float:
+    def failing(self: TrainStep, batch: Any, *flags: int) -> float:
         if next(numbers) == num_batches:
             raise InterruptedError
-        return step(self, batch)
+        return step(self, batch, *flags)
 
     with mock.patch.object(TrainStep, "__call__", failing), contextlib.suppress(InterruptedError):
         trained(folder, "reference", "checkpoint.every_batches=3", *settings)
