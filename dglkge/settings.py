@@ -21,6 +21,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from dglkge.errors import InputError
@@ -136,6 +137,20 @@ def setting(default: Any, help: str, resume: str = FIXED, component: str = "", *
     return Field(default, description=help, json_schema_extra=extra, **limits)
 
 
+def not_empty(allowed: str) -> AfterValidator:
+    """Return a check that a text is given; ``allowed`` describes it."""
+
+    def check(value: str) -> str:
+        if not value:
+            raise ValueError(allowed)
+        return value
+
+    return AfterValidator(check)
+
+
+Text = Annotated[str, not_empty("a non-empty text")]
+
+
 class Settings(BaseModel):
     """A group of settings: immutable, without unknown keys, each number finite."""
 
@@ -174,13 +189,25 @@ class FreeSettings(Settings):
 
     model_config = ConfigDict(extra="allow")
 
+    name: Text = Field(description="name of the class")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_options(cls, values: Any) -> Any:
+        if isinstance(values, str):
+            return {"name": values}
+        if not isinstance(values, Tree):
+            return values
+        return {key: one if key in cls.model_fields else one.plain() for key, one in values.items()}
+
     @property
     def options(self) -> dict[str, Any]:
         """The further options by name."""
-        return {
-            name: value.plain() if isinstance(value, (Scalar, Items, Tree)) else value
-            for name, value in (self.model_extra or {}).items()
-        }
+        return dict(self.model_extra or {})
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.name} with {options or 'no options'}"
 
 
 def section(of: type[BaseModel], help: str) -> Any:
@@ -197,20 +224,6 @@ def at_least_or(special: float, low: float) -> AfterValidator:
         return value
 
     return AfterValidator(check)
-
-
-def not_empty(allowed: str) -> AfterValidator:
-    """Return a check that a text is given; ``allowed`` describes it."""
-
-    def check(value: str) -> str:
-        if not value:
-            raise ValueError(allowed)
-        return value
-
-    return AfterValidator(check)
-
-
-Text = Annotated[str, not_empty("a non-empty text")]
 
 
 def expected(problem: Mapping[str, Any], value: Any) -> str:
@@ -286,8 +299,11 @@ def read_as(value: Any, kind: Any) -> Any:
         if not isinstance(value, Scalar):
             raise ValueError(EXPECTED[kind])
         return _read_scalar(value, kind)
-    if isinstance(value, Scalar) and value.value is None and isinstance(kind, type):
-        return Tree(value.where)  # a section without a line below it
+    if isinstance(value, Scalar) and isinstance(kind, type):
+        # A section without a line below it, or the name of a class without options.
+        return (
+            {} if value.value is None else {"name": value.text} if issubclass(kind, FreeSettings) else value
+        )
     return value
 
 

@@ -7,7 +7,7 @@ configuration is read, the user's own among them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Callable
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
@@ -38,6 +38,8 @@ class Component:
         the name alone is usual: ``model.score_function: rotate``.
     values : mapping of str to class of settings, optional
         Names that are no member of the registry, and stand for a choice among the members.
+    settings_of : callable, optional
+        Returns the class of a member's settings; by default ``member.Settings``.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class Component:
         default: str,
         is_section: bool = True,
         values: Mapping[str, type[ComponentSettings]] | None = None,
+        settings_of: Callable[[Any], type[ComponentSettings]] = lambda member: member.Settings,
     ) -> None:
         self.noun, self.default, self.is_section = noun, default, is_section
-        self.values = dict(values or {})
+        self.values, self._settings_of = dict(values or {}), settings_of
 
     def settings(self, name: str) -> type[ComponentSettings]:
         """Return the class of a member's settings.
@@ -60,8 +63,7 @@ class Component:
         """
         if name in self.values:
             return self.values[name]
-        found: type[ComponentSettings] = registry_of(self.noun).get(name).Settings
-        return found
+        return self._settings_of(registry_of(self.noun).get(name))
 
     def default_settings(self) -> ComponentSettings:
         """Return the settings of the default member."""

@@ -19,6 +19,15 @@ from dglkge.registry import import_modules, recorded_imports
 from dglkge.settings import Items, Scalar, Tree, expected
 
 FORMER = {
+    "optimizer.schedule_every": "optimizer.schedule.every",
+    "dense.schedule_every": "dense.schedule.every",
+    "optimizer.schedule_options": "optimizer.schedule, a map: {name: CosineAnnealingLR, T_max: 20}",
+    "dense.schedule_options": "dense.schedule, a map: {name: CosineAnnealingLR, T_max: 20}",
+    "dense.options": "dense.optimizer, a map: {name: AdamW, weight_decay: 0.01}",
+    "optimizer.relation_name": "optimizer.relations.name",
+    "optimizer.relation_lr": "optimizer.relations.lr",
+    "optimizer.beta1": "optimizer.betas, a list",
+    "optimizer.beta2": "optimizer.betas, a list",
     "training.products": "training.matmul_dtype",
     **{f"model.{name}": f"model.score_function.{name}" for name in ("p", "q", "relation_dimension")},
     **{f"model.{name}": f"model.score_function.{name}" for name in ("channels", "layers", "heads")},
@@ -102,6 +111,8 @@ def _problems(error: ValidationError, tree: Tree) -> list[str]:
         if problem["type"] in ("extra_forbidden", "model_type"):
             # A mapping under an unknown name: the keys in it may be near to known ones.
             lines += [f"{where_}: {_unknown_key(full, known)}" for full, where_ in _leaves(key, value, where)]
+        elif problem["type"] == "missing":
+            lines.append(f"{where}: {key} is not given")
         elif problem["type"] == UNKNOWN_COMPONENT:
             tag = value.get(TAG, value) if isinstance(value, Tree) else value
             lines.append(f"{getattr(tag, 'where', where)}: {problem['msg']}")

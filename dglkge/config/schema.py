@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Optional, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
 from dglkge.config.component import TAG, Component, component_of
 from dglkge.model import regularizers
+from dglkge.model.choices import OptimizerSettings, RelationSettings, ScheduleSettings, rule_settings
 from dglkge.model.losses import LossSettings
 from dglkge.model.regularizers import RegularizerSettings
 from dglkge.model.score_functions import ScoreSettings
@@ -18,6 +19,7 @@ from dglkge.settings import (
     FIXED,
     FREE,
     UNTIL_FINISHED,
+    FreeSettings,
     Settings,
     Text,
     at_least_or,
@@ -38,9 +40,31 @@ LOSS = Component("loss", "softmax")
 REGULARIZER = Component("regularizer", regularizers.AUTO, values=regularizers.VALUES)
 
 
+RELATION_OPTIMIZER = Component(
+    "optimizer",
+    "",
+    is_section=False,
+    values={"": RelationSettings},
+    settings_of=rule_settings(RelationSettings),
+)
+
+
 def component(of: Component, help: str) -> Any:
     """Declare a field that holds the settings of a component."""
     return Field(default_factory=of.default_settings, description=help)
+
+
+class OptimizerConfig(OptimizerSettings):
+    """The optimizer of the rows, and what differs for those of relations."""
+
+    relations: Annotated[RelationSettings, RELATION_OPTIMIZER] = component(
+        RELATION_OPTIMIZER,
+        "update rule of the relations' rows, for example {name: sparse_adagrad, lr: 0.05} beside row_adagrad "
+        "for the entities, as in PyTorch-BigGraph; without a name: that of the entities",
+    )
+
+
+OPTIMIZER = Component("optimizer", "sparse_adagrad", settings_of=rule_settings(OptimizerConfig))
 
 
 class InitFromConfig(Settings):
@@ -153,81 +177,20 @@ class NegativesConfig(Settings):
         return {side: self.num_uniform if count < 0 else count for side, count in given.items()}
 
 
-class OptimizerConfig(Settings):
-    """The optimizer and its learning rate."""
-
-    name: str = setting("sparse_adagrad", "update rule of the rows", component="optimizer")
-    lr: float = setting(0.1, "learning rate", gt=0)
-    relation_name: str = setting(
-        "",
-        "update rule of the relations' rows, for example sparse_adagrad beside row_adagrad for the entities, "
-        "as in PyTorch-BigGraph; empty: that of the entities",
-    )
-    relation_lr: float = setting(0.0, "learning rate of the relations; 0: that of the entities", ge=0)
-    eps: float = setting(
-        0.0,
-        "number that is added to the root; 0: the rule's own, 1e-10 (Adagrad) or 1e-8 (Adam)",
-        ge=0,
-    )
-    beta1: float = setting(0.9, "decay of the first moment of Adam", ge=0, lt=1)
-    beta2: float = setting(0.999, "decay of the second moment of Adam", ge=0, lt=1)
-    weight_decay: float = setting(
-        0.0,
-        "multiple of a row that is added to its gradient, as in torch's Adagrad and Adam; rows that a batch "
-        "does not touch do not decay",
-        ge=0,
-    )
-    decoupled_weight_decay: bool = setting(
-        False, "multiply a touched row by 1 - lr * weight_decay instead, as torch's AdamW does"
-    )
-    clip_norm: float = setting(
-        0.0,
-        "limit of the 2-norm of a batch's gradient, over all rows of all tables and trainers, and dense "
-        "parameters; 0: none",
-        ge=0,
-    )
-    clip_value: float = setting(
-        0.0,
-        "limit of the size of each number of a row's or dense parameter's gradient, before the norm is "
-        "taken; 0: none",
-        ge=0,
-    )
-    schedule: str = setting(
-        "", "class of torch.optim.lr_scheduler that changes the learning rates, e.g. CosineAnnealingLR"
-    )
-    schedule_options: tuple[str, ...] = setting(
-        (), "its options, each a text NAME=VALUE, e.g. [T_max=20, eta_min=0.001]"
-    )
-    schedule_every: Every = setting(
-        "epoch",
-        "it goes one step further after each epoch, or after each batch; ReduceLROnPlateau after each "
-        "ranking of the valid split",
-    )
-    warmup_batches: int = setting(
-        0, "batches in which the learning rates grow linearly to those of the schedule; 0: none", ge=0
-    )
+class DenseOptimizer(FreeSettings):
+    """A class of ``torch.optim`` with its options."""
 
 
 class DenseConfig(Settings):
     """Dense parameters of score functions with a module: optimizer and place, and the module's precision."""
 
-    optimizer: Text = setting("Adam", "class of torch.optim, e.g. Adam, AdamW or SGD")
+    optimizer: DenseOptimizer = setting(
+        DenseOptimizer(name="Adam"),
+        "class of torch.optim with its options, e.g. {name: AdamW, weight_decay: 0.01}",
+    )
     lr: float = setting(1e-3, "learning rate", gt=0)
-    options: tuple[str, ...] = setting(
-        (), "its options, each a text NAME=VALUE, e.g. [weight_decay=0.01, eps=1e-6]"
-    )
-    schedule: str = setting(
-        "",
-        "class of torch.optim.lr_scheduler that changes its learning rate; empty: that of "
-        "optimizer.schedule, if there is one",
-    )
-    schedule_options: tuple[str, ...] = setting(
-        (), "its options, each a text NAME=VALUE, e.g. [T_max=20, eta_min=0.001]"
-    )
-    schedule_every: Every = setting(
-        "epoch",
-        "it goes one step further after each epoch, or after each batch; ReduceLROnPlateau after each "
-        "ranking of the valid split",
+    schedule: Optional[ScheduleSettings] = setting(
+        None, "as optimizer.schedule, of its learning rate; null: that of optimizer.schedule, if there is one"
     )
     sharding: Literal["replicated", "fsdp"] = setting(
         "replicated",
@@ -588,7 +551,7 @@ class Config(Settings):
     )
     sampling: SamplingConfig = section(SamplingConfig, "order of the triples of an epoch")
     negatives: NegativesConfig = section(NegativesConfig, "negatives")
-    optimizer: OptimizerConfig = section(OptimizerConfig, "optimizer")
+    optimizer: Annotated[OptimizerConfig, OPTIMIZER] = component(OPTIMIZER, "update rule of the rows")
     dense: DenseConfig = section(DenseConfig, "dense parameters")
     features: FeaturesConfig = section(FeaturesConfig, "frozen vectors of entities")
     training: TrainingConfig = section(TrainingConfig, "epochs and batches")
@@ -643,13 +606,18 @@ class ConfigField(NamedTuple):
 def fields(of: type[BaseModel] = Config, path: tuple[str, ...] = ()) -> Iterator[ConfigField]:
     """Yield every field, in the order of the file; options of components with the members that have them."""
     for name, field in of.model_fields.items():
-        here, kind, component = (*path, name), field.annotation, component_of(field)
-        if component is not None:
-            yield from _component_fields(component, field, here)
-        elif isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from fields(kind, here)
-        else:
-            yield _field(field, here)
+        yield from _fields_of(field, (*path, name))
+
+
+def _fields_of(field: FieldInfo, path: tuple[str, ...]) -> Iterator[ConfigField]:
+    """Yield a field, or those of the section or component that it is."""
+    kind, component = field.annotation, component_of(field)
+    if component is not None:
+        yield from _component_fields(component, field, path)
+    elif isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, FreeSettings):
+        yield from fields(kind, path)
+    else:
+        yield _field(field, path)
 
 
 def _component_fields(component: Component, field: FieldInfo, path: tuple[str, ...]) -> Iterator[ConfigField]:
@@ -660,13 +628,15 @@ def _component_fields(component: Component, field: FieldInfo, path: tuple[str, .
     num_members = len(list(component.members()))
     for option, having in component.options().items():
         owners = () if len(having) == num_members else tuple(having)
-        yield _field(next(iter(having.values())), (*path, option))._replace(owners=owners)
+        for inner in _fields_of(next(iter(having.values())), (*path, option)):
+            yield inner._replace(owners=(*owners, *inner.owners))
 
 
 def _field(field: FieldInfo, path: tuple[str, ...]) -> ConfigField:
     """Describe a field that is no component."""
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     default = field.get_default(call_default_factory=True)
+    default = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
     kind, help = _type_name(field.annotation), field.description or ""
     resume, component = str(extra.get("resume", FIXED)), str(extra.get("component", ""))
     return ConfigField(".".join(path), path, kind, default, help, resume, component)
@@ -694,6 +664,10 @@ def _type_name(kind: Any) -> str:
     """Return the name of a field's type, as a YAML file has it."""
     names = {tuple: "list", dict: "map", Literal: "str"}
     origin = get_origin(kind)
+    if origin is Union:
+        return _type_name(next(one for one in get_args(kind) if one is not type(None)))
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "map"
     if origin is Literal:
         return type(get_args(kind)[0]).__name__
     return names.get(origin) or str(getattr(kind, "__name__", kind))

@@ -126,7 +126,7 @@ def configured_score_function(config: Config) -> Any:
 def state_widths(width: int, config: Config, table: str = "") -> tuple[int, ...]:
     """Return the width of a row in each tensor of the state that a table's optimizer keeps."""
     chosen = config.optimizer
-    name = chosen.relation_name or chosen.name if table == RELATION else chosen.name
+    name = chosen.relations.name or chosen.name if table == RELATION else chosen.name
     return choices.state_widths(name, width)
 
 

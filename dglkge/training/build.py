@@ -403,7 +403,7 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
         params = [{"params": embeddings[:-1]}, {"params": embeddings[-1:], **relations}]
     optimizer = SparseOptimizer(
         params,
-        configured_rule(chosen, chosen.name),
+        configured_rule(chosen),
         chosen.lr,
         weight_decay=chosen.weight_decay,
         decoupled_weight_decay=chosen.decoupled_weight_decay,

@@ -66,13 +66,13 @@ class TrainingControl:
         # (name in the state, schedule, whether it goes on after each batch, its groups).
         self._schedules: list[tuple[str, Schedule, bool, slice]] = []
         num_rows = len(self._base) - (len(dense_groups) if config.dense.schedule else 0)
-        for name, of, part in (
-            ("schedule", chosen, slice(0, num_rows)),
-            ("dense_schedule", config.dense, slice(num_rows, None)),
+        for name, field, of, part in (
+            ("schedule", "optimizer.schedule", chosen.schedule, slice(0, num_rows)),
+            ("dense_schedule", "dense.schedule", config.dense.schedule, slice(num_rows, None)),
         ):
-            if of.schedule and self._base[part]:
-                schedule = Schedule(of, self._base[part])
-                self._schedules.append((name, schedule, of.schedule_every == EVERY_BATCH, part))
+            if of is not None and self._base[part]:
+                schedule = Schedule(field, of, self._base[part])
+                self._schedules.append((name, schedule, of.every == EVERY_BATCH, part))
         self._early_stopping: EarlyStopping | None = None
         if config.training.early_stopping_patience:
             training = config.training

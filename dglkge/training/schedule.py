@@ -10,18 +10,14 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Union
+from typing import Any
 
 import torch
-import yaml
 from torch.optim import lr_scheduler
 
 from dglkge.config import Config
-from dglkge.config.schema import DenseConfig, OptimizerConfig
 from dglkge.errors import InputError, unknown_name
-
-Scheduled = Union[OptimizerConfig, DenseConfig]
-"""A section of the configuration with a schedule."""
+from dglkge.model.choices import ScheduleSettings
 
 PLATEAU = "ReduceLROnPlateau"
 """The scheduler that is told the valid MRR after each ranking, and is not stepped otherwise."""
@@ -51,36 +47,6 @@ def known_schedules() -> dict[str, type]:
     return {name: kind for name, kind in sorted(found.items()) if name not in _OF_FUNCTIONS}
 
 
-def parse_options(texts: Sequence[str], field: str = "optimizer.schedule_options") -> dict[str, Any]:
-    """Return the options in texts such as ``"T_max=20"``; values are YAML. The field is for the message.
-
-    Raises
-    ------
-    InputError
-        If one of them is not of that form, or a name is repeated.
-    """
-    options: dict[str, Any] = {}
-    for text in texts:
-        name, separator, value = text.partition("=")
-        name = name.strip()
-        if not separator or not name.isidentifier() or name in options:
-            raise InputError(
-                f"{field} has {text!r}; allowed: texts NAME=VALUE, each name once, e.g. T_max=20"
-            )
-        options[name] = _value(value.strip())
-    return options
-
-
-def _value(text: str) -> Any:
-    """Return the value of an option; numbers such as 1e-3, which YAML 1.1 takes for a text, too."""
-    try:
-        return float(text) if "e" in text.lower() else yaml.safe_load(text)
-    except ValueError:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-
-
 def check_schedule(config: Config) -> None:
     """Refuse schedules that torch does not have, and settings that have no effect together.
 
@@ -90,54 +56,42 @@ def check_schedule(config: Config) -> None:
         Naming the field, the value and what is allowed.
     """
     rows, dense = config.optimizer, config.dense
-    _check(config, rows, [rows.lr, rows.relation_lr or rows.lr])
-    _check(config, dense, [dense.lr])
+    for field, schedule, lrs in (
+        ("optimizer.schedule", rows.schedule, [rows.lr, rows.relations.lr or rows.lr]),
+        ("dense.schedule", dense.schedule, [dense.lr]),
+    ):
+        if schedule is not None:
+            _check(config, field, schedule, lrs)
 
 
-def _check(config: Config, chosen: Scheduled, lrs: Sequence[float]) -> None:
-    """Refuse the schedule of one section."""
-    name = _section(chosen)
-    if not chosen.schedule:
-        for field, value in (
-            ("schedule_options", list(chosen.schedule_options)),
-            ("schedule_every", chosen.schedule_every if chosen.schedule_every == EVERY_BATCH else ""),
-        ):
-            if value:
-                raise InputError(f"{name}.{field} is {value}, and {name}.schedule is empty")
-        return
+def _check(config: Config, field: str, chosen: ScheduleSettings, lrs: Sequence[float]) -> None:
+    """Refuse one schedule."""
     known = known_schedules()
-    if chosen.schedule not in known:
-        raise unknown_name(f"{name}.schedule", chosen.schedule, list(known))
-    if chosen.schedule == PLATEAU:
-        if chosen.schedule_every == EVERY_BATCH:
+    if chosen.name not in known:
+        raise unknown_name(field, chosen.name, list(known))
+    if chosen.name == PLATEAU:
+        if chosen.every == EVERY_BATCH:
             raise InputError(
-                f"{name}.schedule_every is batch and {name}.schedule is {PLATEAU}, which follows the "
-                "valid MRR; allowed: epoch"
+                f"{field}.every is batch and {field} is {PLATEAU}, which follows the valid MRR; allowed: "
+                "epoch"
             )
         if not config.evaluation.valid_every_epochs:
             raise InputError(
-                f"{name}.schedule {PLATEAU} needs evaluation.valid_every_epochs of at least 1, got 0: "
-                "it follows the valid MRR"
+                f"{field} {PLATEAU} needs evaluation.valid_every_epochs of at least 1, got 0: it follows the "
+                "valid MRR"
             )
-    tried = Schedule(chosen, lrs)
+    tried = Schedule(field, chosen, lrs)
     num_epochs = config.training.num_epochs
     try:
-        for _ in range(_TRIED_STEPS if chosen.schedule_every == EVERY_BATCH else min(num_epochs, 10_000)):
+        for _ in range(_TRIED_STEPS if chosen.every == EVERY_BATCH else min(num_epochs, 10_000)):
             tried.step(0.0)
     except Exception as error:
-        raise _refused(chosen, error) from None
+        raise _refused(field, chosen, error) from None
 
 
-def _section(chosen: Scheduled) -> str:
-    """Return the name of a section."""
-    return "dense" if isinstance(chosen, DenseConfig) else "optimizer"
-
-
-def _refused(chosen: Scheduled, error: Exception) -> InputError:
-    given = ", ".join(chosen.schedule_options) or "no options"
+def _refused(field: str, chosen: ScheduleSettings, error: Exception) -> InputError:
     reason = " ".join(str(error).split()) or type(error).__name__
-    field = f"{_section(chosen)}.schedule"
-    return InputError(f"{field} {chosen.schedule} with {given}: torch refuses it: {reason}")
+    return InputError(f"{field} {chosen}: torch refuses it: {reason}")
 
 
 class Schedule:
@@ -145,7 +99,9 @@ class Schedule:
 
     Parameters
     ----------
-    chosen : OptimizerConfig or DenseConfig
+    field : str
+        Of the configuration, for messages.
+    chosen : ScheduleSettings
     lrs : sequence of float
         Learning rate of each group at the start.
 
@@ -155,19 +111,18 @@ class Schedule:
         For an option that the scheduler does not have, or a value that torch refuses.
     """
 
-    def __init__(self, chosen: Scheduled, lrs: Sequence[float]) -> None:
-        self._field = f"{_section(chosen)}.schedule"
-        kind = known_schedules()[chosen.schedule]
-        self.follows_mrr = chosen.schedule == PLATEAU
+    def __init__(self, field: str, chosen: ScheduleSettings, lrs: Sequence[float]) -> None:
+        self._field = field
+        kind = known_schedules()[chosen.name]
+        self.follows_mrr = chosen.name == PLATEAU
         allowed = [name for name in inspect.signature(kind).parameters if name not in _NOT_OPTIONS]
-        options = parse_options(chosen.schedule_options, f"{self._field}_options")
+        options = chosen.options
         for name in options:
             if name not in allowed:
-                raise unknown_name(f"option of {self._field} {chosen.schedule}", name, allowed)
+                raise unknown_name(f"option of {self._field} {chosen.name}", name, allowed)
         if options.get("cycle_momentum"):
             raise InputError(
-                f"{self._field}_options has cycle_momentum=true: only learning rates are scheduled; "
-                "allowed: false"
+                f"{self._field}.cycle_momentum is true: only learning rates are scheduled; allowed: false"
             )
         if "cycle_momentum" in allowed:
             options["cycle_momentum"] = False
@@ -181,7 +136,7 @@ class Schedule:
         try:
             self._scheduler = kind(self._driver, **options)
         except Exception as error:
-            raise _refused(chosen, error) from None
+            raise _refused(field, chosen, error) from None
         # Some schedulers keep what has no plain form, such as a Counter of milestones.
         self._counters = [key for key, value in vars(self._scheduler).items() if isinstance(value, Counter)]
 

@@ -426,6 +426,7 @@ def test_help_lists_the_components_that_a_field_names() -> None:
         "regularizer.name": "regularizer",
         "negatives.sampler": "negative sampler",
         "optimizer.name": "optimizer",
+        "optimizer.relations": "optimizer",
         "training.loggers": "logger",
     }
     for noun in nouns.values():

@@ -20,8 +20,7 @@ SETTINGS = (
     *("model.init_scale=0.3", "training.matmul_dtype=float32", "training.batch_size=50", "dense.lr=0.01"),
     *(
         "optimizer.clip_norm=0.05",
-        "optimizer.schedule=ExponentialLR",
-        "optimizer.schedule_options=[gamma=0.7]",
+        "optimizer.schedule={name: ExponentialLR, gamma: 0.7}",
     ),
     *("evaluation.split=none", "evaluation.valid_every_epochs=2"),
 )
@@ -62,7 +61,7 @@ def test_shards_train_as_one_process_and_resume_at_any_size(tmp_path: Path) -> N
     dataset, alone, run = toy_dataset(), tmp_path / "alone", tmp_path / "run"
     # A core (7, 16, 16): slices of 3, 3 and 1 matrices on three trainers.
     settings = (f"dataset={dataset}", "model.score_function={name: tucker, relation_dimension: 7}")
-    settings += (*SETTINGS, "dense.optimizer=AdamW", "dense.options=[weight_decay=0.1]", "model.dimension=16")
+    settings += (*SETTINGS, "dense.optimizer={name: AdamW, weight_decay: 0.1}", "model.dimension=16")
     done = commands.train_alone(f"output={alone}", "training.num_epochs=4", *settings)
     assert done.returncode == 0, done.stderr
     for trainers, epochs in ((3, 2), (2, 4)):
@@ -91,7 +90,7 @@ def test_layers_and_projections_of_features_in_slices(tmp_path: Path) -> None:
     settings = (f"dataset={dataset}", *SETTINGS, "training.num_epochs=2", "dense.sharding=fsdp")
     settings += ("model.score_function=transformer", "model.dimension=8", "training.objective=one_vs_all")
     settings += (f"features.files=[person={tmp_path / 'person.npy'}]", "features.projection=mlp")
-    settings += ("dense.optimizer=SGD", "dense.options=[momentum=0.9]")
+    settings += "dense.optimizer={name: SGD, momentum: 0.9}"
     done = commands.train_alone(f"output={alone}", *settings)
     assert done.returncode == 0, done.stderr
     # The stand-in for a GPU: it computes with a copy of the layers, filled from slices before each batch.

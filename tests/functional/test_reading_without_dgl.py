@@ -48,9 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python without DGL."""
     command = [str(python), *words]
-    return subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120
-    )
+    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
 
 
 def test_dgl_is_not_there(python: Path, folder: Path) -> None:

@@ -155,7 +155,7 @@ def test_files_resume_and_ranking(tmp_path: Path, score_function: str, optimizer
     more += (
         ("negatives.num_uniform=12", "model.score_function.channels=2") if score_function == "conve" else ()
     )
-    more += ("optimizer.schedule=ExponentialLR", "optimizer.schedule_options=[gamma=0.5]")
+    more += ("optimizer.schedule={name: ExponentialLR, gamma: 0.5}",)
     with opened(folder, *more) as trainer:
         start = trainer._dense.tensors()
         train(trainer, 1)
@@ -309,14 +309,14 @@ def test_refused_modules(function: type[DenseScore], words: str) -> None:
             "unknown dense.optimizer 'adam'; .*did you mean 'Adam'",
         ),
         (
-            ["model.score_function=tucker", 'dense.options=["betas=[0.9, 2]"]'],
+            ["model.score_function=tucker", "dense.optimizer={name: Adam, betas: [0.9, 2]}"],
             "dense.optimizer Adam with betas=.*: torch refuses it: Invalid beta",
         ),
         (
-            ["model.score_function=tucker", "dense.options=[eps=1e-6, momentum=1]"],
+            ["model.score_function=tucker", "dense.optimizer={name: Adam, eps: 1e-6, momentum: 1}"],
             "unknown option of dense.optimizer Adam 'momentum'",
         ),
-        (["model.score_function=tucker", "dense.options=[eps]"], r"dense.options has 'eps'; allowed: texts"),
+        (["dense.options=[eps=1]"], "dense.options is now called dense.optimizer, a map"),
         (
             ["model.score_function=tucker", "dense.schedule=Cosine"],
             "unknown dense.schedule 'Cosine'; .*CosineAnnealingLR",
@@ -328,9 +328,9 @@ def test_refused_modules(function: type[DenseScore], words: str) -> None:
     ],
 )
 def test_refused_settings(tmp_path: Path, settings: list[str], words: str) -> None:
-    config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings])
+    given = [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings]
     with pytest.raises(InputError, match=words):
-        build.check_training(config, 1)
+        build.check_training(load_config(None, given), 1)
 
 
 def test_a_checkpoint_without_a_parameter_is_refused() -> None:

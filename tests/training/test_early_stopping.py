@@ -24,8 +24,7 @@ PATIENT = (
     "evaluation.valid_every_epochs=1",
     "training.early_stopping_patience=2",
     "training.num_epochs=9",
-    "optimizer.schedule=StepLR",
-    "optimizer.schedule_options=[step_size=1, gamma=0.5]",
+    "optimizer.schedule={name: StepLR, step_size: 1, gamma: 0.5}",
     "optimizer.warmup_batches=2",
 )
 

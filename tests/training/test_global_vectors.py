@@ -69,7 +69,7 @@ def live(trainer: Trainer) -> dict[str, torch.Tensor]:
     [
         ([], None, None),
         (["optimizer.warmup_batches=4"], None, None),
-        (["optimizer.schedule=ExponentialLR", "optimizer.schedule_options=[gamma=0.5]"], None, None),
+        (["optimizer.schedule={name: ExponentialLR, gamma: 0.5}"], None, None),
         (["optimizer.clip_norm=0.02"], None, 0.02),
         (["optimizer.clip_value=0.01", "optimizer.clip_norm=0.05"], 0.01, 0.05),
     ],
@@ -82,7 +82,7 @@ def test_several_steps_against_all_entities_equal_float64(
     Learning rates are those of the schedule; torch clips the gradient of rows and vectors together.
     """
     if "optimizer.schedule=ExponentialLR" in settings:
-        settings = [*settings, "optimizer.schedule_every=batch"]
+        settings = [*settings, "optimizer.schedule.every=batch"]
     with opened(
         tmp_path / "run", "model.score_function=distmult", "training.objective=one_vs_all", *settings
     ) as trainer:

@@ -29,7 +29,7 @@ def test_defaults_are_left_to_the_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_configured_reaches_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = ("name=sparse_adam", "eps=1e-6", "beta1=0.8", "weight_decay=0.01")
+    settings = ("name=sparse_adam", "eps=1e-6", "betas=[0.8, 0.999]", "weight_decay=0.01")
     _, rule, options = made_with(monkeypatch, *settings, "decoupled_weight_decay=true")
     assert rule == Adam(betas=(0.8, 0.999), eps=1e-6)
     assert (options["weight_decay"], options["decoupled_weight_decay"]) == (0.01, True)
@@ -37,38 +37,43 @@ def test_what_is_configured_reaches_the_optimizer(monkeypatch: pytest.MonkeyPatc
 
 def test_relations_of_their_own_are_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """With their rule and learning rate where these differ; without a difference there is one group."""
-    for settings in ([], ["relation_name=sparse_adagrad", "relation_lr=0.1"]):
+    for settings in ([], ["relations.name=sparse_adagrad", "relations.lr=0.1"]):
         assert made_with(monkeypatch, *settings)[0] == ["people", "films", "r"]
     entities = {"params": ["people", "films"]}
-    assert made_with(monkeypatch, "relation_lr=0.02")[0] == [entities, {"params": ["r"], "lr": 0.02}]
+    assert made_with(monkeypatch, "relations.lr=0.02")[0] == [entities, {"params": ["r"], "lr": 0.02}]
     groups, rule, options = made_with(
-        monkeypatch, "name=row_adagrad", "relation_name=sparse_adam", "beta2=0.9", "weight_decay=0.1"
+        monkeypatch,
+        "name=row_adagrad",
+        "relations={name: sparse_adam, betas: [0.9, 0.9]}",
+        "weight_decay=0.1",
     )
     assert groups == [entities, {"params": ["r"], "rule": Adam(betas=(0.9, 0.9))}]
     assert (rule, options["weight_decay"]) == (RowWiseAdagrad(), 0.1)
 
 
 def test_state_of_relations_counts_in_the_plan() -> None:
-    config = load_config(None, ["dataset=toy", "optimizer.relation_name=row_adagrad"])
+    config = load_config(None, ["dataset=toy", "optimizer.relations.name=row_adagrad"])
     assert (state_widths(8, config, RELATION), state_widths(8, config, "person")) == ((1,), (8,))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["optimizer.relation_name=adagrad"], "sparse_adagrad"),
-        (["optimizer.relation_lr=-1"], "optimizer.relation_lr is -1.0; allowed: at least 0"),
+        (["optimizer.relations.name=adagrad"], "sparse_adagrad"),
+        (["optimizer.relations.lr=-1"], "optimizer.relations.lr is -1.0; allowed: at least 0"),
         (
-            ["optimizer.beta1=0.8"],
-            "optimizer.beta1 is 0.8, which has no effect with optimizer.name sparse_adagrad; it takes "
-            "sparse_adam",
+            ["optimizer.betas=[0.8, 0.9]"],
+            "optimizer.betas has no effect here; it is an option of sparse_adam",
         ),
         (
             ["optimizer.name=sparse_adam", "optimizer.decoupled_weight_decay=true"],
             "optimizer.decoupled_weight_decay is true and optimizer.weight_decay is 0, so nothing decays",
         ),
         (["optimizer.name=adam"], "adam"),
-        (["optimizer.beta2=1"], "optimizer.beta2 is 1.0; allowed: below 1"),
+        (
+            ["optimizer={name: sparse_adam, betas: [0.9, 1]}"],
+            "betas must be two numbers in [0, 1), got ",
+        ),
     ],
 )
 def test_settings_without_effect_are_refused(settings: list[str], message: str) -> None:

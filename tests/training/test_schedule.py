@@ -13,7 +13,9 @@ from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.training.building.components import check_config
 from dglkge.training.control import TrainingControl
-from dglkge.training.schedule import Schedule, known_schedules, parse_options, warm_up_factor
+from dglkge.training.schedule import Schedule, known_schedules, warm_up_factor
+
+FIELD = "optimizer.schedule"
 
 OPTIONS: dict[str, list[str]] = {
     "StepLR": ["step_size=3", "gamma=0.5"],
@@ -37,9 +39,9 @@ def config(*settings: str) -> Any:
 
 
 def chosen(name: str, options: list[str]) -> Any:
-    """Return the section of the optimizer with a schedule."""
-    text = ", ".join(f'"{option}"' for option in options)
-    return config(f"optimizer.schedule={name}", f"optimizer.schedule_options=[{text}]").optimizer
+    """Return the settings of a schedule."""
+    text = ", ".join([f"name: {name}", *(option.replace("=", ": ", 1) for option in options)])
+    return config(f"optimizer.schedule={{{text}}}").optimizer.schedule
 
 
 def test_every_scheduler_of_torch_has_a_case() -> None:
@@ -52,7 +54,7 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
 
     A rate in the options is that of the first group, and the other group's is as much smaller as its own.
     """
-    options = parse_options(OPTIONS[name])
+    options = chosen(name, OPTIONS[name]).options
     options |= {
         key: [options[key], options[key] * (0.03 / 0.1)] for key in ("base_lr", "max_lr") if key in options
     }
@@ -61,7 +63,7 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
     extra = {"cycle_momentum": False} if name in ("CyclicLR", "OneCycleLR") else {}
     extra |= {"mode": "max"} if name == "ReduceLROnPlateau" else {}
     theirs = known_schedules()[name](driver, **options, **extra)
-    ours = Schedule(chosen(name, OPTIONS[name]), [0.1, 0.03])
+    ours = Schedule(FIELD, chosen(name, OPTIONS[name]), [0.1, 0.03])
     mrr = [0.1, 0.2, 0.2, 0.19, 0.3, 0.3, 0.3, 0.3, 0.31, 0.2] * 3
     seen: set[tuple[float, ...]] = set()
     with warnings.catch_warnings():
@@ -69,7 +71,7 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
         for step in range(25):
             assert ours.lrs == [group["lr"] for group in driver.param_groups], step
             seen.add(tuple(ours.lrs))
-            again = Schedule(chosen(name, OPTIONS[name]), [0.1, 0.03])
+            again = Schedule(FIELD, chosen(name, OPTIONS[name]), [0.1, 0.03])
             again.load_state_dict(ours.state_dict())
             ours = again
             ours.step(mrr[step])
@@ -80,7 +82,9 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
 
 def test_a_rate_of_each_group_is_taken_as_given() -> None:
     given = Schedule(
-        chosen("OneCycleLR", ["max_lr=[0.1, 0.07]", "total_steps=40", "pct_start=0.25"]), [0.1, 0.03]
+        "optimizer.schedule",
+        chosen("OneCycleLR", ["max_lr=[0.1, 0.07]", "total_steps=40", "pct_start=0.25"]),
+        [0.1, 0.03],
     )
     rates = []
     for _ in range(40):
@@ -91,7 +95,9 @@ def test_a_rate_of_each_group_is_taken_as_given() -> None:
 
 def test_cosine_in_closed_form() -> None:
     """Loshchilov and Hutter, "SGDR" (2017), equation 5, without restarts."""
-    schedule = Schedule(chosen("CosineAnnealingLR", ["T_max=10", "eta_min=0.01"]), [0.1])
+    schedule = Schedule(
+        "optimizer.schedule", chosen("CosineAnnealingLR", ["T_max=10", "eta_min=0.01"]), [0.1]
+    )
     for step in range(10):
         wanted = 0.01 + (0.1 - 0.01) * (1 + math.cos(math.pi * step / 10)) / 2
         assert schedule.lrs == pytest.approx([wanted], rel=1e-12)
@@ -127,9 +133,8 @@ def lrs_of(settings: list[str], num_batches: int, num_epochs: int, resume_at: in
 @pytest.mark.parametrize("every", ["epoch", "batch"])
 def test_warm_up_times_schedule_over_batches_and_epochs(every: str) -> None:
     settings = [
-        "optimizer.schedule=StepLR",
-        "optimizer.schedule_options=[step_size=1, gamma=0.5]",
-        f"optimizer.schedule_every={every}",
+        "optimizer.schedule={name: StepLR, step_size: 1, gamma: 0.5}",
+        f"optimizer.schedule.every={every}",
         "optimizer.warmup_batches=3",
     ]
     wanted = []
@@ -160,27 +165,25 @@ def test_without_schedule_and_warm_up_learning_rates_are_the_scripts() -> None:
     [
         (["schedule=CosineAnealingLR"], "CosineAnnealingLR"),
         (["schedule=LambdaLR"], "LambdaLR"),
-        (["schedule=StepLR", "schedule_options=[stepsize=3]"], "step_size"),
+        (["schedule={name: StepLR, stepsize: 3}"], "step_size"),
         (["schedule=StepLR"], "optimizer.schedule StepLR with no options: torch refuses it: "),
-        (["schedule=StepLR", "schedule_options=[step_size]"], "optimizer.schedule_options has 'step_size'; "),
-        (["schedule=StepLR", "schedule_options=[step_size=1, step_size=2]"], "'step_size=2'; allowed: texts"),
-        (["schedule=StepLR", "schedule_options=[step_size=0]"], "StepLR with step_size=0: torch refuses it"),
-        (
-            ["schedule_options=[step_size=1]"],
-            "schedule_options is ['step_size=1'], and optimizer.schedule is",
-        ),
-        (["schedule_every=batch"], "optimizer.schedule_every is batch, and optimizer.schedule is empty"),
+        (["schedule={name: StepLR, step_size: 0}"], "StepLR with step_size=0: torch refuses it"),
+        (["schedule={step_size: 1}"], "optimizer.schedule.name is not given"),
+        (["schedule.every=batch"], "optimizer.schedule.name is not given"),
         (["schedule=ReduceLROnPlateau"], "needs evaluation.valid_every_epochs of at least 1, got 0"),
         (
-            ["schedule=ReduceLROnPlateau", "schedule_every=batch"],
+            ["schedule=ReduceLROnPlateau", "schedule.every=batch"],
             "which follows the valid MRR; allowed: epoch",
         ),
         (
-            ["schedule=CyclicLR", "schedule_options=[base_lr=0.1, max_lr=1, cycle_momentum=true]"],
-            "has cycle_momentum=true: only learning rates are scheduled",
+            ["schedule={name: CyclicLR, base_lr: 0.1, max_lr: 1, cycle_momentum: true}"],
+            "cycle_momentum is true: only learning rates are scheduled",
         ),
-        (["schedule=OneCycleLR", "schedule_options=[max_lr=1, total_steps=3]"], "OneCycleLR"),
-        (["schedule_every=step"], "optimizer.schedule_every is 'step'; allowed: one of epoch, batch"),
+        (["schedule={name: OneCycleLR, max_lr: 1, total_steps: 3}"], "OneCycleLR"),
+        (
+            ["schedule={name: StepLR, every: step}"],
+            "schedule.every is 'step'; allowed: one of epoch, batch",
+        ),
         (["warmup_batches=-1"], "optimizer.warmup_batches is -1; allowed: at least 0"),
         (["clip_norm=1"], "optimizer.clip_norm is 1 and training.synchronous is false"),
     ],
@@ -193,8 +196,8 @@ def test_refusals(settings: list[str], message: str) -> None:
 
 
 def test_a_schedule_that_is_shorter_than_the_run_is_refused() -> None:
-    options = ["optimizer.schedule=OneCycleLR", "optimizer.schedule_options=[max_lr=1, total_steps=99]"]
-    chosen = config(*options, "optimizer.schedule_every=batch", "training.num_epochs=10")
+    options = ["optimizer.schedule={name: OneCycleLR, max_lr: 1, total_steps: 99}"]
+    chosen = config(*options, "optimizer.schedule.every=batch", "training.num_epochs=10")
     check_config(chosen)
     with pytest.raises(InputError, match="OneCycleLR has 99 steps and the run 100; allowed: total_steps"):
         TrainingControl(chosen, [{"lr": 0.1}], 10)

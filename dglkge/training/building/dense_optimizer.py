@@ -15,7 +15,6 @@ from dglkge.config import Config
 from dglkge.config.schema import DenseConfig, changed_fields
 from dglkge.errors import InputError, unknown_name
 from dglkge.model.kge_model import KgeModel
-from dglkge.training.schedule import parse_options
 
 _UNFIT = ("Optimizer", "LBFGS", "SparseAdam")
 """The base class; one that computes the loss several times a step; one for gradients of single rows."""
@@ -42,24 +41,22 @@ def dense_optimizer(chosen: DenseConfig, parameters: Sequence[torch.nn.Parameter
         If torch has no such optimizer, it has no such option, or it refuses a value or the parameters.
     """
     known = known_optimizers()
-    if chosen.optimizer not in known:
-        raise unknown_name("dense.optimizer", chosen.optimizer, list(known))
-    kind: Any = known[chosen.optimizer]
+    optimizer = chosen.optimizer
+    if optimizer.name not in known:
+        raise unknown_name("dense.optimizer", optimizer.name, list(known))
+    kind: Any = known[optimizer.name]
     allowed = [name for name in inspect.signature(kind).parameters if name not in _NOT_OPTIONS]
-    options = parse_options(chosen.options, "dense.options")
+    options = optimizer.options
     for name, value in options.items():
         if name not in allowed:
-            raise unknown_name(f"option of dense.optimizer {chosen.optimizer}", name, allowed)
+            raise unknown_name(f"option of dense.optimizer {optimizer.name}", name, allowed)
         if isinstance(value, list):
             options[name] = tuple(value)  # betas: [0.9, 0.98]
     try:
         made: torch.optim.Optimizer = kind(list(parameters), lr=chosen.lr, **options)
     except Exception as error:
-        given = ", ".join(chosen.options) or "no options"
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            f"dense.optimizer {chosen.optimizer} with {given}: torch refuses it: {reason}"
-        ) from None
+        raise InputError(f"dense.optimizer {optimizer}: torch refuses it: {reason}") from None
     return made
 
 
@@ -125,9 +122,9 @@ def _check_sharding(chosen: DenseConfig) -> None:
     """
     if not works_by_number(chosen):
         raise InputError(
-            f"dense.optimizer is {chosen.optimizer} and dense.sharding is fsdp, which gives each trainer a "
-            "slice of a parameter: this optimizer's step depends on the whole; allowed: optimizers that work "
-            "number by number, e.g. Adam, or dense.sharding replicated"
+            f"dense.optimizer is {chosen.optimizer.name} and dense.sharding is fsdp, which gives each "
+            "trainer a slice of a parameter: this optimizer's step depends on the whole; allowed: optimizers "
+            "that work number by number, e.g. Adam, or dense.sharding replicated"
         )
 
 

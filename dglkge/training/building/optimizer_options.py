@@ -10,14 +10,12 @@ from typing import Any
 from dglkge.config import Config
 from dglkge.config.schema import OptimizerConfig
 from dglkge.errors import InputError
-from dglkge.model.choices import OPTIMIZERS
+from dglkge.model.choices import OPTIMIZERS, RelationSettings
 from dglkge.optim.rules import UpdateRule
-
-_DEFAULTS = OptimizerConfig()
 
 
 def check_optimizer(config: Config) -> None:
-    """Refuse unknown optimizers, and settings that none of the chosen ones has.
+    """Refuse settings that have no effect.
 
     Raises
     ------
@@ -25,16 +23,6 @@ def check_optimizer(config: Config) -> None:
         Naming the field, its value and what is allowed.
     """
     chosen = config.optimizer
-    names = list(dict.fromkeys([chosen.name, relation_optimizer(chosen)]))
-    known = {key for name in names for key in OPTIMIZERS.get(name)().hyper}
-    for field, key in (("eps", "eps"), ("beta1", "betas"), ("beta2", "betas")):
-        value = getattr(chosen, field)
-        if value != getattr(_DEFAULTS, field) and key not in known:
-            able = ", ".join(name for name in OPTIMIZERS if key in OPTIMIZERS.get(name)().hyper)
-            raise InputError(
-                f"optimizer.{field} is {value}, which has no effect with optimizer.name "
-                f"{' and '.join(names)}; it takes {able}"
-            )
     if chosen.clip_norm and not config.training.synchronous:
         raise InputError(
             f"optimizer.clip_norm is {chosen.clip_norm:g} and training.synchronous is false: no trainer has "
@@ -55,30 +43,28 @@ def clipping_of(chosen: OptimizerConfig) -> dict[str, float]:
 
 def relation_optimizer(chosen: OptimizerConfig) -> str:
     """Return the name of the relations' optimizer."""
-    return chosen.relation_name or chosen.name
+    return chosen.relations.name or chosen.name
 
 
 def describe_optimizer(chosen: OptimizerConfig) -> dict[str, Any]:
     """Return name and learning rate for a checkpoint, and those of the relations where they differ."""
     described: dict[str, Any] = {"name": chosen.name, "lr": chosen.lr}
     if relation_optimizer(chosen) != chosen.name:
-        described["relation_name"] = chosen.relation_name
-    if chosen.relation_lr not in (0, chosen.lr):
-        described["relation_lr"] = chosen.relation_lr
+        described["relation_name"] = chosen.relations.name
+    if chosen.relations.lr not in (0, chosen.lr):
+        described["relation_lr"] = chosen.relations.lr
     return described
 
 
-def configured_rule(chosen: OptimizerConfig, name: str) -> UpdateRule:
-    """Return the update rule of a name, with the hyper-parameters that are configured."""
-    rule = OPTIMIZERS.get(name)()
-    given: dict[str, Any] = {"eps": chosen.eps} if chosen.eps else {}
-    if (chosen.beta1, chosen.beta2) != (_DEFAULTS.beta1, _DEFAULTS.beta2):
-        given["betas"] = (chosen.beta1, chosen.beta2)
-    return rule.of(given)
+def configured_rule(settings: OptimizerConfig | RelationSettings) -> UpdateRule:
+    """Return the update rule of the rows of entities or of relations, with its hyper-parameters."""
+    rule = OPTIMIZERS.get(settings.name)()
+    return rule.of({name: getattr(settings, name) for name in rule.hyper})
 
 
 def relation_group(chosen: OptimizerConfig) -> dict[str, Any]:
     """Return what differs in the parameter group of the relations; empty if nothing does."""
-    name, lr = relation_optimizer(chosen), chosen.relation_lr or chosen.lr
+    lr = chosen.relations.lr or chosen.lr
     group: dict[str, Any] = {} if lr == chosen.lr else {"lr": lr}
-    return group if name == chosen.name else {**group, "rule": configured_rule(chosen, name)}
+    rule = configured_rule(chosen.relations) if chosen.relations.name else configured_rule(chosen)
+    return group if rule == configured_rule(chosen) else {**group, "rule": rule}
