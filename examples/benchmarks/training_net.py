@@ -32,6 +32,7 @@ import pandas as pd
 import torch
 
 import dglkge
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.config import Config, load_config
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError
@@ -180,7 +181,7 @@ def train(config: Config, cluster: Cluster) -> list[float]:
 
 def contents(output: Path) -> Iterator[tuple[str, Any]]:
     """Yield every dataset of the newest version of a run, by file and path."""
-    for path in sorted((output / "checkpoint").rglob("*.h5")):
+    for path in sorted((output / CHECKPOINT_FOLDER).rglob("*.h5")):
         with h5py.File(path, "r") as file:
             names: list[str] = []
             file.visit(names.append)
@@ -217,8 +218,8 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         if expected is None or expected == found:
             continue
         parts = [part for part in ("losses", "tables") if expected[part] != found[part]]
-        names = {**expected["tables"], **found["tables"]}
-        names = [name for name in names if expected["tables"].get(name) != found["tables"].get(name)]
+        every = {**expected["tables"], **found["tables"]}
+        names = [name for name in every if expected["tables"].get(name) != found["tables"].get(name)]
         lines.append(f"{' and '.join(parts)} differ ({', '.join(names)}): {settings}")
     return lines
 
