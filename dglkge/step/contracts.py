@@ -87,8 +87,6 @@ class RowStore(Protocol):
 class RowTransform(Protocol):
     """Change of rows between table and objective, and of gradients on the way back."""
 
-    adds: bool
-
     def start_batch(self, number: int) -> None:
         """Begin a batch, by a number that no other batch of any epoch has."""
         ...

@@ -29,11 +29,6 @@ class Transforms:
         self._chains = {name: list(chain) for name, chain in by_table.items() if chain}
         self._each = list({id(one): one for chain in self._chains.values() for one in chain}.values())
 
-    @property
-    def add_to_rows(self) -> bool:
-        """Whether a transform adds something to rows."""
-        return any(transform.adds for transform in self._each)
-
     def __contains__(self, table: str) -> bool:
         return table in self._chains
 

@@ -22,8 +22,6 @@ class AddedFeatures(RowTransform):
         By table: original id of each node id.
     """
 
-    adds = True
-
     def __init__(self, features: ProjectedFeatures, original_ids: Mapping[str, torch.Tensor]) -> None:
         self._features = features
         self._original_ids = original_ids

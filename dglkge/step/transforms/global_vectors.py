@@ -46,8 +46,6 @@ class GlobalVectors(RowTransform, Parameters):
         By entity type; they keep their place in memory. Zeros at the start.
     """
 
-    adds = True
-
     def __init__(
         self,
         entity_types: Sequence[str],

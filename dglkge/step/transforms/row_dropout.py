@@ -39,8 +39,6 @@ class RowDropout(RowTransform):
         "auto": a compiled loop where rows are in memory; "reference": its plain twin, the same bit for bit.
     """
 
-    adds = False
-
     def __init__(
         self,
         rates: Mapping[str, float],

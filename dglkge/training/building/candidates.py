@@ -166,9 +166,8 @@ class StepParts:
 
     @property
     def has_loops(self) -> bool:
-        """Whether compiled loops may read rows: in the host's memory, where nothing is added to them."""
-        computation = self.computation
-        return not (computation.is_reference or computation.device.is_staged or self.transforms.add_to_rows)
+        """Whether compiled loops may compute: they read rows in the host's memory."""
+        return not (self.computation.is_reference or self.computation.device.is_staged)
 
 
 def _candidates(job: StepParts, name: str, one: _Comparison, kind: str, penalizes: bool) -> Candidates:
