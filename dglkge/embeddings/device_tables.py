@@ -92,10 +92,13 @@ class DeviceTables:
         Sum over all trainers of the numbers ``extra`` given to the last step.
     clip_factor : float
         Factor by which clipping by norm changed the gradient of the last step; 1 without clipping.
+    network_bytes : int
+        Bytes of gradients sent to other machines: 0, the tables are those of one machine.
     """
 
     step_sum = 0
     clip_factor = 1.0
+    network_bytes = 0
 
     def __init__(
         self,

@@ -59,6 +59,10 @@ class FoundRows:
         """Return some of the rows."""
         return replace(self, addresses=self.addresses[place])
 
+    def found(self, room: object) -> FoundRows:
+        """Return the rows themselves: they are readable where they are."""
+        return self
+
     def copied(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return a copy (n, D) float32, in ``out`` if given."""
         rows = torch.empty(len(self.addresses), self.dim) if out is None else out

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Callable, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,22 @@ from dglkge.optim.narrow_rows import is_narrow
 
 Wanted = Mapping[str, torch.Tensor]
 """Node ids (n,) int64 to look up in some tables, by name; ids may repeat."""
+
+
+Room = Callable[[], torch.Tensor]
+"""Returns room (n, D) float32 for copies."""
+
+
+class LocatedRows(Protocol):
+    """Rows of one table that can be read, until the next lookup."""
+
+    def found(self, room: Room) -> FoundRows:
+        """Return the rows where they are stored; only those that cannot be read there are copied."""
+        ...
+
+    def copied(self, out: torch.Tensor) -> torch.Tensor:
+        """Copy the rows (n, D) as float32; returns ``out``."""
+        ...
 
 
 class RowLookup(Protocol):
@@ -35,8 +51,8 @@ class RowLookup(Protocol):
         """Start the lookup of the batch that the next call of ``rows`` is for."""
         ...
 
-    def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
-        """Return the rows of each table's ids."""
+    def rows(self, batch: int, wanted: Wanted) -> Mapping[str, LocatedRows]:
+        """Locate the rows of each table's ids."""
         ...
 
     def before_update(self) -> None:
@@ -69,17 +85,35 @@ class DirectLookup:
     def announce(self, batch: int, wanted: Wanted) -> None:
         """Do nothing: rows are only read when they are needed."""
 
-    def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
-        """Return a copy of the rows of each table's ids."""
-        return {
-            name: FoundRows.in_array(self._tables[name].gather(ids).numpy()) for name, ids in wanted.items()
-        }
+    def rows(self, batch: int, wanted: Wanted) -> dict[str, DirectRows]:
+        """Locate the rows of each table's ids."""
+        return {name: DirectRows(self._tables[name], ids) for name, ids in wanted.items()}
 
     def before_update(self) -> None:
         """Do nothing: nothing is read ahead."""
 
     def finish(self) -> None:
         """Do nothing: there is no work in the background."""
+
+
+@dataclass(frozen=True)
+class DirectRows:
+    """Rows (n, D) of a table's node ids (n,), which are read when they are used."""
+
+    table: EmbeddingTable
+    ids: torch.Tensor
+
+    def found(self, room: Room) -> FoundRows:
+        """Return the rows in shared memory, or copies where some are elsewhere or of 16 bits."""
+        rows = self.table.local_rows
+        # Compiled loops take addresses of float32.
+        if self.table.is_whole and not is_narrow(rows):
+            return FoundRows.in_array(rows.numpy(), self.ids.numpy())
+        return FoundRows.in_array(self.copied(room()).numpy())
+
+    def copied(self, out: torch.Tensor) -> torch.Tensor:
+        """Copy the rows; those of other machines come through the kvstore."""
+        return self.table.gather(self.ids, out)
 
 
 class ExchangeLookup:

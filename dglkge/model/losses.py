@@ -120,10 +120,10 @@ class Loss(ABC):
     bigraph_name : str
         PyTorch-BigGraph's name of the loss; empty where it has no equal.
     compiled : bool
-        Whether the compiled training step (``training/objectives/dot_softmax.py``) computes exactly this loss
+        Whether the compiled training step (``step/objectives/dot_softmax.py``) computes exactly this loss
         and its gradient. A subclass may compute another one, so it does not inherit the fact.
     candidate_kind : str
-        Its form over all candidates (``training/objectives/shard_objective.py``): "softmax", "bce", or empty:
+        Its form over all candidates (``step/objectives/shard_objective.py``): "softmax", "bce", or empty:
         it has none. Not inherited either.
     takes_log_odds : bool
         Whether it takes scores for log-odds, up to one constant: a share of the true answers that is c times

@@ -118,7 +118,7 @@ class Regularizer(ABC):
     help : str
         One line for the configuration's help.
     compiled : bool
-        Whether the compiled training step (``training/objectives/dot_softmax.py``) computes exactly this
+        Whether the compiled training step (``step/objectives/dot_softmax.py``) computes exactly this
         penalty and its gradient. A subclass may compute another one, so it does not inherit the fact.
     Settings : type of RegularizerSettings
         Its options. Without a weight it is no penalty.

@@ -112,7 +112,7 @@ class ScoreFunction(Comparator):
         Whether queries are so wide, as wide as a matrix, that the trainers do not exchange them: objectives
         over all candidates then refuse the score function.
     compiled : bool
-        Whether the compiled training step (``training/objectives/dot_softmax.py``) computes exactly this
+        Whether the compiled training step (``step/objectives/dot_softmax.py``) computes exactly this
         score function and its gradient: an element-wise product with the relation, complex if
         ``complex_valued``, compared by the inner product. A subclass may compute something else, so it
         does not inherit the fact.

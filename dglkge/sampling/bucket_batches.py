@@ -27,7 +27,7 @@ from dglkge.data.edge_buckets import EdgeBuckets
 from dglkge.data.range_walk import unordered, walk_pairs
 from dglkge.kernels.hashing import combine
 from dglkge.sampling import epoch_plan
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, trainer_share
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, ignore_phase, trainer_share
 from dglkge.sampling.machine_batches import MachineShares
 
 Ids = npt.NDArray[np.int64]
@@ -326,16 +326,6 @@ class BucketBatches(EdgeBatches):
         """
         self._watchers.append(watcher)
 
-    def batch(self, epoch: int, index: int, enter: Callable[[str], None] = lambda phase: None) -> EdgeBatch:
-        """Return this trainer's share of a global batch; it may be empty."""
-        if self._watchers:
-            buckets = epoch, [piece.turn for piece in self.walk.pieces(epoch, *self.walk.window(index))]
-            if buckets != self._last_buckets:
-                self._last_buckets = buckets
-                for watcher in self._watchers:
-                    watcher(epoch, index)
-        return super().batch(epoch, index, enter)
-
     def segments_at(self, epoch: int, index: int) -> frozenset[Segment]:
         """Return where the triples of the buckets of this machine's share of a global batch lie."""
         return self._segments_of(epoch, self.walk.pieces(epoch, *self.walk.window(index)))
@@ -362,8 +352,15 @@ class BucketBatches(EdgeBatches):
         """Describe the bucket of the last batch that is done, for ``stats.jsonl``."""
         return self.walk.place(epoch, batches_done)
 
-    def _make(self, epoch: int, index: int, enter: Callable[[str], None]) -> EdgeBatch:
-        """Find and sort this trainer's share."""
+    def begin(self, epoch: int, index: int) -> None:
+        if self._watchers:
+            buckets = epoch, [piece.turn for piece in self.walk.pieces(epoch, *self.walk.window(index))]
+            if buckets != self._last_buckets:
+                self._last_buckets = buckets
+                for watcher in self._watchers:
+                    watcher(epoch, index)
+
+    def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
         enter("order")
         start, end = self.walk.window(index)
         share = trainer_share(end - start, self._local_rank, self._trainers_per_machine)

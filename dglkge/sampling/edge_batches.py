@@ -64,7 +64,7 @@ class TripleIndex:
         return places, rows[places]
 
 
-def _ignore(phase: str) -> None:
+def ignore_phase(phase: str) -> None:
     """Ignore the name of a phase."""
 
 
@@ -185,8 +185,6 @@ class EdgeBatches:
         self._chunk_size = chunk_size
         self._local_rank = local_rank
         self._trainers_per_machine = trainers_per_machine
-        # The next batch, where following() has made it already.
-        self._ahead: EdgeBatch | None = None
         self._seed = seed
         self._has_all = len(self._triple_ids) == num_triples
         is_searched = self._searches_triples and not self._has_all
@@ -196,25 +194,11 @@ class EdgeBatches:
         """Return the number of global batches in an epoch."""
         return epoch_plan.num_batches(self.order.num_positions, self._batch_size)
 
-    def batch(self, epoch: int, index: int, enter: Callable[[str], None] = _ignore) -> EdgeBatch:
+    def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
         """Return this trainer's share of a global batch; it may be empty.
 
         ``enter`` is called with the name of each phase as it begins: ``order``, then ``edges``.
         """
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and (ahead.epoch, ahead.index) == (epoch, index):
-            return ahead
-        return self._make(epoch, index, enter)
-
-    def following(self, batch: EdgeBatch, enter: Callable[[str], None] = _ignore) -> EdgeBatch | None:
-        """Return this trainer's share of the batch that comes next in the epoch, None after the last."""
-        if batch.index + 1 >= len(self):
-            return None
-        self._ahead = self._make(batch.epoch, batch.index + 1, enter)
-        return self._ahead
-
-    def _make(self, epoch: int, index: int, enter: Callable[[str], None]) -> EdgeBatch:
-        """Find and sort this trainer's share."""
         enter("order")
         positions = epoch_plan.window(index, self._batch_size, self.order.num_positions)
         # One machine: a position's triple is its row, and the other trainers' need not be computed.
@@ -235,6 +219,9 @@ class EdgeBatches:
         # negatives.
         chunks = places // self._chunk_size
         return self._gather(epoch, index, len(positions), rows, triple_ids, chunks, enter)
+
+    def begin(self, epoch: int, index: int) -> None:
+        """Get to know that a batch will be trained next; it may have been made before."""
 
     def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
         """Describe the place in the order after a number of batches, for ``stats.jsonl``: nothing here."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dglkge.data.partition_layout import EdgeTable, Rows
 from dglkge.kernels.hashing import combine
 from dglkge.sampling import epoch_plan
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, trainer_share
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, ignore_phase, trainer_share
 from dglkge.sampling.triple_order import TripleOrder
 
 Ids = npt.NDArray[np.int64]
@@ -183,8 +183,7 @@ class MachineBatches(EdgeBatches):
         self._part = part
         self._shares = MachineShares(counts, self._batch_size)
 
-    def _make(self, epoch: int, index: int, enter: Callable[[str], None]) -> EdgeBatch:
-        """Find and sort this trainer's share."""
+    def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
         enter("order")
         sizes = self._shares.sizes(index)
         own = sizes[self._part]

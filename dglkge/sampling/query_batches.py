@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Union
+from typing import Any, Callable, Protocol, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.sampling import epoch_plan
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, trainer_share
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, ignore_phase, trainer_share
 from dglkge.sampling.pair_queries import PairIndex, PairRun
 from dglkge.typing import RELATION, Side
 
@@ -26,10 +26,6 @@ Ids = npt.NDArray[np.int64]
 
 BLOCK_ANSWERS = 1 << 20
 """Answers that are read at a time; the answers to one query may be more."""
-
-
-def _no_phase(phase: str) -> None:
-    """Ignore the name of a phase."""
 
 
 def _no_ids() -> Ids:
@@ -220,7 +216,6 @@ class QueryBatches:
             self._is_here[of_kind] = (nodes >= first) & (nodes < end)
         if pairs is not None:
             self._place_pairs(pairs, layout, machine)
-        self._ahead: QueryBatch | None = None
 
     def _place_pairs(self, pairs: PairIndex, layout: PartitionLayout, machine: int) -> None:
         """Find the node ids of all pairs, and which of them have their head on this machine."""
@@ -244,26 +239,8 @@ class QueryBatches:
         """Return the number of global batches in an epoch."""
         return epoch_plan.num_batches(self._num_queries, self._batch_size)
 
-    def batch(self, epoch: int, index: int, enter: Callable[[str], None] = _no_phase) -> QueryBatch:
+    def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> QueryBatch:
         """Return this trainer's share of a global batch; it may be empty."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and (ahead.epoch, ahead.index) == (epoch, index):
-            return ahead
-        return self._make(epoch, index, enter)
-
-    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
-        """Describe the place in the order after a number of batches, for ``stats.jsonl``: nothing here."""
-        return {}
-
-    def following(self, batch: QueryBatch, enter: Callable[[str], None] = _no_phase) -> QueryBatch | None:
-        """Return this trainer's share of the batch that comes next in the epoch, None after the last."""
-        if batch.index + 1 >= len(self):
-            return None
-        self._ahead = self._make(batch.epoch, batch.index + 1, enter)
-        return self._ahead
-
-    def _make(self, epoch: int, index: int, enter: Callable[[str], None]) -> QueryBatch:
-        """Find this trainer's share, sorted by kind."""
         enter("order")
         positions = epoch_plan.window(index, self._batch_size, self._num_queries)
         ids = epoch_plan.inverse_permute(positions, self._num_queries, self._seed, epoch)
@@ -283,6 +260,13 @@ class QueryBatches:
         )
         anchors, relations = self._anchors[ids], self._relations[ids]
         return QueryBatch(epoch, index, len(positions), ids, anchors, relations, runs, *of_pairs)
+
+    def begin(self, epoch: int, index: int) -> None:
+        """Get to know that a batch will be trained next; it may have been made before."""
+
+    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
+        """Describe the place in the order after a number of batches, for ``stats.jsonl``: nothing here."""
+        return {}
 
     def _of_pairs(self, ids: Ids) -> tuple[Ids, Ids, Ids, tuple[PairRun, ...]]:
         """Sort pairs by kind; returns their numbers, heads, tails and runs."""
@@ -353,3 +337,25 @@ class ShardAnswers:
 TrainingBatch = Union[EdgeBatch, QueryBatch]
 TrainingBatches = Union[EdgeBatches, QueryBatches]
 """Batches of an epoch: of edges, or of queries."""
+
+
+class EpochBatches(Protocol):
+    """Global batches of each epoch, in order.
+
+    Attributes
+    ----------
+    order_mark : int
+        See :attr:`dglkge.sampling.edge_batches.EdgeBatches.order_mark`.
+    """
+
+    order_mark: int
+
+    def __len__(self) -> int: ...
+
+    def batch(self, epoch: int, index: int, enter: Callable[[str], None]) -> Any:
+        """Return this trainer's share of a global batch; it may be empty."""
+        ...
+
+    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
+        """Describe the place in the order after a number of batches, for ``stats.jsonl``."""
+        ...

@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,8 +45,27 @@ from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.sparse_optimizer import SparseOptimizer
 from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.query_batches import TrainingBatches
+from dglkge.step.clock import PhaseClock
+from dglkge.step.computation import Computation
+from dglkge.step.contracts import Objective, Parameters, RowStore, RowTransform
+from dglkge.step.device_rows import DeviceStore
+from dglkge.step.look_ahead import LookAhead
+from dglkge.step.objectives import dot_softmax
+from dglkge.step.objectives.autograd_loss import AutogradLoss
+from dglkge.step.objectives.dot_softmax import DotSoftmax
+from dglkge.step.objectives.relation_prediction import WithRelations
+from dglkge.step.parameters.dense_parameters import DenseParameters
+from dglkge.step.planning import EdgePlanner
+from dglkge.step.rows import HostStore, Transforms
+from dglkge.step.staged_rows import StagedStore
+from dglkge.step.train_step import TrainStep
+from dglkge.step.transforms.features import AddedFeatures
+from dglkge.step.transforms.global_vectors import GlobalVectors
+from dglkge.step.transforms.row_dropout import RowDropout
+from dglkge.step.updates import RowUpdates
 from dglkge.training.building.bucket_order import build_bucket_batches, prefetch_ranges
 from dglkge.training.building.candidates import (
+    StepParts,
     build_candidate_loss,
     build_query_batches,
     build_relation_loss,
@@ -94,21 +113,7 @@ from dglkge.training.early_stopping import check_common_disk
 from dglkge.training.epochs import JOB
 from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.objectives import dot_softmax
-from dglkge.training.objectives.autograd_loss import AutogradLoss
-from dglkge.training.objectives.dense_parameters import DenseParameters
-from dglkge.training.objectives.device_rows import DeviceStaging
-from dglkge.training.objectives.dot_softmax import DotSoftmax
-from dglkge.training.objectives.global_vectors import GlobalVectors
-from dglkge.training.objectives.group_inputs import HostInputs
-from dglkge.training.objectives.measures import BatchMeasures
-from dglkge.training.objectives.relation_prediction import SampledWithRelations
-from dglkge.training.objectives.row_dropout import RowDropout
-from dglkge.training.objectives.rows import Group
-from dglkge.training.objectives.staged_rows import Staging
-from dglkge.training.stats import PhaseClock
 from dglkge.training.trackers import Trackers
-from dglkge.training.train_step import TrainStep, shifts_of
 from dglkge.training.trainer import Trainer
 from dglkge.typing import DEVICE_STORAGE, RELATION
 
@@ -297,10 +302,20 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         # The first group is that of the entities.
         group, clip_value = optimizer.param_groups[0], config.optimizer.clip_value
         global_vectors = GlobalVectors(tables.entity_types, model.dim, group, cluster.sum, clip_value)
-    train_step = _build_train_step(
-        config, dataset, layout, computing, tables, optimizer, pairs, clock, batches, cluster, global_vectors,
-         dense, features, device, device_tables,
-    )  # fmt: skip
+    computation = Computation(
+        device,
+        getattr(torch, config.training.matmul_dtype),
+        config.training.kernels == REFERENCE,
+        config.training.compile,
+        clock,
+    )
+    transforms = _build_transforms(config, tables, global_vectors, features)
+    parts = StepParts(config, tables, batches, world, computation, transforms, pairs, device_tables)
+    parameters = [one for one in (dense, global_vectors) if one is not None]
+    frozen = frozen_types(config, features, tables.entity_types)
+    train_step, ahead = _build_train_step(
+        parts, dataset, layout, computing, cluster, optimizer, parameters, frozen
+    )
     # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
     writes = world.is_machine_leader
     names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
@@ -336,7 +351,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         fill_from_vectors(config, cluster, dataset, tables, write)
 
     trainer = Trainer(
-        config, cluster, tables, optimizer, batches, train_step, evaluator, checkpoints, meta, JOB, clock,
+        config, cluster, tables, optimizer, ahead, train_step, evaluator, checkpoints, meta, JOB, clock,
         global_vectors, fill_new_run, _build_trackers(config, cluster, checkpoints),
         build_passes(config, dataset, batches, model, evaluator.gather, cluster), dense, device_tables,
     )  # fmt: skip
@@ -442,101 +457,92 @@ def _build_device_tables(
 
 
 def _build_train_step(
-    config: Config,
+    parts: StepParts,
     dataset: Dataset,
     layout: PartitionLayout,
     model: KgeModel,
-    tables: TableSet,
-    optimizer: Any,
-    pairs: list[tuple[str, str]],
-    clock: PhaseClock,
-    batches: TrainingBatches,
     cluster: Cluster,
-    global_vectors: GlobalVectors | None,
-    dense: DenseParameters | None,
-    features: RunFeatures | None,
-    device: ComputeDevice,
-    device_tables: DeviceTables | None,
-) -> TrainStep:
-    world = cluster.world
-    updates = optimizer if device_tables is None else device_tables
-    loss = configured_loss(config)
+    optimizer: Any,
+    parameters: Sequence[Parameters],
+    frozen: Sequence[str],
+) -> tuple[TrainStep, LookAhead]:
+    """Return the step, and the batches that it makes ahead."""
+    config, tables, device, clock = (
+        parts.config,
+        parts.tables,
+        parts.computation.device,
+        parts.computation.clock,
+    )
     regularizer = configured_regularizer(config, model)
-    dropout = _build_dropout(config, tables)
-    sums_batch = config.loss.batch_reduction == "sum"
-    frozen = frozen_types(config, features, tables.entity_types)
-    shifts = shifts_of(tables, global_vectors, features)
-    touched = touched_rows(config, dataset, layout, batches)
+    objective: Objective
     if config.training.objective != NEGATIVE_SAMPLING:
-        full = build_candidate_loss(
-            config, model, regularizer, tables, batches, world, clock, dropout, shifts, device, device_tables
-        )
-        return TrainStep(
-            full, tables, updates, None, pairs, clock, batches.following, dropout, sums_batch,
-            global_vectors=global_vectors, frozen=frozen, touched=touched, dense=dense,
-            staging=_build_staging(device, device_tables), features=features,
-        )  # fmt: skip
-    negatives = build_negatives(config, dataset, layout, tables, pairs)
+        objective = build_candidate_loss(parts, model, regularizer)
+    else:
+        objective = _build_sampled(parts, dataset, layout, model, cluster)
+    store: RowStore
+    if parts.device_tables is not None:
+        store = DeviceStore(tables, parts.transforms, device, parts.device_tables)
+    elif device.is_staged:
+        store = StagedStore(tables, parts.transforms, device)
+    else:
+        store = HostStore(tables, parts.transforms, objective.reads_in_place)
+    touched = touched_rows(config, dataset, layout, parts.batches)
+    updates = RowUpdates(tables, parts.device_tables or optimizer, frozen, touched)
+    ahead = LookAhead(parts.batches, objective, store, clock)
+    (parts.device_tables or optimizer).when_phase(clock.enter)
+    return TrainStep(objective, store, parts.transforms, parameters, updates, ahead, clock), ahead
+
+
+def _build_sampled(
+    parts: StepParts, dataset: Dataset, layout: PartitionLayout, model: KgeModel, cluster: Cluster
+) -> Objective:
+    """Make the objective against sampled negatives."""
+    config, computation, pairs = parts.config, parts.computation, parts.pairs
+    loss, regularizer = configured_loss(config), configured_regularizer(config, model)
+    negatives = build_negatives(config, dataset, layout, parts.tables, pairs)
     offset, range_of = build_range_offset(config, dataset, layout, loss)
+    known = build_known(config, dataset, layout)
+    sums_batch = config.loss.batch_reduction == "sum"
+    planner = EdgePlanner(list(parts.tables), pairs, negatives, sums_batch, known, range_of)
     # It is among all entities already.
     own_entity = config.negatives.own_entity and not config.negatives.all_entities
-    of_groups: Union[AutogradLoss, DotSoftmax, SampledWithRelations]
-    is_reference = config.training.kernels == REFERENCE
-    matmul_dtype = getattr(torch, config.training.matmul_dtype)
-    # Compiled loops read rows in place, where nothing is added to them, and on the CPU.
-    staging: Staging | None = None
-    measures = BatchMeasures() if config.training.batch_statistics else None
-    has_loops = dot_softmax.is_compiled(model, loss) and not is_reference and not device.is_staged
-    if has_loops and not shifts:
-        of_groups = DotSoftmax(
-            model, regularizer, own_entity, matmul_dtype, clock, list(negatives), measures, offset
-        )
+    has_measures = config.training.batch_statistics
+    objective: Objective
+    if dot_softmax.is_compiled(model, loss) and parts.has_loops:
+        objective = DotSoftmax(planner, model, regularizer, own_entity, computation, has_measures, offset)
     else:
-        of_groups = sampled = AutogradLoss(
-            model, loss, regularizer, own_entity, clock, is_reference, matmul_dtype, measures, device,
-            config.training.compile, offset,
-        )  # fmt: skip
-        staging = _build_staging(device, device_tables, sampled.inputs)
-        if config.training.compile:
-            has_own = own_entity and any(lhs == rhs for lhs, rhs in pairs)
-            compile_loss(sampled.scored, config.model.dimension, has_own, device, cluster)
-    if config.training.relation_prediction:
-        of_relations = build_relation_loss(
-            config, model, tables, batches, world, clock, dropout, device, device_tables
+        objective = sampled = AutogradLoss(
+            planner, model, loss, regularizer, own_entity, computation, has_measures, offset
         )
-        of_groups = SampledWithRelations(of_groups, of_relations)
-    known = build_known(config, dataset, layout)
-    return TrainStep(
-        of_groups,
-        tables,
-        updates,
-        negatives,
-        pairs,
-        clock,
-        batches.following,
-        dropout,
-        sums_batch,
-        known,
-        global_vectors,
-        frozen,
-        touched,
-        measures,
-        dense,
-        staging,
-        features,
-        range_of,
-    )
+        if computation.is_compiled:
+            has_own = own_entity and any(lhs == rhs for lhs, rhs in pairs)
+            compile_loss(sampled.scored, config.model.dimension, has_own, computation.device, cluster)
+    if config.training.relation_prediction:
+        objective = WithRelations(objective, build_relation_loss(parts, model, planner))
+    return objective
 
 
-def _build_staging(
-    device: ComputeDevice,
-    device_tables: DeviceTables | None,
-    inputs_of: Callable[[Group], HostInputs] | None = None,
-) -> Staging | None:
-    """Return what brings the rows of batches to a device; None where the loss reads host memory."""
-    if device_tables is not None:
-        return DeviceStaging(device, inputs_of, device_tables)
-    return Staging(device, inputs_of) if device.is_staged else None
+def _build_transforms(
+    config: Config,
+    tables: TableSet,
+    global_vectors: GlobalVectors | None,
+    features: RunFeatures | None,
+) -> Transforms:
+    """Return the transforms of each table's rows: what is added to them, then dropout."""
+    original_ids = {name: table.original_ids for name, table in tables.items()}
+    chains: dict[str, list[RowTransform]] = {name: [] for name in tables}
+    if global_vectors is not None:
+        for name in global_vectors.vectors:
+            chains[name].append(global_vectors)
+    if features is not None:
+        for name in features.entity_types:
+            chains[name].append(AddedFeatures(features, original_ids))
+    chosen = config.model
+    rates = dict.fromkeys(tables.entity_types, chosen.entity_dropout) | {RELATION: chosen.relation_dropout}
+    dropout = RowDropout(rates, original_ids, config.seed, config.training.kernels)
+    for name in dropout.tables:
+        chains[name].append(dropout)
+    return Transforms(chains)
 
 
 def _build_dense(
@@ -565,17 +571,6 @@ def _build_dense(
         modules = projections if model.module is None else JoinedModules(model.module, projections)
         return DenseWithFeatures(features, modules, *others)
     return None if model.module is None else DenseParameters(model.module, *others)
-
-
-def _build_dropout(config: Config, tables: TableSet) -> RowDropout | None:
-    """Return the dropout of rows; None where nothing is dropped."""
-    chosen = config.model
-    if not (chosen.entity_dropout or chosen.relation_dropout):
-        return None
-    rates = dict.fromkeys(tables.entity_types, chosen.entity_dropout)
-    rates[RELATION] = chosen.relation_dropout
-    original_ids = {name: table.original_ids for name, table in tables.items()}
-    return RowDropout(rates, original_ids, config.seed, config.training.kernels)
 
 
 def _build_trackers(config: Config, cluster: Cluster, checkpoints: CheckpointManager) -> Trackers:

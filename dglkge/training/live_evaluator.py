@@ -19,7 +19,7 @@ from dglkge.evaluation.protocol import Protocol
 from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.projections import ProjectedFeatures
-from dglkge.training.objectives.global_vectors import GlobalVectors
+from dglkge.step.transforms.global_vectors import GlobalVectors
 
 
 class LiveEvaluator:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from dglkge.checkpoint.shared_texts import epoch_record, pass_of, read_stats
 from dglkge.sampling.triple_order import Pass
+from dglkge.step.objectives.measures import MEASURES
 from dglkge.training.held_out import HeldOutEvaluator
-from dglkge.training.objectives.measures import MEASURES
 
 NUM_SUMS = 3 + len(MEASURES)
 """Triples, their loss, triples with batch statistics, and the sums of these."""
@@ -123,7 +123,7 @@ class Passes:
         sums : sequence of float
             Over the triples that were trained in the epoch so far, and over all trainers: their number, their
             loss and, with batch statistics, the number of triples that have some, and the sums of
-            :data:`dglkge.training.objectives.measures.MEASURES`.
+            :data:`dglkge.step.objectives.measures.MEASURES`.
         """
         so_far = np.zeros(NUM_SUMS)
         so_far[: len(sums)] = sums

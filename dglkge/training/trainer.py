@@ -32,15 +32,16 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.planning.memory import saves_in_background
-from dglkge.sampling.query_batches import TrainingBatch, TrainingBatches
+from dglkge.sampling.query_batches import EpochBatches, TrainingBatch
 from dglkge.sampling.triple_order import Pass
+from dglkge.step.objectives.measures import MEASURES
+from dglkge.step.parameters.dense_parameters import DenseParameters
+from dglkge.step.train_step import TrainStep
+from dglkge.step.transforms.global_vectors import GlobalVectors
 from dglkge.training.building.warm_start import warm_start
 from dglkge.training.control import TrainingControl
 from dglkge.training.epochs import COMMIT, STOP, CommitPolicy, ElasticEpochs
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.objectives.dense_parameters import DenseParameters
-from dglkge.training.objectives.global_vectors import GlobalVectors
-from dglkge.training.objectives.measures import MEASURES
 from dglkge.training.passes import Passes, StatsHandler
 from dglkge.training.process_usage import ProcessUsage
 from dglkge.training.stats import (
@@ -54,7 +55,6 @@ from dglkge.training.stats import (
     wants_bar,
 )
 from dglkge.training.trackers import Trackers
-from dglkge.training.train_step import TrainStep
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Trainer:
     cluster : Cluster
     tables : TableSet
     optimizer : SparseOptimizer
-    edge_batches : EdgeBatches or QueryBatches
+    edge_batches : EpochBatches
     train_step : TrainStep
     evaluator : LiveEvaluator
     checkpoints : CheckpointManager
@@ -99,7 +99,7 @@ class Trainer:
         cluster: Cluster,
         tables: TableSet,
         optimizer: Any,
-        edge_batches: TrainingBatches,
+        edge_batches: EpochBatches,
         train_step: TrainStep,
         evaluator: LiveEvaluator,
         checkpoints: CheckpointManager,
@@ -140,7 +140,6 @@ class Trainer:
         self._report: EpochReport | None = None
         # Sum of all trainers' flags in the last step; None: no message since the last check had it.
         self._flag_sum: int | None = None
-        self._bytes_sent = self._bytes_sent_so_far()
         self._committed: tuple[int, int] | None = None
         # Epochs after which training ended with its best version; None while it goes on.
         self._ended_after: int | None = None
@@ -195,7 +194,7 @@ class Trainer:
         self._report = EpochReport(
             self.cluster, path, epoch, total, done, num_batches, self.bar, self._clock, before,
             self._checkpoints.records.check_lease, self._track, self._usage,
-            functools.partial(self._fields, epoch), self._train_step.measures is not None,
+            functools.partial(self._fields, epoch), self.config.training.batch_statistics,
         )  # fmt: skip
         try:
             self.stop_if_asked()
@@ -313,28 +312,21 @@ class Trainer:
         """Train one batch; returns the summed loss of this trainer's triples."""
         self._control.before_batch()
         flags = self._flags(batch.index + 1)
-        loss = self._train_step(batch, flags)
+        result = self._train_step(batch, flags)
         self._control.after_batch()
         self._clock.enter("other")
-        before, self._bytes_sent = self._bytes_sent, self._bytes_sent_so_far()
-        measures = () if self._train_step.measures is None else self._train_step.measures.take()
-        counted, num_triples = loss, len(batch)
-        if self._train_step.is_skipped:
-            # Its loss may be infinite, and would be the epoch's.
-            counted, num_triples, measures = 0.0, 0, np.zeros_like(measures)
         reported: int | None = None
         if self._report is not None:
+            loss, num_triples, measures = result.loss, len(batch), result.measures
+            if result.is_skipped:
+                # Its loss may be infinite, and would be the epoch's.
+                loss, num_triples, measures = 0.0, 0, np.zeros_like(measures)
             reported = self._report.count(
-                batch.index + 1, counted, num_triples, self._bytes_sent - before, measures, flags
+                batch.index + 1, loss, num_triples, result.sent_bytes, measures, flags
             )
         # An asynchronous step exchanges nothing: the flags are summed by the reports alone.
-        self._flag_sum = self._train_step.flag_sum if self.config.training.synchronous else reported
-        return loss
-
-    def _bytes_sent_so_far(self) -> int:
-        """Return the bytes of ids, rows, queries and gradients that this trainer sent to other machines."""
-        sent = self.tables.lookup.sent_bytes + self.optimizer.network_bytes + self._train_step.sent_bytes
-        return int(sent)
+        self._flag_sum = result.flag_sum if self.config.training.synchronous else reported
+        return result.loss
 
     def register(self, name: str, item: Any) -> None:
         """Save the state of an object of yours with each version, and load it where a version has it.
@@ -542,7 +534,7 @@ class Trainer:
         self._epochs.restore(meta.progress[Progress.FINISHED_EPOCHS])
         self._position = (self._epochs.finished(), self._resumed_batches(meta))
         self._committed = (self._epochs.finished(), self._batches_done)
-        self._so_far = _loss_so_far(meta, self._train_step.measures is not None)
+        self._so_far = _loss_so_far(meta, self.config.training.batch_statistics)
         self._ended = self._epochs.finished()
         if self._is_over(meta):
             self._epochs.end(self._ended)

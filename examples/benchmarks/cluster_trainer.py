@@ -30,8 +30,9 @@ from dglkge.embeddings.row_lookup import Wanted
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.kge_model import build_model
 from dglkge.model.losses import build_loss
-from dglkge.training.objectives.autograd_loss import AutogradLoss
-from dglkge.training.stats import PhaseClock
+from dglkge.step.computation import Computation
+from dglkge.step.objectives.autograd_loss import AutogradLoss
+from dglkge.step.rows import HostStore
 from dglkge.training.trainer import Trainer
 
 
@@ -92,6 +93,7 @@ class StockRows:
     sent_bytes = 0
     network_bytes = 0
     step_sum = 0
+    clip_factor = 1.0
 
     def __init__(self, tables: TableSet, lr: float, merges: bool) -> None:
         self._merges = merges
@@ -125,7 +127,11 @@ class StockRows:
         return found
 
     def step_rows(
-        self, updates: Sequence[tuple[Any, torch.Tensor, torch.Tensor]], extra: int, number: int
+        self,
+        updates: Sequence[tuple[Any, torch.Tensor, torch.Tensor]],
+        extra: int,
+        other_squares: float,
+        number: int,
     ) -> None:
         """Give each table's rows their gradients and let DGL update them."""
         # DGL's optimizer reads the gradient of the tensor that the embedding returned.
@@ -138,20 +144,25 @@ class StockRows:
         self._optimizer.step()
 
 
-def use_stock_rows(trainer: Trainer, config: Config, merges: bool) -> None:
+def use_stock_rows(trainer: Any, config: Config, merges: bool) -> None:
     """Replace the lookup and the optimizer of a trainer."""
     stock = StockRows(trainer.tables, config.optimizer.lr, merges)
     trainer.tables.lookup = stock
     # Both places, as the trainer and its step each hold a reference.
-    trainer.optimizer = trainer._train_step._optimizer = stock
+    trainer.optimizer = trainer._train_step._updates._optimizer = stock
 
 
-def use_autograd(trainer: Trainer, config: Config) -> None:
+def use_autograd(trainer: Any, config: Config) -> None:
     """Let torch differentiate the loss of a trainer, without a regularizer."""
     chosen = config.model
     model = build_model(chosen.score_function.name, chosen.dimension, chosen.reciprocal_relations)
     loss = build_loss(config.loss.name)
-    trainer._train_step._loss = AutogradLoss(model, loss, None, config.negatives.own_entity, PhaseClock())
+    step = trainer._train_step
+    # The planner of the trainer's own objective draws the negatives.
+    planner = step._objective._planner
+    objective = AutogradLoss(planner, model, loss, None, config.negatives.own_entity, Computation())
+    step._objective = step._look_ahead._objective = objective
+    step._store = step._look_ahead._store = HostStore(trainer.tables, step._transforms, reads_in_place=False)
 
 
 def measure(cluster: Cluster, trainer: Trainer, num_warm: int, num_batches: int) -> Cost:

@@ -27,7 +27,7 @@ import torch
 from dglkge.errors import DglkgeError
 from dglkge.model.kge_model import build_model
 from dglkge.model.precision import NARROW_TYPES, ModulePrecision, autocast_problem, compiler_problem
-from dglkge.training.objectives.dense_parameters import DenseParameters
+from dglkge.step.parameters.dense_parameters import DenseParameters
 from dglkge.typing import Side
 from measuring.machine import describe_machine
 

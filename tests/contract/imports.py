@@ -10,10 +10,11 @@ import ast
 from collections.abc import Iterator, Mapping
 
 FLOORS = {
-    7: {"train_job", "__main__", "partition_tools"},
-    6: {"cli"},
-    5: {"report", "serving"},
-    4: {"training", "inference", "tuning"},
+    8: {"train_job", "__main__", "partition_tools"},
+    7: {"cli"},
+    6: {"report", "serving"},
+    5: {"training", "inference", "tuning"},
+    4: {"step"},
     3: {"sampling", "embeddings", "checkpoint", "evaluation", "launch", "planning", "partition"},
     2: {"data", "model", "distributed", "config"},
     1: {"typing", "registry", "errors", "settings", "file_lock", "optim", "kernels"},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
 from dglkge.sampling.machine_batches import MachineBatches, num_chunks, partition_mark, rows_of_sets
 from dglkge.sampling.negatives import MixedNegatives
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
-from dglkge.training.objectives.rows import RowRequest, request_rows
-from dglkge.typing import RELATION
+from dglkge.step.planning import EdgePlanner
+from dglkge.typing import RELATION, Side
 
 NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, SEED = 1003, 100, 20, 11
 PAIR_OF_RELATION = np.array([0, 1, 0, 2])
@@ -183,11 +182,10 @@ def test_chunks_are_even_and_hardly_larger_than_configured(size: int) -> None:
 
 def num_pulled(batch: EdgeBatch, num_parts: int, part: int) -> int:
     """Return how many rows of negatives a machine needs that others own."""
-    tables: Any = {name: SimpleNamespace(dim=4, name=name) for name in (*NUM_NODES, RELATION)}
-    requests = {name: RowRequest(table) for name, table in tables.items()}
-    groups = request_rows(batch, PAIRS, negatives(num_parts, part), requests)
+    samplers = dict.fromkeys(Side, negatives(num_parts, part))
+    groups = EdgePlanner([*NUM_NODES, RELATION], PAIRS, samplers).plan(batch).groups
     drawn = {
-        (drawn.rows.request.table.name, id_)
+        (drawn.rows.table, id_)
         for group in groups
         for drawn in group.negatives.values()
         for id_ in drawn.ids.tolist()
@@ -259,16 +257,6 @@ def test_another_batch_size_and_number_of_trainers_continue_at_the_same_triple()
     for index in range(10, len(small[0][0])):
         seen += sum(triples_of(small, 0, index), [])
     assert len(seen) == len(set(seen)) == order.num_positions
-
-
-def test_a_batch_ahead_is_the_batch() -> None:
-    (ahead, _), (plain, _) = (trainers_of(edge_tables(2), 2)[1] for _ in range(2))
-    batch = ahead.batch(0, 0)
-    while (following := ahead.following(batch)) is not None:
-        batch = ahead.batch(0, following.index)
-        assert batch is following
-        assert batch.triple_ids.tolist() == plain.batch(0, batch.index).triple_ids.tolist()
-    assert batch.index == 10
 
 
 def test_a_machine_without_triples_trains_empty_batches() -> None:

@@ -87,15 +87,6 @@ def check_runs(batches: QueryBatches, batch: object) -> None:
     assert end == len(batch)  # type: ignore[arg-type]
 
 
-def test_a_batch_that_was_made_ahead_is_the_same() -> None:
-    batches = batches_of(Dataset.open(toy_dataset()), 0, 0, 2)
-    expected = batches.batch(0, 1)
-    ahead = batches.following(batches.batch(0, 0))
-    assert ahead is not None and batches.batch(0, 1) is ahead
-    assert np.array_equal(ahead.query_ids, expected.query_ids)
-    assert batches.following(batches.batch(0, len(batches) - 1)) is None
-
-
 def test_answers_of_a_shard() -> None:
     triples = np.random.default_rng(2).integers(0, 20, (200, 3)) % [20, 3, 20]
     index = QueryIndex(KnownTriples([triples], 3))

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from dglkge.config.schema import DenseConfig
 from dglkge.distributed.process_group import end_process_group, start_process_group
 from dglkge.errors import InputError, StorageError
+from dglkge.step.parameters import dense_shards
+from dglkge.step.parameters.dense_parameters import DenseParameters
 from dglkge.training.building.dense_optimizer import dense_optimizer, known_optimizers, works_by_number
-from dglkge.training.objectives import dense_shards
-from dglkge.training.objectives.dense_parameters import DenseParameters
 
 SHAPES = {"matrix": (7, 4), "vector": (5,), "one": (1,), "cube": (2, 3, 2), "unused": (4,), "fixed": (3, 2)}
 """Seven rows, five and one among three trainers; `fixed` takes no gradients."""
@@ -60,15 +60,20 @@ def sharded(chosen: DenseConfig, folder: Path, clip_value: float = 0.0) -> tuple
     return module, dense
 
 
-def train(module: Module, dense: DenseParameters, steps: range, factor: float = 1.0) -> None:
-    """Add the gradients of this rank, by two backward passes of which none runs `forward`."""
+def train(module: Module, dense: DenseParameters, steps: range, factor: float = 1.0) -> float | None:
+    """Add the gradients of this rank, by two backward passes of which none runs `forward`.
+
+    Returns the sum of the squares of the last step's.
+    """
+    found: float | None = None
     for step in steps:
-        dense.start_batch()
+        dense.start_batch(step)
         for name, gradient in gradients(dist.get_rank(), step).items():
             for half in (0.25, 0.75):
                 (getattr(module, name) * half * gradient).sum().backward()
-        dense.sum_gradients()
+        found = dense.sum_gradients([])
         dense.update(factor)
+    return found
 
 
 def check_optimizer(name: str, folder: Path) -> None:
@@ -88,8 +93,8 @@ def check_optimizer(name: str, folder: Path) -> None:
         for one in trained.values():
             one.grad *= 0.5
         optimizer.step()
-        train(module, dense, range(step, step + 1), 0.5)
-        np.testing.assert_allclose(dense.squares, squares, rtol=1e-6)
+        found_squares = train(module, dense, range(step, step + 1), 0.5)
+        np.testing.assert_allclose(found_squares, squares, rtol=1e-6)
     with dense.whole():
         for one, values in reference.named_parameters():
             # A numpy view of a whole parameter would keep FSDP from freeing it.
@@ -139,13 +144,13 @@ def check_failures(folder: Path) -> None:
     """A gradient that is not finite is found by all ranks; what rank 0 cannot write ends nobody's waiting."""
     module, dense = sharded(DenseConfig(), folder)
     before = {name: one.clone() for name, one in dense._updated.items()}
-    dense.start_batch()
+    dense.start_batch(0)
     if dist.get_rank() == 0:
         # In the slice of the last rank.
         module.matrix.grad = torch.zeros(7, 4)
         module.matrix.grad[6, 3] = float("inf")
     try:
-        dense.sum_gradients()
+        dense.sum_gradients([])
         raise AssertionError("summed")
     except FloatingPointError as error:
         assert str(error) == "the gradient of the dense parameter 'matrix' is not finite; nothing was updated"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,15 +20,18 @@ from dglkge.model.losses import build_loss
 from dglkge.model.precision import compiler_problem
 from dglkge.model.regularizers import build_regularizer
 from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.step.computation import Computation
+from dglkge.step.objectives.autograd_loss import AutogradLoss
+from dglkge.step.objectives.scored_losses import ScoredLosses
+from dglkge.step.planning import AnswerRanges, Group, Negatives, Plan, RowIds
+from dglkge.step.rows import HostStore, Transforms
+from dglkge.step.staged_rows import StagedStore, Upload
 from dglkge.training import build
 from dglkge.training.building import compiled_loss
 from dglkge.training.building import device as device_choice
-from dglkge.training.objectives.autograd_loss import AutogradLoss
-from dglkge.training.objectives.rows import AnswerRanges, Group, Negatives, RowRequest
-from dglkge.training.objectives.scored_losses import ScoredLosses
-from dglkge.training.objectives.staged_rows import Staging, Upload
-from dglkge.training.stats import PhaseClock
 from dglkge.typing import RELATION, Side
+from tests.training import batch_rows
+from tests.training.batch_rows import MemoryTables
 from tests.training.test_reference import trained
 
 STAGED = "training.device=cpu_staged"
@@ -56,62 +60,72 @@ class ToyTable:
         return torch.index_select(self.local_rows, 0, ids, out=out)
 
 
-def group_of(requests: dict[str, Any], shares_relations: bool, has_ranges: bool) -> Group:
-    """Draw edges, weighted, of which both sides have the same negatives; some of them are true answers."""
-    draw = np.random.default_rng(3)
-    heads, tails = draw.integers(NUM_ENTITIES, size=(2, NUM_EDGES))
-    relations, places = draw.integers(NUM_RELATIONS, size=NUM_EDGES), None
-    if shares_relations:
-        relations, places = np.unique(relations, return_inverse=True)
-    ids = draw.integers(NUM_ENTITIES, size=NUM_NEGATIVES)
-    entities = requests["entity"]
-    negatives = Negatives(ids, entities.add(ids))
-    weights = draw.uniform(size=NUM_EDGES).astype(np.float32)
-    rows = entities.add(heads), requests[RELATION].add(relations), entities.add(tails)
-    against = dict.fromkeys(Side, negatives)
-    ranges = {}
-    if has_ranges:
-        of_heads, of_tails = heads % 2 == 0, tails % 2 == 0
-        ranges = {
-            Side.TAIL: AnswerRanges(of_heads, of_tails, ids % 2 == 0),
-            Side.HEAD: AnswerRanges(of_tails, of_heads, ids % 2 == 0),
-        }
-    return Group("entity", "entity", heads, tails, weights, *rows, against, {}, None, places, ranges=ranges)
+class Planner:
+    """Plans two groups of weighted edges, of which both sides have the same negatives, some true answers."""
+
+    sides = tuple(Side)
+
+    def __init__(self, has_ranges: bool) -> None:
+        self._has_ranges = has_ranges
+
+    def plan(self, batch: Any, shares_relations: bool, inputs_of: Any) -> Plan:
+        """Draw the edges."""
+        ids = RowIds(["entity", RELATION])
+        groups = [self._group(ids, shares_relations) for _ in range(2)]
+        groups = [dataclasses.replace(group, inputs=inputs_of(group)) for group in groups]
+        return Plan(0, 5, ids.joined(), groups)
+
+    def _group(self, rows: RowIds, shares_relations: bool) -> Group:
+        draw = np.random.default_rng(3)
+        heads, tails = draw.integers(NUM_ENTITIES, size=(2, NUM_EDGES))
+        relations, places = draw.integers(NUM_RELATIONS, size=NUM_EDGES), None
+        if shares_relations:
+            relations, places = np.unique(relations, return_inverse=True)
+        ids = draw.integers(NUM_ENTITIES, size=NUM_NEGATIVES)
+        negatives = Negatives(ids, rows.add("entity", ids))
+        weights = draw.uniform(size=NUM_EDGES).astype(np.float32)
+        triples = rows.add("entity", heads), rows.add(RELATION, relations), rows.add("entity", tails)
+        against = dict.fromkeys(Side, negatives)
+        ranges = {}
+        if self._has_ranges:
+            of_heads, of_tails = heads % 2 == 0, tails % 2 == 0
+            ranges = {
+                Side.TAIL: AnswerRanges(of_heads, of_tails, ids % 2 == 0),
+                Side.HEAD: AnswerRanges(of_tails, of_heads, ids % 2 == 0),
+            }
+        return Group(
+            "entity", "entity", heads, tails, weights, *triples, against, {}, None, places, ranges=ranges
+        )
 
 
 def computed(
-    name: str, loss_name: str, device: ComputeDevice, dtype: torch.dtype = torch.float32, **options: Any
+    name: str,
+    loss_name: str,
+    device: ComputeDevice,
+    dtype: torch.dtype = torch.float32,
+    range_offset: float = 0.0,
+    **options: Any,
 ) -> tuple[float, dict[str, torch.Tensor]]:
     """Return the loss of two groups, and the gradients of their rows, summed by id in the order of places."""
     model = build_model(name, DIM, True)
     regularizer = build_regularizer("lp", 0.1)
-    compute = AutogradLoss(
-        model, build_loss(loss_name), regularizer, True, PhaseClock(False), matmul_dtype=dtype, device=device,
-        **options,
-    )  # fmt: skip
-    tables: dict[str, Any] = {
-        "entity": ToyTable("entity", NUM_ENTITIES, DIM),
-        RELATION: ToyTable(RELATION, NUM_RELATIONS, model.relation_width),
-    }
-    staging = Staging(device, compute.inputs)
-    requests: dict[str, Any] = {name: RowRequest(table) for name, table in tables.items()}
+    computation = Computation(device, dtype, **options)
+    planner: Any = Planner(bool(range_offset))
+    objective = AutogradLoss(
+        planner, model, build_loss(loss_name), regularizer, True, computation, range_offset=range_offset
+    )
+    tables: Any = MemoryTables(
+        {
+            "entity": ToyTable("entity", NUM_ENTITIES, DIM),
+            RELATION: ToyTable(RELATION, NUM_RELATIONS, model.relation_width),
+        }
+    )
+    store: Any = HostStore(tables, Transforms({}), False)
     if device.is_staged:
-        requests = staging.request_sets(tables)[0]
-    shares = compute.shares_relations
-    groups = [group_of(requests, shares, "range_offset" in options) for _ in range(2)]
-    if device.is_staged:
-        groups = staging.stage(requests, groups)
-    for request in requests.values():
-        request.open(copy=True)
-        request.send()
-    loss = compute(groups, 5)
-    sums = {}
-    for name, request in requests.items():
-        request.collect()
-        staging.finish()
-        sums[name] = torch.zeros(tables[name].local_rows.shape)
-        sums[name].index_add_(0, request.row_ids, request.gradients)
-    return loss, sums
+        store = StagedStore(tables, Transforms({}), device)
+    batch: Any = None
+    found, gradients = batch_rows.computed(objective, store, store.prepare(objective.plan(batch)))
+    return found.loss, gradients
 
 
 @pytest.mark.parametrize("loss", ["softmax", "self_adversarial", "margin_ranking"])
@@ -292,12 +306,8 @@ def test_uploads_are_in_one_piece_for_each_type() -> None:
 
 def test_share_without_triples() -> None:
     """A trainer that owns none of a batch's triples still takes part in its exchanges."""
-    staging = Staging(STAND_IN)
-    tables: dict[str, Any] = {"entity": ToyTable("entity", NUM_ENTITIES, DIM)}
-    (request,) = staging.request_sets(tables)[0].values()
-    assert staging.stage({"entity": request}, []) == []
-    request.open(copy=True)
-    request.send()
-    request.collect()
-    staging.finish()
-    assert request.row_ids.shape == (0,) and request.gradients.shape == (0, DIM)
+    tables: Any = MemoryTables({"entity": ToyTable("entity", NUM_ENTITIES, DIM)})
+    store = StagedStore(tables, Transforms({}), STAND_IN)
+    plan = store.prepare(Plan(0, 1, RowIds(tables).joined(), []))
+    ((table, ids, gradients),) = store.rows(plan).collect()
+    assert table == "entity" and ids.shape == (0,) and gradients.shape == (0, DIM)

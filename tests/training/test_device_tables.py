@@ -19,9 +19,9 @@ from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.model.choices import OPTIMIZERS
+from dglkge.step.train_step import TrainStep
 from dglkge.training import build
 from dglkge.training.epochs import JOB
-from dglkge.training.train_step import TrainStep
 from tests.toy_kg import toy_dataset
 from tests.training.test_device import OBJECTIVES
 from tests.training.test_reference import trained

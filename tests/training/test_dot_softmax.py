@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +14,15 @@ from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import IGNORED_SCORE, Logistic, Softmax
 from dglkge.model.regularizers import N3, Regularizer, build_regularizer
 from dglkge.model.score_functions import ComplEx
+from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
-from dglkge.training.objectives.autograd_loss import AutogradLoss
-from dglkge.training.objectives.dot_softmax import DotSoftmax, is_compiled
-from dglkge.training.objectives.measures import BatchMeasures
-from dglkge.training.objectives.rows import Group, RowRequest, Scratch, request_rows
-from dglkge.training.stats import PhaseClock
+from dglkge.step.computation import Computation
+from dglkge.step.objectives.autograd_loss import AutogradLoss
+from dglkge.step.objectives.dot_softmax import DotSoftmax, is_compiled
+from dglkge.step.planning import EdgePlanner, Group
+from dglkge.step.rows import HostStore, Transforms
 from dglkge.typing import RELATION, Side
+from tests.training.batch_rows import MemoryTables, computed
 
 DIM, GLOBAL_SIZE, NUM_NEGATIVES = 8, 40, 9
 PAIRS = [("person", "person"), ("person", "town"), ("town", "person")]
@@ -89,27 +92,21 @@ class Case:
         self.offset = OFFSET if has_ranges else 0.0
         self.model = build_model(score_function, DIM, reciprocal)
         self.tables = {name: Table(name, self.model.table_width(name), is_whole) for name in SIZES}
-        self.requests: dict[str, Any] = {}
-        for name, table in self.tables.items():
-            stand_in: Any = table
-            self.requests[name] = RowRequest(stand_in)
         sampler: Any = SimpleNamespace(sample=sample)
         of_nodes = range_of if has_ranges else None
-        self.groups = request_rows(batch(weighted), PAIRS, sampler, self.requests, range_of=of_nodes)
+        self.batch = batch(weighted)
+        samplers = dict.fromkeys((Side.HEAD, Side.TAIL), sampler)
+        self.planner = EdgePlanner(list(SIZES), PAIRS, samplers, range_of=of_nodes)
+        self.groups = self.planner.plan(self.batch).groups
 
     def run(self, loss: Any) -> tuple[float, dict[str, np.ndarray]]:
         """Return the loss, and the gradients summed by row."""
-        for request in self.requests.values():
-            request.open(copy=not loss.reads_in_place)
-            if loss.reads_in_place:
-                request.gradients.fill_(torch.nan)
-        total = loss(self.groups, GLOBAL_SIZE)
-        summed = {}
-        for name, request in self.requests.items():
-            summed[name] = torch.zeros(self.tables[name].local_rows.shape).index_add_(
-                0, request.ids, request.gradients
-            )
-        return total, {name: rows.numpy() for name, rows in summed.items()}
+        tables: Any = MemoryTables(self.tables)
+        store = HostStore(tables, Transforms({}), loss.reads_in_place)
+        self.found, gradients = computed(
+            loss, store, loss.plan(self.batch), torch.nan if loss.reads_in_place else None
+        )
+        return self.found.loss, {name: rows.numpy() for name, rows in gradients.items()}
 
 
 def expected(case: Case, regularizer: Regularizer | None, own_entity: bool) -> tuple[float, dict[str, Any]]:
@@ -186,11 +183,11 @@ def test_loops_and_autograd_equal_the_model_in_float64(
     score_function: str, reciprocal: bool, own_entity: bool, weighted: bool, regularizer: str
 ) -> None:
     case = Case(score_function, reciprocal, weighted)
-    penalty, clock = regularizer_of(regularizer, case.model), PhaseClock()
+    penalty = regularizer_of(regularizer, case.model)
     wanted = expected(case, penalty, own_entity)
     for loss in (
-        DotSoftmax(case.model, penalty, own_entity, torch.float32, clock),
-        AutogradLoss(case.model, Softmax(), penalty, own_entity, clock),
+        DotSoftmax(case.planner, case.model, penalty, own_entity, Computation()),
+        AutogradLoss(case.planner, case.model, Softmax(), penalty, own_entity, Computation()),
     ):
         assert_close(case.run(loss), wanted, rtol=1e-5, atol=1e-6)
 
@@ -200,14 +197,15 @@ def test_loops_and_autograd_equal_the_model_in_float64(
 def test_offset_within_ranges_equals_the_model_in_float64(
     score_function: str, reciprocal: bool, own_entity: bool
 ) -> None:
-    case, clock = Case(score_function, reciprocal, weighted=True, has_ranges=True), PhaseClock()
+    case = Case(score_function, reciprocal, weighted=True, has_ranges=True)
+    plain, twin = Computation(), Computation(is_reference=True)
     penalty = regularizer_of("n3", case.model)
     wanted = expected(case, penalty, own_entity)
     assert abs(wanted[0] - expected(Case(score_function, reciprocal, True), penalty, own_entity)[0]) > 1e-3
     for loss in (
-        DotSoftmax(case.model, penalty, own_entity, torch.float32, clock, range_offset=OFFSET),
-        AutogradLoss(case.model, Softmax(), penalty, own_entity, clock, range_offset=OFFSET),
-        AutogradLoss(case.model, Softmax(), penalty, own_entity, clock, True, range_offset=OFFSET),
+        DotSoftmax(case.planner, case.model, penalty, own_entity, plain, range_offset=OFFSET),
+        AutogradLoss(case.planner, case.model, Softmax(), penalty, own_entity, plain, range_offset=OFFSET),
+        AutogradLoss(case.planner, case.model, Softmax(), penalty, own_entity, twin, range_offset=OFFSET),
     ):
         assert_close(case.run(loss), wanted, rtol=1e-5, atol=1e-6)
 
@@ -239,18 +237,19 @@ def count_violators(case: Case, own_entity: bool) -> dict[Side, int]:
 def test_penalty_and_violators_of_loops_and_autograd(
     own_entity: bool, weighted: bool, regularizer: str
 ) -> None:
-    case, clock = Case("complex", True, weighted), PhaseClock()
+    case = Case("complex", True, weighted)
     penalty = regularizer_of(regularizer, case.model)
     wanted = expected(case, penalty, own_entity)[0] - expected(case, None, own_entity)[0]
     above = count_violators(case, own_entity)
     assert all(above.values())
-    measures = BatchMeasures()
     for loss in (
-        DotSoftmax(case.model, penalty, own_entity, torch.float32, clock, measures=measures),
-        AutogradLoss(case.model, Softmax(), penalty, own_entity, clock, measures=measures),
+        DotSoftmax(case.planner, case.model, penalty, own_entity, Computation(), has_measures=True),
+        AutogradLoss(
+            case.planner, case.model, Softmax(), penalty, own_entity, Computation(), has_measures=True
+        ),
     ):
         case.run(loss)
-        reg, lhs, rhs = measures.take()
+        reg, lhs, rhs = case.found.measures
         assert reg == pytest.approx(wanted, rel=1e-4, abs=1e-5)
         assert (lhs, rhs) == (above[Side.HEAD], above[Side.TAIL])
 
@@ -264,11 +263,14 @@ def test_products_in_bfloat16_are_near(
     case = Case(score_function, reciprocal, weighted=True, has_ranges=has_ranges)
     penalty = regularizer_of("n3", case.model)
     wanted = expected(case, penalty, own_entity=True)
-    clock, narrow = PhaseClock(), torch.bfloat16
-    given: dict[str, Any] = {"matmul_dtype": narrow, "clock": clock, "range_offset": case.offset}
-    loss: AutogradLoss | DotSoftmax = DotSoftmax(case.model, penalty, True, **given)
+    narrow = Computation(matmul_dtype=torch.bfloat16)
+    loss: AutogradLoss | DotSoftmax
     if by_autograd:
-        loss = AutogradLoss(case.model, Softmax(), penalty, True, **given)
+        loss = AutogradLoss(
+            case.planner, case.model, Softmax(), penalty, True, narrow, range_offset=case.offset
+        )
+    else:
+        loss = DotSoftmax(case.planner, case.model, penalty, True, narrow, range_offset=case.offset)
     got = case.run(loss)
     assert got[0] == pytest.approx(wanted[0], rel=2e-3)
     for name, rows in wanted[1].items():
@@ -281,7 +283,7 @@ def test_what_memory_held_before_has_no_effect(
     monkeypatch: pytest.MonkeyPatch, products: torch.dtype
 ) -> None:
     case = Case("complex", True, weighted=True)
-    first = case.run(DotSoftmax(case.model, None, True, products, PhaseClock()))
+    first = case.run(DotSoftmax(case.planner, case.model, None, True, Computation(matmul_dtype=products)))
     take = Scratch.take
 
     def spoilt(*arguments: Any) -> torch.Tensor:
@@ -289,7 +291,7 @@ def test_what_memory_held_before_has_no_effect(
         return piece.fill_(torch.nan) if piece.is_floating_point() else piece.fill_(-7)
 
     monkeypatch.setattr(Scratch, "take", spoilt)
-    again = case.run(DotSoftmax(case.model, None, True, products, PhaseClock()))
+    again = case.run(DotSoftmax(case.planner, case.model, None, True, Computation(matmul_dtype=products)))
     assert again[0] == first[0]
     assert all(np.array_equal(rows, again[1][name]) for name, rows in first[1].items())
 
@@ -299,7 +301,7 @@ def test_rows_that_are_copied_first_give_the_same() -> None:
     results = []
     for case in (in_place, copied):
         penalty = regularizer_of("n3", case.model)
-        results.append(case.run(DotSoftmax(case.model, penalty, True, torch.float32, PhaseClock())))
+        results.append(case.run(DotSoftmax(case.planner, case.model, penalty, True, Computation())))
     assert results[0][0] == results[1][0]
     assert all(np.array_equal(rows, results[1][1][name]) for name, rows in results[0][1].items())
 
@@ -307,10 +309,12 @@ def test_rows_that_are_copied_first_give_the_same() -> None:
 def test_a_trainer_without_triples_has_no_loss_and_no_gradient() -> None:
     case = Case("complex", True, weighted=False)
     for loss in (
-        DotSoftmax(case.model, None, True, torch.float32, PhaseClock()),
-        AutogradLoss(case.model, Softmax(), None, True, PhaseClock()),
+        DotSoftmax(case.planner, case.model, None, True, Computation()),
+        AutogradLoss(case.planner, case.model, Softmax(), None, True, Computation()),
     ):
-        assert loss([], GLOBAL_SIZE) == 0
+        plan = dataclasses.replace(loss.plan(case.batch), groups=[])
+        rows: Any = None
+        assert loss.gradients(plan, rows)().loss == 0
 
 
 def test_other_models_and_losses_are_left_to_autograd() -> None:
@@ -343,5 +347,5 @@ def test_a_subclass_of_a_regularizer_keeps_its_own_penalty(score_function: str, 
     case = Case(score_function, reciprocal, weighted=True)
     penalty = Quartic(0.3, complex_valued=case.model.score_function.complex_valued)
     wanted = expected(case, penalty, own_entity=True)
-    loss = DotSoftmax(case.model, penalty, True, torch.float32, PhaseClock())
+    loss = DotSoftmax(case.planner, case.model, penalty, True, Computation())
     assert_close(case.run(loss), wanted, rtol=1e-5, atol=1e-6)

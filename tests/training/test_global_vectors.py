@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import json
 from collections.abc import Iterator
@@ -20,10 +19,10 @@ from dglkge.checkpoint import hdf5_format, open_checkpoint
 from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
+from dglkge.step.train_step import TrainStep
+from dglkge.step.transforms.global_vectors import GlobalVectors
 from dglkge.training import build
 from dglkge.training.epochs import JOB
-from dglkge.training.objectives.global_vectors import GlobalVectors
-from dglkge.training.train_step import TrainStep
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
@@ -88,14 +87,14 @@ def test_several_steps_against_all_entities_equal_float64(
     ) as trainer:
         vectors = trainer._global_vectors.vectors
         sums = {name: torch.zeros(DIM, dtype=torch.float64) for name in vectors}
-        pairs = trainer._train_step._pairs
+        pairs = trainer._train_step._objective._planner._pairs
         num_steps = 0
         for _ in dglkge.remaining_epochs_until(1):
             for batch in trainer.batches():
                 rows = {name: table.double().requires_grad_() for name, table in live(trainer).items()}
                 leaves = {name: one.double().requires_grad_() for name, one in vectors.items()}
                 loss = torch.zeros((), dtype=torch.float64)
-                for group in trainer._train_step._plan(batch).groups:
+                for group in trainer._train_step._objective.plan(batch).groups:
                     heads, tails = (rows[name] + leaves[name] for name in (group.lhs, group.rhs))
                     for h, r, t in zip(group.head_ids, group.relations.ids, group.tail_ids):
                         relation = rows[RELATION][r]
@@ -125,10 +124,11 @@ def test_several_steps_against_all_entities_equal_float64(
         assert num_steps > 3 and len(pairs) > 1
 
 
-def loss_of(step: TrainStep, plan: Any, size: int) -> float:
-    """Compute the mean loss of a batch, with rows read anew; gradients are left in the requests."""
-    step._open(plan)
-    return step._loss(plan.groups, size) / size
+def loss_of(step: TrainStep, plan: Any) -> tuple[float, dict[str, torch.Tensor]]:
+    """Compute the mean loss of a batch and the gradients of its rows by table, with rows read anew."""
+    rows = step._store.rows(plan)
+    found = step._objective.gradients(plan, rows)()
+    return found.loss / plan.divisor, {one.table: one.rows for one in rows.collect()}
 
 
 @pytest.mark.parametrize("score_function", ["diagonal_cos", "affine_l2_bias"])
@@ -142,17 +142,14 @@ def test_gradients_against_sampled_negatives_equal_differences(tmp_path: Path, s
             one.normal_(0, 0.3)
         for _ in dglkge.remaining_epochs_until(1):
             batch = next(iter(trainer.batches()))
-            plan = step._plan(batch)
-
-            loss = functools.partial(loss_of, step, plan, batch.global_size)
-            loss()
-            gradients = {name: plan.requests[name].gradients.sum(0).clone() for name in vectors}
+            plan = step._store.prepare(step._objective.plan(batch))
+            gradients = {name: rows.sum(0).clone() for name, rows in loss_of(step, plan)[1].items()}
             for name, one in vectors.items():
                 for place in range(0, DIM, 3):
                     before, ends = one[place].item(), []
                     for sign in (1, -1):
                         one[place] = before + sign * 1e-2
-                        ends.append(loss())
+                        ends.append(loss_of(step, plan)[0])
                     one[place] = before
                     difference = (ends[0] - ends[1]) / 2e-2
                     assert gradients[name][place].item() == pytest.approx(difference, rel=3e-2, abs=2e-3)
@@ -207,9 +204,10 @@ def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path: Path) -> 
 
 def test_a_gradient_that_is_not_finite_is_not_applied() -> None:
     vectors = GlobalVectors(["a", "b"], 2, {"lr": 0.5}, lambda total: total)
-    squares = vectors.sum_gradients(
-        [("a", torch.tensor([[1.0, float("nan")]])), ("b", torch.ones(3, 2)), (RELATION, torch.ones(1, 9))]
-    )
+    vectors.start_batch(0)
+    vectors.backward("a", torch.arange(1), torch.tensor([[1.0, float("nan")]]))
+    vectors.backward("b", torch.arange(3), torch.ones(3, 2))
+    squares = vectors.sum_gradients([])
     vectors.update(1.0)
     assert squares == 2 * 3**2
     assert vectors.vectors["a"].tolist() == [0, 0]

@@ -19,9 +19,9 @@ from dglkge.errors import InputError
 from dglkge.kernels.hashing import combine
 from dglkge.sampling.degree_draws import degree_weights
 from dglkge.sampling.negatives import UniformNegatives
+from dglkge.step.objectives.autograd_loss import AutogradLoss
+from dglkge.step.objectives.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
-from dglkge.training.objectives.autograd_loss import AutogradLoss
-from dglkge.training.objectives.dot_softmax import DotSoftmax
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset, weighted_dataset
 from tests.training.test_train_step import complex_score, cube_of_moduli
@@ -181,7 +181,7 @@ def assert_trained(dataset: Path, run: Path, case: str, wanted: Wanted) -> None:
     with dglkge.join_cluster(config) as cluster:
         trainer = dglkge.build_trainer(config, cluster)
         kind = DotSoftmax if wanted.is_compiled else AutogradLoss
-        assert isinstance(trainer._train_step._loss, kind)
+        assert isinstance(trainer._train_step._objective, kind)
         rows = {
             name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
             for name, table in trainer.tables.items()

@@ -18,9 +18,10 @@ from dglkge.model import precision as precisions
 from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.precision import LossScale, ModulePrecision, autocast_problem, compiler_problem
+from dglkge.step.contracts import RowGradients
+from dglkge.step.parameters.dense_parameters import DenseParameters
 from dglkge.training import build
 from dglkge.training.building import module_precision
-from dglkge.training.objectives.dense_parameters import DenseParameters
 from dglkge.training.trainer import Trainer
 from dglkge.typing import Side
 from tests.functional import job as commands
@@ -166,12 +167,14 @@ def test_an_overflow_on_one_of_two_trainers_skips_on_both(of_rows: bool) -> None
         before = layer.weight.detach().clone()
         overflows = rank == 1 and not of_rows
         (layer.weight.sum() * (float("inf") if overflows else 2.0**16) + layer.bias.sum()).backward()
-        made = dense.sum_gradients(not (of_rows and rank == 1))
+        values = float("nan") if of_rows and rank == 1 else 1.0
+        rows = RowGradients("person", torch.zeros(1, dtype=torch.int64), torch.full((1, 2), values))
+        made = dense.sum_gradients([rows]) is not None
         assert torch.equal(layer.weight, before)
         state = dense.tensors()
-        dense.start_batch()
+        dense.start_batch(1)
         (layer.weight.sum() * 2.0**15 + layer.bias.sum()).backward()
-        assert dense.sum_gradients()
+        assert dense.sum_gradients([]) is not None
         # The scale is half of what it was, and the other parameter is not scaled.
         assert layer.weight.grad.tolist() == [[2.0, 2.0]] and layer.bias.grad.tolist() == [2.0]
         dense.update()

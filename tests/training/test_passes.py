@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.training.objectives.measures import BatchMeasures
 from tests.training.toy_trainer import BATCH_SIZE, NUM_TRIPLES, ToyRun
 
 CHUNKS = "training.edge_chunks=2"
@@ -92,7 +91,7 @@ def test_a_version_after_each_pass(tmp_path):
 
 
 def test_batch_statistics_are_means_over_the_triples_of_a_pass(tmp_path):
-    run = ToyRun(tmp_path / "run", CHUNKS, "training.num_epochs=2", measures=BatchMeasures())
+    run = ToyRun(tmp_path / "run", CHUNKS, "training.num_epochs=2", has_measures=True)
     run.train(2)
     run.checkpoints.finish()
     for record, batches in zip(lines(tmp_path / "run"), [range(3), range(3, 5)] * 2):
@@ -113,7 +112,7 @@ def test_batch_statistics_that_begin_inside_an_epoch(tmp_path):
         if batch.index == FIRST_PASS:
             break
         first.trainer.step(batch)
-    second = ToyRun(tmp_path / "run", *settings, measures=BatchMeasures())
+    second = ToyRun(tmp_path / "run", *settings, has_measures=True)
     second.train(1)
     second.checkpoints.finish()
     (record,) = lines(tmp_path / "run")
@@ -125,23 +124,20 @@ def test_batch_statistics_that_begin_inside_an_epoch(tmp_path):
 @pytest.mark.parametrize("measured", [False, True])
 @pytest.mark.parametrize("stop_at", [1, 2, 3, 4])
 def test_records_of_a_job_that_was_killed_are_those_of_one_that_was_not(tmp_path, stop_at, measured):
-    def measures():
-        return BatchMeasures() if measured else None
-
-    whole = ToyRun(tmp_path / "whole", CHUNKS, "training.num_epochs=2", measures=measures())
+    whole = ToyRun(tmp_path / "whole", CHUNKS, "training.num_epochs=2", has_measures=measured)
     seen = Collected()
     whole.trainer.add_stats_handler(seen)
     whole.train(2)
     whole.checkpoints.finish()
     settings = (CHUNKS, "training.num_epochs=2", "checkpoint.every_batches=1", "checkpoint.background=false")
-    first = ToyRun(tmp_path / "run", *settings, measures=measures())
+    first = ToyRun(tmp_path / "run", *settings, has_measures=measured)
     epochs = first.epochs.remaining_until(2)
     next(epochs)
     for batch in first.trainer.batches():
         if batch.index == stop_at:
             break  # killed: nothing of it is committed
         first.trainer.step(batch)
-    second, replayed = ToyRun(tmp_path / "run", *settings, measures=measures()), Collected()
+    second, replayed = ToyRun(tmp_path / "run", *settings, has_measures=measured), Collected()
     second.trainer.add_stats_handler(replayed)
     second.train(2)
     second.checkpoints.finish()

@@ -53,7 +53,10 @@ def test_triples_are_dropped_where_tables_do_not_fit(fits: bool, tmp_path: Path,
     )
     bucket_order.prefetch_ranges(batches, tables, optimizer, cluster)
     try:
-        trained = [batches.batch(0, index).triple_ids for index in range(len(batches))]
+        trained = []
+        for index in range(len(batches)):
+            batches.begin(0, index)
+            trained.append(batches.batch(0, index).triple_ids)
     finally:
         for close in closing:
             close()

@@ -18,9 +18,9 @@ from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.losses import LOSSES
 from dglkge.model.regularizers import REGULARIZERS
 from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.step.objectives.autograd_loss import AutogradLoss
+from dglkge.step.objectives.dot_softmax import DotSoftmax
 from dglkge.training.epochs import JOB
-from dglkge.training.objectives.autograd_loss import AutogradLoss
-from dglkge.training.objectives.dot_softmax import DotSoftmax
 from tests.optim.test_new_rule import MomentumRule
 from tests.toy_kg import toy_dataset
 
@@ -61,7 +61,7 @@ def trained(folder: Path, kernels: str, *more: str) -> tuple[list[float], dict[s
             losses += [trainer.step(batch) for batch in trainer.batches()]
         tables = {name: trainer.tables[name].local_rows.numpy().copy() for name in trainer.tables}
         mrr = trainer.evaluate("test").both.mrr
-        of_groups = trainer._train_step._loss
+        of_groups = trainer._train_step._objective
     JOB.restore(0)
     del trainer
     gc.collect()  # its tables go before others of the same names come

@@ -15,8 +15,8 @@ import torch
 import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
+from dglkge.step.transforms.row_dropout import RowDropout
 from dglkge.training.epochs import JOB
-from dglkge.training.objectives.row_dropout import RowDropout
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 from tests.training import test_k_vs_all, test_one_vs_all, test_train_step
@@ -69,20 +69,18 @@ def dropped(rows: dict[str, torch.Tensor], epoch: int, batch: int) -> dict[str, 
 def test_masks_are_those_of_the_formula_and_do_not_depend_on_the_place() -> None:
     ids = torch.tensor([2, 0, 1, 3])
     dropout = RowDropout({"person": 0.5, "town": 0.0}, {"person": ids, "town": ids}, seed=7)
-    dropout.start(9)
+    dropout.start_batch(9)
     expected = mask("person", 9, 4, 6, 0.5, seed=7)[ids]
     rows = torch.ones(4, 6)
-    dropout.apply("person", np.arange(4), rows)
+    dropout.forward("person", torch.arange(4), rows)
     torch.testing.assert_close(rows.double(), expected)
     some = torch.ones(3, 6)
-    dropout.apply("person", np.array([3, 1, 3]), some)
+    dropout.backward("person", torch.tensor([3, 1, 3]), some)
     torch.testing.assert_close(some, rows[[3, 1, 3]])
-    towns = torch.ones(2, 6)
-    dropout.apply("town", np.arange(2), towns)
-    assert (towns == 1).all() and not dropout.drops("town") and dropout.drops("person")
-    dropout.start(10)
+    assert dropout.tables == ["person"]
+    dropout.start_batch(10)
     other = torch.ones(4, 6)
-    dropout.apply("person", np.arange(4), other)
+    dropout.forward("person", torch.arange(4), other)
     assert not torch.equal(other, rows)
 
 
@@ -90,17 +88,17 @@ def test_masks_are_those_of_the_formula_and_do_not_depend_on_the_place() -> None
 @pytest.mark.parametrize("rate", [0.3, 1.0 - 2**-17])
 def test_the_loop_and_its_plain_twin_are_equal_bit_for_bit(dim: int, rate: float) -> None:
     ids = torch.randperm(500, generator=torch.Generator().manual_seed(2))
-    places = np.random.default_rng(4).integers(0, 500, 900)
+    places = torch.from_numpy(np.random.default_rng(4).integers(0, 500, 900))
     rows = torch.randn(900, dim + 3, generator=torch.Generator().manual_seed(3))
     rows[5, :] = torch.nan
     rows[6:9, 0], rows[9, 0] = torch.inf, -0.0
     found = []
     for kernels in ("auto", "reference"):
         dropout = RowDropout({"person": rate}, {"person": ids}, seed=1, kernels=kernels)
-        dropout.start(3)
+        dropout.start_batch(3)
         of_all, of_part = rows[:, :dim].clone(), rows.clone()
-        dropout.apply("person", places, of_all)
-        dropout.apply("person", places, of_part[:, :dim])  # columns of wider rows
+        dropout.forward("person", places, of_all)
+        dropout.forward("person", places, of_part[:, :dim])  # columns of wider rows
         assert torch.equal(of_part[:, dim:].nan_to_num(7), rows[:, dim:].nan_to_num(7))
         assert of_part[:, :dim].numpy().tobytes() == of_all.numpy().tobytes()
         found.append(of_all.numpy().tobytes())
@@ -111,9 +109,9 @@ def test_the_loop_and_its_plain_twin_are_equal_bit_for_bit(dim: int, rate: float
 def test_the_mean_stays_and_the_share_is_dropped(rate: float) -> None:
     """Of 2,000,000 numbers the share is within 5 standard deviations, in all columns of a word."""
     dropout = RowDropout({"person": rate}, {"person": torch.arange(20_000)}, seed=1)
-    dropout.start(3)
+    dropout.start_batch(3)
     rows = torch.ones(20_000, 100)
-    dropout.apply("person", np.arange(20_000), rows)
+    dropout.forward("person", torch.arange(20_000), rows)
     is_dropped = (rows == 0).double()
     assert float(is_dropped.mean()) == pytest.approx(rate, abs=5 * (rate * (1 - rate) / 2e6) ** 0.5)
     for column in range(4):

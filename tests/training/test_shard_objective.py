@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import build_model
-from dglkge.training.objectives import shard_objective
-from dglkge.training.objectives.shard_objective import (
+from dglkge.step.objectives import shard_objective
+from dglkge.step.objectives.shard_objective import (
     BCE,
     SOFTMAX,
     Answers,

@@ -19,8 +19,9 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
 from dglkge.sampling.triple_order import plan_passes
+from dglkge.step.contracts import StepResult
+from dglkge.step.objectives.measures import BatchMeasures
 from dglkge.training.epochs import ElasticEpochs
-from dglkge.training.objectives.measures import BatchMeasures
 from dglkge.training.passes import Passes
 from dglkge.training.trainer import Trainer
 from dglkge.typing import Side, TablePart
@@ -77,7 +78,7 @@ class ToyRun:
     """One life of a run in a folder, and the triples that it has ``trained``.
 
     A triple's loss is the number of its batch. With ``own_config`` its checkpoints hold the configuration.
-    With ``measures`` a triple's penalty is twice its batch's number, and it has 3 violators for its tail.
+    With ``has_measures`` a triple's penalty is twice its batch's number, and it has 3 violators for its tail.
     ``lrs`` are those of the optimizer's groups at the start; ``lrs_of_batches`` has those of each batch.
     """
 
@@ -90,10 +91,11 @@ class ToyRun:
         lrs: Sequence[float] = (),
         mirror: Mirror | None = None,
         held_out: Any = None,
-        measures: BatchMeasures | None = None,
+        has_measures: bool = False,
     ) -> None:
-        self.measures, self.is_skipped = measures, False
+        self.has_measures = has_measures
         sets = ["dataset=toy", f"output={folder}", f"training.batch_size={BATCH_SIZE}", *settings]
+        sets.append(f"training.batch_statistics={str(has_measures).lower()}")
         config = load_config(None, ["training.progress=never", *sets])
         self.tables = ToyTables(person=ToyTable("person", 23), relation=ToyTable("relation", 2))
         self.epochs = ElasticEpochs() if epochs is None else epochs
@@ -131,19 +133,18 @@ class ToyRun:
             passes=Passes(plan_passes([(0, NUM_TRIPLES)], config.training.edge_chunks, BATCH_SIZE), held_out),
         )
 
-    sent_bytes = 0
-    flag_sum = None  # the toy step sums no flags: trainers exchange them themselves
-
-    def __call__(self, batch: EdgeBatch, flags: int = 0) -> float:
+    def __call__(self, batch: EdgeBatch, flags: int = 0) -> StepResult:
         """Train one batch."""
         self.trained.append((batch.epoch, batch.triple_ids.tolist()))
         self.lrs_of_batches.append([group["lr"] for group in self.param_groups])
         for table in self.tables.values():
             table.rows += len(batch)
-        if self.measures is not None:
-            self.measures.add_penalty(2.0 * batch.index * len(batch))
-            self.measures.add_violators(Side.TAIL, 3 * len(batch))
-        return float(batch.index * len(batch))
+        measures = BatchMeasures(self.has_measures)
+        if self.has_measures:
+            measures.add_penalty(2.0 * batch.index * len(batch))
+            measures.add_violators(Side.TAIL, 3 * len(batch))
+        flag_sum: Any = None  # the toy step sums no flags: trainers exchange them themselves
+        return StepResult(float(batch.index * len(batch)), measures.sums, 0, False, flag_sum)
 
     def train(self, until: int) -> None:
         """Run the usual loops."""

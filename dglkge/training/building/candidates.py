@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Callable
 
@@ -20,7 +18,6 @@ from dglkge.embeddings.device_tables import DeviceTables
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
-from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import LOSSES
@@ -28,28 +25,28 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.pair_queries import PairIndex
 from dglkge.sampling.query_batches import QueryBatches, QueryIndex, ShardAnswers, TrainingBatches
-from dglkge.training.building.components import REFERENCE
-from dglkge.training.objectives.all_candidates import (
+from dglkge.step.computation import Computation
+from dglkge.step.objectives.all_candidates import (
     AllCandidates,
     CandidateLoss,
     Candidates,
     QueryMaker,
     only_answers,
 )
-from dglkge.training.objectives.k_vs_all import AnsweredQueries, all_answers
-from dglkge.training.objectives.one_vs_all import AutogradQueries, LoopQueries, has_loops
-from dglkge.training.objectives.query_exchange import QueryExchange
-from dglkge.training.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries
-from dglkge.training.objectives.row_dropout import RowDropout
-from dglkge.training.objectives.rows import Shift
-from dglkge.training.objectives.shard_objective import (
+from dglkge.step.objectives.k_vs_all import AnsweredQueries, all_answers
+from dglkge.step.objectives.one_vs_all import AutogradQueries, LoopQueries, has_loops
+from dglkge.step.objectives.query_exchange import QueryExchange
+from dglkge.step.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries
+from dglkge.step.objectives.shard_objective import (
     SOFTMAX,
     AutogradShard,
     FullObjective,
     ProductShard,
     ShardObjective,
 )
-from dglkge.training.stats import PhaseClock
+from dglkge.step.planning import EdgePlanner, QueryPlanner
+from dglkge.step.rows import Transforms
+from dglkge.training.building.components import REFERENCE
 from dglkge.typing import RELATION, Side
 
 
@@ -141,35 +138,55 @@ def _relation_comparisons(model: KgeModel, tables: TableSet) -> dict[str, _Compa
     return found
 
 
-def _candidates(
-    config: Config,
-    name: str,
-    one: _Comparison,
-    kind: str,
-    batches: TrainingBatches,
-    world: World,
-    penalizes: bool,
-    device: ComputeDevice,
-    device_tables: DeviceTables | None,
-) -> Candidates:
+@dataclass(frozen=True)
+class StepParts:
+    """What the objectives of a run are built from.
+
+    Attributes
+    ----------
+    config : Config
+    tables : TableSet
+    batches : TrainingBatches
+    world : World
+    computation : Computation
+    transforms : Transforms
+    pairs : list of (str, str)
+        Entity types of the heads and tails of each edge type.
+    device_tables : DeviceTables or None
+    """
+
+    config: Config
+    tables: TableSet
+    batches: TrainingBatches
+    world: World
+    computation: Computation
+    transforms: Transforms
+    pairs: list[tuple[str, str]]
+    device_tables: DeviceTables | None = None
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether compiled loops may compute: they read rows in the host's memory."""
+        return not (self.computation.is_reference or self.computation.device.is_staged)
+
+
+def _candidates(job: StepParts, name: str, one: _Comparison, kind: str, penalizes: bool) -> Candidates:
     """Make this trainer's shard of the candidates of a block."""
-    chosen = config.training
+    world, batches, computation = job.world, job.batches, job.computation
     # The machine's rows in equal runs, one for each trainer: a candidate is scored by one trainer only.
     owned = one.table.shard(world.local_rank, world.trainers_per_machine)
     first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
-    objective = FullObjective(kind, len(one.table), chosen.label_smoothing)
-    # The general path first; only inner products have loops.
-    matmul_dtype = getattr(torch, chosen.matmul_dtype)
-    shard: ShardObjective = AutogradShard(
-        objective,
-        one.compare,
-        one.numbers_a_score,
-        device,
-        matmul_dtype,
-        is_resident=device_tables is not None,
-    )
-    if one.is_product and chosen.kernels != REFERENCE and not device.is_staged:
+    objective = FullObjective(kind, len(one.table), job.config.training.label_smoothing)
+    device, matmul_dtype = computation.device, computation.matmul_dtype
+    is_resident = job.device_tables is not None
+    shard: ShardObjective
+    # Only inner products have loops.
+    if one.is_product and not computation.is_reference and not device.is_staged:
         shard = ProductShard(objective, matmul_dtype)
+    else:
+        shard = AutogradShard(
+            objective, one.compare, one.numbers_a_score, device, matmul_dtype, is_resident=is_resident
+        )
     answers_of = only_answers(first, stop)
     if isinstance(batches, QueryBatches):
         node_ids = np.asarray(one.table.node_ids)
@@ -180,86 +197,62 @@ def _candidates(
         else:
             of_shard = ShardAnswers(batches.index, batches.asks_for(name), node_ids, first, stop)
             answers_of = all_answers(batches.index, of_shard, kind, penalizes)
-    resident = None if device_tables is None else functools.partial(device_tables.owned_rows, one.table.name)
-    return Candidates(one.table, first, stop, one.columns, kind, shard, answers_of, resident=resident)
+    resident = None
+    if job.device_tables is not None:
+        resident = functools.partial(job.device_tables.owned_rows, one.table.name)
+    return Candidates(one.table, first, stop, one.columns, kind, shard, answers_of, resident)
 
 
-def build_candidate_loss(
-    config: Config,
-    model: KgeModel,
-    regularizer: Regularizer | None,
-    tables: TableSet,
-    batches: TrainingBatches,
-    world: World,
-    clock: PhaseClock,
-    dropout: RowDropout | None = None,
-    shifts: Mapping[str, Shift] | None = None,
-    device: ComputeDevice = HOST,
-    device_tables: DeviceTables | None = None,
-) -> CandidateLoss:
+def build_candidate_loss(job: StepParts, model: KgeModel, regularizer: Regularizer | None) -> CandidateLoss:
     """Make the loss against all candidates, with this trainer's shards of the tables; a collective."""
-    comparisons = _entity_comparisons(config, model, tables)
+    config, computation, batches = job.config, job.computation, job.batches
+    comparisons = _entity_comparisons(config, model, job.tables)
     relation_weight = config.training.relation_prediction
     if relation_weight:
-        comparisons.update(_relation_comparisons(model, tables))
+        comparisons.update(_relation_comparisons(model, job.tables))
     kind, penalizes = LOSSES.get(config.loss.name).candidate_kind, regularizer is not None
-    candidates = [
-        _candidates(config, name, one, kind, batches, world, penalizes, device, device_tables)
-        for name, one in comparisons.items()
-    ]
-    if shifts:
-        candidates = [dataclasses.replace(one, shift=shifts.get(one.table.name)) for one in candidates]
+    candidates = [_candidates(job, name, one, kind, penalizes) for name, one in comparisons.items()]
+    shares_relations = model.score_function.shares_relations and not computation.is_reference
+    sums_batch = config.loss.batch_reduction == "sum"
     maker: QueryMaker
-    is_reference = config.training.kernels == REFERENCE
-    may_loop = not is_reference and not shifts and not device.is_staged
-    shares_relations = model.score_function.shares_relations and not is_reference
     if isinstance(batches, QueryBatches):
         maker = AnsweredQueries(model, regularizer, relation_weight, shares_relations)
-    elif may_loop and has_loops(model, regularizer):
+        queries = QueryPlanner(list(job.tables), sums_batch)
+        return _sharded(job, queries, maker, comparisons, candidates, regularizer)
+    if job.has_loops and has_loops(model, regularizer):
         maker = LoopQueries(model, regularizer, relation_weight)
     else:
         maker = AutogradQueries(model, regularizer, relation_weight, shares_relations)
-    return _sharded(maker, comparisons, candidates, world, clock, dropout, regularizer)
+    edges = EdgePlanner(list(job.tables), job.pairs, {}, sums_batch)
+    return _sharded(job, edges, maker, comparisons, candidates, regularizer)
 
 
-def build_relation_loss(
-    config: Config,
-    model: KgeModel,
-    tables: TableSet,
-    batches: TrainingBatches,
-    world: World,
-    clock: PhaseClock,
-    dropout: RowDropout | None = None,
-    device: ComputeDevice = HOST,
-    device_tables: DeviceTables | None = None,
-) -> CandidateLoss:
+def build_relation_loss(job: StepParts, model: KgeModel, planner: EdgePlanner) -> CandidateLoss:
     """Make the softmax of (h, ?, t) over all relations for ``negative_sampling``; a collective."""
-    comparisons = _relation_comparisons(model, tables)
+    comparisons = _relation_comparisons(model, job.tables)
     # Softmax whatever the loss of the sampled negatives is: relations are all candidates, none is sampled.
-    candidates = [
-        _candidates(config, name, one, SOFTMAX, batches, world, False, device, device_tables)
-        for name, one in comparisons.items()
-    ]
-    maker = RelationQueries(model, config.training.relation_prediction, device.is_staged)
-    return _sharded(maker, comparisons, candidates, world, clock, dropout)
+    candidates = [_candidates(job, name, one, SOFTMAX, False) for name, one in comparisons.items()]
+    is_staged = job.computation.device.is_staged
+    maker = RelationQueries(model, job.config.training.relation_prediction, is_staged)
+    return _sharded(job, planner, maker, comparisons, candidates)
 
 
 def _sharded(
+    job: StepParts,
+    planner: EdgePlanner | QueryPlanner,
     maker: QueryMaker,
     comparisons: dict[str, _Comparison],
     candidates: list[Candidates],
-    world: World,
-    clock: PhaseClock,
-    dropout: RowDropout | None,
     regularizer: Regularizer | None = None,
 ) -> CandidateLoss:
     """Join the queries of all trainers with the candidates of this one."""
-    dims = [one.query_dim for one in comparisons.values()]
+    blocks = {name: one.query_dim for name, one in comparisons.items()}
     group = Alltoall(
         request_timeout_seconds(),
         purpose="exchange of queries",
         duty="train every batch, also with no triples of its own",
     )
-    exchange = QueryExchange(group, dims, world.trainers_per_machine)
-    scored = AllCandidates(candidates, exchange, clock, regularizer, dropout)
-    return CandidateLoss(maker, list(comparisons), dims, scored, clock)
+    exchange = QueryExchange(group, list(blocks.values()), job.world.trainers_per_machine)
+    clock = job.computation.clock
+    scored = AllCandidates(candidates, exchange, clock, job.transforms, regularizer)
+    return CandidateLoss(planner, maker, blocks, scored, clock)

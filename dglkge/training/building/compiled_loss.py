@@ -10,7 +10,7 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError
 from dglkge.model.device import ComputeDevice, problem_of
 from dglkge.model.precision import compiler_problem, one_line
-from dglkge.training.objectives.scored_losses import ScoredLosses
+from dglkge.step.objectives.scored_losses import ScoredLosses
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,8 @@ from dglkge.data.vector_files import VectorFile, open_vectors
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError, write_error
 from dglkge.model.projections import PREFIX, FeatureProjections, ProjectedFeatures, hidden_widths
+from dglkge.step.parameters.dense_parameters import DenseParameters
 from dglkge.training.building.given_vectors import Matches, together
-from dglkge.training.objectives.dense_parameters import DenseParameters
 from dglkge.typing import RELATION
 
 logger = logging.getLogger(__name__)

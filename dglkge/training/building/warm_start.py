@@ -21,7 +21,7 @@ from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError
 from dglkge.kernels.links import limit_norms
-from dglkge.training.objectives.dense_parameters import DenseParameters
+from dglkge.step.parameters.dense_parameters import DenseParameters
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)

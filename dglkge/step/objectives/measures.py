@@ -15,29 +15,35 @@ _VIOLATORS = {Side.HEAD: 1, Side.TAIL: 2}
 
 
 class BatchMeasures:
-    """Sums of :data:`MEASURES` over the triples of a trainer.
+    """Sums of :data:`MEASURES` over the triples of a trainer in one batch.
+
+    Parameters
+    ----------
+    are_counted : bool
+
+    Attributes
+    ----------
+    sums : (3,) float64 array
+        (0,) where they are not counted.
 
     Examples
     --------
-    >>> measures = BatchMeasures()
+    >>> measures = BatchMeasures(True)
     >>> measures.add_penalty(0.5)
     >>> measures.add_violators(Side.TAIL, 3)
-    >>> measures.take().tolist(), measures.take().tolist()
-    ([0.5, 0.0, 3.0], [0.0, 0.0, 0.0])
+    >>> measures.sums.tolist()
+    [0.5, 0.0, 3.0]
     """
 
-    def __init__(self) -> None:
-        self._sums = np.zeros(len(MEASURES))
+    def __init__(self, are_counted: bool) -> None:
+        self.are_counted = are_counted
+        self.sums: npt.NDArray[np.float64] = np.zeros(len(MEASURES) if are_counted else 0)
 
     def add_penalty(self, penalty: float) -> None:
-        """Add the penalty of some triples."""
-        self._sums[0] += penalty
+        """Add the penalty of some triples, where it is counted."""
+        if self.are_counted:
+            self.sums[0] += penalty
 
     def add_violators(self, side: Side, count: int) -> None:
         """Add negatives of a side that score above the true answer."""
-        self._sums[_VIOLATORS[side]] += count
-
-    def take(self) -> npt.NDArray[np.float64]:
-        """Return the sums since the last call, in the order of :data:`MEASURES`."""
-        taken, self._sums = self._sums, np.zeros(len(MEASURES))
-        return taken
+        self.sums[_VIOLATORS[side]] += count

@@ -29,14 +29,14 @@ from dglkge.kernels import full_scores as kernels
 from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.functions.autograd import words
 from dglkge.model.losses import IGNORED_SCORE
+from dglkge.optim.scratch import Scratch
 from dglkge.planning.memory import (
     DEVICE_BLOCK_NUMBERS,
     KEPT_ROW_BYTES,
     KEPT_SCORE_BYTES,
     ROWS_A_PANEL,
 )
-from dglkge.training.objectives.dot_softmax import QUERY_MULTIPLE
-from dglkge.training.objectives.rows import Scratch
+from dglkge.step.objectives.dot_softmax import QUERY_MULTIPLE
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dglkge.kernels.dropout import drop_numbers
 from dglkge.kernels.hashing import column_bits, row_keys, stream_key
+from dglkge.step.contracts import RowTransform
 
 _BLOCK_WORDS = 1 << 16
 """Random words drawn at a time: the working arrays stay in cache."""
@@ -25,7 +25,7 @@ _LEVELS = 1 << 16
 """A number takes 16 random bits, so that probabilities are multiples of 2^-16."""
 
 
-class RowDropout:
+class RowDropout(RowTransform):
     """Masks of the rows of a batch.
 
     Parameters
@@ -54,30 +54,34 @@ class RowDropout:
         self._is_reference = kernels == "reference"
         self._batch = 0
 
-    def start(self, batch: int) -> None:
-        """Take the masks of a batch, by a number that no other batch of any epoch has."""
-        self._batch = batch
+    @property
+    def tables(self) -> list[str]:
+        """Tables of which rows are dropped."""
+        return list(self._limits)
 
-    def drops(self, table: str) -> bool:
-        """Return whether rows of a table are dropped at all."""
-        return table in self._limits
+    def start_batch(self, number: int) -> None:
+        """Take the masks of a batch."""
+        self._batch = number
 
-    def apply(self, table: str, node_ids: npt.NDArray[np.int64], rows: torch.Tensor) -> None:
-        """Multiply rows (n, D) of a table, or their gradients, by their masks, in place."""
-        limit = self._limits.get(table)
-        if limit is None or not len(rows):
-            return
+    def backward(self, table: str, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+        """Multiply gradients by their masks: a dropped number is the stored one times its mask."""
+        self.forward(table, ids, gradients)
+
+    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Multiply rows (n, D) of a table by their masks, in place."""
+        limit = self._limits[table]
+        node_ids = ids.numpy()
         scale = _LEVELS / (_LEVELS - limit)
         key = stream_key(self._seed, "dropout", table, self._batch)
-        ids, dim = self._original_ids[table], rows.shape[1]
+        original_ids, dim = self._original_ids[table], rows.shape[1]
         if rows.device.type == "cpu" and not self._is_reference:
-            drop_numbers(rows.numpy(), ids[node_ids], key[0], np.uint16(limit), np.float32(scale))
+            drop_numbers(rows.numpy(), original_ids[node_ids], key[0], np.uint16(limit), np.float32(scale))
             return
         num_words = -(-dim // 4)
         step = max(1, _BLOCK_WORDS // num_words)
         for start in range(0, len(rows), step):
             block = slice(start, start + step)
-            bits = column_bits(row_keys(key, ids[node_ids[block]]), num_words)
+            bits = column_bits(row_keys(key, original_ids[node_ids[block]]), num_words)
             # Four numbers of 16 bits from each word, the lowest bits first.
             numbers = bits.astype("<u8", copy=False).view("<u2")[:, :dim]
             rows[block].mul_(torch.from_numpy(numbers >= limit).to(rows.device)).mul_(scale)

@@ -9,17 +9,16 @@ are candidates with every objective; their table is sharded over the trainers as
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any, Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from dglkge.model.kge_model import KgeModel
-from dglkge.training.objectives.all_candidates import CandidateLoss, Piece
-from dglkge.training.objectives.autograd_loss import AutogradLoss
-from dglkge.training.objectives.dot_softmax import DotSoftmax
-from dglkge.training.objectives.rows import Group, RowPlaces
+from dglkge.step.contracts import Gradients, Objective, Rows
+from dglkge.step.objectives.all_candidates import CandidateLoss, Piece, QueryMaker, TakeBack
+from dglkge.step.planning import Places, Plan
 from dglkge.typing import Side
 
 RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}
@@ -54,8 +53,8 @@ def relation_pieces(
     ]
 
 
-class RelationQueries:
-    """Queries (h, ?, t) of groups of edges, and their gradients; a :class:`QueryMaker`.
+class RelationQueries(QueryMaker):
+    """Queries (h, ?, t) of groups of edges, and their gradients.
 
     Gradients are added to those that the rows have already. Rows are copied in any case.
 
@@ -76,62 +75,63 @@ class RelationQueries:
         self._weight = np.float32(weight)
         self._is_staged = is_staged
 
-    def make(self, groups: Sequence[Group], global_size: int) -> list[Piece]:
-        """Return the queries of a batch's groups."""
-        self._leaves: list[tuple[Group, list[torch.Tensor]]] = []
+    def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
+        leaves: list[tuple[Places, torch.Tensor]] = []
         pieces: list[Piece] = []
-        for group in groups if self._weight else ():
-            heads, tails = leaves = [self._leaf(place) for place in (group.heads, group.tails)]
-            factors = self._weight * group.factors(global_size)
+        for group in plan.groups if self._weight else ():
+            heads, tails = (self._leaf(places, rows) for places in (group.heads, group.tails))
+            factors = self._weight * group.factors(plan.divisor)
             pieces += relation_pieces(self._model, group.relation_ids, heads, tails, factors)
-            self._leaves.append((group, leaves))
-        self._queries = [piece.queries for piece in pieces]
-        return pieces
+            leaves += [(group.heads, heads), (group.tails, tails)]
+        queries = [piece.queries for piece in pieces]
 
-    def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
-        """Add the gradients of the rows, given those of the queries; returns the penalty, which is 0."""
-        if self._queries:
-            given = [of_query.to(query.device) for query, of_query in zip(self._queries, gradients)]
-            torch.autograd.backward(self._queries, given)
-        for group, (heads, tails) in self._leaves if not self._is_staged else ():
-            for place, leaf in ((group.heads, heads), (group.tails, tails)):
+        def take_back(gradients: Sequence[torch.Tensor]) -> float:
+            if queries:
+                outer = [gradient.to(query.device) for query, gradient in zip(queries, gradients)]
+                torch.autograd.backward(queries, outer)
+            for places, leaf in leaves if not self._is_staged else ():
                 if leaf.grad is not None:
-                    place.gradients.add_(leaf.grad)
-        return 0.0
+                    rows.gradients(places).add_(leaf.grad)
+            return 0.0
 
-    def _leaf(self, place: RowPlaces) -> torch.Tensor:
+        return pieces, take_back
+
+    def _leaf(self, places: Places, rows: Rows) -> torch.Tensor:
         """Return rows as a leaf; on a device its gradient is added to those of the rows."""
-        return place.leaf() if self._is_staged else place.found().copied().requires_grad_()
+        return rows.leaf(places) if self._is_staged else rows.found(places).copied().requires_grad_()
 
 
-class SampledWithRelations:
-    """Loss against sampled negatives, and relation prediction beside it; a collective.
+class WithRelations(Objective):
+    """An objective, and relation prediction beside it, whose gradients are added; a collective.
 
     Parameters
     ----------
-    sampled : AutogradLoss or DotSoftmax
+    objective : Objective
+        Of batches of edges; it makes the plan.
     of_relations : CandidateLoss
         Of the queries of :class:`RelationQueries`.
     """
 
-    def __init__(self, sampled: Union[AutogradLoss, DotSoftmax], of_relations: CandidateLoss) -> None:
-        self.reads_in_place = sampled.reads_in_place
-        self.shares_relations = sampled.shares_relations
-        self._sampled = sampled
+    def __init__(self, objective: Objective, of_relations: CandidateLoss) -> None:
+        self.reads_in_place = objective.reads_in_place
+        self._objective = objective
         self._of_relations = of_relations
-
-    def __call__(self, groups: Sequence[Group], global_size: int) -> float:
-        """Return the summed loss; leaves the gradients, divided by ``global_size``, with the rows."""
-        # In this order: compiled loops write the gradients of the rows, to which the relations' are added.
-        # Without triples of its own a trainer still scores its relations for the others.
-        loss = self._sampled(groups, global_size)
-        return loss + self._of_relations(groups, global_size)
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that this trainer sent to other machines."""
-        return self._of_relations.sent_bytes
+        return self._objective.sent_bytes + self._of_relations.sent_bytes
 
-    def dense_gradients(self) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
-        """Return (embedding, node ids, gradients) of the relations that this trainer owns."""
-        return self._of_relations.dense_gradients()
+    def plan(self, batch: Any) -> Plan:
+        return self._objective.plan(batch)
+
+    def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
+        # In this order: compiled loops write the gradients of the rows, to which the relations' are added.
+        # Without triples of its own a trainer still scores its relations for the others.
+        own, of_relations = self._objective.gradients(plan, rows), self._of_relations.gradients(plan, rows)
+        return lambda: _added(own(), of_relations())
+
+
+def _added(own: Gradients, others: Gradients) -> Gradients:
+    """Return the sums of two objectives; the measures are those of the first."""
+    return Gradients(own.loss + others.loss, [*own.candidates, *others.candidates], own.measures)

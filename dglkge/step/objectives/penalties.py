@@ -11,7 +11,8 @@ import torch
 from dglkge.kernels import penalties as kernels
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import LoopWeights, Regularizer
-from dglkge.training.objectives.rows import Group
+from dglkge.step.contracts import Rows
+from dglkge.step.planning import Group
 from dglkge.typing import Side
 
 
@@ -53,28 +54,32 @@ class GroupPenalty:
         if weights is not None and weights.power == 3 and weights.entity == 2 * weights.relation:
             self.n3, self._regularizer = np.float32(weights.relation), None
 
-    def add(self, group: Group, factors: npt.NDArray[np.float32]) -> float:
+    def add(self, group: Group, rows: Rows, factors: npt.NDArray[np.float32]) -> float:
         """Add the gradients, each triple's times its factor (B,); returns the summed penalty."""
         if self._regularizer is None:
             return 0.0
         if self._weights is None:
-            return self._by_autograd(self._regularizer, group, factors)
+            return self._by_autograd(self._regularizer, group, rows, factors)
         places = (group.heads, group.tails, group.relations)
+        # Kept until the loop has read the addresses.
+        found = [rows.found(one) for one in places]
         weights = tuple(np.float32(weight) for weight in self._weights[1:])
         penalty: float = kernels.add_penalties(
-            *(place.found().addresses for place in places),
+            *(one.addresses for one in found),
             self._operator,
             factors,
             self._weights.power,
             weights,
-            *(place.gradients.numpy() for place in places),
+            *(rows.gradients(one).numpy() for one in places),
         )
         return penalty
 
-    def _by_autograd(self, regularizer: Regularizer, group: Group, factors: npt.NDArray[np.float32]) -> float:
+    def _by_autograd(
+        self, regularizer: Regularizer, group: Group, rows: Rows, factors: npt.NDArray[np.float32]
+    ) -> float:
         """Add the gradients of a regularizer that has no loop."""
         places = (group.heads, group.relations, group.tails)
-        leaves = [place.found().copied().requires_grad_() for place in places]
+        leaves = [rows.found(one).copied().requires_grad_() for one in places]
         heads, relations, tails = leaves
         entities = {Side.TAIL: (heads, tails), Side.HEAD: (tails, heads)}
         of_sides = [
@@ -86,5 +91,5 @@ class GroupPenalty:
         total.backward()
         for place, leaf in zip(places, leaves):
             if leaf.grad is not None:
-                place.gradients.add_(leaf.grad)
+                rows.gradients(place).add_(leaf.grad)
         return total.item()

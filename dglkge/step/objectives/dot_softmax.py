@@ -10,22 +10,27 @@ and gradients of rows stay float32.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from typing import Callable, NamedTuple
 
 import numpy as np
 import torch
 
+from dglkge.embeddings.found_rows import FoundRows
 from dglkge.kernels import dot, softmax
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import IGNORED_SCORE, Loss
 from dglkge.model.negative_terms import Mean
 from dglkge.model.regularizers import Regularizer
+from dglkge.optim.scratch import Scratch
+from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.known_answers import KnownNegatives
-from dglkge.training.objectives.measures import BatchMeasures
-from dglkge.training.objectives.penalties import GroupPenalty
-from dglkge.training.objectives.rows import AnswerRanges, Group, Negatives, Scratch
-from dglkge.training.stats import PhaseClock
+from dglkge.step.computation import Computation
+from dglkge.step.contracts import Gradients, Objective, Rows
+from dglkge.step.objectives.measures import BatchMeasures
+from dglkge.step.objectives.penalties import GroupPenalty
+from dglkge.step.planning import AnswerRanges, EdgePlanner, Group, Negatives, Plan
 from dglkge.typing import Side
 
 QUERY_MULTIPLE = 16
@@ -43,69 +48,77 @@ def is_compiled(model: KgeModel, loss: Loss) -> bool:
     return type(model) is KgeModel and model.score_function.compiled and is_plain
 
 
-class DotSoftmax:
-    """Losses and gradients of groups, for models and losses that :func:`is_compiled` accepts.
+class DotSoftmax(Objective):
+    """Losses and gradients for models and losses that :func:`is_compiled` accepts.
 
     Parameters
     ----------
+    planner : EdgePlanner
     model : KgeModel
     regularizer : Regularizer or None
     own_entity : bool
         Whether the query's own entity is one negative more.
-    matmul_dtype : torch.dtype
-        Type in which matmuls are taken, ``torch.float32`` or ``torch.bfloat16``.
-    clock : PhaseClock
-    sides : collection of Side
-        Sides that are trained: those of the negatives of each group.
-    measures : BatchMeasures, optional
-        Gets the penalty and the violators of each batch.
+    computation : Computation
+    has_measures : bool
+        Sum the penalty and count the violators of each batch.
     range_offset : float
         Subtracted from the scores of answers in the range of the query's own entity, in groups with ranges.
     """
 
     reads_in_place = True
-    shares_relations = False
+    sent_bytes = 0
 
     def __init__(
         self,
+        planner: EdgePlanner,
         model: KgeModel,
         regularizer: Regularizer | None,
         own_entity: bool,
-        matmul_dtype: torch.dtype,
-        clock: PhaseClock,
-        sides: Collection[Side] = tuple(Side),
-        measures: BatchMeasures | None = None,
+        computation: Computation,
+        has_measures: bool = False,
         range_offset: float = 0.0,
     ) -> None:
-        self._measures = measures
+        self._planner = planner
+        self._has_measures = has_measures
         self._range_offset = np.float32(range_offset)
-        self._model = model
         self._dim = model.dim
         self._operator = (model.score_function.complex_valued, model.reciprocal)
         # N3 of both sides goes into the loop that writes the gradients; other penalties are added afterwards.
-        self._penalty = GroupPenalty(model, regularizer, sides)
+        self._penalty = GroupPenalty(model, regularizer, planner.sides)
         self._own_entity = own_entity
-        self._dtype = matmul_dtype
+        self._dtype = computation.matmul_dtype
         # In the representation of the scores, float32 or bfloat16 words: the loop only writes it.
-        self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=matmul_dtype))[0]
-        self._clock = clock
+        self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=self._dtype))[0]
+        self._clock = computation.clock
         self._scratch = Scratch()
 
-    def __call__(self, groups: Sequence[Group], global_size: int) -> float:
-        """Return the summed loss; leaves the gradients, divided by ``global_size``, with the rows."""
+    def plan(self, batch: EdgeBatch) -> Plan:
+        return self._planner.plan(batch)
+
+    def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
+        return lambda: self._compute(plan, rows)
+
+    def _compute(self, plan: Plan, rows: Rows) -> Gradients:
+        """Write the gradients of a batch's rows."""
+        measures = BatchMeasures(self._has_measures)
         # By identity: the groups hold the objects, so no id is used twice within a call.
         seen: set[int] = set()
-        return global_size * sum(self._of_group(group, global_size, seen) for group in groups)
+        loss = sum(self._group_loss(group, plan.divisor, rows, seen, measures) for group in plan.groups)
+        return Gradients(plan.divisor * float(loss), measures=measures.sums)
 
-    def _of_group(self, group: Group, global_size: int, seen: set[int]) -> float:
-        """Return the loss of a group by ``global_size``; ``seen``: negatives that have gradients already."""
+    def _group_loss(
+        self, group: Group, divisor: int, batch_rows: Rows, seen: set[int], measures: BatchMeasures
+    ) -> float:
+        """Return the loss of a group by ``divisor``; ``seen``: negatives that have gradients already."""
         self._clock.enter("score")
         num = len(group)
         factors, positive, own, missing, own_shares = self._scratch.take("numbers", 5, 2 * num).numpy()
-        factors[:] = 1 / global_size
+        factors[:] = 1 / divisor
         if group.weights is not None:
             factors.reshape(2, num)[:] *= group.weights
-        found = (group.heads.found(), group.tails.found(), group.relations.found())
+        in_order = (group.heads, group.tails, group.relations)
+        # Kept until the loops have read the addresses.
+        found = [batch_rows.found(places) for places in in_order]
         rows = [some.addresses for some in found]
         room = 2 * num + QUERY_MULTIPLE
         queries = self._scratch.take("queries", room, self._dim, self._dtype)
@@ -121,9 +134,14 @@ class DotSoftmax:
             sides = [side for side, run in _sides(num).items() if block.start <= run.start < block.stop]
             # Rows beyond the block are queries of the next block or padding: their scores are set to 0 below.
             shape = slice(block.start, block.start + _rounded(len(true_ids)))
+            block_of = _Block(queries[shape], of_queries[shape], true_ids, known, ranges, of_block, sides)
             loss += self._against(
-                *(queries[shape], negatives, true_ids, known, ranges, of_block, of_queries[shape]),
-                *(id(negatives) in seen, sides),
+                block_of,
+                batch_rows.found(negatives.rows),
+                batch_rows.gradients(negatives.rows),
+                negatives.ids,
+                id(negatives) in seen,
+                measures,
             )
             seen.add(id(negatives))
         for side, block in _sides(num).items():
@@ -131,7 +149,7 @@ class DotSoftmax:
             if side not in group.negatives:
                 of_queries[block] = 0
                 missing[block] = own_shares[block] = 0
-        outputs = [places.gradients.numpy() for places in (group.heads, group.tails, group.relations)]
+        outputs = [batch_rows.gradients(places).numpy() for places in in_order]
         penalty = dot.write_gradients(
             *rows,
             self._operator,
@@ -142,9 +160,8 @@ class DotSoftmax:
             self._penalty.n3,
             *outputs,
         )
-        penalty += self._penalty.add(group, factors[:num])
-        if self._measures is not None:
-            self._measures.add_penalty(penalty * global_size)
+        penalty += self._penalty.add(group, batch_rows, factors[:num])
+        measures.add_penalty(penalty * divisor)
         return loss + penalty
 
     def _ignore_own(self, group: Group, own: np.ndarray) -> None:
@@ -161,26 +178,19 @@ class DotSoftmax:
 
     def _against(
         self,
-        queries: torch.Tensor,
-        negatives: Negatives,
-        true_ids: np.ndarray,
-        known: Sequence[KnownNegatives],
-        ranges: AnswerRanges | None,
-        numbers: Sequence[np.ndarray],
-        of_queries: torch.Tensor,
+        block: _Block,
+        found: FoundRows,
+        gradients: torch.Tensor,
+        negative_ids: np.ndarray,
         adds: bool,
-        sides: Sequence[Side],
+        measures: BatchMeasures,
     ) -> float:
-        """Score queries (Q, D) against negatives and write or add to their gradients; returns the loss.
-
-        ``numbers`` = positive, own, factors, missing, own_shares, each (n,), the last two written. Queries
-        beyond the n only fill the shape of the products: what they and ``of_queries`` hold there has no
-        effect.
-        """
-        num, scratch, clock = len(negatives.ids), self._scratch, self._clock
+        """Score queries against negatives and write or add to their gradients; returns the loss."""
+        queries, of_queries, true_ids, known, ranges, numbers, sides = block
+        num, scratch, clock = len(negative_ids), self._scratch, self._clock
         clock.enter("gather")
         candidates = scratch.take("candidates", num, self._dim, self._dtype)
-        dot.gather(negatives.rows.found().addresses, words(candidates))
+        dot.gather(found.addresses, words(candidates))
         clock.enter("score")
         scores = torch.mm(queries, candidates.T, out=scratch.take("scores", len(queries), num, self._dtype))
         clock.enter("loss")
@@ -189,22 +199,21 @@ class DotSoftmax:
             places = (ranges.anchors, ranges.truths, ranges.negatives)
             softmax.lower_same_range(*places, self._range_offset, words(scores), positive, own)
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
-        softmax.ignore_truths(true_ids, negatives.ids, self._ignored, slots, words(scores))
+        softmax.ignore_truths(true_ids, negative_ids, self._ignored, slots, words(scores))
         for number, one in enumerate(known):
             # Known answers of equally many queries for each side of the block.
             of_side = scores[number * len(one.own) : (number + 1) * len(one.own)]
             one.overwrite(words(of_side), self._ignored, slots)
-        if self._measures is not None:
+        if measures.are_counted:
             each = len(true_ids) // len(sides)
             for turn, side in enumerate(sides):
                 run = slice(turn * each, (turn + 1) * each)
                 above = softmax.count_above(words(scores[run]), numbers[0][run], numbers[1][run])
-                self._measures.add_violators(side, above)
+                measures.add_violators(side, above)
         loss: float = softmax.softmax(words(scores[: len(true_ids)]), *numbers)
         scores[len(true_ids) :] = 0
         clock.enter("backward")
         torch.mm(scores, candidates, out=of_queries)
-        gradients = negatives.rows.gradients
         if self._dtype == torch.float32:
             # Two groups may share negatives: beta=1 adds, and beta=0 ignores what the memory held, NaN
             # included.
@@ -217,6 +226,22 @@ class DotSoftmax:
         else:
             gradients.copy_(narrow)
         return loss
+
+
+class _Block(NamedTuple):
+    """Queries of a group that are scored against the same negatives.
+
+    ``numbers`` = positive, own, factors, missing, own_shares, each (n,), the last two written. Queries beyond
+    the n only fill the shape of the products: what they and ``of_queries`` hold there has no effect.
+    """
+
+    queries: torch.Tensor
+    of_queries: torch.Tensor
+    true_ids: np.ndarray
+    known: Sequence[KnownNegatives]
+    ranges: AnswerRanges | None
+    numbers: Sequence[np.ndarray]
+    sides: Sequence[Side]
 
 
 def _rounded(num: int) -> int:

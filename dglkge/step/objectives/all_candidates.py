@@ -7,7 +7,7 @@ trainers against its shards (:mod:`.shard_objective`); what the shards find is p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Protocol
 
@@ -18,11 +18,13 @@ import torch
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.narrow_rows import is_narrow
-from dglkge.training.objectives.query_exchange import QueryBlock, QueryExchange
-from dglkge.training.objectives.row_dropout import RowDropout
-from dglkge.training.objectives.rows import Scratch, Shift
-from dglkge.training.objectives.shard_objective import Answers, ShardObjective, losses, normalizers
-from dglkge.training.stats import PhaseClock
+from dglkge.optim.scratch import Scratch
+from dglkge.step.clock import PhaseClock
+from dglkge.step.contracts import Gradients, Objective, RowGradients, Rows
+from dglkge.step.objectives.query_exchange import QueryBlock, QueryExchange
+from dglkge.step.objectives.shard_objective import Answers, ShardObjective, losses, normalizers
+from dglkge.step.planning import Plan
+from dglkge.step.rows import Transforms
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -44,8 +46,6 @@ class Candidates:
     shard : ShardObjective
     answers_of : callable
         Returns the answers among the owned rows of queries with some keys.
-    shift : callable or None
-        Returns what is added to the rows of node ids when they are compared.
     resident : callable or None
         Returns the owned rows where they are on a device; their gradients are left there.
     """
@@ -57,16 +57,15 @@ class Candidates:
     kind: str
     shard: ShardObjective
     answers_of: Callable[[Ids], Answers]
-    shift: Shift | None = None
     resident: Callable[[], torch.Tensor] | None = None
 
     @property
-    def rows(self) -> torch.Tensor:
+    def stored(self) -> torch.Tensor:
         """Owned rows, (R, D) as they are stored: a view on shared memory, or on a device."""
         if self.resident is not None:
-            return self.resident()[:, self.columns]
+            return self.resident()
         start = self.table.first_node_id
-        return self.table.local_rows[self.first - start : self.stop - start, self.columns]
+        return self.table.local_rows[self.first - start : self.stop - start]
 
 
 def only_answers(first: int, stop: int) -> Callable[[Ids], Answers]:
@@ -92,10 +91,10 @@ class AllCandidates:
         One of each block of queries, the same blocks on every trainer.
     exchange : QueryExchange
     clock : PhaseClock
+    transforms : Transforms
+        Of the rows of the candidates; :meth:`run` returns the gradients of transformed rows.
     regularizer : Regularizer, optional
         Penalty on answers that state their share in it.
-    dropout : RowDropout, optional
-        Of the candidates.
     """
 
     def __init__(
@@ -103,18 +102,16 @@ class AllCandidates:
         candidates: Sequence[Candidates],
         exchange: QueryExchange,
         clock: PhaseClock,
+        transforms: Transforms,
         regularizer: Regularizer | None = None,
-        dropout: RowDropout | None = None,
     ) -> None:
         self._candidates = list(candidates)
-        self._dropout = dropout
-        self._copies: dict[str, torch.Tensor] = {}
+        self._transforms = transforms
         self._regularizer = regularizer
         self._exchange = exchange
         self._clock = clock
         self._scratch = Scratch()
         self._device_scratch: Scratch | None = None
-        self._dense: dict[str, torch.Tensor] = {}
         self._owned = {one.table.name: torch.arange(one.first, one.stop) for one in candidates}
 
     @property
@@ -122,121 +119,128 @@ class AllCandidates:
         """Bytes of queries, numbers and gradients that this trainer sent to other machines."""
         return self._exchange.sent_bytes
 
-    def run(self, blocks: Sequence[QueryBlock]) -> tuple[float, list[torch.Tensor]]:
-        """Return the loss of this trainer's queries, each times its factor, and their gradients (q, D).
+    def run(self, blocks: Sequence[QueryBlock]) -> tuple[float, list[torch.Tensor], list[RowGradients]]:
+        """Return losses and gradients of queries, and gradients of candidates.
 
         Parameters
         ----------
         blocks : sequence of QueryBlock
             This trainer's queries; any of them may be empty.
+
+        Returns
+        -------
+        loss : float
+            Of this trainer's queries, each times its factor.
+        query_gradients : list of (q, D) tensor
+            Of each block.
+        row_gradients : list of RowGradients
+            Of all rows that this trainer owns. A table whose rows were no candidate is absent.
         """
         self._clock.enter("exchange")
         gathered = self._exchange.gather(blocks)
         self._clock.enter("score")
-        self._copies = {}
+        rows: dict[str, torch.Tensor] = {}
         numbers, answers = [], []
-        for block, one in zip(gathered, self._candidates):
+        for block, candidates in zip(gathered, self._candidates):
             # Counts were gathered, so a block is empty on all trainers or on none: rounds of messages stay
             # paired.
             if len(block):
-                answers.append(one.answers_of(block.keys))
-                numbers.append(one.shard.score(torch.from_numpy(block.queries), self._rows(one), answers[-1]))
+                # Blocks of one table share the rows.
+                name = candidates.table.name
+                if name not in rows:
+                    rows[name] = self._rows(candidates)
+                answers.append(candidates.answers_of(block.keys))
+                own_rows = rows[name][:, candidates.columns]
+                numbers.append(candidates.shard.score(torch.from_numpy(block.queries), own_rows, answers[-1]))
         self._clock.enter("exchange")
         shared = self._exchange.share(numbers) if numbers else []
         self._clock.enter("backward")
-        parts, loss = self._differentiate(gathered, iter(zip(shared, answers)))
+        parts, loss, gradients = self._differentiate(gathered, iter(zip(shared, answers)), rows)
         self._clock.enter("exchange")
-        return loss, self._exchange.return_gradients(parts)
+        row_gradients = [RowGradients(name, self._owned[name], found) for name, found in gradients.items()]
+        return loss, self._exchange.return_gradients(parts), row_gradients
 
-    def _rows(self, one: Candidates) -> torch.Tensor:
-        """Return the owned rows of a block as they are compared: float32, with their shift, after dropout."""
-        name = one.table.name
-        is_dropped = self._dropout is not None and self._dropout.drops(name)
-        if not is_dropped and one.shift is None and not is_narrow(one.table.local_rows):
-            return one.rows
-        # Blocks of one table share the copy, and the mask with the rows that queries are made of.
-        if name not in self._copies:
-            start = one.table.first_node_id
-            memory = self._scratch if one.resident is None else self._on_device(one.rows.device)
-            copy = memory.take(f"copy~{name}", one.stop - one.first, one.table.dim)
-            if one.resident is None:
-                one.table.widened(np.arange(one.first - start, one.stop - start), copy)
-            else:
-                copy.copy_(one.resident())
-            self._copies[name] = copy
-            if one.shift is not None:
-                self._copies[name] += one.shift(self._owned[name])
-            if self._dropout is not None and is_dropped:
-                self._dropout.apply(name, self._owned[name].numpy(), self._copies[name])
-        return self._copies[name][:, one.columns]
+    def _rows(self, candidates: Candidates) -> torch.Tensor:
+        """Return the owned rows of a table as float32 and transformed: as they are stored, or a copy."""
+        table, stored = candidates.table, candidates.stored
+        if table.name not in self._transforms and not is_narrow(table.local_rows):
+            return stored
+        copy = self._memory(candidates).take(f"copy~{table.name}", len(stored), table.dim)
+        if candidates.resident is None:
+            start = candidates.first - table.first_node_id
+            table.widened(np.arange(start, start + len(stored)), copy)
+        else:
+            copy.copy_(stored)
+        self._transforms.forward(table.name, self._owned[table.name], copy)
+        return copy
 
-    def _differentiate(self, gathered: Sequence[QueryBlock], shared: Any) -> tuple[list[torch.Tensor], float]:
-        """Return this shard's part of the gradients of all queries, and the loss of this trainer's."""
-        self._dense = {}
+    def _differentiate(
+        self, gathered: Sequence[QueryBlock], shared: Any, rows: Mapping[str, torch.Tensor]
+    ) -> tuple[list[torch.Tensor], float, dict[str, torch.Tensor]]:
+        """Return this shard's part of the gradients of all queries, the loss, and gradients by table."""
+        gradients: dict[str, torch.Tensor] = {}
         parts, loss = [], 0.0
-        for number, (block, one) in enumerate(zip(gathered, self._candidates)):
+        for number, (block, candidates) in enumerate(zip(gathered, self._candidates)):
             part = self._scratch.take(f"of_queries~{number}", *block.queries.shape)
             parts.append(part)
             if not len(block):
                 continue
-            found, answers = next(shared)
-            name, num_rows = one.table.name, one.stop - one.first
-            if name not in self._dense:
+            totals, answers = next(shared)
+            table, columns = candidates.table, candidates.columns
+            if table.name not in gradients:
                 # Relation blocks of both directions share one table: its gradients are collected in one
                 # array.
-                memory = self._scratch if one.resident is None else self._on_device(one.rows.device)
-                self._dense[name] = memory.take(f"dense~{name}", num_rows, one.table.dim)
+                room = self._memory(candidates).take(
+                    f"dense~{table.name}", candidates.stop - candidates.first, table.dim
+                )
+                gradients[table.name] = room
                 # A block writes only its columns, and the other direction's block may be empty.
-                if self._is_partial(one):
-                    self._dense[name].zero_()
-            of_rows = self._dense[name][:, one.columns]
-            one.shard.differentiate(normalizers(one.kind, found), block.factors, part, of_rows)
-            loss += self._penalize(one, answers, block.factors, of_rows)
+                if self._is_partial(candidates):
+                    room.zero_()
+            row_gradients = gradients[table.name][:, columns]
+            candidates.shard.differentiate(
+                normalizers(candidates.kind, totals), block.factors, part, row_gradients
+            )
+            own_rows = rows[table.name][:, columns]
+            loss += self._penalize(own_rows, answers, block.factors, row_gradients)
             # Every trainer computes all gradients of its shard, but counts only the loss of its own queries:
             # losses are summed over trainers.
             run = self._exchange.own_run(number)
-            loss += float((losses(one.kind, found[:, :, run]) * block.factors[run]).sum())
-        if self._dropout is not None:
-            for name, of_rows in self._dense.items():
-                self._dropout.apply(name, self._owned[name].numpy(), of_rows)
-        return parts, loss
+            loss += float((losses(candidates.kind, totals[:, :, run]) * block.factors[run]).sum())
+        return parts, loss, gradients
 
-    def _penalize(self, one: Candidates, answers: Answers, factors: Floats, of_rows: torch.Tensor) -> float:
+    def _penalize(
+        self, rows: torch.Tensor, answers: Answers, factors: Floats, row_gradients: torch.Tensor
+    ) -> float:
         """Add the gradients of the penalty on the answers among the owned rows; returns it."""
         if self._regularizer is None or answers.penalty_shares is None:
             return 0.0
         shares = factors[answers.query_of] * answers.penalty_shares
         # One row may answer several queries: its penalty is taken once, with the sum of their shares.
-        weights = np.bincount(answers.places, weights=shares, minlength=one.stop - one.first)
-        used = torch.from_numpy(np.flatnonzero(weights))
-        of_used = torch.from_numpy(weights).float()[used].to(of_rows.device)
-        used = used.to(of_rows.device)
-        rows = self._rows(one)[used].requires_grad_()
-        penalty = (self._regularizer(rows) * of_used).sum()
-        if len(used):
-            (gradients,) = torch.autograd.grad(penalty, rows)
-            of_rows.index_add_(0, used, gradients)
+        weights = np.bincount(answers.places, weights=shares, minlength=len(rows))
+        answering = torch.from_numpy(np.flatnonzero(weights))
+        row_weights = torch.from_numpy(weights).float()[answering].to(row_gradients.device)
+        answering = answering.to(row_gradients.device)
+        leaf = rows[answering].requires_grad_()
+        penalty = (self._regularizer(leaf) * row_weights).sum()
+        if len(answering):
+            (gradients,) = torch.autograd.grad(penalty, leaf)
+            row_gradients.index_add_(0, answering, gradients)
         return penalty.item()
 
-    def _on_device(self, device: torch.device) -> Scratch:
-        """Return memory for gradients that are left on a device."""
+    def _memory(self, candidates: Candidates) -> Scratch:
+        """Return memory where the owned rows are: on the host, or for gradients that are left on a device."""
+        if candidates.resident is None:
+            return self._scratch
         if self._device_scratch is None:
-            self._device_scratch = Scratch(device)
+            self._device_scratch = Scratch(candidates.stored.device)
         return self._device_scratch
 
     @staticmethod
-    def _is_partial(one: Candidates) -> bool:
+    def _is_partial(candidates: Candidates) -> bool:
         """Return whether a block's candidates are only a part of the columns of their table."""
-        start, stop, _ = one.columns.indices(one.table.dim)
-        return stop - start < one.table.dim
-
-    def gradients(self) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
-        """Return (embedding, node ids, gradients) of all rows that this trainer owns, for the optimizer.
-
-        A table whose rows were no candidate of the last batch is absent.
-        """
-        tables = {one.table.name: one.table for one in self._candidates}
-        return [(tables[name].embedding, self._owned[name], rows) for name, rows in self._dense.items()]
+        start, stop, _ = candidates.columns.indices(candidates.table.dim)
+        return stop - start < candidates.table.dim
 
 
 @dataclass(frozen=True)
@@ -258,6 +262,10 @@ class Piece:
     factors: Floats
 
 
+TakeBack = Callable[[Sequence[torch.Tensor]], float]
+"""Writes the gradients of the rows, given those of each piece's queries; returns the penalty."""
+
+
 class QueryMaker(Protocol):
     """Computes queries from rows, and the gradients of the rows from those of the queries.
 
@@ -272,75 +280,74 @@ class QueryMaker(Protocol):
     reads_in_place: bool
     shares_relations: bool
 
-    def make(self, groups: Sequence[Any], global_size: int) -> list[Piece]:
-        """Return all queries of a batch's groups."""
-        ...
-
-    def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
-        """Write the gradients of the rows, given those of each piece's queries; returns the penalty."""
+    def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
+        """Return all queries of a batch's groups, and what takes their gradients back to the rows."""
         ...
 
 
-class CandidateLoss:
+class CandidateLoss(Objective):
     """Losses and gradients of a batch's groups against all candidates; a collective.
 
     Parameters
     ----------
+    planner : EdgePlanner or QueryPlanner
     maker : QueryMaker
-    blocks : sequence of str
-        Names of the blocks of queries, in the order of the candidates.
+    blocks : mapping of str to int
+        Width of the queries of each block, by name, in the order of the candidates.
     candidates : AllCandidates
-    dims : sequence of int
-        Width of the queries of each block.
     clock : PhaseClock
     """
 
     def __init__(
         self,
+        planner: Any,
         maker: QueryMaker,
-        blocks: Sequence[str],
-        dims: Sequence[int],
+        blocks: Mapping[str, int],
         candidates: AllCandidates,
         clock: PhaseClock,
     ) -> None:
+        self._planner = planner
         self.reads_in_place = maker.reads_in_place
-        self.shares_relations = maker.shares_relations
         self._maker = maker
-        self._blocks = list(zip(blocks, dims))
+        self._blocks = dict(blocks)
         self._candidates = candidates
         self._clock = clock
-
-    def __call__(self, groups: Sequence[Any], global_size: int) -> float:
-        """Return the summed loss; leaves the gradients, divided by ``global_size``, with the rows."""
-        self._clock.enter("score")
-        pieces = self._maker.make(groups, global_size)
-        order = [
-            [number for number, piece in enumerate(pieces) if piece.block == name] for name, _ in self._blocks
-        ]
-        blocks = [
-            _block([pieces[number] for number in numbers], dim)
-            for numbers, (_, dim) in zip(order, self._blocks)
-        ]
-        loss, gradients = self._candidates.run(blocks)
-        self._clock.enter("backward")
-        # Blocks group pieces by table; the gradients go back in the order in which the maker returned the
-        # pieces.
-        of_pieces = [torch.empty(0)] * len(pieces)
-        for numbers, of_block in zip(order, gradients):
-            parts = of_block.split([len(pieces[number].keys) for number in numbers])
-            for number, part in zip(numbers, parts):
-                of_pieces[number] = part
-        loss += self._maker.take_back(of_pieces)
-        return loss * global_size
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that this trainer sent to other machines."""
         return self._candidates.sent_bytes
 
-    def dense_gradients(self) -> list[tuple[Any, torch.Tensor, torch.Tensor]]:
-        """Return (embedding, node ids, gradients) of the candidates that this trainer owns."""
-        return self._candidates.gradients()
+    def plan(self, batch: Any) -> Plan:
+        planned: Plan = self._planner.plan(batch, self._maker.shares_relations)
+        return planned
+
+    def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
+        # Collectives of the host would interrupt a device in any case.
+        return lambda: self._compute(plan, rows)
+
+    def _compute(self, plan: Plan, rows: Rows) -> Gradients:
+        """Write the gradients of a batch's rows."""
+        self._clock.enter("score")
+        pieces, take_back = self._maker.make(plan, rows)
+        order = [
+            [number for number, piece in enumerate(pieces) if piece.block == name] for name in self._blocks
+        ]
+        blocks = [
+            _block([pieces[number] for number in numbers], dim)
+            for numbers, dim in zip(order, self._blocks.values())
+        ]
+        loss, gradients, row_gradients = self._candidates.run(blocks)
+        self._clock.enter("backward")
+        # Blocks group pieces by table; the gradients go back in the order in which the maker returned the
+        # pieces.
+        piece_gradients = [torch.empty(0)] * len(pieces)
+        for numbers, block_gradients in zip(order, gradients):
+            parts = block_gradients.split([len(pieces[number].keys) for number in numbers])
+            for number, part in zip(numbers, parts):
+                piece_gradients[number] = part
+        loss += take_back(piece_gradients)
+        return Gradients(loss * plan.divisor, row_gradients)
 
 
 def _block(pieces: Sequence[Piece], dim: int) -> QueryBlock:

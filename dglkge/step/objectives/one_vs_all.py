@@ -5,22 +5,27 @@ Of each edge, (h, r, ?) is scored against every possible tail and (?, r, t) agai
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from dglkge.embeddings.found_rows import FoundRows
 from dglkge.kernels import dot as dot_kernels
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
-from dglkge.training.objectives.all_candidates import Piece
-from dglkge.training.objectives.penalties import GroupPenalty, loop_weights
-from dglkge.training.objectives.relation_prediction import RelationQueries, relation_pieces
-from dglkge.training.objectives.rows import Group, Scratch
+from dglkge.optim.scratch import Scratch
+from dglkge.step.contracts import Rows
+from dglkge.step.objectives.all_candidates import Piece, QueryMaker, TakeBack
+from dglkge.step.objectives.penalties import GroupPenalty, loop_weights
+from dglkge.step.objectives.relation_prediction import RelationQueries, relation_pieces
+from dglkge.step.planning import Group, Plan
 from dglkge.typing import Side
 
 Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
 
 
 def make_queries(
@@ -53,7 +58,7 @@ def places_on(places: Ids | None, device: torch.device) -> torch.Tensor | None:
     return None if places is None else torch.from_numpy(places).to(device)
 
 
-class AutogradQueries:
+class AutogradQueries(QueryMaker):
     """Queries and penalties of any model, by autograd; rows must have been copied.
 
     Parameters
@@ -80,13 +85,12 @@ class AutogradQueries:
         self._regularizer = regularizer
         self._relation_weight = relation_weight
 
-    def make(self, groups: Sequence[Group], global_size: int) -> list[Piece]:
-        """Return the queries; see :class:`QueryMaker`."""
+    def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
         model, pieces = self._model, []
-        self._penalty = torch.zeros(())
-        for group in groups:
-            factors = group.factors(global_size)
-            heads, relations, tails = group.heads.leaf(), group.relations.leaf(), group.tails.leaf()
+        total = torch.zeros(())
+        for group in plan.groups:
+            factors = group.factors(plan.divisor)
+            heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
             places = places_on(group.relation_places, heads.device)
             for side, anchors, answers, block, keys in (
                 (Side.TAIL, heads, tails, group.rhs, group.tail_ids),
@@ -100,22 +104,25 @@ class AutogradQueries:
                         own_rows = relations if places is None else relations[places]
                         penalty = model.penalty(self._regularizer, anchors, own_rows, answers, side)
                     weights = torch.from_numpy(factors).to(penalty.device)
-                    self._penalty = self._penalty + (penalty * weights).sum()
+                    total = total + (penalty * weights).sum()
             if self._relation_weight:
                 weighted = np.float32(self._relation_weight) * factors
                 pieces += relation_pieces(model, group.relation_ids, heads, tails, weighted)
-        self._queries = [piece.queries for piece in pieces]
-        return pieces
+        return pieces, functools.partial(differentiated, [piece.queries for piece in pieces], total)
 
-    def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
-        """Write the gradients; see :class:`QueryMaker`."""
-        penalty, queries = self._penalty, self._queries
-        given = [of_query.to(query.device) for query, of_query in zip(queries, gradients)]
-        tensors = [*queries, penalty] if penalty.requires_grad else queries
-        given = [*given, torch.ones_like(penalty)] if penalty.requires_grad else given
-        if tensors:
-            torch.autograd.backward(tensors, given)
-        return penalty.item()
+
+def differentiated(
+    queries: Sequence[torch.Tensor], penalty: torch.Tensor, gradients: Sequence[torch.Tensor]
+) -> float:
+    """Write the gradients of the rows, given those of queries on the host; returns the penalty."""
+    tensors = list(queries)
+    outer = [gradient.to(query.device) for query, gradient in zip(queries, gradients)]
+    if penalty.requires_grad:
+        # One backward pass for queries and penalty, which have the same leaves.
+        tensors, outer = [*tensors, penalty], [*outer, torch.ones_like(penalty)]
+    if tensors:
+        torch.autograd.backward(tensors, outer)
+    return penalty.item()
 
 
 def has_loops(model: KgeModel, regularizer: Regularizer | None) -> bool:
@@ -124,7 +131,7 @@ def has_loops(model: KgeModel, regularizer: Regularizer | None) -> bool:
     return is_plain and (regularizer is None or loop_weights(model, regularizer) is not None)
 
 
-class LoopQueries:
+class LoopQueries(QueryMaker):
     """Queries and penalties of DistMult and ComplEx, by compiled loops, from rows in place.
 
     Parameters
@@ -146,49 +153,61 @@ class LoopQueries:
         self._of_relations = RelationQueries(model, relation_weight)
         self._scratch = Scratch()
 
-    def make(self, groups: Sequence[Group], global_size: int) -> list[Piece]:
-        """Return the queries; see :class:`QueryMaker`."""
-        self._groups = [(group, group.factors(global_size)) for group in groups]
-        num = sum(map(len, groups))
+    def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
+        groups = [(group, group.factors(plan.divisor)) for group in plan.groups]
+        num = sum(len(group) for group, _ in groups)
         room = self._scratch.take("queries", 2 * num, self._model.dim)
         pieces: list[Piece] = []
         start = 0
-        for group, factors in self._groups:
+        for group, factors in groups:
             middle, end = start + len(group), start + 2 * len(group)
             # The loop also writes scores of the true and own entities; here the shards compute the true ones.
             unused = self._scratch.take("scores", 2, end - start).numpy()
+            found = _found(group, rows)
             dot_kernels.make_queries(
-                *_addresses(group), self._operator, room[start:end].numpy(), unused[0], unused[1]
+                *(one.addresses for one in found),
+                self._operator,
+                room[start:end].numpy(),
+                unused[0],
+                unused[1],
             )
             pieces += [
                 Piece(group.rhs, room[start:middle], group.tail_ids, factors),
                 Piece(group.lhs, room[middle:end], group.head_ids, factors),
             ]
             start = end
-        return pieces + self._of_relations.make(groups, global_size)
+        relation_queries, relations_back = self._of_relations.make(plan, rows)
 
-    def take_back(self, gradients: Sequence[torch.Tensor]) -> float:
-        """Write the gradients; see :class:`QueryMaker`."""
-        loss, num_groups = 0.0, len(self._groups)
-        for number, (group, factors) in enumerate(self._groups):
+        def take_back(gradients: Sequence[torch.Tensor]) -> float:
+            loss = self._take_back(groups, rows, gradients)
+            return loss + relations_back(gradients[2 * len(groups) :])
+
+        return pieces + relation_queries, take_back
+
+    def _take_back(
+        self, groups: Sequence[tuple[Group, Floats]], rows: Rows, gradients: Sequence[torch.Tensor]
+    ) -> float:
+        """Write the gradients of the rows from those of the queries of both sides; returns the penalty."""
+        loss = 0.0
+        for number, (group, factors) in enumerate(groups):
             of_queries = torch.cat(list(gradients[2 * number : 2 * number + 2])).numpy()
             # The answers' own shares are gradients of candidates, which are with the shards.
             none = np.zeros(2 * len(group), np.float32)
-            outputs = [place.gradients.numpy() for place in (group.heads, group.tails, group.relations)]
+            found = _found(group, rows)
             loss += dot_kernels.write_gradients(
-                *_addresses(group),
+                *(one.addresses for one in found),
                 self._operator,
                 of_queries,
                 none,
                 none,
                 factors,
                 self._penalty.n3,
-                *outputs,
+                *(rows.gradients(places).numpy() for places in (group.heads, group.tails, group.relations)),
             )
-            loss += self._penalty.add(group, factors)
-        return loss + self._of_relations.take_back(gradients[2 * num_groups :])
+            loss += self._penalty.add(group, rows, factors)
+        return loss
 
 
-def _addresses(group: Group) -> list[Ids]:
-    """Return the addresses of the rows of the heads, tails and relations."""
-    return [place.found().addresses for place in (group.heads, group.tails, group.relations)]
+def _found(group: Group, rows: Rows) -> list[FoundRows]:
+    """Return the rows of heads, tails and relations; keep them until a loop has read their addresses."""
+    return [rows.found(places) for places in (group.heads, group.tails, group.relations)]

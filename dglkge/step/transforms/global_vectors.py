@@ -9,7 +9,7 @@ learning rate is that of the entities; clipping treats their gradient as one mor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -19,15 +19,15 @@ from dglkge.checkpoint import hdf5_format
 from dglkge.checkpoint.relation_layout import global_sums_path, global_vector_path
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
-from dglkge.training.objectives.rows import Shift
+from dglkge.step.contracts import Parameters, RowGradients, RowTransform
 from dglkge.typing import RELATION
 
 EPS = 1e-10
 """Added to the root, as PyTorch-BigGraph does."""
 
 
-class GlobalVectors:
-    """The vectors of all entity types, on one trainer.
+class GlobalVectors(RowTransform, Parameters):
+    """The vectors of all entity types, on one trainer: a row transform, and parameters of their own.
 
     Parameters
     ----------
@@ -60,33 +60,24 @@ class GlobalVectors:
         self._sum = sum_over_trainers
         self._clip_value = clip_value
         self._gradients = torch.zeros(len(entity_types), dim)
+        self._total = np.zeros(self._gradients.shape)
 
-    def shift_of(self, table: str) -> Shift | None:
-        """Return the function from node ids to what is added to their rows; None for another table."""
-        vector = self.vectors.get(table)
-        return None if vector is None else lambda ids: vector
+    def start_batch(self, number: int) -> None:
+        """Drop the gradients of the batch before."""
+        self._total = np.zeros(self._gradients.shape)
 
-    def sum_gradients(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> float:
-        """Sum the gradients of all trainers, and clip them by value; a collective.
+    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Add the vector of a type to its rows."""
+        rows += self.vectors[table]
 
-        Parameters
-        ----------
-        gradients : iterable of (str, (n, D) tensor)
-            Entity type, and gradients of rows of it, of this trainer; a type may occur several times. Others
-            are ignored.
-
-        Returns
-        -------
-        float
-            Sum of the squares of the gradients, equal on all trainers.
-        """
-        names = list(self.vectors)
+    def backward(self, table: str, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+        """Add the gradients of a type's rows to that of its vector; a row's own gradient is the same."""
         # In float64, so that the order of trainers and rows shows in the last bits of float32 only.
-        total = np.zeros(self._gradients.shape)
-        for name, rows in gradients:
-            if name in self.vectors:
-                total[names.index(name)] += rows.sum(0, dtype=torch.float64).numpy()
-        total = self._sum(total)
+        self._total[list(self.vectors).index(table)] += gradients.sum(0, dtype=torch.float64).numpy()
+
+    def sum_gradients(self, gradients: Sequence[RowGradients]) -> float:
+        """Sum the gradients of all trainers, and clip them by value; see :class:`Parameters`."""
+        total = self._sum(self._total)
         # A gradient that is not finite is not applied; the optimizer reports the rows that it comes from.
         total[~np.isfinite(total).all(1)] = 0
         self._gradients = torch.from_numpy(total).float()

@@ -8,7 +8,7 @@ the whole, so the sum over the trainers is the gradient of the batch, whatever t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,9 @@ from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, den
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from dglkge.model.dense_modules import load_parameters
-from dglkge.model.precision import LossScale
-from dglkge.training.objectives.dense_shards import ParameterShards
+from dglkge.model.precision import LossScale, is_finite
+from dglkge.step.contracts import Parameters, RowGradients
+from dglkge.step.parameters.dense_shards import ParameterShards
 from dglkge.typing import RELATION
 
 STATE, NUMBERS = "optimizer", "optimizer_numbers"
@@ -32,7 +33,7 @@ SCALE = "loss_scale"
 """Group of the numbers of the loss scale."""
 
 
-class DenseParameters:
+class DenseParameters(Parameters):
     """The module of a score function, on one trainer.
 
     Parameters
@@ -60,8 +61,6 @@ class DenseParameters:
     ----------
     optimizer : torch.optim.Optimizer
     loss_scale : LossScale or None
-    squares : float
-        Sum of the squares of the summed gradient; see :meth:`sum_gradients`.
     """
 
     def __init__(
@@ -85,7 +84,6 @@ class DenseParameters:
         self._computing = [computing[name] for name in self._parameters]
         self._sum = sum_over_trainers
         self._clip_value = clip_value
-        self.squares = 0.0
         # A user's module may draw other numbers with another version of torch: the first trainer's count.
         with torch.no_grad():
             for values in module.parameters():
@@ -113,7 +111,7 @@ class DenseParameters:
         """Let the module have its parameters in a block of code; a collective where they are sharded."""
         return contextlib.nullcontext() if self._shards is None else self._shards.whole()
 
-    def start_batch(self) -> None:
+    def start_batch(self, number: int = 0) -> None:
         """Drop the gradients of the batch before; the module's copy takes the parameters.
 
         A collective where they are sharded: the module has its parameters until :meth:`sum_gradients`.
@@ -128,25 +126,18 @@ class DenseParameters:
                 for name, taken in self._copy.named_parameters():
                     taken.copy_(values[name])
 
-    def sum_gradients(self, rows_are_finite: bool = True) -> bool:
-        """Sum the gradients of all trainers, and clip them by value; a collective.
+    def sum_gradients(self, gradients: Sequence[RowGradients] = ()) -> float | None:
+        """Sum the gradients of all trainers, and clip them by value; see :class:`Parameters`.
 
-        Parameters
-        ----------
-        rows_are_finite : bool
-            Whether the gradients of this trainer's rows are; it counts with a loss scale.
-
-        Returns
-        -------
-        bool
-            Whether the step is to be made, equal on all trainers. With a loss scale it is skipped where a
-            gradient of any trainer is not finite, of rows or of dense parameters.
+        With a loss scale the step is skipped where a gradient of any trainer is not finite, of rows or of
+        dense parameters.
 
         Raises
         ------
         FloatingPointError
             On every trainer, if the sum is not finite, or the loss scale becomes too small.
         """
+        rows_are_finite = self.loss_scale is None or all(is_finite(rows) for _, _, rows in gradients)
         parameters = list(self._updated.values())
         self._unscale()
         total = self._sums(rows_are_finite)
@@ -172,15 +163,13 @@ class DenseParameters:
             overflows = bool(found[:-1].any())
             self.loss_scale.update(overflows)
             if overflows:
-                self.squares = 0.0
-                return False
+                return None
         for name, num_bad in zip(self._updated, found.tolist()):
             if num_bad:
                 raise FloatingPointError(
                     f"the gradient of the dense parameter {name!r} is not finite; nothing was updated"
                 )
-        self.squares = float(found[-1])
-        return True
+        return float(found[-1])
 
     def _sums(self, rows_are_finite: bool) -> torch.Tensor:
         """Return the gradients, one after the other, summed over the trainers: (n,) float64; a collective.

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 
 from dglkge.sampling.negatives import find_equal
-from dglkge.training.objectives.rows import Group
+from dglkge.step.planning import Group, Upload
 from dglkge.typing import Side
 
 RangeTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Those of :class:`dglkge.training.objectives.rows.AnswerRanges`: (B,), (B,) and (N,) bool."""
+"""Those of :class:`dglkge.step.planning.AnswerRanges`: (B,), (B,) and (N,) bool."""
 
 
 class GroupInputs(Protocol):
@@ -121,10 +121,28 @@ class HostInputs:
             torch.from_numpy(found.negatives),
         )
 
-    def ignored_places(self, side: Side) -> tuple[npt.NDArray[np.int64], tuple[int, int]]:
-        """Return the places where :meth:`ignored` is True, row by row, and its shape."""
-        ignored = self.ignored(side)
-        return np.flatnonzero(ignored.numpy()), (ignored.shape[0], ignored.shape[1])
+    def staged(self, upload: Upload) -> StagedInputs:
+        """Add the inputs to what is copied to a device."""
+
+        def optional(array: npt.NDArray[Any] | None) -> Any:
+            return None if array is None else upload(array)
+
+        group = self._group
+        masks: dict[Side, tuple[_Tensor, tuple[int, int]]] = {}
+        for side in group.negatives:
+            ignored = self.ignored(side).numpy()
+            masks[side] = (upload(np.flatnonzero(ignored)), (ignored.shape[0], ignored.shape[1]))
+        return StagedInputs(
+            upload(group.relation_ids),
+            optional(group.relation_places),
+            optional(group.weights),
+            optional(group.labels),
+            masks,
+            {
+                side: (upload(ranges.anchors), upload(ranges.truths), upload(ranges.negatives))
+                for side, ranges in group.ranges.items()
+            },
+        )
 
 
 def _tensor(array: npt.NDArray[Any] | None) -> torch.Tensor | None:

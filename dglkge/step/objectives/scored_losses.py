@@ -7,10 +7,10 @@ from typing import Any, Callable, Optional
 import torch
 
 from dglkge.model.compiled_losses import with_loops
-from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
-from dglkge.training.objectives.group_inputs import RangeTensors
+from dglkge.step.computation import Computation
+from dglkge.step.objectives.group_inputs import RangeTensors
 
 LEAST_COMPILED = 2
 """Queries, and negatives, from which the compiled function is used: torch.compile makes code of its own for 0
@@ -27,13 +27,7 @@ class ScoredLosses:
     ----------
     model : KgeModel
     loss : Loss
-    is_reference : bool
-        Score by the definition, and compute the loss by autograd.
-    matmul_dtype : torch.dtype
-        Of the matmuls that score negatives; true answers are scored in float32 in any case.
-    device : ComputeDevice
-    is_compiled : bool
-        Compile by ``torch.compile``.
+    computation : Computation
     counts_above : bool
         Count the negatives that score above the true answers.
     range_offset : float
@@ -44,22 +38,20 @@ class ScoredLosses:
         self,
         model: KgeModel,
         loss: Loss,
-        is_reference: bool = False,
-        matmul_dtype: torch.dtype = torch.float32,
-        device: ComputeDevice = HOST,
-        is_compiled: bool = False,
+        computation: Computation,
         counts_above: bool = False,
         range_offset: float = 0.0,
     ) -> None:
         self._model = model
-        self._device = device
-        self._matmul_dtype = matmul_dtype
+        is_reference = computation.is_reference
+        self._device = computation.device
+        self._matmul_dtype = computation.matmul_dtype
         self._compare = model.compare_plainly if is_reference else model.compare
         self._loss = loss if is_reference else with_loops(loss)
         self._counts_above = counts_above
         self._range_offset = range_offset
         self._run: Callable[..., tuple[torch.Tensor, Optional[torch.Tensor]]] = self._compute
-        if is_compiled:
+        if computation.is_compiled:
             from torch._inductor import config
 
             # Otherwise each trainer starts a process for each core to compile a few small graphs.

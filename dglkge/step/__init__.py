@@ -1,0 +1,1 @@
+"""One training step: plan, rows, transforms, objectives, parameters beside the rows, and the step."""

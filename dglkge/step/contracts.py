@@ -1,0 +1,201 @@
+"""Contracts of a training step: rows, their transforms, objectives, parameters beside rows, and results.
+
+:class:`dglkge.step.train_step.TrainStep` calls these and knows no implementation. A new kind of loss, of
+place for rows or of transform is a class of its own and changes none of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.embeddings.found_rows import FoundRows
+from dglkge.step.planning import Places, Plan
+
+
+class RowGradients(NamedTuple):
+    """Gradients of some rows of a table; ids may repeat.
+
+    Attributes
+    ----------
+    table : str
+    ids : (n,) int64 tensor
+        Node ids.
+    rows : (n, D) tensor
+    """
+
+    table: str
+    ids: torch.Tensor
+    rows: torch.Tensor
+
+
+class Rows(Protocol):
+    """Rows of one batch after all transforms, and their gradients: in place, in copies, or on a device."""
+
+    def leaf(self, places: Places) -> torch.Tensor:
+        """Return rows (n, D) as a leaf of autograd, whose gradient is added to that of the places."""
+        ...
+
+    def found(self, places: Places) -> FoundRows:
+        """Return the addresses of rows in the host's memory, without a copy."""
+        ...
+
+    def gradients(self, places: Places) -> torch.Tensor:
+        """Return the gradients (n, D) of some places, to be written."""
+        ...
+
+    def collect(self) -> list[RowGradients]:
+        """Return the gradients of all rows, table by table; waits for a device."""
+        ...
+
+
+class RowStore(Protocol):
+    """Where rows live."""
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the next batch should be planned while one computes."""
+        ...
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of ids and rows that this trainer sent to other machines."""
+        ...
+
+    def prepare(self, plan: Plan) -> Plan:
+        """Start what does not read rows: copies of ids to a device, routes. May be a collective."""
+        ...
+
+    def announce(self, plan: Plan) -> None:
+        """Start to fetch the rows of the plan that comes next, where they may be fetched early."""
+        ...
+
+    def rows(self, plan: Plan) -> Rows:
+        """Return the rows of a prepared plan, after all transforms."""
+        ...
+
+    def before_update(self) -> None:
+        """Wait until the rows of this machine have been read for the announced plan."""
+        ...
+
+
+class RowTransform(Protocol):
+    """Change of rows between table and objective, and of gradients on the way back."""
+
+    def start_batch(self, number: int) -> None:
+        """Begin a batch, by a number that no other batch of any epoch has."""
+        ...
+
+    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Change the copied rows (n, D) of node ids (n,) in place."""
+        ...
+
+    def backward(self, table: str, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+        """Turn gradients (n, D) of what ``forward`` gave into those of what it got, in place."""
+        ...
+
+
+class Parameters(Protocol):
+    """Parameters beside the rows, which all trainers update alike."""
+
+    def start_batch(self, number: int) -> None:
+        """Drop the gradients of the batch before. May be a collective."""
+        ...
+
+    def sum_gradients(self, gradients: Sequence[RowGradients]) -> float | None:
+        """Sum the gradients of all trainers, and clip them by value; a collective.
+
+        Parameters
+        ----------
+        gradients : sequence of RowGradients
+            Those of this trainer's rows, which may make the step fail too.
+
+        Returns
+        -------
+        float or None
+            Sum of the squares, equal on all trainers. None if no trainer may make the step.
+        """
+        ...
+
+    def update(self, factor: float) -> None:
+        """Update by the summed gradients times a factor."""
+        ...
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What an objective computes from the rows of a batch, besides their gradients.
+
+    Attributes
+    ----------
+    loss : float
+        Summed over this trainer's triples, regularizer included.
+    candidates : sequence of RowGradients
+        Gradients of rows that are not of the plan: the candidates that this trainer owns.
+    measures : (3,) or (0,) float64 array
+        Sums of :data:`dglkge.step.objectives.measures.MEASURES`, where they are counted.
+    """
+
+    loss: float
+    candidates: Sequence[RowGradients] = ()
+    measures: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+
+class Objective(Protocol):
+    """A loss of batches: which rows it reads, and their gradients.
+
+    Attributes
+    ----------
+    reads_in_place : bool
+        Whether rows may be left where they are stored; otherwise they are copied.
+    """
+
+    reads_in_place: bool
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of queries and their gradients that this trainer sent to other machines."""
+        ...
+
+    def plan(self, batch: Any) -> Plan:
+        """Draw negatives and ask for all rows; no row is read."""
+        ...
+
+    def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
+        """Queue the work of a batch on a device; returns a function that waits for it.
+
+        On the host the function does the work. Gradients, divided by ``plan.divisor``, are left with the
+        rows, and with the parameters of a module. The function may be a collective.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a training step did.
+
+    Attributes
+    ----------
+    loss : float
+        Summed over this trainer's triples, both sides, regularizer included. Shares are uneven, so losses are
+        summed over trainers and divided by the global batch, never averaged.
+    measures : (3,) or (0,) float64 array
+        Sums of :data:`dglkge.step.objectives.measures.MEASURES`, where they are counted.
+    sent_bytes : int
+        Bytes of ids, rows, queries and gradients that this trainer sent to other machines.
+    is_skipped : bool
+        Whether nothing was changed, as a gradient in float16 was not finite; equal on all trainers.
+    flag_sum : int
+        Sum over all trainers of the flags that were given to the step.
+    """
+
+    loss: float
+    measures: npt.NDArray[np.float64]
+    sent_bytes: int
+    is_skipped: bool
+    flag_sum: int

@@ -1,0 +1,106 @@
+"""Queries with all their answers at once (KvsAll, Dettmers et al. 2018): one query for all that share it.
+
+In a softmax, each of k answers has label 1 / k; in binary cross entropy (loss.name logistic), label 1.
+The regularizer takes the given entity, the relation and the mean over the answers of each query; the answers'
+part is computed where their rows are stored. Relation prediction adds queries (h, ?, t) with all relations of
+the pair, their losses times a weight.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.regularizers import Regularizer
+from dglkge.sampling.query_batches import AnswerIndex, ShardAnswers
+from dglkge.step.contracts import Rows
+from dglkge.step.objectives.all_candidates import Piece, QueryMaker, TakeBack
+from dglkge.step.objectives.one_vs_all import differentiated, make_queries, places_on
+from dglkge.step.objectives.relation_prediction import relation_pieces
+from dglkge.step.objectives.shard_objective import SOFTMAX, Answers
+from dglkge.step.planning import PairGroup, Plan
+
+Ids = npt.NDArray[np.int64]
+
+
+class AnsweredQueries(QueryMaker):
+    """Queries and penalties of any model, by autograd.
+
+    Parameters
+    ----------
+    model : KgeModel
+    regularizer : Regularizer or None
+    relation_weight : float
+        Weight of the queries (h, ?, t).
+    shares_relations : bool
+        Groups hold the row of each relation once.
+    """
+
+    reads_in_place = False
+
+    def __init__(
+        self,
+        model: KgeModel,
+        regularizer: Regularizer | None,
+        relation_weight: float = 0.0,
+        shares_relations: bool = False,
+    ) -> None:
+        self.shares_relations = shares_relations
+        self._model = model
+        self._relation_weight = relation_weight
+        self._regularizer = regularizer
+
+    def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
+        model = self._model
+        pieces: list[Piece] = []
+        total = torch.zeros(())
+        for group in plan.groups:
+            if isinstance(group, PairGroup):
+                share = np.full(len(group.pair_ids), self._relation_weight / plan.divisor, np.float32)
+                heads, tails = rows.leaf(group.heads), rows.leaf(group.tails)
+                pieces += relation_pieces(model, group.pair_ids, heads, tails, share)
+                continue
+            anchors, relations = rows.leaf(group.anchors), rows.leaf(group.relations)
+            # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
+            factors = np.full(len(group.query_ids), 1 / plan.divisor, np.float32)
+            places = places_on(group.relation_places, anchors.device)
+            query = make_queries(model, anchors, relations, group.side, group.relation_ids, places)
+            pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
+            if self._regularizer is not None:
+                penalty = self._regularizer.of_query(query)
+                if penalty is None:
+                    own_rows = relations if places is None else relations[places]
+                    penalty = model.query_penalty(self._regularizer, anchors, own_rows, group.side)
+                total = total + penalty.sum() / plan.divisor
+        return pieces, functools.partial(differentiated, [piece.queries for piece in pieces], total)
+
+
+def all_answers(
+    index: AnswerIndex, of_shard: ShardAnswers, kind: str, penalizes: bool
+) -> Callable[[Ids], Answers]:
+    """Return the answers of queries, by number, among the rows of a shard.
+
+    Parameters
+    ----------
+    index : QueryIndex or PairIndex
+    of_shard : ShardAnswers
+    kind : str
+        Kind of the objective.
+    penalizes : bool
+        Whether the answers are regularized.
+    """
+    # The count of all answers, not of the shard's: labels sum to 1 over all shards.
+    parts = (1 / np.maximum(index.num_answers, 1)).astype(np.float32)
+
+    def answers_of(query_ids: Ids) -> Answers:
+        starts, places = of_shard.of(query_ids)
+        equal_parts = np.repeat(parts[query_ids], np.diff(starts))
+        shares = equal_parts if kind == SOFTMAX else np.ones(len(places), np.float32)
+        return Answers(starts, places, shares, equal_parts if penalizes else None)
+
+    return answers_of

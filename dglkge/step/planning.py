@@ -1,0 +1,419 @@
+"""Plans of batches: which rows a batch reads, drawn negatives included, before any row is read.
+
+Step 3 of a batch. :class:`EdgePlanner` plans batches of edges, :class:`QueryPlanner` batches of queries.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable, Union
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.sampling.edge_batches import EdgeBatch
+from dglkge.sampling.known_answers import KnownAnswers, KnownNegatives
+from dglkge.sampling.negatives import NegativeSampler
+from dglkge.sampling.query_batches import QueryBatch, TrainingBatch
+from dglkge.typing import RELATION, Side
+
+NodeIds = npt.NDArray[np.int64]
+
+RangeOf = Callable[[str, NodeIds], NodeIds]
+"""Returns the range (n,) of each node (n,) of an entity type."""
+
+Upload = Callable[[npt.NDArray[Any]], Any]
+"""Adds an array (n,) to what is copied to a device; the result has it there as ``tensor`` afterwards."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Consecutive places (n,) among the rows of one table in a batch.
+
+    Attributes
+    ----------
+    table : str
+    run : slice
+    ids : (n,) int64
+        Node ids of the rows.
+    """
+
+    table: str
+    run: slice
+    ids: NodeIds
+
+
+class RowIds:
+    """Collects the ids that a batch reads, by table.
+
+    A row has a place for each time that it is asked for. Equal ids are merged by the optimizer, which has to
+    merge the gradients of all trainers anyway.
+
+    Parameters
+    ----------
+    tables : iterable of str
+        Names, in the order of the tables.
+    """
+
+    def __init__(self, tables: Iterable[str]) -> None:
+        self._runs: dict[str, list[NodeIds]] = {name: [] for name in tables}
+        self._sizes = dict.fromkeys(self._runs, 0)
+
+    def add(self, table: str, node_ids: NodeIds) -> Places:
+        """Ask for the rows of node ids (n,)."""
+        start = self._sizes[table]
+        self._sizes[table] += len(node_ids)
+        self._runs[table].append(node_ids)
+        return Places(table, slice(start, self._sizes[table]), node_ids)
+
+    def joined(self) -> dict[str, torch.Tensor]:
+        """Return all ids (n,) of each table, with repetitions."""
+        none = np.empty(0, np.int64)
+        return {name: torch.from_numpy(np.concatenate([none, *runs])) for name, runs in self._runs.items()}
+
+
+class PlannedGroup:
+    """Part of a batch that is scored at once."""
+
+    def staged(self, upload: Upload) -> PlannedGroup:
+        """Return the group with what its loss takes besides rows on a device: here nothing."""
+        return self
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a batch reads.
+
+    Attributes
+    ----------
+    number : int
+        That no other batch of any epoch has; the same on every trainer.
+    divisor : int
+        By which summed losses are divided before the backward pass: the size of the global batch, or 1.
+    ids : mapping of str to (n,) int64 tensor
+        By table, in the order of the tables: node ids of the rows that are fetched.
+    groups : sequence of PlannedGroup
+        Those of the objective that made the plan.
+    staged : object
+        What the row store has prepared for the plan.
+    """
+
+    number: int
+    divisor: int
+    ids: Mapping[str, torch.Tensor]
+    groups: Sequence[Any]
+    staged: Any = None
+
+
+@dataclass(frozen=True)
+class Negatives:
+    """Negatives of a chunk: node ids (N,) and their rows."""
+
+    ids: NodeIds
+    rows: Places
+
+
+@dataclass(frozen=True)
+class AnswerRanges:
+    """Which rows of the queries of one side are in the first of their bucket's two ranges.
+
+    See :mod:`dglkge.sampling.range_offset`; which of the two is the first has no meaning.
+
+    Attributes
+    ----------
+    anchors, truths : (B,) bool
+        Of the queries' own entities and of the true answers.
+    negatives : (N,) bool
+    """
+
+    anchors: npt.NDArray[np.bool_]
+    truths: npt.NDArray[np.bool_]
+    negatives: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Group(PlannedGroup):
+    """Edges of a batch that join the same pair of entity types and share their negatives.
+
+    Attributes
+    ----------
+    lhs, rhs : str
+        Entity types.
+    head_ids, tail_ids : (B,) int64
+        Node ids.
+    weights : (B,) float32 or None
+    heads, relations, tails : Places
+    negatives : mapping of Side to Negatives
+        Of the sides that are trained. The same object for both where the entity types and the sampler are
+        the same.
+    known : mapping of Side to KnownNegatives
+        Known answers, where they do not count as negatives.
+    labels : (B,) float32 or None
+        Confidences that the edges are true.
+    relation_places : (B,) int64 or None
+        Where ``relations`` holds each relation once (U,): the place there of each edge's.
+    inputs : GroupInputs or None
+        What the loss takes besides rows, where it takes that as tensors.
+    ranges : mapping of Side to AnswerRanges
+        Of the sides that are trained; empty where no score depends on them.
+    """
+
+    lhs: str
+    rhs: str
+    head_ids: NodeIds
+    tail_ids: NodeIds
+    weights: npt.NDArray[np.float32] | None
+    heads: Places
+    relations: Places
+    tails: Places
+    negatives: Mapping[Side, Negatives]
+    known: Mapping[Side, KnownNegatives] = field(default_factory=dict)
+    labels: npt.NDArray[np.float32] | None = None
+    relation_places: NodeIds | None = None
+    inputs: Any = None
+    ranges: Mapping[Side, AnswerRanges] = field(default_factory=dict)
+
+    @property
+    def relation_ids(self) -> NodeIds:
+        """Node id of each edge's relation, (B,)."""
+        ids = self.relations.ids
+        return ids if self.relation_places is None else ids[self.relation_places]
+
+    def __len__(self) -> int:
+        return len(self.head_ids)
+
+    def staged(self, upload: Upload) -> Group:
+        inputs = None if self.inputs is None else self.inputs.staged(upload)
+        return dataclasses.replace(self, inputs=inputs)
+
+    def factors(self, global_size: int) -> npt.NDArray[np.float32]:
+        """Return the factor (B,) of each edge's loss: its weight by the size of the global batch."""
+        factors = np.full(len(self), 1 / global_size, np.float32)
+        return factors if self.weights is None else factors * self.weights
+
+
+@dataclass(frozen=True)
+class QueryGroup(PlannedGroup):
+    """Queries of a batch of one side and pair of entity types.
+
+    Attributes
+    ----------
+    side : Side
+        The side of the missing entity.
+    answer_type : str
+    query_ids : (B,) int64
+    anchors, relations : Places
+    relation_ids : (B,) int64
+        Node id of each query's relation.
+    relation_places : (B,) int64 or None
+        Where ``relations`` holds each relation once (U,): the place there of each query's.
+    """
+
+    side: Side
+    answer_type: str
+    query_ids: NodeIds
+    anchors: Places
+    relations: Places
+    relation_ids: NodeIds
+    relation_places: NodeIds | None
+
+
+@dataclass(frozen=True)
+class PairGroup(PlannedGroup):
+    """Queries (h, ?, t) of a batch with the same entity types.
+
+    Attributes
+    ----------
+    pair_ids : (P,) int64
+    heads, tails : Places
+    """
+
+    pair_ids: NodeIds
+    heads: Places
+    tails: Places
+
+
+class EdgePlanner:
+    """Plans batches of edges: groups by pair of entity types and chunk, with their negatives.
+
+    Groups of one chunk share negatives by entity type and sampler.
+
+    Parameters
+    ----------
+    tables : sequence of str
+        Names of all tables, in their order.
+    pairs : sequence of (str, str)
+        Entity types of the heads and tails of each edge type.
+    samplers : mapping of Side to NegativeSampler
+        Of the sides that are trained; empty: the groups have no negatives.
+    sums_batch : bool
+        Train the sum over a global batch instead of its mean.
+    known : KnownAnswers, optional
+        Answers that are no negatives.
+    range_of : callable, optional
+        Returns the ranges of nodes, where scores depend on them.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[str],
+        pairs: Sequence[tuple[str, str]],
+        samplers: Mapping[Side, NegativeSampler],
+        sums_batch: bool = False,
+        known: KnownAnswers | None = None,
+        range_of: RangeOf | None = None,
+    ) -> None:
+        self._tables = list(tables)
+        self._pairs = pairs
+        self._samplers = samplers
+        self._sums_batch = sums_batch
+        self._known = known
+        self._range_of = range_of
+
+    @property
+    def sides(self) -> list[Side]:
+        """Sides that are trained."""
+        return list(self._samplers)
+
+    def plan(
+        self,
+        batch: EdgeBatch,
+        shares_relations: bool = False,
+        inputs_of: Callable[[Group], Any] = lambda group: None,
+    ) -> Plan:
+        """Draw the negatives of a batch and ask for all its rows.
+
+        Parameters
+        ----------
+        batch : EdgeBatch
+        shares_relations : bool
+            Ask for the row of a relation once for all edges of a group.
+        inputs_of : callable
+            Returns the ``inputs`` of a group.
+        """
+        ids = RowIds(self._tables)
+        drawn: dict[tuple[int, str, int], Negatives] = {}
+
+        def negatives(side: Side, entity_type: str, chunk: int) -> Negatives:
+            # Drawn once for each chunk and type: its rows are fetched and updated once for all groups.
+            key = (chunk, entity_type, id(self._samplers[side]))
+            if key not in drawn:
+                sample = self._samplers[side].sample(entity_type, batch, chunk)
+                drawn[key] = Negatives(sample, ids.add(entity_type, sample))
+            return drawn[key]
+
+        groups = []
+        for edges in batch.groups:
+            run = slice(edges.start, edges.end)
+            lhs, rhs = self._pairs[edges.pair]
+            heads, relations, tails = batch.heads[run], batch.relations[run], batch.tails[run]
+            distinct, relation_places = relations, None
+            if shares_relations:
+                distinct, relation_places = np.unique(relations, return_inverse=True)
+            places = (ids.add(lhs, heads), ids.add(RELATION, distinct), ids.add(rhs, tails))
+            types = {Side.HEAD: lhs, Side.TAIL: rhs}
+            against = {
+                side: negatives(side, types[side], edges.chunk) for side in Side if side in self._samplers
+            }
+            anchors = {Side.HEAD: (rhs, tails), Side.TAIL: (lhs, heads)}
+            known = self._known
+            known_of = {
+                side: known.among(side, *anchors[side], relations, types[side], against[side].ids)
+                for side in against
+                if known is not None
+            }
+            group = Group(
+                lhs,
+                rhs,
+                heads,
+                tails,
+                None if batch.weights is None else batch.weights[run],
+                *places,
+                against,
+                known_of,
+                None if batch.labels is None else batch.labels[run],
+                relation_places,
+                ranges=self._ranges(types, heads, tails, against),
+            )
+            groups.append(dataclasses.replace(group, inputs=inputs_of(group)))
+        divisor = 1 if self._sums_batch else batch.global_size
+        return Plan(number_of(batch), divisor, ids.joined(), groups)
+
+    def _ranges(
+        self,
+        types: Mapping[Side, str],
+        heads: NodeIds,
+        tails: NodeIds,
+        against: Mapping[Side, Negatives],
+    ) -> dict[Side, AnswerRanges]:
+        """Return which rows are in the first range of their bucket; empty where no score depends on it."""
+        if self._range_of is None:
+            return {}
+        head_ranges, tail_ranges = (
+            self._range_of(types[Side.HEAD], heads),
+            self._range_of(types[Side.TAIL], tails),
+        )
+        # A chunk is of one bucket: its rows are in two ranges, that of the first head and the other one.
+        first = head_ranges[0]
+        known_and_missing = {
+            Side.HEAD: (tail_ranges == first, head_ranges == first),
+            Side.TAIL: (head_ranges == first, tail_ranges == first),
+        }
+        return {
+            side: AnswerRanges(*known_and_missing[side], self._range_of(types[side], drawn.ids) == first)
+            for side, drawn in against.items()
+        }
+
+
+class QueryPlanner:
+    """Plans batches of queries that are compared with all candidates.
+
+    Parameters
+    ----------
+    tables : sequence of str
+        Names of all tables, in their order.
+    sums_batch : bool
+        Train the sum over a global batch instead of its mean.
+    """
+
+    def __init__(self, tables: Sequence[str], sums_batch: bool = False) -> None:
+        self._tables = list(tables)
+        self._sums_batch = sums_batch
+
+    def plan(self, batch: QueryBatch, shares_relations: bool = False) -> Plan:
+        """Ask for the rows of a batch's queries; ``shares_relations`` as in :meth:`EdgePlanner.plan`."""
+        ids = RowIds(self._tables)
+        groups: list[Union[QueryGroup, PairGroup]] = []
+        for run in batch.runs:
+            part = slice(run.start, run.end)
+            relations = distinct = batch.relations[part]
+            places = None
+            if shares_relations:
+                distinct, places = np.unique(relations, return_inverse=True)
+            groups.append(
+                QueryGroup(
+                    run.side,
+                    run.answer_type,
+                    batch.query_ids[part],
+                    ids.add(run.anchor_type, batch.anchors[part]),
+                    ids.add(RELATION, distinct),
+                    relations,
+                    places,
+                )
+            )
+        for pairs in batch.pair_runs:
+            part = slice(pairs.start, pairs.end)
+            heads = ids.add(pairs.lhs, batch.pair_heads[part])
+            tails = ids.add(pairs.rhs, batch.pair_tails[part])
+            groups.append(PairGroup(batch.pair_ids[part], heads, tails))
+        divisor = 1 if self._sums_batch else batch.global_size
+        return Plan(number_of(batch), divisor, ids.joined(), groups)
+
+
+def number_of(batch: TrainingBatch) -> int:
+    """Return a number that no other batch of any epoch has."""
+    # Also the batch number that trainers compare in the exchange of ids.
+    return (batch.epoch << 32) + batch.index

@@ -1,0 +1,159 @@
+"""Rows of a batch in the host's memory: left in place, or copied, widened to float32 and transformed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dglkge.embeddings.found_rows import FoundRows
+from dglkge.embeddings.row_lookup import RowLookup
+from dglkge.embeddings.table_set import TableSet
+from dglkge.optim.scratch import Scratch
+from dglkge.step.contracts import RowGradients, Rows, RowStore, RowTransform
+from dglkge.step.planning import Places, Plan
+
+
+class Transforms:
+    """The transforms of each table's rows, in their order.
+
+    Parameters
+    ----------
+    by_table : mapping of str to sequence of RowTransform
+        Tables without transforms may be absent.
+    """
+
+    def __init__(self, by_table: Mapping[str, Sequence[RowTransform]]) -> None:
+        self._chains = {name: list(chain) for name, chain in by_table.items() if chain}
+        self._each = list({id(one): one for chain in self._chains.values() for one in chain}.values())
+
+    def __contains__(self, table: str) -> bool:
+        return table in self._chains
+
+    def start_batch(self, number: int) -> None:
+        """Begin a batch."""
+        for transform in self._each:
+            transform.start_batch(number)
+
+    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Change copied rows (n, D) in place."""
+        for transform in self._chains.get(table, ()):
+            transform.forward(table, ids, rows)
+
+    def backward(self, gradients: Sequence[RowGradients]) -> None:
+        """Change gradients in place: from those of transformed rows to those of the tables' rows."""
+        for table, ids, rows in gradients:
+            for transform in reversed(self._chains.get(table, [])):
+                transform.backward(table, ids, rows)
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of one table: node ids (n,), where the rows are, copies (n, D) if there are any, and gradients."""
+
+    ids: torch.Tensor
+    found: FoundRows
+    copies: torch.Tensor | None
+    gradients: torch.Tensor
+
+
+class HostRows(Rows):
+    """Rows of a batch in the host's memory."""
+
+    def __init__(self, tables: Mapping[str, TableRows]) -> None:
+        self._tables = tables
+
+    def leaf(self, places: Places) -> torch.Tensor:
+        rows = self._tables[places.table]
+        if rows.copies is None:
+            raise RuntimeError(
+                f"rows of {places.table} are read in place: an objective by autograd copies them"
+            )
+        leaf = rows.copies[places.run].detach().requires_grad_()
+        # Set before backward(): autograd then accumulates into this memory in place.
+        leaf.grad = rows.gradients[places.run]
+        return leaf
+
+    def found(self, places: Places) -> FoundRows:
+        return self._tables[places.table].found.part(places.run)
+
+    def gradients(self, places: Places) -> torch.Tensor:
+        return self._tables[places.table].gradients[places.run]
+
+    def collect(self) -> list[RowGradients]:
+        return [RowGradients(name, rows.ids, rows.gradients) for name, rows in self._tables.items()]
+
+
+class LookupStore(RowStore):
+    """Rows that the lookup of the tables finds: in this machine's memory, or fetched from other machines.
+
+    Parameters
+    ----------
+    tables : TableSet
+    transforms : Transforms
+    """
+
+    def __init__(self, tables: TableSet, transforms: Transforms) -> None:
+        self._tables = tables
+        self._transforms = transforms
+
+    @property
+    def _lookup(self) -> RowLookup:
+        return self._tables.lookup
+
+    @property
+    def looks_ahead(self) -> bool:
+        return self._lookup.looks_ahead
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._lookup.sent_bytes
+
+    def announce(self, plan: Plan) -> None:
+        self._lookup.announce(plan.number, plan.ids)
+
+    def before_update(self) -> None:
+        self._lookup.before_update()
+
+
+class HostStore(LookupStore):
+    """Rows in the host's memory: left where they are stored, or copied and widened to float32.
+
+    Parameters
+    ----------
+    tables : TableSet
+    transforms : Transforms
+    reads_in_place : bool
+        Whether the objective reads rows where they are stored. Rows of a table with transforms are copied in
+        any case.
+    """
+
+    def __init__(self, tables: TableSet, transforms: Transforms, reads_in_place: bool) -> None:
+        super().__init__(tables, transforms)
+        self._reads_in_place = reads_in_place
+        self._scratch = {name: Scratch() for name in tables}
+
+    def prepare(self, plan: Plan) -> Plan:
+        return plan
+
+    def rows(self, plan: Plan) -> HostRows:
+        located = self._lookup.rows(plan.number, plan.ids)
+        tables = {}
+        for name, ids in plan.ids.items():
+            size = (len(ids), self._tables[name].dim)
+            gradients = self._scratch[name].take("gradients", *size)
+            room = functools.partial(self._scratch[name].take, "rows", *size)
+            copies = None
+            if self._reads_in_place and name not in self._transforms:
+                # Compiled loops write all gradients.
+                found = located[name].found(room)
+            else:
+                # Autograd adds to gradients that exist.
+                gradients.zero_()
+                copies = located[name].copied(room())
+                self._transforms.forward(name, ids, copies)
+                found = FoundRows.in_array(copies.numpy())
+            tables[name] = TableRows(ids, found, copies, gradients)
+        return HostRows(tables)

@@ -1,0 +1,274 @@
+"""Rows and ids of a batch on a device: copies there, gradients back (``training.device``).
+
+Rows stay in the machine's memory, where the optimizer updates them. A batch takes this way:
+
+1. While the batch before computes: ids, negatives and masks of the batch are made on the host and copied to
+   the device on a stream of their own, in one piece for each type (:class:`Upload`). No row is read: rows
+   must be those after the update of the batch before.
+2. Each distinct row is gathered once into page-locked memory, copied, and repeated on the device for each
+   place that asks for it (:meth:`StagedStore.rows`).
+3. After the backward pass the gradients of equal rows are summed on the device, and one gradient for each
+   distinct row comes back (:meth:`StagedRows.collect`).
+
+There are two uploads, used in turn. Memory of one is used again two batches later, and every batch ends with
+a synchronization, so no copy is still under way then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dglkge.embeddings.found_rows import FoundRows
+from dglkge.embeddings.table_set import TableSet
+from dglkge.model.device import ComputeDevice
+from dglkge.optim.scratch import Scratch
+from dglkge.step.contracts import RowGradients, Rows
+from dglkge.step.planning import Places, Plan
+from dglkge.step.rows import LookupStore, Transforms
+
+
+class Upload:
+    """Arrays of one batch, copied to the device in one piece for each type of number.
+
+    Parameters
+    ----------
+    device : ComputeDevice
+    stream : torch.cuda.Stream or torch.cpu.Stream
+        The copies' stream.
+    """
+
+    def __init__(self, device: ComputeDevice, stream: Any) -> None:
+        self._backend = device.backend
+        self._stream = stream
+        self._host = Scratch(pinned=device.pins_memory)
+        self._there = Scratch(device.device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop the batch; its memory is used again."""
+        self._arrays: dict[np.dtype[Any], list[npt.NDArray[Any]]] = {}
+        self._copies: dict[np.dtype[Any], torch.Tensor] = {}
+
+    def add(self, array: npt.NDArray[Any]) -> Piece:
+        """Add an array (n,) to the batch; the piece has it on the device after :meth:`send`."""
+        arrays = self._arrays.setdefault(array.dtype, [])
+        start = sum(map(len, arrays))
+        arrays.append(array)
+        return Piece(self, array.dtype, slice(start, start + len(array)))
+
+    def send(self) -> None:
+        """Begin the copies."""
+        for dtype, arrays in self._arrays.items():
+            found = torch.from_numpy(np.concatenate(arrays))
+            host = self._host.take(dtype.name, len(found), 1, found.dtype).copy_(found[:, None])
+            # Allocated in the stream's own pool: memory of the main stream may still be read by kernels that
+            # wait there.
+            with self._backend.stream(self._stream):
+                there = self._there.take(dtype.name, len(found), 1, found.dtype)
+                self._copies[dtype] = there.copy_(host, non_blocking=True)[:, 0]
+
+    def wait(self) -> None:
+        """Let what is queued on the device from now on wait for the copies."""
+        self._backend.current_stream().wait_stream(self._stream)
+
+    def tensor(self, piece: Piece) -> torch.Tensor:
+        """Return an array on the device."""
+        return self._copies[piece.dtype][piece.place]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An array (n,) of an :class:`Upload`."""
+
+    upload: Upload
+    dtype: np.dtype[Any]
+    place: slice
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The array on the device."""
+        return self.upload.tensor(self)
+
+
+class StagedMemory:
+    """Memory of a table's rows and gradients: page-locked on the host, and on the device."""
+
+    def __init__(self, device: ComputeDevice) -> None:
+        self.host = Scratch(pinned=device.pins_memory)
+        self.device = Scratch(device.device)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What is on its way to the device for a plan.
+
+    Attributes
+    ----------
+    upload : Upload
+    places : mapping of str to Piece
+        By table: place among the distinct rows of each place of the batch.
+    routes : mapping of str to Route
+        By table, where rows are on devices.
+    """
+
+    upload: Upload
+    places: Mapping[str, Piece]
+    routes: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DeviceTableRows:
+    """Rows of one table on the device: distinct node ids (U,), places (n,), rows and gradients (n, D)."""
+
+    ids: torch.Tensor
+    places: torch.Tensor
+    rows: torch.Tensor
+    gradients: torch.Tensor
+
+
+class StagedRows(Rows):
+    """Rows of a batch on a device.
+
+    Parameters
+    ----------
+    tables : mapping of str to DeviceTableRows
+    memory : mapping of str to StagedMemory
+    device : ComputeDevice
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, DeviceTableRows],
+        memory: Mapping[str, StagedMemory],
+        device: ComputeDevice,
+    ) -> None:
+        self._tables = tables
+        self._memory = memory
+        self._device = device
+
+    def leaf(self, places: Places) -> torch.Tensor:
+        rows = self._tables[places.table]
+        leaf = rows.rows[places.run].detach().requires_grad_()
+        leaf.grad = rows.gradients[places.run]
+        return leaf
+
+    def found(self, places: Places) -> FoundRows:
+        raise RuntimeError(f"rows of {places.table} are on a device: compiled loops read the host's memory")
+
+    def gradients(self, places: Places) -> torch.Tensor:
+        return self._tables[places.table].gradients[places.run]
+
+    def collect(self) -> list[RowGradients]:
+        collected = [
+            RowGradients(name, rows.ids, self._returned(name, self._merged(name, rows)))
+            for name, rows in self._tables.items()
+        ]
+        self._device.backend.synchronize()
+        return collected
+
+    def _merged(self, name: str, rows: DeviceTableRows) -> torch.Tensor:
+        """Return the sums of the gradients of equal rows, (U, D) on the device."""
+        size = (len(rows.ids), rows.gradients.shape[1])
+        merged = self._memory[name].device.take("merged", *size).zero_()
+        with _fixed_order_of_sums():
+            merged.index_add_(0, rows.places, rows.gradients)
+        return merged
+
+    def _returned(self, name: str, merged: torch.Tensor) -> torch.Tensor:
+        """Begin the copy of merged gradients to the host; complete after a synchronization."""
+        room = self._memory[name].host.take("gradients", *merged.shape)
+        return room.copy_(merged, non_blocking=True)
+
+
+@contextlib.contextmanager
+def _fixed_order_of_sums() -> Iterator[None]:
+    """Sum in the same order in every run inside the block; ``index_add_`` on a GPU does not by itself."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+class StagedStore(LookupStore):
+    """Copies the rows of batches from memory to a device, and gradients back.
+
+    Parameters
+    ----------
+    tables : TableSet
+    transforms : Transforms
+    device : ComputeDevice
+    """
+
+    def __init__(self, tables: TableSet, transforms: Transforms, device: ComputeDevice) -> None:
+        super().__init__(tables, transforms)
+        self._device = device
+        stream = device.backend.Stream()
+        # Used in turn: while a batch computes, the ids of the next one are uploaded.
+        self._upload, self._spare_upload = Upload(device, stream), Upload(device, stream)
+        self._memory = {name: StagedMemory(device) for name in tables}
+
+    @property
+    def looks_ahead(self) -> bool:
+        return True
+
+    def prepare(self, plan: Plan) -> Plan:
+        upload, self._spare_upload = self._spare_upload, self._upload
+        self._upload = upload
+        upload.clear()
+        distinct, places = {}, {}
+        for name, ids in plan.ids.items():
+            rows, inverse = np.unique(ids.numpy(), return_inverse=True)
+            distinct[name] = torch.from_numpy(rows)
+            places[name] = upload.add(inverse.reshape(-1).astype(np.int64, copy=False))
+        routes = self._routes(plan.number, distinct, upload)
+        groups = [group.staged(upload.add) for group in plan.groups]
+        upload.send()
+        return dataclasses.replace(plan, ids=distinct, groups=groups, staged=Staged(upload, places, routes))
+
+    def _routes(self, number: int, ids: Mapping[str, torch.Tensor], upload: Upload) -> Mapping[str, Any]:
+        """Return the routes of rows between devices: none, they are in the host's memory."""
+        return {}
+
+    def rows(self, plan: Plan) -> StagedRows:
+        distinct = self._fetched(plan)
+        tables = {}
+        for name, rows in distinct.items():
+            self._transforms.forward(name, plan.ids[name], rows)
+        for name, rows in distinct.items():
+            tables[name] = self._repeated(name, plan, self._on_device(name, rows))
+        return self._staged_rows(tables)
+
+    def _fetched(self, plan: Plan) -> dict[str, torch.Tensor]:
+        """Return copies of the distinct rows in page-locked memory."""
+        located = self._lookup.rows(plan.number, plan.ids)
+        return {
+            name: located[name].copied(self._memory[name].host.take("rows", len(ids), self._tables[name].dim))
+            for name, ids in plan.ids.items()
+        }
+
+    def _on_device(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """Begin to copy rows to the device."""
+        return self._memory[name].device.take("distinct", *rows.shape).copy_(rows, non_blocking=True)
+
+    def _repeated(self, name: str, plan: Plan, distinct: torch.Tensor) -> DeviceTableRows:
+        """Repeat distinct rows (U, D) on the device for each place, with gradients of 0."""
+        memory, dim = self._memory[name].device, self._tables[name].dim
+        plan.staged.upload.wait()
+        places = plan.staged.places[name].tensor
+        rows = torch.index_select(distinct, 0, places, out=memory.take("rows", len(places), dim))
+        # Autograd adds to gradients that exist.
+        gradients = memory.take("gradients", len(places), dim).zero_()
+        return DeviceTableRows(plan.ids[name], places, rows, gradients)
+
+    def _staged_rows(self, tables: Mapping[str, DeviceTableRows]) -> StagedRows:
+        return StagedRows(tables, self._memory, self._device)

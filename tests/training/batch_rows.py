@@ -1,0 +1,44 @@
+"""Batches by an objective of its own, on tables in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from dglkge.embeddings.row_lookup import DirectLookup
+from dglkge.step.contracts import Gradients, RowStore
+from dglkge.step.planning import Plan
+
+
+class MemoryTables(dict[str, Any]):
+    """Tables by name, whose rows are found directly."""
+
+    @property
+    def lookup(self) -> DirectLookup:
+        """The lookup of rows."""
+        return DirectLookup(self)
+
+
+def computed(
+    objective: Any, store: RowStore, plan: Plan, fill: float | None = None
+) -> tuple[Gradients, dict[str, torch.Tensor]]:
+    """Return what an objective finds, and the gradients of all rows of the tables, by table.
+
+    ``fill`` is what the memory of gradients holds before.
+    """
+    rows = store.rows(plan)
+    if fill is not None:
+        for one in rows.collect():
+            one.rows.fill_(fill)
+    found = objective.gradients(plan, rows)()
+    return found, summed({one.table: one for one in rows.collect()}, store)
+
+
+def summed(gradients: Mapping[str, Any], store: Any) -> dict[str, torch.Tensor]:
+    """Sum gradients by row."""
+    return {
+        name: torch.zeros(store._tables[name].local_rows.shape).index_add_(0, one.ids, one.rows)
+        for name, one in gradients.items()
+    }

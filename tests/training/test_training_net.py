@@ -1,0 +1,60 @@
+"""Drawn configurations, each by the library's fast code, by its plain twin, and on a device in turn."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dglkge
+from tests.toy_kg import REPOSITORY
+
+sys.path.append(str(REPOSITORY / "examples" / "benchmarks"))
+import training_net
+
+NUM_DRAWS = 8
+"""Of the 40 that the benchmark trains."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the data sets."""
+    made = tmp_path_factory.mktemp("net")
+    training_net.make_dataset(made)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Let torch's sums have one order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("data", [training_net.PLAIN, training_net.WEIGHTED])
+def test_all_code_paths_compute_the_same(folder: Path, data: str) -> None:
+    num_compared = 0
+    draws = training_net.draw(folder, 3 * NUM_DRAWS)
+    here = [one for one in draws if (training_net.WEIGHTED in str(one)) == (data != training_net.PLAIN)]
+    with dglkge.join_cluster(training_net.configuration(folder, here[0], "joined")) as cluster:
+        for number, settings in enumerate(here[:NUM_DRAWS]):
+            found = {}
+            for name, variant in training_net.variants(folder, settings).items():
+                config = training_net.configuration(folder, variant, f"{data}-{number}-{name}")
+                losses = training_net.train(config, cluster)
+                found[name] = {"losses": np.array(losses), **dict(training_net.contents(Path(config.output)))}
+            expected = found.pop("auto")
+            for name, got in found.items():
+                assert set(got) == set(expected), f"{settings} {name}"
+                for key, values in expected.items():
+                    if np.asarray(values).dtype.kind == "f":
+                        what = f"{key} of {settings} {name}"
+                        np.testing.assert_allclose(got[key], values, rtol=2e-3, atol=2e-4, err_msg=what)
+                        num_compared += 1
+    assert num_compared > 20
