@@ -56,10 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, measure this machine, and print."""
-    from dglkge.training.building.components import (  # here: --help does without torch
-        check_config,
-        check_machines,
-    )
+    # Here: --help does without torch.
+    from dglkge.config.refusals import refuse
+    from dglkge.training.building.components import check_config
 
     config = load_config(args.config, args.set, args.imports)
     # Mistakes in the configuration first: the measurement below takes a second.
@@ -70,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.ip_config} has {len(read_ip_config(args.ip_config))} machines and {config.dataset} has "
             f"{len(size.parts)} partitions; each machine holds one partition"
         )
-    check_machines(config, len(size.parts))
+    refuse(config, len(size.parts))
     device = config.training.device
     gpus = usable_gpus() if device in (AUTO_DEVICE, CUDA_DEVICE) else ()
     num_trainers = args.num_trainers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Optional, Union, get_args, get_origin
 
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 from pydantic.fields import FieldInfo
 
 from dglkge.config.component import TAG, Component, component_of
@@ -295,6 +295,14 @@ class SamplingConfig(Settings):
 NEGATIVE_SAMPLING: Literal["negative_sampling"] = "negative_sampling"
 ObjectiveName = Literal["negative_sampling", "one_vs_all", "k_vs_all"]
 OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
+K_VS_ALL = OBJECTIVES[-1]
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse a name that occurs twice."""
+    if len(set(names)) < len(names):
+        raise ValueError("each name once")
+    return names
 
 
 class TrainingConfig(Settings):
@@ -395,7 +403,7 @@ class TrainingConfig(Settings):
         "refuse, before anything is created, a run that does not fit into memory or /dev/shm (dglkge plan)",
         resume=FREE,
     )
-    edge_sets: tuple[str, ...] = setting(
+    edge_sets: Annotated[tuple[str, ...], AfterValidator(_distinct)] = setting(
         (),
         "names of the data set's edge sets (partition_tools/extend.py), walked in this order in every epoch; "
         "empty: all triples as one set",
@@ -703,11 +711,3 @@ def _value(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
-
-
-def changed_fields(section: Settings) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of the fields of a section that are not the default; sequences as lists."""
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if value != field.get_default(call_default_factory=True):
-            yield name, list(value) if isinstance(value, tuple) else value

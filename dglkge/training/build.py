@@ -24,6 +24,7 @@ from dglkge.checkpoint.layout import (
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.config import Config, save_config
+from dglkge.config.refusals import refuse
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN, VALID, load_json
 from dglkge.data.partition_layout import PartitionLayout
@@ -76,8 +77,6 @@ from dglkge.training.building.components import (
     NEGATIVE_SAMPLING,
     REFERENCE,
     check_config,
-    check_lookup,
-    check_machines,
     configured_loss,
     configured_model,
     configured_regularizer,
@@ -184,7 +183,7 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
     InputError
         If rows that the kvstore fetches are configured to be stale.
     """
-    check_lookup(config)
+    refuse(config, num_machines)
     chosen = config.training
     if chosen.lookup == "kvstore":
         return
@@ -209,8 +208,7 @@ def check_training(config: Config, num_machines: int) -> None:
     InputError
         For an unknown component, or values that do not fit each other.
     """
-    check_config(config)
-    check_machines(config, num_machines)
+    check_config(config, num_machines)
     check_device(config)
     check_precision(config)
     check_compiled_loss(config)
@@ -408,7 +406,7 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
     InputError
         If it is unknown, or trainers of several machines are configured not to wait for one another.
     """
-    check_machines(config, num_machines)
+    refuse(config, num_machines)
     chosen = config.optimizer
     # Trainers of one machine exchange gradients in shared memory, where bfloat16 would save nothing.
     wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None

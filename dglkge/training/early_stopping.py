@@ -10,27 +10,6 @@ from dglkge.distributed.world import World
 from dglkge.errors import InputError
 
 
-def check_early_stopping(config: Config) -> None:
-    """Refuse early stopping that nothing measures, and a gain that nothing compares with.
-
-    Raises
-    ------
-    InputError
-        Naming the field, its value and what is allowed.
-    """
-    chosen = config.training
-    if chosen.early_stopping_patience and not config.evaluation.valid_every_epochs:
-        raise InputError(
-            f"training.early_stopping_patience is {chosen.early_stopping_patience} and needs "
-            "evaluation.valid_every_epochs of at least 1, got 0: it counts rankings of the valid split"
-        )
-    if chosen.early_stopping_min_gain and not chosen.early_stopping_patience:
-        raise InputError(
-            f"training.early_stopping_min_gain is {chosen.early_stopping_min_gain:g}, which has no effect "
-            "with training.early_stopping_patience 0; allowed: 0, or a patience of at least 1"
-        )
-
-
 def check_common_disk(config: Config, world: World) -> None:
     """Refuse early stopping where machines share no disk: only the first one has the best version.
 

@@ -69,17 +69,6 @@ def _check(config: Config, field: str, chosen: ScheduleSettings, lrs: Sequence[f
     known = known_schedules()
     if chosen.name not in known:
         raise unknown_name(field, chosen.name, list(known))
-    if chosen.name == PLATEAU:
-        if chosen.every == EVERY_BATCH:
-            raise InputError(
-                f"{field}.every is batch and {field} is {PLATEAU}, which follows the valid MRR; allowed: "
-                "epoch"
-            )
-        if not config.evaluation.valid_every_epochs:
-            raise InputError(
-                f"{field} {PLATEAU} needs evaluation.valid_every_epochs of at least 1, got 0: it follows the "
-                "valid MRR"
-            )
     tried = Schedule(field, chosen, lrs)
     num_epochs = config.training.num_epochs
     try:

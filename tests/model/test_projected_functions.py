@@ -173,8 +173,7 @@ def test_objectives_over_all_candidates_refuse_matrices(objective, name):
     with pytest.raises(InputError) as caught:
         check_config(load_config(None, [*chosen, "loss.name=softmax"]))
     assert str(caught.value) == (
-        f"model.score_function is {name} and training.objective is {objective}, which sends every query, "
-        "here with a matrix, to all trainers; allowed: objective negative_sampling, or one of complex, "
-        "conex, conve, distmult, keci, pairre, quate, rescal, rotate, simple, transe_l1, transe_l2, "
-        "transformer, triplere, tucker"
+        f"training.objective is {objective} and model.score_function is {name}, whose queries hold a matrix, "
+        "too wide to send to all trainers; allowed: negative_sampling, or another value of "
+        "model.score_function"
     )

@@ -18,13 +18,13 @@ from tests.toy_kg import REPOSITORY, toy_dataset
 REFUSED = [
     (
         ["sampling.num_ranges=4", "training.objective=one_vs_all"],
-        "sampling.num_ranges is 4 and training.objective is one_vs_all, which does not keep to the ranges of "
-        "a bucket; allowed: num_ranges 1, or training.objective negative_sampling",
+        "training.objective is one_vs_all and sampling.num_ranges is 4, where negatives and "
+        "batches keep to the ranges of a bucket; allowed: negative_sampling, ",
     ),
     (
         ["sampling.num_ranges=2", "negatives.all_entities=true"],
-        "sampling.num_ranges is 2 and negatives.all_entities is true, which does not keep to the ranges of a "
-        "bucket; allowed: num_ranges 1, or negatives.all_entities false",
+        "negatives.all_entities is true and sampling.num_ranges is 2, where negatives and "
+        "batches keep to the ranges of a bucket; allowed: false, ",
     ),
     (["sampling.num_ranges=0"], "sampling.num_ranges is 0; allowed: at least 1"),
     (
@@ -78,13 +78,13 @@ REFUSED = [
     ),
     (
         ["regularizer.name=ivr", "training.objective=k_vs_all"],
-        "regularizer.name ivr multiplies the rows of a query with that of its answer: it takes "
-        "training.objective negative_sampling or one_vs_all, got k_vs_all",
+        "training.objective is k_vs_all and regularizer is ivr, which multiplies the rows of a "
+        "query with that of its answer; allowed: negative_sampling, one_vs_all, ",
     ),
     (
         ["regularizer.name=n3", "regularizer.relation_ratio=0.5", "model.score_function=rotate"],
-        "regularizer.relation_ratio is 0.5 and model.score_function is rotate, whose relations are phases, "
-        "which are not regularized; allowed: 1",
+        "regularizer.relation_ratio is 0.5 and model.score_function is rotate, whose relations "
+        "are phases, and have no penalty; allowed: 1, ",
     ),
     (
         ["model.relation_dropout=0.25", "model.score_function=rotate"],
@@ -106,12 +106,13 @@ REFUSED = [
     ),
     (
         ["loss.name=hinge", "loss.adversarial_weights=true", "loss.reduction=sum"],
-        "the weights of a query's negatives sum to 1; allowed with them: mean",
+        "loss.reduction is sum and loss.adversarial_weights is true, and the weights of a "
+        "query's negatives sum to 1; allowed: mean, ",
     ),
     (
         ["training.objective=k_vs_all", "loss.adversarial_weights=true"],
-        "loss.adversarial_weights is true, and training.objective is k_vs_all, which does not take it; "
-        "allowed: false, or training.objective negative_sampling",
+        "loss.adversarial_weights is true and training.objective is k_vs_all, which does not "
+        "take it; allowed: false, or another value of training.objective",
     ),
     (
         ["loss.confidences=true"],
@@ -119,11 +120,13 @@ REFUSED = [
     ),
     (
         ["loss.confidences=true", "loss.name=bce", "training.objective=one_vs_all"],
-        "loss.confidences is true, and training.objective is one_vs_all, which does not take it; allowed: ",
+        "loss.confidences is true and training.objective is one_vs_all, which does not take it; "
+        "allowed: false, ",
     ),
     (
         ["loss.confidences=true", "loss.name=bce", "training.relation_prediction=0.5"],
-        "loss.confidences is true and training.relation_prediction is 0.5, whose softmax has no label of ",
+        "training.relation_prediction is 0.5 and loss.confidences is true, and its softmax has "
+        "no label of one answer; allowed: 0, ",
     ),
     (
         ["loss.relation_weights={a: 1, b: x}"],
@@ -133,31 +136,32 @@ REFUSED = [
     (["loss.relation_weights=[a]"], "loss.relation_weights is ['a']; allowed: a mapping, {NAME: VALUE}"),
     (
         ["loss.relation_weights.a=1", "training.objective=k_vs_all"],
-        "loss.relation_weights is given, and training.objective is k_vs_all, which takes no weights; allowed",
+        "loss.relation_weights is a and training.objective is k_vs_all, which takes no weights; "
+        "allowed: empty, ",
     ),
     (
         ["negatives.num_for_heads=0", "negatives.num_for_tails=0"],
-        "negatives.num_for_heads and negatives.num_for_tails are both 0: no side is trained; allowed is "
-        "0 for one of them",
+        "negatives.num_for_heads is 0 and negatives.num_for_tails is 0, so no side is trained; "
+        "allowed: 0 for one of them, ",
     ),
     (
         ["negatives.mask_known=true", "training.objective=one_vs_all"],
-        "negatives.mask_known is true, and training.objective is one_vs_all, which has no sampled negatives; "
-        "allowed: false, or training.objective negative_sampling",
+        "negatives.mask_known is true and training.objective is one_vs_all, which has no sampled "
+        "negatives; allowed: false, ",
     ),
     (
         ["negatives.degree_power=1", "negatives.global_share=0", "negatives.in_batch_share=1"],
-        "negatives.degree_power is 1 and negatives.in_batch_share is 1, which has no effect",
+        "negatives.degree_power is 1 and negatives.in_batch_share is 1, and negatives of the "
+        "batch are drawn in ",
     ),
     (
         ["negatives.all_entities=true", "negatives.num_for_heads=7"],
-        "negatives.all_entities is true and negatives.num_for_heads is 7, which has no effect; allowed with "
-        "it: -1 or 0",
+        "negatives.num_for_heads is 7 and negatives.all_entities is true, so it has no effect; "
+        "allowed: -1, 0, ",
     ),
     (
         ["negatives.all_entities=true", "negatives.degree_power=1"],
-        "negatives.all_entities is true and negatives.degree_power is 1, which has no effect; allowed with "
-        "it: 0",
+        "negatives.degree_power is 1 and negatives.all_entities is true, so it has no effect; allowed: 0, ",
     ),
     (
         ["sampling.order=machine", "training.objective=k_vs_all"],
@@ -166,8 +170,8 @@ REFUSED = [
     ),
     (
         ["sampling.order=global", "sampling.num_ranges=4"],
-        "sampling.order is global and sampling.num_ranges is 4, where every machine walks over ranges of its "
-        "own; allowed: auto, machine, or num_ranges 1",
+        "sampling.order is global and sampling.num_ranges is 4, where every machine walks over "
+        "ranges of its own; allowed: auto, machine, ",
     ),
     (["sampling.order=local"], "sampling.order is 'local'; allowed: one of auto, machine, global"),
     (["loss.name=hinge", "loss.margin=0"], "loss.margin is 0.0; allowed: a number above 0"),
@@ -178,12 +182,14 @@ REFUSED = [
     (["imports=no_such_module"], "cannot import 'no_such_module' (ModuleNotFoundError: No module named "),
     (
         ["training.kernels=reference", "training.matmul_dtype=bfloat16"],
-        "the reference computes in float32; allowed with it: float32 or auto",
+        "training.matmul_dtype is bfloat16 and training.kernels is reference, which computes in "
+        "float32; allowed: float32, auto, ",
     ),
     (["negatives.global_share=0.5"], "the shares of negatives (0.5, 0.0, 0.0) are not allowed"),
     (
         ["training.lookup=kvstore", "training.staleness=1"],
-        "training.staleness is 1 and training.lookup is kvstore: only lookup exchange reads ahead",
+        "training.staleness is 1 and training.lookup is kvstore, and only lookup exchange reads "
+        "ahead; allowed: 0, ",
     ),
 ]
 
@@ -231,7 +237,8 @@ def test_several_machines_that_do_not_wait(tmp_path, monkeypatch, capsys):
         build.check_training(load_config(None, given), 2)
     assert said == f"dglkge: error: {caught.value}\n"
     assert (
-        "training.synchronous: false is for trainers that share one machine's memory, got 2 machines" in said
+        "training.synchronous is false and the number of machines is 2, and others share one machine's memory"
+        in said
     )
 
 

@@ -61,8 +61,16 @@ def test_patience(patience: int, min_gain: float, scores: list[float], wanted: i
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["training.early_stopping_patience=2"], "needs evaluation.valid_every_epochs of at least 1, got 0"),
-        (["training.early_stopping_min_gain=0.1"], "min_gain is 0.1, which has no effect"),
+        (
+            ["training.early_stopping_patience=2"],
+            "training.early_stopping_patience is 2 and evaluation.valid_every_epochs is 0, and it "
+            "counts rankings",
+        ),
+        (
+            ["training.early_stopping_min_gain=0.1"],
+            "training.early_stopping_min_gain is 0.1 and training.early_stopping_patience is 0, so "
+            "it has no effect",
+        ),
         (
             ["training.early_stopping_patience=-1"],
             "training.early_stopping_patience is -1; allowed: at least",

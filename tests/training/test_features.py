@@ -412,16 +412,16 @@ def test_a_run_goes_on_from_a_url(
         (["features.files=[person=nowhere.npy]"], "cannot read nowhere.npy: there is no such file"),
         (["features.files=[PEOPLE, person=PEOPLE]"], "for the entity type 'person'; allowed: one"),
         (["features.files=[town=PEOPLE]"], "no name is an entity's of type town"),
-        (["features.hidden=3"], r"features.hidden is \[3\] and features.projection is linear"),
+        (["features.hidden=3"], r"features.hidden is 3 and features.projection is linear"),
         (["features.files=[]"], "dense.lr is 0.01 and model.score_function is distmult, which has no dense"),
         (
             ["features.files=[]", "dense.lr=0.001", "features.use=alone"],
             "features.use is alone and features.files",
         ),
-        (["training.synchronous=false"], "features.files is given: it takes training.synchronous true"),
+        (["training.synchronous=false"], "training.synchronous is false and features.files is "),
         (
             ["model.global_vectors=true", "model.reciprocal_relations=false"],
-            "features.files is given: a projection",
+            "model.global_vectors is true and features.files is ",
         ),
         (
             ["features.hidden=3,x", "features.projection=mlp"],

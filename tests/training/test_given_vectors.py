@@ -171,8 +171,10 @@ def test_wrong_vectors(tmp_path: Path, vectors: np.ndarray, names: list[str], me
 
 def test_settings_that_contradict_one_another(tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"init_from.frozen is true and model.init_from.path is empty; allowed"
+        InputError, match=r"init_from.frozen is true and model.init_from.path is empty, so it has"
     ):
         check_config(configured(Path(), "model.init_from.path=", "model.init_from.frozen=true"))
-    with pytest.raises(InputError, match=r"init_from.path is v.npy and checkpoint.init_path is runs/a: rows"):
+    with pytest.raises(
+        InputError, match=r"checkpoint.init_path is runs/a and model.init_from.path is v.npy, and rows"
+    ):
         check_config(configured(Path("v.npy"), "checkpoint.init_path=runs/a"))

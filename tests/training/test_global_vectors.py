@@ -219,9 +219,9 @@ def test_a_gradient_that_is_not_finite_is_not_applied() -> None:
     [
         (
             "model.reciprocal_relations=true",
-            "model.global_vectors is true: it takes model.reciprocal_relations",
+            "model.reciprocal_relations is true and model.global_vectors is true",
         ),
-        ("training.synchronous=false", "model.global_vectors is true: it takes training.synchronous true"),
+        ("training.synchronous=false", "training.synchronous is false and model.global_vectors is true"),
     ],
 )
 def test_refusals(tmp_path: Path, setting: str, words: str) -> None:

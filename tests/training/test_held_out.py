@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dglkge.config import load_config
+from dglkge.config.refusals import refuse
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
@@ -18,7 +19,6 @@ from dglkge.planning import memory
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 from dglkge.training import held_out
-from dglkge.training.building.components import check_edge_sets
 from dglkge.training.building.edge_sets import build_passes
 from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.typing import RELATION, Relation, Side
@@ -208,8 +208,8 @@ def test_fields_that_queries_have_not():
     with pytest.raises(
         InputError, match="evaluation.eval_fraction is 0.1 and training.objective is k_vs_all"
     ):
-        check_edge_sets(
+        refuse(
             load_config(None, ["dataset=x", "training.objective=k_vs_all", "evaluation.eval_fraction=0.1"])
         )
-    with pytest.raises(InputError, match="training.edge_sets is .* a set occurs twice"):
-        check_edge_sets(load_config(None, ["dataset=x", "training.edge_sets=[a, a]"]))
+    with pytest.raises(InputError, match="training.edge_sets is .*; allowed: each name once"):
+        load_config(None, ["dataset=x", "training.edge_sets=[a, a]"])

@@ -170,7 +170,7 @@ def test_without_schedule_and_warm_up_learning_rates_are_the_scripts() -> None:
         (["schedule={name: StepLR, step_size: 0}"], "StepLR with step_size=0: torch refuses it"),
         (["schedule={step_size: 1}"], "optimizer.schedule.name is not given"),
         (["schedule.every=batch"], "optimizer.schedule.name is not given"),
-        (["schedule=ReduceLROnPlateau"], "needs evaluation.valid_every_epochs of at least 1, got 0"),
+        (["schedule=ReduceLROnPlateau"], "evaluation.valid_every_epochs is 0, and it follows the valid MRR"),
         (
             ["schedule=ReduceLROnPlateau", "schedule.every=batch"],
             "which follows the valid MRR; allowed: epoch",
@@ -185,7 +185,7 @@ def test_without_schedule_and_warm_up_learning_rates_are_the_scripts() -> None:
             "schedule.every is 'step'; allowed: one of epoch, batch",
         ),
         (["warmup_batches=-1"], "optimizer.warmup_batches is -1; allowed: at least 0"),
-        (["clip_norm=1"], "optimizer.clip_norm is 1 and training.synchronous is false"),
+        (["clip_norm=1"], "training.synchronous is false and optimizer.clip_norm is 1"),
     ],
 )
 def test_refusals(settings: list[str], message: str) -> None:

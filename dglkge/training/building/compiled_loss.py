@@ -28,10 +28,6 @@ def check_compiled_loss(config: Config) -> None:
     if not chosen.compile:
         return
     what = "training.compile is true, which compiles the loss of sampled negatives on a device"
-    for name, allowed in (("objective", ("negative_sampling",)), ("kernels", ("auto",))):
-        value = getattr(chosen, name)
-        if value not in allowed:
-            raise InputError(f"{what}, and training.{name} is {value}; allowed: {' or '.join(allowed)}")
     is_cpu = chosen.device == CPU_DEVICE
     if is_cpu or (chosen.device == AUTO_DEVICE and problem_of(CUDA_DEVICE) is not None):
         found = "cpu" if is_cpu else f"auto, and {problem_of(CUDA_DEVICE)}"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dglkge.config import Config
-from dglkge.config.schema import DenseConfig, changed_fields
+from dglkge.config.schema import DenseConfig
 from dglkge.errors import InputError, unknown_name
 from dglkge.model.kge_model import KgeModel
 
@@ -69,36 +69,10 @@ def check_dense(config: Config, model: KgeModel) -> None:
         Naming the field, the value and what is allowed.
     """
     score_function = model.score_function
-    if not score_function.has_module and not config.features.files:
-        for name, value in changed_fields(config.dense):
-            raise InputError(
-                f"dense.{name} is {value} and model.score_function is {config.model.score_function}, which "
-                "has no dense parameters, nor are there features.files; allowed: the default"
-            )
-        return
-    of_module = {"autocast": config.dense.autocast, "compile": str(config.dense.compile).lower()}
-    for name, value in of_module.items():
-        if not score_function.has_module and value not in ("none", "false"):
-            raise InputError(
-                f"dense.{name} is {value} and model.score_function is {config.model.score_function}, which "
-                "has no module; projections of features compute in float32; allowed: the default"
-            )
     if config.dense.compile and type(score_function.module).forward is torch.nn.Module.forward:
         raise InputError(
             f"dense.compile is true and the module of model.score_function {config.model.score_function} has "
             "no forward to compile, as it is matrix products alone; allowed: false"
-        )
-    if score_function.has_module and not config.training.synchronous:
-        raise InputError(
-            f"model.score_function is {config.model.score_function}, whose dense parameters all trainers "
-            "update alike: it takes training.synchronous true, got false"
-        )
-    is_dense_only = score_function.has_module and not score_function.has_relation_product
-    if config.training.relation_prediction and is_dense_only:
-        raise InputError(
-            f"training.relation_prediction is {config.training.relation_prediction:g} and "
-            f"model.score_function is {config.model.score_function}, whose module would score every pair "
-            "with every relation; allowed: 0"
         )
     tried = torch.nn.Parameter(torch.zeros(2, 2))
     optimizer = dense_optimizer(config.dense, [tried])

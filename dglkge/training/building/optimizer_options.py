@@ -1,38 +1,12 @@
-"""Hyper-parameters that a configuration gives to the update rules of its tables, and their checks.
-
-DGL is not imported here: ``dglkge plan`` refuses what training refuses.
-"""
+"""Hyper-parameters that a configuration gives to the update rules of its tables."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dglkge.config import Config
 from dglkge.config.schema import OptimizerConfig
-from dglkge.errors import InputError
 from dglkge.model.choices import OPTIMIZERS, RelationSettings
 from dglkge.optim.rules import UpdateRule
-
-
-def check_optimizer(config: Config) -> None:
-    """Refuse settings that have no effect.
-
-    Raises
-    ------
-    InputError
-        Naming the field, its value and what is allowed.
-    """
-    chosen = config.optimizer
-    if chosen.clip_norm and not config.training.synchronous:
-        raise InputError(
-            f"optimizer.clip_norm is {chosen.clip_norm:g} and training.synchronous is false: no trainer has "
-            "the gradients of all; allowed: clip_norm 0, or training.synchronous true"
-        )
-    if chosen.decoupled_weight_decay and not chosen.weight_decay:
-        raise InputError(
-            "optimizer.decoupled_weight_decay is true and optimizer.weight_decay is 0, so nothing decays; "
-            "allowed with it: a weight_decay above 0"
-        )
 
 
 def clipping_of(chosen: OptimizerConfig) -> dict[str, float]:

@@ -1,0 +1,430 @@
+"""Values of a configuration that do not fit one another: one table, for planning and training alike.
+
+A row reads: where its conditions hold, a field must have an allowed value, for a reason. What a field allows
+by itself is declared at the field (``dglkge/config/schema.py``); options of some components only, at these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from dglkge.config.schema import K_VS_ALL, NEGATIVE_SAMPLING, Config, DenseConfig
+from dglkge.errors import InputErrors
+from dglkge.model.choices import NEGATIVE_SAMPLERS
+from dglkge.model.losses import LOSSES
+from dglkge.model.regularizers import REGULARIZERS, chosen_regularizer
+from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
+from dglkge.settings import ComponentSettings
+from dglkge.typing import CUDA_DEVICE, DEVICE_STORAGE, STAGED_CPU_DEVICE
+
+MACHINES = "the number of machines"
+"""Stands for the number of machines in the table."""
+
+_ABSENT = object()
+
+
+def _words(value: Any) -> str:
+    """Return a value as a configuration file has it."""
+    if isinstance(value, (tuple, dict)):
+        return ", ".join(map(str, value)) or "empty"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "empty" if value == "" else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Allowed values: a test, and its words in messages."""
+
+    test: Callable[[Any], bool]
+    words: str
+
+
+@dataclass(frozen=True)
+class When:
+    """A condition on the value of a field; with ``of_component`` on the component that it names."""
+
+    key: str
+    test: Callable[[Any], bool]
+    of_component: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A refusal: ``field`` takes ``allowed`` only, where all conditions hold. Messages name the first one."""
+
+    field: str
+    allowed: Allowed
+    reason: str
+    conditions: tuple[When, ...]
+
+
+def only(*values: Any) -> Allowed:
+    """Allow some values."""
+    return Allowed(lambda value: value in values, ", ".join(map(_words, values)))
+
+
+def row(field: str, allowed: Allowed, reason: str, *conditions: When) -> Row:
+    """Make a row."""
+    return Row(field, allowed, reason, conditions)
+
+
+def of(key: str, *values: Any) -> When:
+    """Condition: a field has one of some values."""
+    return When(key, lambda value: value in values)
+
+
+def other_than(key: str, *values: Any) -> When:
+    """Condition: a field has none of some values."""
+    return When(key, lambda value: value not in values)
+
+
+def given(key: str) -> When:
+    """Condition: a field is neither empty, nor 0, nor false."""
+    return When(key, bool)
+
+
+def component(key: str, test: Callable[[Any], bool]) -> When:
+    """Condition: a component has a fact."""
+    return When(key, test, of_component=True)
+
+
+SCORE = "model.score_function"
+OBJECTIVE = "training.objective"
+SYNCHRONOUS = "training.synchronous"
+COMPILED = "which compiles sampled negatives on a device"
+ALL_UPDATE = "whose parameters all trainers update alike"
+QUERIES = "whose batches are queries with the answers of all triples"
+
+phases = component(SCORE, lambda made: made.relation_init == PHASE)
+has_module = component(SCORE, lambda made: made.has_module)
+lacks_module = component(SCORE, lambda made: not made.has_module)
+over_all = other_than(OBJECTIVE, NEGATIVE_SAMPLING)
+on_devices = of("tables.storage", DEVICE_STORAGE)
+in_buckets = When("sampling.num_ranges", lambda value: value > 1)
+several_machines = When(MACHINES, lambda value: value > 1)
+reference = of("training.kernels", "reference")
+kvstore = of("training.lookup", "kvstore")
+unwatched = of("evaluation.valid_every_epochs", 0)
+
+ROWS: tuple[Row, ...] = (
+    # Score functions
+    row("model.relation_dropout", only(0), "whose relations are phases: an angle cannot be scaled", phases),
+    row("regularizer.relation_ratio", only(1), "whose relations are phases, and have no penalty", phases),
+    row(
+        OBJECTIVE,
+        only(NEGATIVE_SAMPLING),
+        "whose queries hold a matrix, too wide to send to all trainers",
+        component(SCORE, lambda made: made.wide_queries),
+    ),
+    row(
+        "training.relation_prediction",
+        only(0),
+        "of which a relation has no parameters to predict it by",
+        component(SCORE, lambda made: made.operator is not None and not made.operator.static),
+    ),
+    row(
+        "training.relation_prediction",
+        only(0),
+        "whose module would score every pair with every relation",
+        component(SCORE, lambda made: made.has_module and not made.has_relation_product),
+    ),
+    row(SYNCHRONOUS, only(True), ALL_UPDATE, has_module),
+    *(
+        row(
+            f"dense.{name}",
+            only(field.get_default(call_default_factory=True)),
+            "which has no dense parameters, nor are there features.files",
+            lacks_module,
+            of("features.files", ()),
+        )
+        for name, field in DenseConfig.model_fields.items()
+    ),
+    *(
+        row(
+            f"dense.{name}",
+            only(value),
+            "which has no module; projections of features compute in float32",
+            lacks_module,
+            given("features.files"),
+        )
+        for name, value in (("autocast", "none"), ("compile", False))
+    ),
+    # Global vectors, features, given rows
+    row(
+        "model.reciprocal_relations",
+        only(False),
+        "as in PyTorch-BigGraph, where dynamic relations have no global embedding",
+        given("model.global_vectors"),
+    ),
+    row(SYNCHRONOUS, only(True), ALL_UPDATE, given("model.global_vectors")),
+    row(
+        "model.global_vectors",
+        only(False),
+        "of which a projection has an offset for each entity type already",
+        given("features.files"),
+    ),
+    row(SYNCHRONOUS, only(True), ALL_UPDATE, given("features.files")),
+    row(
+        "model.init_from.path",
+        only(""),
+        "where entities with features have no rows of their own",
+        of("features.use", "alone"),
+        given("features.files"),
+    ),
+    *(
+        row(f"features.{name}", only(default), "so it has no effect", of("features.files", ()))
+        for name, default in (("use", "added"), ("projection", "linear"), ("hidden", ()), ("names", ""))
+    ),
+    row("features.hidden", only(()), "which has no layers", of("features.projection", "linear")),
+    row("checkpoint.init_path", only(""), "and rows start from one of them", given("model.init_from.path")),
+    row("model.init_from.frozen", only(False), "so it has no effect", of("model.init_from.path", "")),
+    # Objectives
+    row("training.label_smoothing", only(0), "which has no such labels", of(OBJECTIVE, NEGATIVE_SAMPLING)),
+    row("training.batch_statistics", only(False), "which has no sampled negatives to count", over_all),
+    row(
+        OBJECTIVE,
+        only(NEGATIVE_SAMPLING),
+        "which has no form over all candidates",
+        component("loss", lambda member: not member.candidate_kind),
+    ),
+    row(SYNCHRONOUS, only(True), "where every trainer scores the queries of all", over_all),
+    row(
+        SYNCHRONOUS,
+        only(True),
+        "where every trainer scores the queries of all",
+        given("training.relation_prediction"),
+    ),
+    *(
+        row(f"loss.{name}", only(value), "which does not take it", over_all)
+        for name, value in (("reduction", "mean"), ("adversarial_weights", False), ("confidences", False))
+    ),
+    row("loss.relation_weights", only({}), "which takes no weights", of(OBJECTIVE, K_VS_ALL)),
+    row(
+        "training.relation_prediction",
+        only(0),
+        "and its softmax has no label of one answer",
+        given("loss.confidences"),
+    ),
+    row(
+        "loss.reduction",
+        only("mean"),
+        "and the weights of a query's negatives sum to 1",
+        given("loss.adversarial_weights"),
+    ),
+    row("training.edge_sets", only(()), QUERIES, of(OBJECTIVE, K_VS_ALL)),
+    row("training.rows", only("all"), QUERIES, of(OBJECTIVE, K_VS_ALL)),
+    row("evaluation.eval_fraction", only(0), QUERIES, of(OBJECTIVE, K_VS_ALL)),
+    row(
+        OBJECTIVE,
+        only(NEGATIVE_SAMPLING, "one_vs_all"),
+        "which multiplies the rows of a query with that of its answer",
+        component("regularizer", lambda made: made.needs_answer),
+    ),
+    # Negatives
+    *(
+        row(f"negatives.{name}", only(value), "which has no sampled negatives", over_all)
+        for name, value in (
+            ("num_for_heads", -1),
+            ("num_for_tails", -1),
+            ("all_entities", False),
+            ("degree_power", 0),
+            ("mask_known", False),
+        )
+    ),
+    row(
+        "negatives.degree_power",
+        only(0),
+        "which takes no weights",
+        component("negatives.sampler", lambda member: not getattr(member, "takes_weights", False)),
+    ),
+    row(
+        "negatives.degree_power",
+        only(0),
+        "and negatives of the batch are drawn in proportion to their occurrences",
+        of("negatives.in_batch_share", 1),
+    ),
+    *(
+        row(f"negatives.{name}", allowed, "so it has no effect", given("negatives.all_entities"))
+        for name, allowed in (
+            ("num_for_heads", only(-1, 0)),
+            ("num_for_tails", only(-1, 0)),
+            ("local_share", only(0)),
+            ("in_batch_share", only(0)),
+            ("degree_power", only(0)),
+        )
+    ),
+    row(
+        "negatives.num_for_heads",
+        Allowed(lambda value: value != 0, "0 for one of them"),
+        "so no side is trained",
+        of("negatives.num_for_tails", 0),
+    ),
+    # Order of the triples, edge sets
+    row(
+        "sampling.order",
+        only("auto", "global"),
+        "whose batches are queries in an order of the whole graph",
+        of(OBJECTIVE, K_VS_ALL),
+    ),
+    row(
+        "sampling.order",
+        only("auto", "machine"),
+        "where every machine walks over ranges of its own",
+        in_buckets,
+    ),
+    row(
+        OBJECTIVE,
+        only(NEGATIVE_SAMPLING),
+        "where negatives and batches keep to the ranges of a bucket",
+        in_buckets,
+    ),
+    row(
+        "negatives.all_entities",
+        only(False),
+        "where negatives and batches keep to the ranges of a bucket",
+        in_buckets,
+    ),
+    row(
+        "negatives.sampler",
+        only("mixed"),
+        "where negatives and batches keep to the ranges of a bucket",
+        in_buckets,
+    ),
+    # Optimizer, schedule, early stopping
+    row(
+        SYNCHRONOUS,
+        only(True),
+        "which takes the gradients of all",
+        given("optimizer.clip_norm"),
+    ),
+    row(
+        "optimizer.decoupled_weight_decay",
+        only(False),
+        "so nothing decays",
+        of("optimizer.weight_decay", 0),
+    ),
+    *(
+        row(
+            f"{section}.schedule.name",
+            Allowed(lambda value: value != "ReduceLROnPlateau", "at least 1 with it, or another schedule"),
+            "and it follows the valid MRR",
+            unwatched,
+        )
+        for section in ("optimizer", "dense")
+    ),
+    *(
+        row(
+            f"{section}.schedule.every",
+            only("epoch"),
+            "which follows the valid MRR",
+            of(f"{section}.schedule.name", "ReduceLROnPlateau"),
+        )
+        for section in ("optimizer", "dense")
+    ),
+    row("training.early_stopping_patience", only(0), "and it counts rankings of the valid split", unwatched),
+    row(
+        "training.early_stopping_min_gain",
+        only(0),
+        "so it has no effect",
+        of("training.early_stopping_patience", 0),
+    ),
+    # Devices, machines, kernels
+    row(
+        "training.matmul_dtype",
+        only("float32", "auto"),
+        "which computes in float32",
+        of("training.kernels", "reference"),
+    ),
+    row(
+        "training.staleness",
+        only(0),
+        "and only lookup exchange reads ahead",
+        of("training.lookup", "kvstore"),
+    ),
+    row(
+        OBJECTIVE,
+        only(NEGATIVE_SAMPLING),
+        COMPILED,
+        given("training.compile"),
+    ),
+    row(
+        "training.kernels",
+        only("auto"),
+        COMPILED,
+        given("training.compile"),
+    ),
+    *(
+        row(field, allowed, "where it is not supported", on_devices)
+        for field, allowed in (
+            ("training.device", only(CUDA_DEVICE, STAGED_CPU_DEVICE)),
+            ("tables.dtype", only("float32")),
+            (SYNCHRONOUS, only(True)),
+            ("training.staleness", only(0)),
+            ("training.rows", only("all")),
+            ("model.global_vectors", only(False)),
+            ("features.files", only(())),
+            ("sampling.num_ranges", only(1)),
+        )
+    ),
+    row("tables.storage", only("memory", "disk"), "and devices are those of one machine", several_machines),
+    row(SYNCHRONOUS, only(True), "and others share one machine's memory", several_machines),
+)
+
+
+def refuse(config: Config, num_machines: int = 1) -> None:
+    """Refuse values that do not fit one another, all of them at once.
+
+    Raises
+    ------
+    InputErrors
+        Naming the field, its value, the field that it does not fit, the reason and what is allowed.
+    """
+    problems = list(dict.fromkeys(_problems(config, num_machines)))
+    if problems:
+        raise InputErrors(problems)
+
+
+def _problems(config: Config, num_machines: int) -> Iterator[str]:
+    """Yield a line for each row that refuses something."""
+    for one in ROWS:
+        value = _value(config, one.field, num_machines)
+        if value is _ABSENT or one.allowed.test(value):
+            continue
+        if all(_holds(config, condition, num_machines) for condition in one.conditions):
+            key = one.conditions[0].key
+            allowed = one.allowed.words + ("" if key == MACHINES else f", or another value of {key}")
+            yield (
+                f"{one.field} is {_words(value)} and {key} is {_words(_value(config, key, num_machines))}, "
+                f"{one.reason}; allowed: {allowed}"
+            )
+
+
+def _value(config: Config, key: str, num_machines: int) -> Any:
+    """Return the value of a field; the name of a component."""
+    if key == MACHINES:
+        return num_machines
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name, _ABSENT)
+    return value.name if isinstance(value, ComponentSettings) else value
+
+
+def _holds(config: Config, condition: When, num_machines: int) -> bool:
+    """Return whether a condition holds; one of a field that is not there does not."""
+    if condition.of_component:
+        return condition.test(_component(config, condition.key))
+    value = _value(config, condition.key, num_machines)
+    return value is not _ABSENT and condition.test(value)
+
+
+def _component(config: Config, key: str) -> Any:
+    """Return the component of a field: a score function, or the member of another registry."""
+    if key == SCORE:
+        settings = config.model.score_function
+        return SCORE_FUNCTIONS.get(settings.name)(settings)
+    if key == "regularizer":
+        return REGULARIZERS.get(chosen_regularizer(config.regularizer, config.model.score_function.name).name)
+    return LOSSES.get(config.loss.name) if key == "loss" else NEGATIVE_SAMPLERS.get(config.negatives.sampler)
