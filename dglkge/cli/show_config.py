@@ -14,6 +14,7 @@ from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.cli.common import print_json, print_text
 from dglkge.config import load_config
 from dglkge.config.schema import Config, field_table
+from dglkge.config.schema import fields as all_fields
 from dglkge.errors import InputError
 
 DESCRIPTION = """Print every field of a configuration with its default and help, as YAML that can be edited,
@@ -64,20 +65,33 @@ def run(args: argparse.Namespace) -> int:
             }
         )
         return 0
-    section = ""
+    defaults = {key: default for key, _, default, _ in field_table()}
+    owners = {field.key: field.owners for field in all_fields()}
+    headings: set[str] = set()
     for key, _, default, text in fields:
         parent, _, name = key.rpartition(".")
-        if parent != section:
-            section = parent
-            print_text(f"{section}:")
-        indent = "  " if parent else ""
-        shown = _plain(default) if values is None else values[key]
-        if values is None:
-            for line in textwrap.wrap(text, WIDTH - len(indent)):
-                print_text(f"{indent}# {line}")
-        note = "" if values is None else f"  # default: {_yaml(_plain(default))}"
-        print_text(f"{indent}{name}: {_yaml(shown)}{note}")
+        if parent not in defaults:  # an option of a component stands below the component's name
+            _print_headings(parent, headings)
+        indent = "  " * key.count(".")
+        if values is not None:
+            print_text(f"{indent}{name}: {_yaml(values[key])}  # default: {_yaml(_plain(default))}")
+            continue
+        for line in textwrap.wrap(text, WIDTH - len(indent)):
+            print_text(f"{indent}# {line}")
+        # Only the options of the default are in effect; those of others are comments.
+        is_option = parent in defaults or (owners[key] and defaults.get(f"{parent}.name") not in owners[key])
+        print_text(f"{indent}{'# ' if is_option else ''}{name}: {_yaml(_plain(default))}")
     return 0
+
+
+def _print_headings(section: str, headings: set[str]) -> None:
+    """Print the names of a section and of those around it, each once."""
+    names = section.split(".") if section else []
+    for depth, name in enumerate(names):
+        heading = ".".join(names[: depth + 1])
+        if heading not in headings:
+            headings.add(heading)
+            print_text(f"{'  ' * depth}{name}:")
 
 
 def differences(path: Path) -> dict[str, Any]:
