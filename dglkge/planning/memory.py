@@ -525,7 +525,7 @@ def is_compiled(config: Config) -> bool:
     """Return whether the compiled training step computes the loss, without autograd."""
     score_function = registry_of("score function").get(config.model.score_function.name)
     loss = registry_of("loss").get(config.loss.name)
-    has_loops = score_function.compiled and loss.compiled and not config.loss.has_adversarial_weights
+    has_loops = score_function.compiled and loss.compiled
     has_loops = has_loops and not config.model.global_vectors and not config.features.files
     return bool(has_loops) and config.training.kernels == "auto"
 

@@ -1,8 +1,8 @@
-"""Softmax over the inner products of DistMult and ComplEx, with gradients written out by hand.
+"""Losses of the inner products of DistMult and ComplEx, with gradients written out by hand.
 
 The numbers of :class:`AutogradLoss` at a fraction of its memory traffic: rows are read where they lie, both
 sides share three matmuls (scores, gradients of the queries, gradients of the negatives), and the work between
-them is one compiled loop each (``kernels.dot``, ``kernels.softmax``). The matmuls may be taken in bfloat16,
+them is one compiled loop each (``kernels.dot``, and that of the loss). The matmuls may be taken in bfloat16,
 which processors with such units do several times as fast: then queries, negatives, scores and their
 gradients are rounded to bfloat16 around the matmuls; rows, the scores of true answers, sums over negatives
 and gradients of rows stay float32.
@@ -21,7 +21,6 @@ from dglkge.kernels import dot, softmax
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import IGNORED_SCORE, Loss
-from dglkge.model.negative_terms import Mean
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch
@@ -43,9 +42,7 @@ def is_compiled(model: KgeModel, loss: Loss) -> bool:
 
     A subclass of the model may compute anything, so it is not taken for its base.
     """
-    # Adversarial weights replace the mean; the loops have none.
-    is_plain = loss.compiled and type(loss.reduction) is Mean
-    return type(model) is KgeModel and model.score_function.compiled and is_plain
+    return type(model) is KgeModel and model.score_function.compiled and loss.compiled
 
 
 class DotSoftmax(Objective):
@@ -55,6 +52,7 @@ class DotSoftmax(Objective):
     ----------
     planner : EdgePlanner
     model : KgeModel
+    loss : Loss
     regularizer : Regularizer or None
     own_entity : bool
         Whether the query's own entity is one negative more.
@@ -72,6 +70,7 @@ class DotSoftmax(Objective):
         self,
         planner: EdgePlanner,
         model: KgeModel,
+        loss: Loss,
         regularizer: Regularizer | None,
         own_entity: bool,
         computation: Computation,
@@ -81,6 +80,7 @@ class DotSoftmax(Objective):
         self._planner = planner
         self._has_measures = has_measures
         self._range_offset = np.float32(range_offset)
+        self._loss = loss.loop()
         self._dim = model.dim
         self._operator = (model.score_function.complex_valued, model.reciprocal)
         # N3 of both sides goes into the loop that writes the gradients; other penalties are added afterwards.
@@ -112,10 +112,12 @@ class DotSoftmax(Objective):
         """Return the loss of a group by ``divisor``; ``seen``: negatives that have gradients already."""
         self._clock.enter("score")
         num = len(group)
-        factors, positive, own, missing, own_shares = self._scratch.take("numbers", 5, 2 * num).numpy()
+        numbers = self._scratch.take("numbers", 7, 2 * num).numpy()
+        positive, own, factors, missing, own_shares, labels, _ = numbers
         factors[:] = 1 / divisor
         if group.weights is not None:
             factors.reshape(2, num)[:] *= group.weights
+        labels.reshape(2, num)[:] = 1 if group.labels is None else group.labels
         in_order = (group.heads, group.tails, group.relations)
         # Kept until the loops have read the addresses.
         found = [batch_rows.found(places) for places in in_order]
@@ -128,7 +130,6 @@ class DotSoftmax(Objective):
         self._ignore_own(group, own.reshape(2, num))
         of_queries = self._scratch.take("of_queries", room, self._dim, self._dtype)
         loss = 0.0
-        numbers = (positive, own, factors, missing, own_shares)
         for block, negatives, true_ids, known, ranges in _blocks(group):
             of_block = [array[block] for array in numbers]
             sides = [side for side, run in _sides(num).items() if block.start <= run.start < block.stop]
@@ -210,7 +211,7 @@ class DotSoftmax(Objective):
                 run = slice(turn * each, (turn + 1) * each)
                 above = softmax.count_above(words(scores[run]), numbers[0][run], numbers[1][run])
                 measures.add_violators(side, above)
-        loss: float = softmax.softmax(words(scores[: len(true_ids)]), *numbers)
+        loss = self._loss(words(scores[: len(true_ids)]), *numbers)
         scores[len(true_ids) :] = 0
         clock.enter("backward")
         torch.mm(scores, candidates, out=of_queries)
@@ -231,8 +232,8 @@ class DotSoftmax(Objective):
 class _Block(NamedTuple):
     """Queries of a group that are scored against the same negatives.
 
-    ``numbers`` = positive, own, factors, missing, own_shares, each (n,), the last two written. Queries beyond
-    the n only fill the shape of the products: what they and ``of_queries`` hold there has no effect.
+    ``numbers`` are those of :func:`dglkge.kernels.losses.loss_loop`, each (n,). Queries beyond the n only
+    fill the shape of the products: what they and ``of_queries`` hold there has no effect.
     """
 
     queries: torch.Tensor
