@@ -30,6 +30,8 @@ PAIRS = [("person", "person"), ("person", "town"), ("town", "person")]
 SIZES = {"person": 11, "town": 7, RELATION: 5}
 OFFSET = 1.5
 MODELS = [("distmult", False), ("distmult", True), ("complex", False), ("complex", True)]
+PRODUCTS = [(name, reciprocal) for name in ("keci", "simple", "quate") for reciprocal in (False, True)]
+"""Inner products whose queries are differentiated by torch."""
 
 
 class Table:
@@ -179,10 +181,18 @@ def assert_close(got: tuple[float, dict], wanted: tuple[float, dict], rtol: floa
         np.testing.assert_allclose(got[1][name], rows, rtol=rtol, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize("regularizer", ["none", "n3", "lp", "f2", "dura", "ivr"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("own_entity", [False, True], ids=["others", "own"])
-@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+@pytest.mark.parametrize(
+    ("score_function", "reciprocal", "regularizer"),
+    [
+        (*model, regularizer)
+        for model in MODELS + PRODUCTS
+        for regularizer in ("none", "n3", "lp", "f2", "dura", "ivr")
+        # It has no form that ivr takes.
+        if (model[0], regularizer) != ("quate", "ivr")
+    ],
+)
 def test_loops_and_autograd_equal_the_model_in_float64(
     score_function: str, reciprocal: bool, own_entity: bool, weighted: bool, regularizer: str
 ) -> None:
@@ -210,7 +220,7 @@ def test_every_loss_equals_the_model_in_float64(name: str, own_entity: bool, red
 
 
 @pytest.mark.parametrize("own_entity", [False, True], ids=["others", "own"])
-@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS + PRODUCTS)
 def test_offset_within_ranges_equals_the_model_in_float64(
     score_function: str, reciprocal: bool, own_entity: bool
 ) -> None:
@@ -275,7 +285,7 @@ def test_penalty_and_violators_of_loops_and_autograd(
 
 @pytest.mark.parametrize("has_ranges", [False, True], ids=["whole", "ranges"])
 @pytest.mark.parametrize("by_autograd", [False, True], ids=["loops", "autograd"])
-@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS + PRODUCTS)
 def test_products_in_bfloat16_are_near(
     score_function: str, reciprocal: bool, by_autograd: bool, has_ranges: bool
 ) -> None:
@@ -354,12 +364,22 @@ def test_other_models_and_losses_are_left_to_autograd() -> None:
     class Bilinear(ComplEx):
         """A score function of the user's."""
 
-    known = [is_compiled(build_model(name, 4, True), Softmax()) for name in ("complex", "distmult", "rotate")]
-    assert known == [True, True, False]
+    class Doubled(ComplEx):
+        """A score function of the user's that compares otherwise."""
+
+        def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+            """Return twice the product."""
+            return 2 * super().compare_pairs(query, candidates)
+
+    names = ("complex", "keci", "rotate", "transe_l2", "tucker", "affine_cos", "rescal")
+    known = [is_compiled(build_model(name, 4, True), Softmax()) for name in names]
+    assert known == [True, True, False, False, False, False, False]
     assert is_compiled(build_model("complex", 4, True), Logistic())
     assert not is_compiled(build_model("complex", 4, True), Tuned())
     assert not is_compiled(Shifted(ComplEx(), 4, True), Softmax())
-    assert not is_compiled(KgeModel(Bilinear(), 4, True), Softmax())
+    assert not is_compiled(KgeModel(Doubled(), 4, True), Softmax())
+    # Compared by the inner product all the same: its queries are differentiated.
+    assert is_compiled(KgeModel(Bilinear(), 4, True), Softmax()) and not Bilinear.compiled
 
 
 @pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)

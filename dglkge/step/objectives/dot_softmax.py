@@ -1,4 +1,4 @@
-"""Losses of the inner products of DistMult and ComplEx, with gradients written out by hand.
+"""Losses of scores that are inner products of a query and a row, with gradients written out by hand.
 
 The numbers of :class:`AutogradLoss` at a fraction of its memory traffic: rows are read where they lie, both
 sides share three matmuls (scores, gradients of the queries, gradients of the negatives), and the work between
@@ -10,6 +10,7 @@ and gradients of rows stay float32.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
@@ -27,6 +28,12 @@ from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.known_answers import KnownNegatives
 from dglkge.step.computation import Computation
 from dglkge.step.contracts import Gradients, Objective, Rows
+from dglkge.step.objectives.dot_queries import (
+    CompiledQueries,
+    DifferentiatedQueries,
+    GroupQueries,
+    side_runs,
+)
 from dglkge.step.objectives.measures import BatchMeasures
 from dglkge.step.objectives.penalties import GroupPenalty
 from dglkge.step.planning import AnswerRanges, EdgePlanner, Group, Negatives, Plan
@@ -42,7 +49,10 @@ def is_compiled(model: KgeModel, loss: Loss) -> bool:
 
     A subclass of the model may compute anything, so it is not taken for its base.
     """
-    return type(model) is KgeModel and model.score_function.compiled and loss.compiled
+    function = model.score_function
+    # Autograd accumulates the gradients of a module's dense parameters, and of matrices that edges share.
+    is_plain = function.is_product and model.module is None and not function.shares_relations
+    return type(model) is KgeModel and (function.compiled or is_plain) and loss.compiled
 
 
 class DotSoftmax(Objective):
@@ -82,9 +92,13 @@ class DotSoftmax(Objective):
         self._range_offset = np.float32(range_offset)
         self._loss = loss.loop()
         self._dim = model.dim
-        self._operator = (model.score_function.complex_valued, model.reciprocal)
-        # N3 of both sides goes into the loop that writes the gradients; other penalties are added afterwards.
-        self._penalty = GroupPenalty(model, regularizer, planner.sides)
+        function = model.score_function
+        self._queries: Callable[[Group, Rows], GroupQueries] = functools.partial(
+            DifferentiatedQueries, model, regularizer
+        )
+        if function.compiled:
+            penalty = GroupPenalty(model, regularizer, planner.sides)
+            self._queries = functools.partial(CompiledQueries, model, penalty)
         self._own_entity = own_entity
         self._dtype = computation.matmul_dtype
         # In the representation of the scores, float32 or bfloat16 words: the loop only writes it.
@@ -118,21 +132,18 @@ class DotSoftmax(Objective):
         if group.weights is not None:
             factors.reshape(2, num)[:] *= group.weights
         labels.reshape(2, num)[:] = 1 if group.labels is None else group.labels
-        in_order = (group.heads, group.tails, group.relations)
-        # Kept until the loops have read the addresses.
-        found = [batch_rows.found(places) for places in in_order]
-        rows = [some.addresses for some in found]
         room = 2 * num + QUERY_MULTIPLE
         queries = self._scratch.take("queries", room, self._dim, self._dtype)
         # Scratch memory may hold NaN, and 0 times NaN in a product is NaN.
         queries[2 * num :] = 0
-        dot.make_queries(*rows, self._operator, words(queries), positive, own)
+        of_group = self._queries(group, batch_rows)
+        of_group.write(queries[: 2 * num], positive, own)
         self._ignore_own(group, own.reshape(2, num))
         of_queries = self._scratch.take("of_queries", room, self._dim, self._dtype)
         loss = 0.0
         for block, negatives, true_ids, known, ranges in _blocks(group):
             of_block = [array[block] for array in numbers]
-            sides = [side for side, run in _sides(num).items() if block.start <= run.start < block.stop]
+            sides = [side for side, run in side_runs(num).items() if block.start <= run.start < block.stop]
             # Rows beyond the block are queries of the next block or padding: their scores are set to 0 below.
             shape = slice(block.start, block.start + _rounded(len(true_ids)))
             block_of = _Block(queries[shape], of_queries[shape], true_ids, known, ranges, of_block, sides)
@@ -145,23 +156,12 @@ class DotSoftmax(Objective):
                 measures,
             )
             seen.add(id(negatives))
-        for side, block in _sides(num).items():
+        for side, block in side_runs(num).items():
             # A side that is not trained: its queries have no gradients.
             if side not in group.negatives:
                 of_queries[block] = 0
                 missing[block] = own_shares[block] = 0
-        outputs = [batch_rows.gradients(places).numpy() for places in in_order]
-        penalty = dot.write_gradients(
-            *rows,
-            self._operator,
-            words(of_queries),
-            missing,
-            own_shares,
-            factors[:num],
-            self._penalty.n3,
-            *outputs,
-        )
-        penalty += self._penalty.add(group, batch_rows, factors[:num])
+        penalty = of_group.differentiate(of_queries[: 2 * num], missing, own_shares, factors[:num])
         measures.add_penalty(penalty * divisor)
         return loss + penalty
 
@@ -171,7 +171,7 @@ class DotSoftmax(Objective):
         # answers.
         if self._own_entity and group.lhs == group.rhs:
             own[:, group.head_ids == group.tail_ids] = IGNORED_SCORE
-            for of_side, side in zip(own, _sides(0)):
+            for of_side, side in zip(own, side_runs(0)):
                 if side in group.known:
                     of_side[group.known[side].own] = IGNORED_SCORE
         else:
@@ -258,10 +258,10 @@ def _blocks(
     found, num = group.negatives, len(group)
     if found.get(Side.TAIL) is found.get(Side.HEAD):
         truths = np.concatenate([group.tail_ids, group.head_ids])
-        of_both = [known[side] for side in _sides(num) if side in known]
+        of_both = [known[side] for side in side_runs(num) if side in known]
         ranges = None
         if group.ranges:
-            of_sides = [group.ranges[side] for side in _sides(num)]
+            of_sides = [group.ranges[side] for side in side_runs(num)]
             ranges = AnswerRanges(
                 np.concatenate([one.anchors for one in of_sides]),
                 np.concatenate([one.truths for one in of_sides]),
@@ -271,11 +271,6 @@ def _blocks(
     truths_of = {Side.TAIL: group.tail_ids, Side.HEAD: group.head_ids}
     return [
         (block, found[side], truths_of[side], [known[side]] if side in known else [], group.ranges.get(side))
-        for side, block in _sides(num).items()
+        for side, block in side_runs(num).items()
         if side in found
     ]
-
-
-def _sides(num: int) -> dict[Side, slice]:
-    """Return the run of the queries of each side, those for tails first."""
-    return {Side.TAIL: slice(0, num), Side.HEAD: slice(num, 2 * num)}
