@@ -124,8 +124,6 @@ class Loss(ABC):
     ----------
     help : str
         One line for the configuration's help.
-    bigraph_name : str
-        PyTorch-BigGraph's name of the loss; empty where it has no equal.
     compiled : bool
         Whether the class itself has :meth:`loop`. A subclass may compute another loss, so it does not inherit
         the fact.
@@ -144,7 +142,6 @@ class Loss(ABC):
     """
 
     help: ClassVar[str] = ""
-    bigraph_name: ClassVar[str] = ""
     compiled: ClassVar[bool] = False
     candidate_kind: ClassVar[str] = ""
     takes_log_odds: ClassVar[bool] = False
@@ -227,7 +224,6 @@ class Softmax(Loss):
     """
 
     help = "cross entropy of the true answer among its negatives"
-    bigraph_name = "softmax"
     candidate_kind = "softmax"
     takes_log_odds = True
     Settings = AdversarialSettings
@@ -261,7 +257,6 @@ class Logistic(Loss):
 
     help = "binary cross entropy, mean over the negatives (Trouillon et al. 2016)"
     candidate_kind = "bce"
-    bigraph_name = "logistic"
     takes_log_odds = True
     Settings = TermSettings
 
@@ -318,7 +313,6 @@ class MarginRanking(Loss):
     """mean_j max(0, margin - p + n_j) (Bordes et al. 2013). The sum is PyTorch-BigGraph's ``ranking``."""
 
     help = "max(0, margin - positive + negative), mean over the negatives (Bordes et al. 2013)"
-    bigraph_name = "ranking"
 
     class Settings(AdversarialSettings, ReductionSettings):
         """Its options."""
