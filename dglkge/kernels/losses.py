@@ -113,7 +113,7 @@ def loss_loop(truth: Callable, term: Callable) -> Callable:
         times loss.
     """
 
-    # Ten arguments: one flat call for each block of scores, as numba takes no objects.
+    # Nine arguments: one flat call for each block of scores, as numba takes no objects.
     def compute(
         numbers: tuple,
         scores: np.ndarray,
