@@ -8,7 +8,7 @@ from typing import Any
 from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.relation_layout import is_dynamic, operator_of
-from dglkge.model.losses import LOSSES
+from dglkge.formats import bigraph
 
 DEFAULTS: dict[str, Any] = {
     "init_scale": 1e-3,
@@ -72,7 +72,7 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
     # Rows that were converted from another program come without a configuration, so any key may be missing.
     chosen = {name: meta.config.get(name, {}) for name in ("model", "loss", "negatives", "training")}
     loss = chosen["loss"].get("name", DEFAULTS["loss_fn"])
-    loss_fn = LOSSES.get(loss).bigraph_name if loss in LOSSES else ""
+    loss_fn = bigraph.LOSSES.get(loss, "")
     described = {
         "entities": {name: {"num_partitions": num_parts, "featurized": False} for name in meta.entity_types},
         "relations": relations,

@@ -10,9 +10,9 @@ from typing import Any
 from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry, Manifest
-from dglkge.checkpoint.relation_layout import score_function_of
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
+from dglkge.formats.bigraph import score_function_of
 from dglkge.model.choices import BIGRAPH_OPTIMIZER
 from dglkge.model.functions.bigraph_operators import OPERATORS
 from dglkge.model.functions.bigraph_scores import COMPARATORS

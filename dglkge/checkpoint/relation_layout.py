@@ -11,8 +11,9 @@ import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.errors import CheckpointError, InputError, unknown_name
-from dglkge.model.functions.bigraph_scores import bigraph_name
-from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator
+from dglkge.formats import bigraph
+from dglkge.formats.bigraph import Operator
+from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.registry import import_modules, recorded_imports
 
 MODEL_GROUP = "model"
@@ -74,21 +75,7 @@ def operator_of(meta: CheckpointMeta) -> Operator:
             f"the checkpoint has the {unknown_name('score function', name, SCORE_FUNCTIONS)}; if a module of "
             "yours registers it, give that with --import MODULE"
         )
-    declared = SCORE_FUNCTIONS.get(name).operator
-    # A score function without an operator of PyTorch-BigGraph's is stored under its own name, as one
-    # parameter.
-    return declared or Operator(name, name, ("row",), ("rows",), (1,))
-
-
-def score_function_of(operator: str, comparator: str, bias: bool) -> str | None:
-    """Return the score function of PyTorch-BigGraph's operator and comparator; None where none has them."""
-    for name in SCORE_FUNCTIONS:
-        declared = SCORE_FUNCTIONS.get(name).operator
-        wanted = (operator, comparator, bias)
-        if declared and wanted == (declared.name, declared.comparator, declared.bias):
-            return name
-    pair = bigraph_name(operator, comparator, bias)
-    return pair if pair in SCORE_FUNCTIONS else None
+    return bigraph.operator_of(name)
 
 
 def is_dynamic(meta: CheckpointMeta) -> bool:

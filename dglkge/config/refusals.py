@@ -123,7 +123,7 @@ ROWS: tuple[Row, ...] = (
         "training.relation_prediction",
         only(0),
         "of which a relation has no parameters to predict it by",
-        component(SCORE, lambda made: made.operator is not None and not made.operator.static),
+        component(SCORE, lambda made: not made.has_parameters),
     ),
     row(
         "training.relation_prediction",

@@ -12,6 +12,8 @@ from dglkge.kernels.jit import compiled, compiled_inline
 
 LOWEST_EXPONENT = np.float32(-60.0)
 """Powers below e^-60 count as 0: they are lost in any float32 sum with 1, and denormal numbers are slow."""
+LOWEST_COUNTED = np.float32(-5e29)
+"""Scores below it are of negatives that do not count."""
 LOG2_E = np.float32(1.4426950408889634)
 LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 LN2, SQUARE_ROOT_OF_2 = np.float32(0.6931471805599453), np.float32(1.4142135623730951)
@@ -65,13 +67,6 @@ def logarithm_of_1_to_2(number: Any) -> Any:
     square = x * x
     found = x + (p * x * square - kind(0.5) * square)
     return found + LN2 if is_high else found
-
-
-@compiled_inline
-def _copy_counted(scores: np.ndarray, ignored: np.ndarray, ignored_score: Any, row: np.ndarray) -> None:
-    """Copy the scores of a query's negatives, with another score for those that do not count."""
-    for j in range(row.shape[0]):
-        row[j] = ignored_score if ignored[j] else scores[j]
 
 
 @compiled_inline
@@ -233,22 +228,46 @@ def count_above(scores: np.ndarray, positive: np.ndarray, own: np.ndarray) -> in
     return total
 
 
+@compiled_inline
+def weigh(row: np.ndarray, own: Any, temperature: Any) -> Any:
+    """Add log(K w_j) to the scores of K negatives, w = softmax(temperature n); returns the own one's."""
+    greatest, total, count = max(own, greatest_of(row)), np.float32(0), np.float32(0)
+    for j in range(row.shape[0]):
+        is_counted = np.float32(1) if row[j] > LOWEST_COUNTED else np.float32(0)
+        total += is_counted * power((row[j] - greatest) * temperature)
+        count += is_counted
+    if own > LOWEST_COUNTED:
+        total += power((own - greatest) * temperature)
+        count += np.float32(1)
+    shift = np.log(max(count, np.float32(1)) / max(total, np.float32(1e-30))) - temperature * greatest
+    for j in range(row.shape[0]):
+        row[j] += shift + temperature * row[j] if row[j] > LOWEST_COUNTED else np.float32(0)
+    return own + shift + temperature * own if own > LOWEST_COUNTED else own
+
+
 @compiled
 def softmax(
+    temperature: float,
     scores: np.ndarray,
     positive: np.ndarray,
     own: np.ndarray,
     factors: np.ndarray,
     missing: np.ndarray,
     own_shares: np.ndarray,
+    labels: np.ndarray,
+    losses: np.ndarray,
 ) -> float:
     """Overwrite scores by the gradients of the summed softmax loss; returns the loss.
 
     With p the probabilities and f a query's factor: the gradients are f p_j for the negatives, f (p_t - 1)
     for the true answer and f p_o for the own entity. NaN and infinity in a row make its loss NaN.
 
+    Nine arguments: those of every loss, see :func:`dglkge.kernels.losses.loss_loop`.
+
     Parameters
     ----------
+    temperature : np.float32
+        Of adversarial weights, see :func:`weigh`; below 0: none.
     scores : np.ndarray
         "(Q, N)" scores of the negatives, float32 or bfloat16 words; overwritten by their gradients.
     positive, own : np.ndarray
@@ -257,6 +276,8 @@ def softmax(
         "(Q,) float32".
     missing, own_shares : np.ndarray
         "(Q,) float32" gradients of ``positive`` and ``own``, written.
+    labels, losses : np.ndarray
+        "(Q,) float32": not read, as every true answer is certain; losses without their factors, written.
 
     Returns
     -------
@@ -267,13 +288,16 @@ def softmax(
     loss = 0.0
     for i in range(scores.shape[0]):
         load_row(scores[i], row)
+        own_score = own[i]
+        if temperature >= 0:
+            own_score = weigh(row, own_score, temperature)
         # Subtracting the greatest score keeps every power at most 1.
-        greatest = max(positive[i], own[i], greatest_of(row))
+        greatest = max(positive[i], own_score, greatest_of(row))
         # 0 times NaN or infinity is NaN: the loss becomes NaN if one score is not finite.
-        total = (positive[i] + own[i]) * np.float32(0)
+        total = (positive[i] + own_score) * np.float32(0)
         for j in range(row.shape[0]):
             total += row[j] * np.float32(0)
-        positive_power, own_power = power(positive[i] - greatest), power(own[i] - greatest)
+        positive_power, own_power = power(positive[i] - greatest), power(own_score - greatest)
         total += positive_power + own_power
         for j in range(row.shape[0]):
             row[j] = power(row[j] - greatest)
@@ -282,93 +306,7 @@ def softmax(
         share = factor / total
         missing[i] = positive_power * share - factor
         own_shares[i] = own_power * share
-        loss += factor * (np.log(total) + greatest - positive[i])
+        losses[i] = np.log(total) + greatest - positive[i]
+        loss += factor * losses[i]
         store_row(row, share, scores[i])
     return loss
-
-
-@compiled
-def softmax_rows(
-    scores: np.ndarray,
-    ignored: np.ndarray,
-    ignored_score: float,
-    positive: np.ndarray,
-    gradients: np.ndarray,
-    missing: np.ndarray,
-    losses: np.ndarray,
-) -> None:
-    """Write the softmax loss of each query and its gradients, without overwriting the scores.
-
-    Parameters
-    ----------
-    scores : np.ndarray
-        "(Q, N) float32" scores of the negatives.
-    ignored : np.ndarray
-        "(Q, N) bool" negatives that do not count; their gradients are 0.
-    ignored_score : np.float32
-        Taken for their scores: finite, and far below all others.
-    positive : np.ndarray
-        "(Q,) float32" scores of the true answers.
-    gradients, missing, losses : np.ndarray
-        "(Q, N)", "(Q,)" and "(Q,) float32": gradients of ``scores`` and of ``positive``, and losses; written.
-    """
-    for i in range(scores.shape[0]):
-        row = gradients[i]
-        _copy_counted(scores[i], ignored[i], ignored_score, row)
-        # Subtracting the greatest score keeps every power at most 1.
-        greatest = max(positive[i], greatest_of(row))
-        total = positive[i] * np.float32(0)
-        for j in range(row.shape[0]):
-            total += row[j] * np.float32(0)
-        positive_power = power(positive[i] - greatest)
-        total += positive_power
-        for j in range(row.shape[0]):
-            row[j] = power(row[j] - greatest)
-            total += row[j]
-        share = np.float32(1) / total
-        for j in range(row.shape[0]):
-            row[j] *= share
-        missing[i] = positive_power * share - np.float32(1)
-        losses[i] = np.log(total) + greatest - positive[i]
-
-
-@compiled
-def self_adversarial_rows(
-    scores: np.ndarray,
-    ignored: np.ndarray,
-    ignored_score: float,
-    margin: float,
-    temperature: float,
-    gradients: np.ndarray,
-    losses: np.ndarray,
-) -> None:
-    """Write sum_j w_j softplus(n_j + margin) of each query and its gradients; w = softmax(temperature n).
-
-    Parameters
-    ----------
-    scores, ignored, ignored_score, gradients, losses
-        As in :func:`softmax_rows`; ``losses`` has the part of the negatives only.
-    margin, temperature : np.float32
-    """
-    one = np.float32(1)
-    weights = np.empty(scores.shape[1], np.float32)
-    for i in range(scores.shape[0]):
-        row = gradients[i]
-        _copy_counted(scores[i], ignored[i], ignored_score, row)
-        greatest = greatest_of(row)
-        total = np.float32(0)
-        for j in range(row.shape[0]):
-            # Ignored ones stay far below the others whatever the temperature is.
-            exponent = ignored_score if ignored[i, j] else (row[j] - greatest) * temperature
-            weights[j] = power(exponent) + row[j] * np.float32(0)
-            total += weights[j]
-        loss = np.float32(0)
-        # All ignored: no weight at all, and a loss of 0.
-        share = one / total if total > 0 else total
-        for j in range(row.shape[0]):
-            score, weight = row[j] + margin, weights[j] * share
-            # softplus(s) = max(s, 0) + log(1 + e^-|s|), and its derivative is the sigmoid.
-            small = power(-np.abs(score))
-            loss += weight * (max(score, np.float32(0)) + logarithm_of_1_to_2(one + small))
-            row[j] = weight * ((one if score > 0 else small) / (one + small))
-        losses[i] = loss

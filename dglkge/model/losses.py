@@ -6,9 +6,11 @@ of a query are reduced is in :mod:`.negative_terms`, for all losses alike.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, Callable, ClassVar, Literal, Optional
 
+import numpy as np
 from pydantic import Field
 
 from dglkge.model.negative_terms import (
@@ -27,9 +29,14 @@ from dglkge.settings import ComponentSettings, setting, settings_of
 if TYPE_CHECKING:
     import torch
     from torch.nn import functional
+
+    from dglkge.kernels import losses as kernels
+    from dglkge.kernels import softmax as softmax_kernels
 else:
     torch = deferred("torch")
     functional = deferred("torch.nn.functional")
+    kernels = deferred("dglkge.kernels.losses")
+    softmax_kernels = deferred("dglkge.kernels.softmax")
 
 __all__ = [
     "BCE",
@@ -117,11 +124,9 @@ class Loss(ABC):
     ----------
     help : str
         One line for the configuration's help.
-    bigraph_name : str
-        PyTorch-BigGraph's name of the loss; empty where it has no equal.
     compiled : bool
-        Whether the compiled training step (``step/objectives/dot_softmax.py``) computes exactly this loss
-        and its gradient. A subclass may compute another one, so it does not inherit the fact.
+        Whether the class itself has :meth:`loop`. A subclass may compute another loss, so it does not inherit
+        the fact.
     candidate_kind : str
         Its form over all candidates (``step/objectives/shard_objective.py``): "softmax", "bce", or empty:
         it has none. Not inherited either.
@@ -137,7 +142,6 @@ class Loss(ABC):
     """
 
     help: ClassVar[str] = ""
-    bigraph_name: ClassVar[str] = ""
     compiled: ClassVar[bool] = False
     candidate_kind: ClassVar[str] = ""
     takes_log_odds: ClassVar[bool] = False
@@ -146,9 +150,8 @@ class Loss(ABC):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        # __dict__ and not getattr: an inherited True would send a subclass to loops that compute its base's
-        # loss.
-        cls.compiled = cls.__dict__.get("compiled", False)
+        # __dict__ and not getattr: an inherited loop would compute the loss of the base.
+        cls.compiled = "loop" in cls.__dict__
         cls.candidate_kind = cls.__dict__.get("candidate_kind", "")
         cls.takes_log_odds = cls.__dict__.get("takes_log_odds", False)
         cls.Settings = cls.__dict__.get("Settings", LossSettings)
@@ -160,6 +163,13 @@ class Loss(ABC):
             self.reduction = Adversarial(own.adversarial_temperature)
         elif getattr(own, "reduction", "mean") == "sum":
             self.reduction = Sum()
+
+    def loop(self) -> Callable[..., float]:
+        """Return the loss and its gradients as one compiled pass over the scores.
+
+        It has the arguments of :func:`dglkge.kernels.losses.loss_loop` after the first one.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def __call__(
@@ -214,8 +224,6 @@ class Softmax(Loss):
     """
 
     help = "cross entropy of the true answer among its negatives"
-    bigraph_name = "softmax"
-    compiled = True
     candidate_kind = "softmax"
     takes_log_odds = True
     Settings = AdversarialSettings
@@ -235,6 +243,10 @@ class Softmax(Loss):
         true_column = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
         return functional.cross_entropy(scores, true_column, reduction="none")
 
+    def loop(self) -> Callable[..., float]:
+        temperature = self.reduction.temperature if isinstance(self.reduction, Adversarial) else -1
+        return functools.partial(softmax_kernels.softmax, np.float32(temperature))
+
 
 @LOSSES.register("logistic")
 class Logistic(Loss):
@@ -245,7 +257,6 @@ class Logistic(Loss):
 
     help = "binary cross entropy, mean over the negatives (Trouillon et al. 2016)"
     candidate_kind = "bce"
-    bigraph_name = "logistic"
     takes_log_odds = True
     Settings = TermSettings
 
@@ -260,6 +271,9 @@ class Logistic(Loss):
         # softplus(x) = -log sigmoid(-x), which does not overflow and has no log(0).
         terms = functional.softplus(without(negative, ignored))
         return _cross_entropy(positive, labels) + self.reduction(terms, negative, ignored)
+
+    def loop(self) -> Callable[..., float]:
+        return _terms_loop(self, kernels.logistic_truth, kernels.logistic_term)
 
 
 @LOSSES.register("bce")
@@ -290,13 +304,15 @@ class BCE(Loss):
             return (of_truth + terms.sum(1)) / (1 + counted(negative, ignored))
         return of_truth + self.reduction(terms, negative, ignored)
 
+    def loop(self) -> Callable[..., float]:
+        return _terms_loop(self, kernels.logistic_truth, kernels.logistic_term, mean=kernels.MEAN_WITH_TRUTH)
+
 
 @LOSSES.register("margin_ranking")
 class MarginRanking(Loss):
     """mean_j max(0, margin - p + n_j) (Bordes et al. 2013). The sum is PyTorch-BigGraph's ``ranking``."""
 
     help = "max(0, margin - positive + negative), mean over the negatives (Bordes et al. 2013)"
-    bigraph_name = "ranking"
 
     class Settings(AdversarialSettings, ReductionSettings):
         """Its options."""
@@ -309,6 +325,9 @@ class MarginRanking(Loss):
         """Return the loss of each query."""
         shortfall = (without(negative, ignored) + (self.settings.margin - positive).unsqueeze(1)).relu()
         return self.reduction(shortfall, negative, ignored)
+
+    def loop(self) -> Callable[..., float]:
+        return _terms_loop(self, kernels.no_truth, kernels.ranking_term, self.settings.margin)
 
 
 @LOSSES.register("hinge")
@@ -338,6 +357,9 @@ class Hinge(Loss):
         terms = (without(negative, ignored) + self.settings.margin).relu()
         return of_truth + self.reduction(terms, negative, ignored)
 
+    def loop(self) -> Callable[..., float]:
+        return _terms_loop(self, kernels.hinge_truth, kernels.hinge_term, self.settings.margin)
+
 
 @LOSSES.register("squared")
 class Squared(Loss):
@@ -361,6 +383,9 @@ class Squared(Loss):
         # Not -1e30, whose square overflows.
         terms = without(negative, ignored, 0.0).square()
         return (positive - truth).square() + self.reduction(terms, negative, ignored)
+
+    def loop(self) -> Callable[..., float]:
+        return _terms_loop(self, kernels.squared_truth, kernels.squared_term)
 
 
 @LOSSES.register("self_adversarial")
@@ -397,6 +422,19 @@ class SelfAdversarial(Loss):
         terms = functional.softplus(without(negative, ignored) + self.settings.margin)
         of_truth = _cross_entropy(positive + self.settings.margin, labels)
         return of_truth + self.reduction(terms, negative, ignored)
+
+    def loop(self) -> Callable[..., float]:
+        return _terms_loop(self, kernels.logistic_truth, kernels.logistic_term, self.settings.margin)
+
+
+def _terms_loop(
+    loss: Loss, truth: Callable, term: Callable, margin: float = 0.0, mean: int = 0
+) -> Callable[..., float]:
+    """Return the loop of a loss that is a sum of terms, with its margin and reduction."""
+    temperature = getattr(loss.reduction, "temperature", 0.0)
+    kind = {Sum: kernels.SUM, Adversarial: kernels.ADVERSARIAL}.get(type(loss.reduction), mean)
+    numbers = (np.float32(margin), kind, np.float32(temperature))
+    return functools.partial(kernels.loss_loop(truth, term), numbers)
 
 
 def _cross_entropy(score: torch.Tensor, labels: Optional[torch.Tensor]) -> torch.Tensor:

@@ -47,8 +47,6 @@ class Mean:
         self, terms: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor]
     ) -> torch.Tensor:
         """Return the mean of each query; see :class:`Reduction`."""
-        if ignored is None:
-            return terms.mean(1)
         # Ignored terms are 0 already, so only the count needs correction.
         return terms.sum(1) / counted(terms, ignored).clamp_min(1)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import copy
 import functools
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Callable, ClassVar
 
 from dglkge.errors import InputError
@@ -46,40 +45,6 @@ PHASE = "phase"
 """``relation_init`` of relations whose numbers are phases in radians, uniform in [-pi, pi] at the start."""
 
 
-@dataclass(frozen=True)
-class Operator:
-    """A score function in PyTorch-BigGraph's files: how a relation's row is cut into parameters.
-
-    Attributes
-    ----------
-    name : str
-        PyTorch-BigGraph's operator, or a name of ours where it has none.
-    comparator : str
-        PyTorch-BigGraph's comparator, or a name of ours where it has none (it then refuses the config).
-    static, dynamic : tuple of str
-        Names of the equal pieces of a row, for one relation and for all relations stacked.
-    adjoint_signs : tuple of int
-        Sign of each piece in the operator that acts on the tail instead of the head:
-        <h r, t> = <h, conj(r) t> and ||h + r - t|| = ||h - (t - r)||.
-    bias : bool
-        Whether the first number of an entity's row is a bias.
-    shapes : callable or None
-        Takes the dimension and returns the shape of each piece; None: they are equal parts of the row.
-    turns : bool
-        Whether the one piece is a matrix R which our query multiplies from the right, h R. PyTorch-BigGraph
-        multiplies from the left: its operator on the head is the transpose, that on the tail is R itself.
-    """
-
-    name: str
-    comparator: str
-    static: tuple[str, ...]
-    dynamic: tuple[str, ...]
-    adjoint_signs: tuple[int, ...]
-    bias: bool = False
-    shapes: Callable[[int], tuple[tuple[int, ...], ...]] | None = None
-    turns: bool = False
-
-
 class ScoreSettings(ComponentSettings):
     """Settings of every score function: none but the name."""
 
@@ -100,14 +65,6 @@ class ScoreFunction(Comparator):
         Whether an entity's row is complex: first half real parts, second half imaginary parts.
     relation_init : str
         How relation rows start: ``"normal"`` as entities do, or :data:`PHASE`.
-    operator : Operator or None
-        The operator in PyTorch-BigGraph's files. With None a row is stored whole, under the registered name
-        of the score function, which PyTorch-BigGraph refuses.
-    dglke_names : tuple of str
-        DGL-KE's names of the model; the first one is written, all are read.
-    dglke_matrices : str
-        DGL-KE's name of the file of matrices, the numbers of a relation's row after the first D; empty: a
-        row is in one file.
     wide_queries : bool
         Whether queries are so wide, as wide as a matrix, that the trainers do not exchange them: objectives
         over all candidates then refuse the score function.
@@ -116,6 +73,8 @@ class ScoreFunction(Comparator):
         score function and its gradient: an element-wise product with the relation, complex if
         ``complex_valued``, compared by the inner product. A subclass may compute something else, so it
         does not inherit the fact.
+    has_parameters : bool
+        Whether relations have parameters.
     has_offset : bool
         Whether something of the relation is added to the entity's row, so that the score is not a product.
     acts_on_candidates : bool
@@ -136,10 +95,8 @@ class ScoreFunction(Comparator):
     wide_queries: ClassVar[bool] = False
     complex_valued: ClassVar[bool] = False
     relation_init: ClassVar[str] = "normal"
-    operator: ClassVar[Operator | None] = None
-    dglke_names: ClassVar[tuple[str, ...]] = ()
-    dglke_matrices: ClassVar[str] = ""
     compiled: ClassVar[bool] = False
+    has_parameters: ClassVar[bool] = True
     has_offset: ClassVar[bool] = False
     acts_on_candidates: ClassVar[bool] = False
     shares_relations: ClassVar[bool] = False
@@ -399,8 +356,6 @@ class TransEL1(Translation, NegativeL1):
     """TransE with the Manhattan distance, -sum_k |h_k + r_k - t_k| (Bordes et al. 2013)."""
 
     help = "TransE with the Manhattan distance (Bordes et al. 2013)"
-    operator = Operator("translation", "l1", ("translation",), ("translations",), (-1,))
-    dglke_names = ("TransE_l1",)
 
 
 @SCORE_FUNCTIONS.register("transe_l2")
@@ -411,8 +366,6 @@ class TransEL2(Translation, NegativeL2):
     """
 
     help = "TransE with the Euclidean distance (Bordes et al. 2013)"
-    operator = Operator("translation", "l2", ("translation",), ("translations",), (-1,))
-    dglke_names = ("TransE_l2", "TransE")
 
 
 @SCORE_FUNCTIONS.register("distmult")
@@ -423,8 +376,6 @@ class DistMult(Dot, ScoreFunction):
     """
 
     help = "product of three real vectors (Yang et al. 2015)"
-    operator = Operator("diagonal", "dot", ("diagonal",), ("diagonals",), (1,))
-    dglke_names = ("DistMult",)
     compiled = True
 
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
@@ -449,8 +400,6 @@ class ComplEx(Dot, ScoreFunction):
     """
 
     help = "product of three complex vectors (Trouillon et al. 2016)"
-    operator = Operator("complex_diagonal", "dot", ("real", "imag"), ("real", "imag"), (1, -1))
-    dglke_names = ("ComplEx",)
     compiled = True
     complex_valued = True
 
@@ -478,8 +427,6 @@ class RotatE(NegativeModulus, ScoreFunction):
     """
 
     help = "rotation of complex numbers by phases (Sun et al. 2019)"
-    operator = Operator("rotation", "complex_modulus", ("phases",), ("phases",), (-1,))
-    dglke_names = ("RotatE",)
     complex_valued = True
     relation_init = PHASE
 

@@ -506,8 +506,9 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     # copied; compiled loops need one group at a time and read rows in place.
     if not is_compiled(config):
         scores = AUTOGRAD_SCORES * num_relations * num_scored * shared.FLOAT_BYTES
-    # Dropout copies them too, and rows of 16 bits are widened.
-    if not is_compiled(config) or drops_rows(config) or config.tables.dtype != "float32":
+    # Dropout copies them too; queries that torch differentiates are of copies; rows of 16 bits are widened.
+    reads_in_place = is_compiled(config) and shared.configured_score_function(config).compiled
+    if not reads_in_place or drops_rows(config) or config.tables.dtype != "float32":
         operands += rows
         # Queries that are wider than a row, and their gradients, on both sides.
         operands += 4 * num_relations * (shared.query_dim(config) - dim) * shared.FLOAT_BYTES
@@ -523,9 +524,10 @@ def drops_rows(config: Config) -> bool:
 
 def is_compiled(config: Config) -> bool:
     """Return whether the compiled training step computes the loss, without autograd."""
-    score_function = registry_of("score function").get(config.model.score_function.name)
-    loss = registry_of("loss").get(config.loss.name)
-    has_loops = score_function.compiled and loss.compiled and not config.loss.has_adversarial_weights
+    score_function = shared.configured_score_function(config)
+    is_product = score_function.is_product and not score_function.has_module
+    is_product = is_product and not score_function.shares_relations
+    has_loops = (score_function.compiled or is_product) and registry_of("loss").get(config.loss.name).compiled
     has_loops = has_loops and not config.model.global_vectors and not config.features.files
     return bool(has_loops) and config.training.kernels == "auto"
 

@@ -507,7 +507,9 @@ def _build_sampled(
     has_measures = config.training.batch_statistics
     objective: Objective
     if dot_softmax.is_compiled(model, loss) and parts.has_loops:
-        objective = DotSoftmax(planner, model, regularizer, own_entity, computation, has_measures, offset)
+        objective = DotSoftmax(
+            planner, model, loss, regularizer, own_entity, computation, has_measures, offset
+        )
     else:
         objective = sampled = AutogradLoss(
             planner, model, loss, regularizer, own_entity, computation, has_measures, offset

@@ -16,6 +16,7 @@ FLOORS = {
     5: {"training", "inference", "tuning"},
     4: {"step"},
     3: {"sampling", "embeddings", "checkpoint", "evaluation", "launch", "planning", "partition"},
+    2.5: {"formats"},
     2: {"data", "model", "distributed", "config"},
     1: {"typing", "registry", "errors", "settings", "file_lock", "optim", "kernels"},
 }
@@ -29,6 +30,7 @@ NEVER = {
     "dglkge.model": ["dgl", "h5py"],
     "dglkge.config": ["torch"],
     "dglkge.data": ["dgl"],
+    "dglkge.formats": ["dgl"],
     "dglkge.checkpoint.layout": FILES_ALONE,
     "dglkge.checkpoint.hdf5_format": FILES_ALONE,
     "dglkge.checkpoint.storage": FILES_ALONE,

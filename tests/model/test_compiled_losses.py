@@ -6,10 +6,22 @@ import pytest
 import torch
 
 from dglkge.model.compiled_losses import with_loops
-from dglkge.model.losses import Hinge, SelfAdversarial, Softmax, build_loss
+from dglkge.model.losses import LOSSES as REGISTERED
+from dglkge.model.losses import ConfidenceSettings, Softmax, build_loss
+from dglkge.model.negative_terms import Adversarial, Mean, Sum
+
+
+def reduced(name, reduction):
+    loss = REGISTERED.get(name)()
+    loss.reduction = reduction
+    return loss
+
 
 LOSSES = [
-    Softmax(),
+    *(reduced(name, Mean()) for name in REGISTERED if name != "self_adversarial"),
+    *(reduced(name, Sum()) for name in REGISTERED if name not in ("self_adversarial", "softmax")),
+    *(reduced(name, Adversarial(0.5)) for name in REGISTERED),
+    reduced("softmax", Adversarial(0.0)),
     build_loss("self_adversarial", margin=0.0),
     build_loss("self_adversarial", margin=9.0, adversarial_temperature=0.5),
     build_loss("self_adversarial", margin=2.0, adversarial_temperature=0.0),
@@ -71,18 +83,34 @@ def test_scores_that_are_not_finite_show_in_the_loss(loss, bad):
     assert found.isfinite().tolist() == [True, False, True]
 
 
+@pytest.mark.parametrize("loss", [loss for loss in LOSSES if isinstance(loss.settings, ConfidenceSettings)])
+def test_confidences_of_true_answers(loss):
+    positive, negative, ignored = draw(9, 20, 2.0)
+    labels = torch.linspace(0, 1, 9)
+
+    def call(function):
+        return lambda one, two, mask: function(one, two, mask, labels.to(one.dtype))
+
+    found = values_and_gradients(call(with_loops(loss)), positive, negative, ignored, torch.float32)
+    expected = values_and_gradients(call(loss), positive, negative, ignored, torch.float64)
+    for got, wanted in zip(found, expected):
+        torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=4e-6)
+
+
 def test_what_has_no_loops_goes_to_the_loss_itself():
     class Doubled(Softmax):
         def __call__(self, positive, negative, ignored=None):
             return 2 * super().__call__(positive, negative, ignored)
 
     positive, negative, ignored = draw(4, 6, 1.0)
-    for loss in (Doubled(), Hinge()):
-        assert with_loops(loss) is loss
-    weighed = build_loss("softmax", adversarial_weights=True)
-    labels = torch.rand(4, generator=torch.Generator().manual_seed(1))
-    for loss, more in ((weighed, {}), (SelfAdversarial(), {"labels": labels})):
-        found = with_loops(loss)(positive, negative, ignored, **more)
-        torch.testing.assert_close(found, loss(positive, negative, ignored, **more), rtol=0, atol=0)
+    doubled = Doubled()
+    assert with_loops(doubled) is doubled
     exact = with_loops(Softmax())(positive.double(), negative.double(), ignored)
+    torch.testing.assert_close(
+        exact, Softmax()(positive.double(), negative.double(), ignored), rtol=0, atol=0
+    )
     assert exact.dtype == torch.float64
+
+
+def test_every_loss_has_a_loop():
+    assert all(REGISTERED.get(name).compiled for name in REGISTERED)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.model.losses import IGNORED_SCORE, Logistic, Softmax
+from dglkge.model.losses import LOSSES, Logistic, Loss, Softmax
+from dglkge.model.negative_terms import Adversarial, Mean, Sum
 from dglkge.model.regularizers import N3, Regularizer, build_regularizer
 from dglkge.model.score_functions import ComplEx
 from dglkge.optim.scratch import Scratch
@@ -29,6 +30,8 @@ PAIRS = [("person", "person"), ("person", "town"), ("town", "person")]
 SIZES = {"person": 11, "town": 7, RELATION: 5}
 OFFSET = 1.5
 MODELS = [("distmult", False), ("distmult", True), ("complex", False), ("complex", True)]
+PRODUCTS = [(name, reciprocal) for name in ("keci", "simple", "quate") for reciprocal in (False, True)]
+"""Inner products whose queries are differentiated by torch."""
 
 
 class Table:
@@ -109,7 +112,9 @@ class Case:
         return self.found.loss, {name: rows.numpy() for name, rows in gradients.items()}
 
 
-def expected(case: Case, regularizer: Regularizer | None, own_entity: bool) -> tuple[float, dict[str, Any]]:
+def expected(
+    case: Case, regularizer: Regularizer | None, own_entity: bool, loss: Loss | None = None
+) -> tuple[float, dict[str, Any]]:
     """The same in float64, group by group and side by side, on the tables themselves."""
     rows = {name: table.local_rows.double().requires_grad_() for name, table in case.tables.items()}
     total = torch.zeros((), dtype=torch.float64)
@@ -124,7 +129,7 @@ def expected(case: Case, regularizer: Regularizer | None, own_entity: bool) -> t
             (Side.HEAD, group.rhs, group.tail_ids, group.lhs, group.head_ids),
         ):
             given = (relations, rows, anchors, truths, case.offset)
-            losses = side_losses(case.model, group, side, own_entity, *given)
+            losses = side_losses(loss or Softmax(), case.model, group, side, own_entity, *given)
             if regularizer is not None:
                 of_anchors, of_truths = rows[anchor_type][anchors], rows[truth_type][truths]
                 losses = losses + case.model.penalty(regularizer, of_anchors, relations, of_truths, side)
@@ -134,6 +139,7 @@ def expected(case: Case, regularizer: Regularizer | None, own_entity: bool) -> t
 
 
 def side_losses(
+    loss: Loss,
     model: KgeModel,
     group: Group,
     side: Side,
@@ -144,7 +150,7 @@ def side_losses(
     truths: np.ndarray,
     offset: float,
 ) -> torch.Tensor:
-    """Softmax of each truth among its negatives; the offset lowers answers in the range of the anchor."""
+    """Loss of each truth and its negatives; the offset lowers answers in the range of the anchor."""
     anchor_type, truth_type = (group.lhs, group.rhs) if side is Side.TAIL else (group.rhs, group.lhs)
     query = model.query(rows[anchor_type][anchors], relations, side)
     ids = group.negatives[side].ids
@@ -153,12 +159,12 @@ def side_losses(
     scores = scores - offset * torch.from_numpy(range_of_anchors[:, None] == range_of(truth_type, ids))
     positive = model.compare_pairs(query, rows[truth_type][truths])
     positive = positive - offset * torch.from_numpy(range_of_anchors == range_of(truth_type, truths))
-    scores = scores.masked_fill(torch.from_numpy(truths[:, None] == ids[None, :]), IGNORED_SCORE)
+    ignored = torch.from_numpy(truths[:, None] == ids[None, :])
     if own_entity and anchor_type == truth_type:
         own = model.compare_pairs(query, rows[anchor_type][anchors]) - offset
-        own = own.masked_fill(torch.from_numpy(anchors == truths), IGNORED_SCORE)
         scores = torch.cat([scores, own[:, None]], dim=1)
-    return Softmax()(positive, scores)
+        ignored = torch.cat([ignored, torch.from_numpy(anchors == truths)[:, None]], dim=1)
+    return loss(positive, scores, ignored)
 
 
 def regularizer_of(name: str, model: KgeModel) -> Regularizer | None:
@@ -175,10 +181,18 @@ def assert_close(got: tuple[float, dict], wanted: tuple[float, dict], rtol: floa
         np.testing.assert_allclose(got[1][name], rows, rtol=rtol, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize("regularizer", ["none", "n3", "lp", "f2", "dura", "ivr"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize("own_entity", [False, True], ids=["others", "own"])
-@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+@pytest.mark.parametrize(
+    ("score_function", "reciprocal", "regularizer"),
+    [
+        (*model, regularizer)
+        for model in MODELS + PRODUCTS
+        for regularizer in ("none", "n3", "lp", "f2", "dura", "ivr")
+        # It has no form that ivr takes.
+        if (model[0], regularizer) != ("quate", "ivr")
+    ],
+)
 def test_loops_and_autograd_equal_the_model_in_float64(
     score_function: str, reciprocal: bool, own_entity: bool, weighted: bool, regularizer: str
 ) -> None:
@@ -186,14 +200,27 @@ def test_loops_and_autograd_equal_the_model_in_float64(
     penalty = regularizer_of(regularizer, case.model)
     wanted = expected(case, penalty, own_entity)
     for loss in (
-        DotSoftmax(case.planner, case.model, penalty, own_entity, Computation()),
+        DotSoftmax(case.planner, case.model, Softmax(), penalty, own_entity, Computation()),
         AutogradLoss(case.planner, case.model, Softmax(), penalty, own_entity, Computation()),
     ):
         assert_close(case.run(loss), wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("reduction", [Mean(), Sum(), Adversarial(0.7)], ids=["mean", "sum", "adversarial"])
 @pytest.mark.parametrize("own_entity", [False, True], ids=["others", "own"])
-@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_every_loss_equals_the_model_in_float64(name: str, own_entity: bool, reduction: Any) -> None:
+    case, loss = Case("complex", True, weighted=True), LOSSES.get(name)()
+    loss.reduction = Mean() if name == "softmax" and isinstance(reduction, Sum) else reduction
+    penalty = regularizer_of("n3", case.model)
+    wanted = expected(case, penalty, own_entity, loss)
+    for kind in (DotSoftmax, AutogradLoss):
+        objective = kind(case.planner, case.model, loss, penalty, own_entity, Computation())
+        assert_close(case.run(objective), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("own_entity", [False, True], ids=["others", "own"])
+@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS + PRODUCTS)
 def test_offset_within_ranges_equals_the_model_in_float64(
     score_function: str, reciprocal: bool, own_entity: bool
 ) -> None:
@@ -203,7 +230,7 @@ def test_offset_within_ranges_equals_the_model_in_float64(
     wanted = expected(case, penalty, own_entity)
     assert abs(wanted[0] - expected(Case(score_function, reciprocal, True), penalty, own_entity)[0]) > 1e-3
     for loss in (
-        DotSoftmax(case.planner, case.model, penalty, own_entity, plain, range_offset=OFFSET),
+        DotSoftmax(case.planner, case.model, Softmax(), penalty, own_entity, plain, range_offset=OFFSET),
         AutogradLoss(case.planner, case.model, Softmax(), penalty, own_entity, plain, range_offset=OFFSET),
         AutogradLoss(case.planner, case.model, Softmax(), penalty, own_entity, twin, range_offset=OFFSET),
     ):
@@ -243,7 +270,9 @@ def test_penalty_and_violators_of_loops_and_autograd(
     above = count_violators(case, own_entity)
     assert all(above.values())
     for loss in (
-        DotSoftmax(case.planner, case.model, penalty, own_entity, Computation(), has_measures=True),
+        DotSoftmax(
+            case.planner, case.model, Softmax(), penalty, own_entity, Computation(), has_measures=True
+        ),
         AutogradLoss(
             case.planner, case.model, Softmax(), penalty, own_entity, Computation(), has_measures=True
         ),
@@ -256,7 +285,7 @@ def test_penalty_and_violators_of_loops_and_autograd(
 
 @pytest.mark.parametrize("has_ranges", [False, True], ids=["whole", "ranges"])
 @pytest.mark.parametrize("by_autograd", [False, True], ids=["loops", "autograd"])
-@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS + PRODUCTS)
 def test_products_in_bfloat16_are_near(
     score_function: str, reciprocal: bool, by_autograd: bool, has_ranges: bool
 ) -> None:
@@ -270,7 +299,9 @@ def test_products_in_bfloat16_are_near(
             case.planner, case.model, Softmax(), penalty, True, narrow, range_offset=case.offset
         )
     else:
-        loss = DotSoftmax(case.planner, case.model, penalty, True, narrow, range_offset=case.offset)
+        loss = DotSoftmax(
+            case.planner, case.model, Softmax(), penalty, True, narrow, range_offset=case.offset
+        )
     got = case.run(loss)
     assert got[0] == pytest.approx(wanted[0], rel=2e-3)
     for name, rows in wanted[1].items():
@@ -283,7 +314,9 @@ def test_what_memory_held_before_has_no_effect(
     monkeypatch: pytest.MonkeyPatch, products: torch.dtype
 ) -> None:
     case = Case("complex", True, weighted=True)
-    first = case.run(DotSoftmax(case.planner, case.model, None, True, Computation(matmul_dtype=products)))
+    first = case.run(
+        DotSoftmax(case.planner, case.model, Softmax(), None, True, Computation(matmul_dtype=products))
+    )
     take = Scratch.take
 
     def spoilt(*arguments: Any) -> torch.Tensor:
@@ -291,7 +324,9 @@ def test_what_memory_held_before_has_no_effect(
         return piece.fill_(torch.nan) if piece.is_floating_point() else piece.fill_(-7)
 
     monkeypatch.setattr(Scratch, "take", spoilt)
-    again = case.run(DotSoftmax(case.planner, case.model, None, True, Computation(matmul_dtype=products)))
+    again = case.run(
+        DotSoftmax(case.planner, case.model, Softmax(), None, True, Computation(matmul_dtype=products))
+    )
     assert again[0] == first[0]
     assert all(np.array_equal(rows, again[1][name]) for name, rows in first[1].items())
 
@@ -301,7 +336,9 @@ def test_rows_that_are_copied_first_give_the_same() -> None:
     results = []
     for case in (in_place, copied):
         penalty = regularizer_of("n3", case.model)
-        results.append(case.run(DotSoftmax(case.planner, case.model, penalty, True, Computation())))
+        results.append(
+            case.run(DotSoftmax(case.planner, case.model, Softmax(), penalty, True, Computation()))
+        )
     assert results[0][0] == results[1][0]
     assert all(np.array_equal(rows, results[1][1][name]) for name, rows in results[0][1].items())
 
@@ -309,7 +346,7 @@ def test_rows_that_are_copied_first_give_the_same() -> None:
 def test_a_trainer_without_triples_has_no_loss_and_no_gradient() -> None:
     case = Case("complex", True, weighted=False)
     for loss in (
-        DotSoftmax(case.planner, case.model, None, True, Computation()),
+        DotSoftmax(case.planner, case.model, Softmax(), None, True, Computation()),
         AutogradLoss(case.planner, case.model, Softmax(), None, True, Computation()),
     ):
         plan = dataclasses.replace(loss.plan(case.batch), groups=[])
@@ -327,12 +364,22 @@ def test_other_models_and_losses_are_left_to_autograd() -> None:
     class Bilinear(ComplEx):
         """A score function of the user's."""
 
-    known = [is_compiled(build_model(name, 4, True), Softmax()) for name in ("complex", "distmult", "rotate")]
-    assert known == [True, True, False]
-    assert not is_compiled(build_model("complex", 4, True), Logistic())
+    class Doubled(ComplEx):
+        """A score function of the user's that compares otherwise."""
+
+        def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+            """Return twice the product."""
+            return 2 * super().compare_pairs(query, candidates)
+
+    names = ("complex", "keci", "rotate", "transe_l2", "tucker", "affine_cos", "rescal")
+    known = [is_compiled(build_model(name, 4, True), Softmax()) for name in names]
+    assert known == [True, True, False, False, False, False, False]
+    assert is_compiled(build_model("complex", 4, True), Logistic())
     assert not is_compiled(build_model("complex", 4, True), Tuned())
     assert not is_compiled(Shifted(ComplEx(), 4, True), Softmax())
-    assert not is_compiled(KgeModel(Bilinear(), 4, True), Softmax())
+    assert not is_compiled(KgeModel(Doubled(), 4, True), Softmax())
+    # Compared by the inner product all the same: its queries are differentiated.
+    assert is_compiled(KgeModel(Bilinear(), 4, True), Softmax()) and not Bilinear.compiled
 
 
 @pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
@@ -347,5 +394,5 @@ def test_a_subclass_of_a_regularizer_keeps_its_own_penalty(score_function: str, 
     case = Case(score_function, reciprocal, weighted=True)
     penalty = Quartic(0.3, complex_valued=case.model.score_function.complex_valued)
     wanted = expected(case, penalty, own_entity=True)
-    loss = DotSoftmax(case.planner, case.model, penalty, True, Computation())
+    loss = DotSoftmax(case.planner, case.model, Softmax(), penalty, True, Computation())
     assert_close(case.run(loss), wanted, rtol=1e-5, atol=1e-6)

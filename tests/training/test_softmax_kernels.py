@@ -12,6 +12,8 @@ from dglkge.model.losses import IGNORED_SCORE, Softmax
 
 NUM, NUM_NEGATIVES = 11, 37
 
+NO_WEIGHTS = np.float32(-1)
+
 
 def scores_of(scale: float, dtype: torch.dtype) -> tuple[torch.Tensor, np.ndarray, np.ndarray, np.ndarray]:
     """Return scores (some ignored), positive and own scores, and factors."""
@@ -34,9 +36,10 @@ def test_loss_and_gradients_equal_those_of_autograd(dtype: torch.dtype, scale: f
     losses = Softmax()(leaves[0], torch.cat([of_scores, leaves[1][:, None]], dim=1))
     expected = (losses * torch.from_numpy(factors)).sum()
     expected.backward()
-    missing, own_shares = np.full((2, NUM), np.nan, np.float32)
-    got = softmax(words(scores), positive, own, factors, missing, own_shares)
+    missing, own_shares, found = np.full((3, NUM), np.nan, np.float32)
+    got = softmax(NO_WEIGHTS, words(scores), positive, own, factors, missing, own_shares, factors, found)
     assert got == pytest.approx(expected.item(), rel=1e-5)
+    np.testing.assert_allclose(found, losses.detach(), rtol=1e-5)
     for mine, leaf in ((missing, leaves[0]), (own_shares, leaves[1])):
         np.testing.assert_allclose(mine, leaf.grad, rtol=1e-4, atol=2e-7)
     rough = 2**-8 if dtype == torch.bfloat16 else 1e-5
@@ -49,8 +52,8 @@ def test_loss_and_gradients_equal_those_of_autograd(dtype: torch.dtype, scale: f
 def test_what_is_not_finite_stays_so_and_in_its_row(where: str, poison: float) -> None:
     scores, positive, own, factors = scores_of(1.0, torch.float32)
     {"scores": scores[:, 2], "positive": positive, "own": own}[where][1] = poison
-    missing, own_shares = np.zeros((2, NUM), np.float32)
-    loss = softmax(words(scores), positive, own, factors, missing, own_shares)
+    missing, own_shares, found = np.zeros((3, NUM), np.float32)
+    loss = softmax(NO_WEIGHTS, words(scores), positive, own, factors, missing, own_shares, factors, found)
     assert not np.isfinite(loss)
     assert np.isnan(missing[1]) and np.isnan(own_shares[1]) and scores[1].isnan().all()
     others = np.arange(NUM) != 1

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from dglkge.data.vector_files import word2vec_name
 from dglkge.errors import InputError, unknown_name
+from dglkge.formats import dglke
 from dglkge.inference.exports.files import (
     LINE_ENDS,
     Export,
@@ -32,7 +33,6 @@ from dglkge.inference.exports.files import (
 from dglkge.inference.exports.hub_folder import plan_huggingface
 from dglkge.inference.exports.vectors import plan_faiss, plan_lancedb, plan_projector
 from dglkge.inference.imports import dglke_files
-from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION
 
 SAFETENSORS_NAME = "embeddings"
@@ -138,7 +138,7 @@ def _plan_dglke(export: Export) -> list[Output]:
     meta = export.source.meta
     config = dglke_files.dglke_config(meta)
     stem = f"{config['dataset']}_{config['model_name']}_"
-    matrices = SCORE_FUNCTIONS.get(meta.score_function).dglke_matrices
+    matrices = dglke.MATRICES.get(meta.score_function, "")
     outputs = []
     for table in export.tables:
         # All its entities have one type.

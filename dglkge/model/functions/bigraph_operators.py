@@ -28,8 +28,6 @@ class BigraphOperator:
     ----------
     name : str
         PyTorch-BigGraph's.
-    static, dynamic : tuple of str
-        Names of the parameters, of one relation and of all relations stacked.
     complex_valued : bool
         Whether rows are complex: first half real parts, second half imaginary parts.
     has_offset : bool
@@ -39,8 +37,6 @@ class BigraphOperator:
     """
 
     name: ClassVar[str] = "none"
-    static: ClassVar[tuple[str, ...]] = ()
-    dynamic: ClassVar[tuple[str, ...]] = ()
     complex_valued: ClassVar[bool] = False
     has_offset: ClassVar[bool] = False
     cancels: ClassVar[bool] = False
@@ -82,7 +78,6 @@ class TranslationOperator(BigraphOperator):
     """x + b (Bordes et al. 2013)."""
 
     name = "translation"
-    static, dynamic = ("translation",), ("translations",)
     has_offset = True
 
     def shapes(self, dim: int) -> Shapes:
@@ -118,7 +113,6 @@ class DiagonalOperator(BigraphOperator):
     """Element-wise product d x (Yang et al. 2015)."""
 
     name = "diagonal"
-    static, dynamic = ("diagonal",), ("diagonals",)
 
     def shapes(self, dim: int) -> Shapes:
         """Return the shape of d."""
@@ -145,8 +139,6 @@ class LinearOperator(BigraphOperator):
     """Product with a matrix, W x (Nickel et al. 2011); the row holds W by rows."""
 
     name = "linear"
-    static: ClassVar[tuple[str, ...]] = ("linear_transformation",)
-    dynamic: ClassVar[tuple[str, ...]] = ("linear_transformations",)
     cancels = True
 
     def shapes(self, dim: int) -> Shapes:
@@ -183,8 +175,6 @@ class AffineOperator(LinearOperator):
     """W x + b; the row holds W by rows, then b."""
 
     name = "affine"
-    static = ("linear_transformation", "translation")
-    dynamic = ("linear_transformations", "translations")
     has_offset = True
 
     def shapes(self, dim: int) -> Shapes:
@@ -218,7 +208,6 @@ class ComplexDiagonalOperator(BigraphOperator):
     """Element-wise product of complex numbers (Trouillon et al. 2016); the row holds real, then imaginary."""
 
     name = "complex_diagonal"
-    static, dynamic = ("real", "imag"), ("real", "imag")
     complex_valued = True
 
     def shapes(self, dim: int) -> Shapes:

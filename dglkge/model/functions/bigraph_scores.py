@@ -30,7 +30,7 @@ from dglkge.model.functions.comparators import (
     NegativeL2,
     NegativeSquaredL2,
 )
-from dglkge.model.score_functions import Operator, ScoreFunction
+from dglkge.model.score_functions import ScoreFunction
 from dglkge.registry import deferred
 from dglkge.typing import Side
 
@@ -101,9 +101,15 @@ class BigraphScore(ScoreFunction):
     Attributes
     ----------
     acts : BigraphOperator
+    comparator : str
+        Name of the comparator in :data:`COMPARATORS`.
+    has_bias : bool
+        Whether the first number of an entity's row is a bias.
     """
 
     acts: BigraphOperator
+    comparator: str
+    has_bias: bool
 
     def check_dim(self, dim: int) -> None:
         """Refuse a dimension that leaves nothing to compare beside the bias; see :class:`ScoreFunction`."""
@@ -165,7 +171,6 @@ class StaticScore(BigraphScore):
         # Instances, as the facts of a pair are those of its class.
         self.complex_valued = pair.complex_valued  # type: ignore[misc]
         self.relation_init = pair.relation_init  # type: ignore[misc]
-        self.operator = pair.operator  # type: ignore[misc]
         self.help = pair.help  # type: ignore[misc]
 
     @property
@@ -372,12 +377,6 @@ def bigraph_score(name: str) -> type[BigraphScore] | None:
     return _CLASSES.get(name)
 
 
-def bigraph_name(operator: str, comparator: str, bias: bool) -> str:
-    """Return our name of PyTorch-BigGraph's operator and comparator."""
-    name = f"{operator}_{comparator}" + (BIAS if bias else "")
-    return NAMED.get(name, name)
-
-
 def _class_of(acts: BigraphOperator, comparator: str, bias: bool) -> type[BigraphScore]:
     """Make the class of a pair."""
     compares = COMPARATORS[comparator]
@@ -388,9 +387,9 @@ def _class_of(acts: BigraphOperator, comparator: str, bias: bool) -> type[Bigrap
         "complex_valued": acts.complex_valued,
         "has_offset": acts.has_offset,
         "help": f"PyTorch-BigGraph's operator {acts.name} with comparator {comparator}",
-        "operator": Operator(
-            acts.name, comparator, acts.static, acts.dynamic, (1,) * len(acts.static), bias, acts.shapes
-        ),
+        "comparator": comparator,
+        "has_bias": bias,
+        "has_parameters": type(acts) is not BigraphOperator,
     }
     bases: tuple[type, ...] = (compares, BigraphScore)
     if bias:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dglkge.errors import InputError
 from dglkge.model.functions.bigraph_operators import LinearOperator
 from dglkge.model.functions.comparators import Dot
-from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator, ScoreFunction, ScoreSettings
+from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings
 from dglkge.registry import deferred
 from dglkge.settings import setting
 from dglkge.typing import Side
@@ -40,10 +40,6 @@ class RESCAL(Dot, ScoreFunction):
     """
 
     help = "a matrix of each relation between two vectors (Nickel et al. 2011)"
-    operator = Operator(
-        LINEAR.name, "dot", LINEAR.static, LINEAR.dynamic, (1,), shapes=LINEAR.shapes, turns=True
-    )
-    dglke_names = ("RESCAL",)
     shares_relations = True
 
     def relation_dim(self, dim: int) -> int:
@@ -80,8 +76,6 @@ class SimplE(Dot, ScoreFunction):
     """
 
     help = "two vectors of each entity, as head and as tail (Kazemi and Poole 2018)"
-    operator = Operator("simple", "dot", ("row",), ("rows",), (1,))
-    dglke_names = ("SimplE",)
 
     def check_dim(self, dim: int) -> None:
         """Refuse a dimension without halves."""
@@ -116,7 +110,6 @@ class QuatE(Dot, ScoreFunction):
     """
 
     help = "rotation of quaternions by unit quaternions (Zhang et al. 2019)"
-    operator = Operator("quaternion", "dot", ("row",), ("rows",), (1,))
 
     def check_dim(self, dim: int) -> None:
         """Refuse a dimension without quarters."""
@@ -191,7 +184,6 @@ class Keci(Dot, ScoreFunction):
     """
 
     help = "product in the Clifford algebra Cl_(p,q) (Demir and Ngonga Ngomo 2023)"
-    operator = Operator("clifford", "dot", ("row",), ("rows",), (1,))
 
     class Settings(ScoreSettings):
         """Its options."""

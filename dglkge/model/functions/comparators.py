@@ -49,6 +49,9 @@ class Comparator(ABC):
         sides, forward and backward: 0 where a matmul gives the score.
     metric : str
         One of :data:`METRICS`: that which orders candidates as the score does, or the nearest to it.
+    is_product : bool
+        Whether scores are the inner products of queries and rows. A subclass that compares otherwise does not
+        inherit the fact.
     fuses_pairs : bool
         Whether :meth:`compare_fused` has a term for each number of each pair: small only if compiled.
     """
@@ -56,11 +59,14 @@ class Comparator(ABC):
     matmul_operations: ClassVar[int] = 0
     memory_passes: ClassVar[int] = 12
     metric: ClassVar[str] = L2
+    is_product: ClassVar[bool] = False
     fuses_pairs: ClassVar[bool] = False
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         own = cls.__dict__
+        if "compare" in own or "compare_pairs" in own:
+            cls.is_product = own.get("is_product", False)
         if ("compare" in own or "compare_pairs" in own) and "compare_fused" not in own:
             # A subclass with scores of its own must not inherit the written-out terms of its base.
             cls.compare_fused = Comparator.compare_fused  # type: ignore[method-assign]
@@ -140,6 +146,7 @@ class Dot(Comparator):
     matmul_operations = 2
     memory_passes = 0
     metric = INNER_PRODUCT
+    is_product = True
 
     def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
         """Score every pair by one matrix product."""

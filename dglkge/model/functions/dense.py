@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dglkge.errors import InputError
 from dglkge.model.functions.comparators import Dot, complex_product
-from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator, ScoreFunction, ScoreSettings
+from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings
 from dglkge.registry import deferred
 from dglkge.settings import setting
 from dglkge.typing import Side
@@ -58,7 +58,6 @@ class TuckER(Dot, ScoreFunction):
     """
 
     help = "core tensor, multiplied by relation, head and tail (Balazevic et al. 2019)"
-    operator = Operator("tucker", "dot", ("row",), ("rows",), (1,))
     shares_relations = True
 
     class Settings(ScoreSettings):
@@ -153,7 +152,6 @@ class ConvE(DenseScore):
     """
 
     help = "convolution over head and relation as images (Dettmers et al. 2018)"
-    operator = Operator("convolution_2d", "dot", ("row",), ("rows",), (1,))
 
     class Settings(ScoreSettings):
         """Its options."""
@@ -211,7 +209,6 @@ class ConEx(DenseScore):
     """
 
     help = "ComplEx times a convolution over head and relation (Demir and Ngonga Ngomo 2021)"
-    operator = Operator("convolution_complex", "dot", ("row",), ("rows",), (1,))
     complex_valued = True
 
     class Settings(ScoreSettings):
@@ -248,7 +245,6 @@ class Transformer(DenseScore):
     """
 
     help = "encoder over head and relation as tokens (Wang et al. 2019, Chen et al. 2021)"
-    operator = Operator("encoder", "dot", ("row",), ("rows",), (1,))
 
     class Settings(ScoreSettings):
         """Its options."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dglkge.model.functions.comparators import unit_rows
 from dglkge.model.functions.projected_comparators import ProjectedDistance, ScaledL1
-from dglkge.model.score_functions import SCORE_FUNCTIONS, Operator, ScoreFunction
+from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction
 from dglkge.registry import deferred
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ class PairRE(ScaledL1, ScoreFunction):
     """
 
     help = "a scaling of unit heads and one of unit tails by the relation (Chao et al. 2021)"
-    operator = Operator("paired_scaling", "scaled_l1", ("row",), ("rows",), (1,))
 
     def relation_dim(self, dim: int) -> int:
         """Return the width of two scalings."""
@@ -59,7 +58,6 @@ class TripleRE(ScaledL1, ScoreFunction):
     """
 
     help = "PairRE with a translation between the scaled entities (Yu et al. 2022)"
-    operator = Operator("tripled_relation", "scaled_l1", ("row",), ("rows",), (1,))
 
     def relation_dim(self, dim: int) -> int:
         """Return the width of two scalings and a translation."""
@@ -92,7 +90,6 @@ class _Projection(ProjectedDistance, ScoreFunction):
     """h M + r, compared with t M: a relation's row is [r, the D rows of the matrix M], D + D D numbers."""
 
     wide_queries = True
-    dglke_matrices = "projection"
 
     def relation_dim(self, dim: int) -> int:
         """Return the size of a vector and a matrix."""
@@ -137,7 +134,6 @@ class TransR(_Projection):
     """TransR, -|h M + r - t M|, Euclidean (Lin et al. 2015, eq. 8, without its square)."""
 
     help = "TransE of entities that a matrix of the relation projects (Lin et al. 2015)"
-    operator = Operator("projection", "projected_l2", ("row",), ("rows",), (1,))
 
 
 @SCORE_FUNCTIONS.register("transr_l1")
@@ -145,6 +141,4 @@ class TransRL1(_Projection):
     """TransR, -sum|h M + r - t M| (Lin et al. 2015, with the Manhattan distance, as DGL-KE's)."""
 
     help = "TransR with the Manhattan distance (as DGL-KE's)"
-    operator = Operator("projection", "projected_l1", ("row",), ("rows",), (1,))
-    dglke_names = ("TransR",)
     norm = 1

@@ -1,8 +1,8 @@
-"""Softmax over the inner products of DistMult and ComplEx, with gradients written out by hand.
+"""Losses of scores that are inner products of a query and a row, with gradients written out by hand.
 
 The numbers of :class:`AutogradLoss` at a fraction of its memory traffic: rows are read where they lie, both
 sides share three matmuls (scores, gradients of the queries, gradients of the negatives), and the work between
-them is one compiled loop each (``kernels.dot``, ``kernels.softmax``). The matmuls may be taken in bfloat16,
+them is one compiled loop each (``kernels.dot``, and that of the loss). The matmuls may be taken in bfloat16,
 which processors with such units do several times as fast: then queries, negatives, scores and their
 gradients are rounded to bfloat16 around the matmuls; rows, the scores of true answers, sums over negatives
 and gradients of rows stay float32.
@@ -10,6 +10,7 @@ and gradients of rows stay float32.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Callable, NamedTuple
 
@@ -21,13 +22,18 @@ from dglkge.kernels import dot, softmax
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import IGNORED_SCORE, Loss
-from dglkge.model.negative_terms import Mean
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.known_answers import KnownNegatives
 from dglkge.step.computation import Computation
 from dglkge.step.contracts import Gradients, Objective, Rows
+from dglkge.step.objectives.dot_queries import (
+    CompiledQueries,
+    DifferentiatedQueries,
+    GroupQueries,
+    side_runs,
+)
 from dglkge.step.objectives.measures import BatchMeasures
 from dglkge.step.objectives.penalties import GroupPenalty
 from dglkge.step.planning import AnswerRanges, EdgePlanner, Group, Negatives, Plan
@@ -43,9 +49,10 @@ def is_compiled(model: KgeModel, loss: Loss) -> bool:
 
     A subclass of the model may compute anything, so it is not taken for its base.
     """
-    # Adversarial weights replace the mean; the loops have none.
-    is_plain = loss.compiled and type(loss.reduction) is Mean
-    return type(model) is KgeModel and model.score_function.compiled and is_plain
+    function = model.score_function
+    # Autograd accumulates the gradients of a module's dense parameters, and of matrices that edges share.
+    is_plain = function.is_product and model.module is None and not function.shares_relations
+    return type(model) is KgeModel and (function.compiled or is_plain) and loss.compiled
 
 
 class DotSoftmax(Objective):
@@ -55,6 +62,7 @@ class DotSoftmax(Objective):
     ----------
     planner : EdgePlanner
     model : KgeModel
+    loss : Loss
     regularizer : Regularizer or None
     own_entity : bool
         Whether the query's own entity is one negative more.
@@ -72,6 +80,7 @@ class DotSoftmax(Objective):
         self,
         planner: EdgePlanner,
         model: KgeModel,
+        loss: Loss,
         regularizer: Regularizer | None,
         own_entity: bool,
         computation: Computation,
@@ -81,10 +90,15 @@ class DotSoftmax(Objective):
         self._planner = planner
         self._has_measures = has_measures
         self._range_offset = np.float32(range_offset)
+        self._loss = loss.loop()
         self._dim = model.dim
-        self._operator = (model.score_function.complex_valued, model.reciprocal)
-        # N3 of both sides goes into the loop that writes the gradients; other penalties are added afterwards.
-        self._penalty = GroupPenalty(model, regularizer, planner.sides)
+        function = model.score_function
+        self._queries: Callable[[Group, Rows], GroupQueries] = functools.partial(
+            DifferentiatedQueries, model, regularizer
+        )
+        if function.compiled:
+            penalty = GroupPenalty(model, regularizer, planner.sides)
+            self._queries = functools.partial(CompiledQueries, model, penalty)
         self._own_entity = own_entity
         self._dtype = computation.matmul_dtype
         # In the representation of the scores, float32 or bfloat16 words: the loop only writes it.
@@ -112,26 +126,24 @@ class DotSoftmax(Objective):
         """Return the loss of a group by ``divisor``; ``seen``: negatives that have gradients already."""
         self._clock.enter("score")
         num = len(group)
-        factors, positive, own, missing, own_shares = self._scratch.take("numbers", 5, 2 * num).numpy()
+        numbers = self._scratch.take("numbers", 7, 2 * num).numpy()
+        positive, own, factors, missing, own_shares, labels, _ = numbers
         factors[:] = 1 / divisor
         if group.weights is not None:
             factors.reshape(2, num)[:] *= group.weights
-        in_order = (group.heads, group.tails, group.relations)
-        # Kept until the loops have read the addresses.
-        found = [batch_rows.found(places) for places in in_order]
-        rows = [some.addresses for some in found]
+        labels.reshape(2, num)[:] = 1 if group.labels is None else group.labels
         room = 2 * num + QUERY_MULTIPLE
         queries = self._scratch.take("queries", room, self._dim, self._dtype)
         # Scratch memory may hold NaN, and 0 times NaN in a product is NaN.
         queries[2 * num :] = 0
-        dot.make_queries(*rows, self._operator, words(queries), positive, own)
+        of_group = self._queries(group, batch_rows)
+        of_group.write(queries[: 2 * num], positive, own)
         self._ignore_own(group, own.reshape(2, num))
         of_queries = self._scratch.take("of_queries", room, self._dim, self._dtype)
         loss = 0.0
-        numbers = (positive, own, factors, missing, own_shares)
         for block, negatives, true_ids, known, ranges in _blocks(group):
             of_block = [array[block] for array in numbers]
-            sides = [side for side, run in _sides(num).items() if block.start <= run.start < block.stop]
+            sides = [side for side, run in side_runs(num).items() if block.start <= run.start < block.stop]
             # Rows beyond the block are queries of the next block or padding: their scores are set to 0 below.
             shape = slice(block.start, block.start + _rounded(len(true_ids)))
             block_of = _Block(queries[shape], of_queries[shape], true_ids, known, ranges, of_block, sides)
@@ -144,23 +156,12 @@ class DotSoftmax(Objective):
                 measures,
             )
             seen.add(id(negatives))
-        for side, block in _sides(num).items():
+        for side, block in side_runs(num).items():
             # A side that is not trained: its queries have no gradients.
             if side not in group.negatives:
                 of_queries[block] = 0
                 missing[block] = own_shares[block] = 0
-        outputs = [batch_rows.gradients(places).numpy() for places in in_order]
-        penalty = dot.write_gradients(
-            *rows,
-            self._operator,
-            words(of_queries),
-            missing,
-            own_shares,
-            factors[:num],
-            self._penalty.n3,
-            *outputs,
-        )
-        penalty += self._penalty.add(group, batch_rows, factors[:num])
+        penalty = of_group.differentiate(of_queries[: 2 * num], missing, own_shares, factors[:num])
         measures.add_penalty(penalty * divisor)
         return loss + penalty
 
@@ -170,7 +171,7 @@ class DotSoftmax(Objective):
         # answers.
         if self._own_entity and group.lhs == group.rhs:
             own[:, group.head_ids == group.tail_ids] = IGNORED_SCORE
-            for of_side, side in zip(own, _sides(0)):
+            for of_side, side in zip(own, side_runs(0)):
                 if side in group.known:
                     of_side[group.known[side].own] = IGNORED_SCORE
         else:
@@ -210,7 +211,7 @@ class DotSoftmax(Objective):
                 run = slice(turn * each, (turn + 1) * each)
                 above = softmax.count_above(words(scores[run]), numbers[0][run], numbers[1][run])
                 measures.add_violators(side, above)
-        loss: float = softmax.softmax(words(scores[: len(true_ids)]), *numbers)
+        loss = self._loss(words(scores[: len(true_ids)]), *numbers)
         scores[len(true_ids) :] = 0
         clock.enter("backward")
         torch.mm(scores, candidates, out=of_queries)
@@ -231,8 +232,8 @@ class DotSoftmax(Objective):
 class _Block(NamedTuple):
     """Queries of a group that are scored against the same negatives.
 
-    ``numbers`` = positive, own, factors, missing, own_shares, each (n,), the last two written. Queries beyond
-    the n only fill the shape of the products: what they and ``of_queries`` hold there has no effect.
+    ``numbers`` are those of :func:`dglkge.kernels.losses.loss_loop`, each (n,). Queries beyond the n only
+    fill the shape of the products: what they and ``of_queries`` hold there has no effect.
     """
 
     queries: torch.Tensor
@@ -257,10 +258,10 @@ def _blocks(
     found, num = group.negatives, len(group)
     if found.get(Side.TAIL) is found.get(Side.HEAD):
         truths = np.concatenate([group.tail_ids, group.head_ids])
-        of_both = [known[side] for side in _sides(num) if side in known]
+        of_both = [known[side] for side in side_runs(num) if side in known]
         ranges = None
         if group.ranges:
-            of_sides = [group.ranges[side] for side in _sides(num)]
+            of_sides = [group.ranges[side] for side in side_runs(num)]
             ranges = AnswerRanges(
                 np.concatenate([one.anchors for one in of_sides]),
                 np.concatenate([one.truths for one in of_sides]),
@@ -270,11 +271,6 @@ def _blocks(
     truths_of = {Side.TAIL: group.tail_ids, Side.HEAD: group.head_ids}
     return [
         (block, found[side], truths_of[side], [known[side]] if side in known else [], group.ranges.get(side))
-        for side, block in _sides(num).items()
+        for side, block in side_runs(num).items()
         if side in found
     ]
-
-
-def _sides(num: int) -> dict[Side, slice]:
-    """Return the run of the queries of each side, those for tails first."""
-    return {Side.TAIL: slice(0, num), Side.HEAD: slice(num, 2 * num)}

@@ -1,0 +1,1 @@
+"""Names and layouts of other programs for what ``model`` computes."""

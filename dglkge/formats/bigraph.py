@@ -1,0 +1,107 @@
+"""PyTorch-BigGraph's names: operators and comparators of score functions, parameters of operators, losses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable
+
+from dglkge.model.functions.bigraph_operators import OPERATORS as FORMULAS
+from dglkge.model.functions.bigraph_scores import NAMED, BigraphScore
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+
+LOSSES = {"softmax": "softmax", "logistic": "logistic", "margin_ranking": "ranking"}
+"""Its losses by our names."""
+
+PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "none": ((), ()),
+    "translation": (("translation",), ("translations",)),
+    "diagonal": (("diagonal",), ("diagonals",)),
+    "linear": (("linear_transformation",), ("linear_transformations",)),
+    "affine": (("linear_transformation", "translation"), ("linear_transformations", "translations")),
+    "complex_diagonal": (("real", "imag"), ("real", "imag")),
+}
+"""Names of the parameters of its operators: of one relation, and of all relations stacked."""
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A score function in PyTorch-BigGraph's files: how a relation's row is cut into parameters.
+
+    Attributes
+    ----------
+    name : str
+        PyTorch-BigGraph's operator, or a name of ours where it has none.
+    comparator : str
+        PyTorch-BigGraph's comparator, or a name of ours where it has none (it then refuses the config).
+    static, dynamic : tuple of str
+        Names of the equal pieces of a row, for one relation and for all relations stacked.
+    adjoint_signs : tuple of int
+        Sign of each piece in the operator that acts on the tail instead of the head:
+        <h r, t> = <h, conj(r) t> and ||h + r - t|| = ||h - (t - r)||.
+    bias : bool
+        Whether the first number of an entity's row is a bias.
+    shapes : callable or None
+        Takes the dimension and returns the shape of each piece; None: they are equal parts of the row.
+    turns : bool
+        Whether the one piece is a matrix R which our query multiplies from the right, h R. PyTorch-BigGraph
+        multiplies from the left: its operator on the head is the transpose, that on the tail is R itself.
+    """
+
+    name: str
+    comparator: str
+    static: tuple[str, ...] = ("row",)
+    dynamic: tuple[str, ...] = ("rows",)
+    adjoint_signs: tuple[int, ...] = (1,)
+    bias: bool = False
+    shapes: Callable[[int], tuple[tuple[int, ...], ...]] | None = None
+    turns: bool = False
+
+
+OPERATORS = {
+    "transe_l1": Operator("translation", "l1", *PARAMETERS["translation"], (-1,)),
+    "transe_l2": Operator("translation", "l2", *PARAMETERS["translation"], (-1,)),
+    "distmult": Operator("diagonal", "dot", *PARAMETERS["diagonal"]),
+    "complex": Operator("complex_diagonal", "dot", *PARAMETERS["complex_diagonal"], (1, -1)),
+    "rescal": Operator("linear", "dot", *PARAMETERS["linear"], shapes=FORMULAS["linear"].shapes, turns=True),
+    "rotate": Operator("rotation", "complex_modulus", ("phases",), ("phases",), (-1,)),
+    "simple": Operator("simple", "dot"),
+    "quate": Operator("quaternion", "dot"),
+    "keci": Operator("clifford", "dot"),
+    "tucker": Operator("tucker", "dot"),
+    "conve": Operator("convolution_2d", "dot"),
+    "conex": Operator("convolution_complex", "dot"),
+    "transformer": Operator("encoder", "dot"),
+    "pairre": Operator("paired_scaling", "scaled_l1"),
+    "triplere": Operator("tripled_relation", "scaled_l1"),
+    "transr": Operator("projection", "projected_l2"),
+    "transr_l1": Operator("projection", "projected_l1"),
+}
+"""By the name of the score function; one that is not here is stored under its own name."""
+
+
+def operator_of(score_function: str) -> Operator:
+    """Return the operator of a registered score function."""
+    if score_function in OPERATORS:
+        return OPERATORS[score_function]
+    made = SCORE_FUNCTIONS.get(score_function)
+    if not issubclass(made, BigraphScore):
+        # Stored whole, as one parameter.
+        return Operator(score_function, score_function)
+    static, dynamic = PARAMETERS[made.acts.name]
+    signs = (1,) * len(static)
+    return Operator(made.acts.name, made.comparator, static, dynamic, signs, made.has_bias, made.acts.shapes)
+
+
+def score_function_of(operator: str, comparator: str, bias: bool) -> str | None:
+    """Return the score function of an operator and a comparator; None where none has them."""
+    for name, declared in OPERATORS.items():
+        if (operator, comparator, bias) == (declared.name, declared.comparator, declared.bias):
+            return name
+    pair = pair_name(operator, comparator, bias)
+    return pair if pair in SCORE_FUNCTIONS else None
+
+
+def pair_name(operator: str, comparator: str, bias: bool) -> str:
+    """Return our name of an operator and a comparator."""
+    name = f"{operator}_{comparator}" + ("_bias" if bias else "")
+    return NAMED.get(name, name)
