@@ -467,7 +467,7 @@ class Trainer:
         if finished != ended_after:
             num_bytes = self._checkpoints.num_bytes()
             work = functools.partial(self._restore, BEST_SNAPSHOT)
-            self._checkpoints.raise_together(work, lambda: self.cluster.barrier(num_bytes))
+            self.cluster.agree(work, num_bytes)
             self._load_devices()
             # The version was committed before its valid split was ranked.
             self._control.after_ranking(note["score"])
@@ -505,7 +505,7 @@ class Trainer:
         self._check_settings(meta)
         num_bytes = self._checkpoints.num_bytes()
         # One trainer of a machine reads while the others wait: a failure must reach all of them.
-        self._checkpoints.raise_together(self._restore, lambda: self.cluster.barrier(num_bytes))
+        self.cluster.agree(self._restore, num_bytes)
         self._epochs.restore(meta.progress[Progress.FINISHED_EPOCHS])
         self._position = (self._epochs.finished(), self._resumed_batches(meta))
         self._committed = (self._epochs.finished(), self._batches_done)
@@ -652,7 +652,7 @@ class Trainer:
         of_module = self._dense
         if of_module is not None and of_module.is_sharded:
             # Every trainer sends its slices; a full disk of rank 0 must end all of them.
-            self._checkpoints.raise_together(lambda: dense.update(of_module.tensors()))
+            self.cluster.agree(lambda: dense.update(of_module.tensors()))
         if self.cluster.world.rank != 0:
             return None
         part = self.tables[RELATION].whole(self._state(RELATION))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+
+import numpy as np
 
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.runtime import Cluster
-from dglkge.errors import CheckpointError, StorageError
 
 ATTEMPT_SECONDS = 5.0
 """Time that one trainer tries before all of them exchange their results: well below their timeout."""
@@ -32,23 +32,19 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
     is_taker = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
     taker = LeaseTaker(output, nonce, world.job) if is_taker else None
     lease: Lease | None = None
+
+    def attempt() -> Lease | None:
+        """Try to take the lease, where this trainer needs one and has none."""
+        return lease if taker is None or lease is not None else taker.attempt(ATTEMPT_SECONDS)
+
     # Short attempts instead of one long wait: between them all trainers exchange results, within the timeout
     # of a collective.
     while True:
-        problem: tuple[str, str] | None = None
-        if taker is not None and lease is None:
-            try:
-                lease = taker.attempt(ATTEMPT_SECONDS)
-            except (CheckpointError, StorageError) as error:
-                problem = (type(error).__name__, str(error))
-            if lease is not None:
-                cluster.on_exit(lease.release)
-        mine = {"problem": problem, "waits": taker is not None and lease is None}
-        found = [json.loads(text) for text in cluster.gather_texts(json.dumps(mine))]
-        # All trainers raise the first problem, in the order of ranks: none is left waiting in a collective.
-        for kind, text in (one["problem"] for one in found if one["problem"]):
-            raise StorageError(text) if kind == StorageError.__name__ else CheckpointError(text)
-        if not any(one["waits"] for one in found):
+        taken = cluster.agree(attempt)
+        if taken is not None and lease is None:
+            cluster.on_exit(taken.release)
+        lease = taken
+        if not cluster.sum(np.array([taker is not None and lease is None], np.int64))[0]:
             break
     holder_nonce = cluster.gather_texts("" if lease is None else lease.holder_nonce)[0]
     return lease if lease is not None else Lease.of_job(output, nonce, holder_nonce)
