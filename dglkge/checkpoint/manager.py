@@ -25,9 +25,10 @@ from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_text
 from dglkge.checkpoint.version_writer import NewVersion, VersionWriter, refuse_missing_relations
 from dglkge.data.vocabulary import Vocabulary
+from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import Lease
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
-from dglkge.errors import CheckpointError, StorageError, write_error
+from dglkge.errors import CheckpointError, write_error
 from dglkge.optim.scratch import Scratch
 from dglkge.typing import TablePart
 
@@ -329,7 +330,8 @@ class CheckpointManager:
         if self._courier is None:
             # Rank 0 alone works on a shared folder. All others wait in the barrier and then receive its
             # error.
-            self.raise_together(
+            agree(
+                self._gather,
                 lambda: fall_back(self.storage, self.names) if self.rank == 0 else None,
                 lambda: wait(num_bytes),
             )
@@ -339,39 +341,11 @@ class CheckpointManager:
         # Two passes: checksums of all versions are read only if a published one is damaged.
         if any(one["problem"] for one in surveys.values()):
             good = choose_common(self._survey_disks(is_mine, True, lambda: wait(num_bytes)))
-            self.raise_together(
+            agree(
+                self._gather,
                 lambda: go_back(self.storage, good, self.names) if is_mine else None,
                 lambda: wait(num_bytes),
             )
-
-    def raise_together(self, work: Callable[[], object], wait: Callable[[], object] = lambda: None) -> None:
-        """Run a function; if it fails on one trainer, all raise its error. A collective.
-
-        Parameters
-        ----------
-        work : callable
-        wait : callable
-            A barrier that allows for work of very different length.
-
-        Raises
-        ------
-        CheckpointError
-            For an error that the user can correct.
-        StorageError
-            If the disk is full or fails.
-        """
-        problem: tuple[str, str] | None = None
-        try:
-            work()
-        except (CheckpointError, StorageError) as error:
-            problem = (type(error).__name__, str(error))
-        # The barrier comes before the gather: the gather has a fixed timeout, and the work may take longer.
-        wait()
-        found = [json.loads(text) for text in self._gather(json.dumps(problem))]
-        for rank, one in enumerate(found):
-            if one is not None:
-                kind = StorageError if one[0] == StorageError.__name__ else CheckpointError
-                raise kind(one[1] if rank == 0 else f"rank {rank}: {one[1]}")
 
     def save(
         self,
@@ -618,9 +592,9 @@ class CheckpointManager:
         if self._courier is not None:
             own: list[Manifest | None] = []
             if self.rank == 0:
-                self.raise_together(lambda: own.append(self._checked_previous(meta)))
+                agree(self._gather, lambda: own.append(self._checked_previous(meta)))
             else:
-                self.raise_together(lambda: None)
+                agree(self._gather, lambda: None)
             previous = own[0] if own else None
             return previous, int(self._gather(str(1 if previous is None else previous.version + 1))[0])
         previous = self._agreed(texts=False)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from dglkge.distributed import dgl_compat, log_format
+from dglkge.distributed.agreement import Result, agree
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.process_group import end_process_group, start_process_group
@@ -149,6 +150,17 @@ class Cluster:
         found = [torch.zeros(longest, dtype=torch.uint8) for _ in lengths]
         dist.all_gather(found, mine)
         return [each[: int(length)].numpy().tobytes().decode() for each, length in zip(found, lengths)]
+
+    def agree(self, work: Callable[[], Result], num_bytes: int = 0) -> Result:
+        """Run a function on every trainer; if it fails on one, all raise its error. A collective.
+
+        Parameters
+        ----------
+        work : callable
+        num_bytes : int
+            Bytes that a trainer may have to read from a disk in it, as of :meth:`barrier`.
+        """
+        return agree(self.gather_texts, work, lambda: self.barrier(num_bytes) if num_bytes else None)
 
     def must_stop(self) -> bool:
         """Whether any trainer has a stop request; a collective that returns the same on all of them."""

@@ -8,61 +8,36 @@ from typing import Callable
 import torch
 from tqdm import tqdm
 
-from dglkge.data.dataset import Dataset
 from dglkge.data.known_triples import KnownTriples
-from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.embedding_table import TableShard
-from dglkge.embeddings.table_set import TableSet
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.evaluation.protocol import Protocol
-from dglkge.model.device import HOST, ComputeDevice
-from dglkge.model.kge_model import KgeModel
 from dglkge.model.projections import ProjectedFeatures
-from dglkge.step.transforms.global_vectors import GlobalVectors
+from dglkge.training.job import Job
 
 
 class LiveEvaluator:
     """The ranking of a running job.
 
+    With global vectors or features each trainer ranks against a copy of its machine's tables.
+
     Parameters
     ----------
-    dataset : Dataset
-    model : KgeModel
-    tables : TableSet
-    cluster : Cluster
+    job : Job
     protocol : Protocol
         Its split is replaced by that of each ranking.
-    kernels : {"auto", "reference"}
-        As of :class:`RankingEvaluator`.
-    global_vectors : GlobalVectors, optional
-        Vectors that are added to rows; each trainer then ranks against a copy of its machine's tables.
-    features : ProjectedFeatures, optional
-        Added to rows, likewise.
-    device : ComputeDevice
-        As of :class:`RankingEvaluator`.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        model: KgeModel,
-        tables: TableSet,
-        cluster: Cluster,
-        protocol: Protocol,
-        kernels: str = "auto",
-        global_vectors: GlobalVectors | None = None,
-        features: ProjectedFeatures | None = None,
-        device: ComputeDevice = HOST,
-    ) -> None:
-        self._device = device
-        self._features = features
-        self._shifts = {} if global_vectors is None else global_vectors.vectors
-        self._kernels = kernels
-        self._dataset = dataset
-        self._model = model
-        self._tables = tables
-        self._cluster = cluster
+    def __init__(self, job: Job, protocol: Protocol) -> None:
+        self._device = job.computation.device
+        self._features = job.features
+        self._shifts = {} if job.global_vectors is None else job.global_vectors.vectors
+        self._kernels = job.config.training.kernels
+        self._dataset = job.dataset
+        self._model = job.model
+        self._tables = job.tables
+        self._cluster = job.cluster
         self._protocol = protocol
         self._known: KnownTriples | None = None
 

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -19,42 +19,39 @@ from dglkge.checkpoint.layout import (
     RUN_METRICS_FILE,
     RUN_STATS_FILE,
     RUN_VALIDATION_FILE,
+    RUN_VECTORS_FILE,
     Progress,
 )
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
-from dglkge.config import Config, refused_changes
+from dglkge.config import refused_changes
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.preemption import Preempted
-from dglkge.distributed.runtime import Cluster, num_servers
-from dglkge.embeddings.device_tables import DeviceTables
-from dglkge.embeddings.table_set import TableSet
+from dglkge.distributed.runtime import num_servers
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.planning.memory import saves_in_background
 from dglkge.sampling.query_batches import EpochBatches, TrainingBatch
-from dglkge.sampling.triple_order import Pass
 from dglkge.step.objectives.measures import MEASURES
-from dglkge.step.parameters.dense_parameters import DenseParameters
 from dglkge.step.train_step import TrainStep
-from dglkge.step.transforms.global_vectors import GlobalVectors
+from dglkge.training.building.given_vectors import fill_from_vectors
+from dglkge.training.building.run_files import open_trackers
 from dglkge.training.building.warm_start import warm_start
 from dglkge.training.control import TrainingControl
 from dglkge.training.epochs import COMMIT, STOP, CommitPolicy, ElasticEpochs
+from dglkge.training.job import Job
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.passes import Passes, StatsHandler
 from dglkge.training.process_usage import ProcessUsage
 from dglkge.training.stats import (
     EpochReport,
     LossSoFar,
-    PhaseClock,
     append_validation,
     describe_job,
     num_epoch_sums,
     reports_apart,
     wants_bar,
 )
-from dglkge.training.trackers import Trackers
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -65,10 +62,7 @@ class Trainer:
 
     Parameters
     ----------
-    config : Config
-    cluster : Cluster
-    tables : TableSet
-    optimizer : SparseOptimizer
+    job : Job
     edge_batches : EpochBatches
     train_step : TrainStep
     evaluator : LiveEvaluator
@@ -76,59 +70,39 @@ class Trainer:
     meta : CheckpointMeta
         Description of the run in every version of the checkpoint; its progress is updated.
     epochs : ElasticEpochs
-    clock : PhaseClock, optional
-        The clock of the train step.
-    global_vectors : GlobalVectors, optional
-        Those of the train step; saved and resumed with the tables.
-    fill_new_run : callable, optional
-        Called where no version is resumed, with initialised tables; a collective.
-    trackers : Trackers, optional
-        Those of ``training.loggers``, on rank 0.
-    passes : Passes, optional
-        Those of an epoch; by default the whole of it is one.
-    dense : DenseParameters, optional
-        Those of the train step; saved and resumed with the tables.
-    device_tables : DeviceTables, optional
-        Those that the train step updates. The tables in shared memory get their rows at commits, rankings and
-        the ends of epochs.
+    passes : Passes
+        Those of an epoch.
     """
 
     def __init__(
         self,
-        config: Config,
-        cluster: Cluster,
-        tables: TableSet,
-        optimizer: Any,
+        job: Job,
         edge_batches: EpochBatches,
         train_step: TrainStep,
         evaluator: LiveEvaluator,
         checkpoints: CheckpointManager,
         meta: CheckpointMeta,
         epochs: ElasticEpochs,
-        clock: PhaseClock | None = None,
-        global_vectors: GlobalVectors | None = None,
-        fill_new_run: Callable[[], object] = lambda: None,
-        trackers: Trackers | None = None,
-        passes: Passes | None = None,
-        dense: DenseParameters | None = None,
-        device_tables: DeviceTables | None = None,
+        passes: Passes,
     ) -> None:
-        self._dense = dense
-        self._device_tables = device_tables
+        config, cluster = job.config, job.cluster
+        self._job = job
+        self._dense = dense = job.dense
+        self._device_tables = job.device_tables
+        self._global_vectors = job.global_vectors
+        self._clock = job.clock
         self.config = config
         self.cluster = cluster
-        self.tables = tables
-        self.optimizer = optimizer
+        self.tables = job.tables
+        self.optimizer = optimizer = job.optimizer
         self.output = Path(config.output)
         self.bar = wants_bar(config.training.progress, cluster.world)
         self._edge_batches = edge_batches
         self._train_step = train_step
         self._evaluator = evaluator
-        self._global_vectors = global_vectors
         self._checkpoints = checkpoints
         self._meta = meta
         self._epochs = epochs
-        self._clock = PhaseClock() if clock is None else clock
         # An epoch, and the number of its batches that are done.
         self._position = (0, 0)
         # Losses of the epoch that was trained last.
@@ -145,7 +119,7 @@ class Trainer:
         self._ended_after: int | None = None
         self._policy = CommitPolicy(config, cluster)
         self._usage = ProcessUsage(cluster.world, num_servers() if cluster.world.launched else 0)
-        self._passes = Passes([Pass(0, 0, 0, len(edge_batches))]) if passes is None else passes
+        self._passes = passes
         self._control = TrainingControl(
             config,
             getattr(optimizer, "param_groups", []),
@@ -154,7 +128,7 @@ class Trainer:
         )
         cluster.on_leave(self._leave)
         cluster.on_exit(self._checkpoints.finish)
-        self._resume(fill_new_run)
+        self._resume()
         self._load_devices()
         if cluster.world.rank == 0:
             checkpoints.records.write_json(RUN_JOB_FILE, describe_job(self.output))
@@ -162,7 +136,7 @@ class Trainer:
         if self._in_background:
             checkpoints.reserve(self._parts())
         epochs.when_finished(self._end_epoch)
-        self._trackers = Trackers() if trackers is None else trackers
+        self._trackers = open_trackers(config, cluster, checkpoints.records)
         self._trackers.start(self._steps_done, self._committed is not None)
 
     def batches(self) -> Iterator[TrainingBatch]:
@@ -493,7 +467,7 @@ class Trainer:
         if finished != ended_after:
             num_bytes = self._checkpoints.num_bytes()
             work = functools.partial(self._restore, BEST_SNAPSHOT)
-            self._checkpoints.raise_together(work, lambda: self.cluster.barrier(num_bytes))
+            self.cluster.agree(work, num_bytes)
             self._load_devices()
             # The version was committed before its valid split was ranked.
             self._control.after_ranking(note["score"])
@@ -514,7 +488,7 @@ class Trainer:
         self._checkpoints.finish()
         self._checkpoints.push_records()
 
-    def _resume(self, fill_new_run: Callable[[], object]) -> None:
+    def _resume(self) -> None:
         """Fill the tables from the newest version, if there is one."""
         # JOB is shared by all trainers of a process: drop the state of an earlier one.
         self._epochs.restore(0)
@@ -524,13 +498,14 @@ class Trainer:
         if meta is None:
             names = self._checkpoints.names
             warm_start(self.config, self.cluster, self._meta, names, self._own_parts, self._dense)
-            fill_new_run()
+            write = functools.partial(self._checkpoints.records.write_json, RUN_VECTORS_FILE)
+            fill_from_vectors(self.config, self.cluster, self._job.dataset, self.tables, write)
             return
         check_same_run(meta, self._meta)
         self._check_settings(meta)
         num_bytes = self._checkpoints.num_bytes()
         # One trainer of a machine reads while the others wait: a failure must reach all of them.
-        self._checkpoints.raise_together(self._restore, lambda: self.cluster.barrier(num_bytes))
+        self.cluster.agree(self._restore, num_bytes)
         self._epochs.restore(meta.progress[Progress.FINISHED_EPOCHS])
         self._position = (self._epochs.finished(), self._resumed_batches(meta))
         self._committed = (self._epochs.finished(), self._batches_done)
@@ -677,7 +652,7 @@ class Trainer:
         of_module = self._dense
         if of_module is not None and of_module.is_sharded:
             # Every trainer sends its slices; a full disk of rank 0 must end all of them.
-            self._checkpoints.raise_together(lambda: dense.update(of_module.tensors()))
+            self.cluster.agree(lambda: dense.update(of_module.tensors()))
         if self.cluster.world.rank != 0:
             return None
         part = self.tables[RELATION].whole(self._state(RELATION))

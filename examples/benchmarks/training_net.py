@@ -45,6 +45,7 @@ NUM_CONFIGURATIONS, NUM_BATCHES = 40, 3
 PLAIN, WEIGHTED = "plain", "weighted"
 """Names of the data sets."""
 
+SCHEDULE = '{"name":"ExponentialLR","gamma":0.9,"every":"batch"}'
 PEOPLE = "features.files=[person=FOLDER/vectors.npy]"
 
 BASE = (
@@ -63,7 +64,7 @@ CORE: tuple[tuple[str, ...], ...] = (
     ),
     tuple(f"loss.name={name}" for name in ("softmax", "logistic", "margin_ranking", "self_adversarial")),
     tuple(f"regularizer.name={name} regularizer.weight=0.01" for name in ("n3", "lp", "f2", "dura"))
-    + ("regularizer.name=none regularizer.weight=0",),
+    + ("regularizer.name=none",),
     tuple(f"optimizer.name={name}" for name in ("sparse_adagrad", "row_adagrad", "sparse_adam")),
     ("training.device=cpu", "training.device=cpu_staged", "tables.storage=device training.device=cpu_staged"),
 )
@@ -78,16 +79,15 @@ FEATURES: tuple[tuple[str, ...], ...] = (
     ("", PEOPLE, f"{PEOPLE} features.use=alone"),
     ("", "model.global_vectors=true model.reciprocal_relations=false"),
     ("", "model.reciprocal_relations=false"),
-    ("", "optimizer.schedule=ExponentialLR optimizer.schedule_options=[gamma=0.9]"
-         " optimizer.schedule_every=batch", "optimizer.warmup_batches=5"),
-    ("", "optimizer.relation_lr=0.02", "optimizer.relation_name=row_adagrad"),
+    ("", f"optimizer.schedule={SCHEDULE}", "optimizer.warmup_batches=5"),
+    ("", "optimizer.relations.lr=0.02", "optimizer.relations.name=row_adagrad"),
     ("", "optimizer.clip_norm=0.5", "optimizer.clip_value=0.01", "optimizer.weight_decay=0.01"),
     ("", "negatives.num_for_heads=11", "negatives.num_for_heads=0", "negatives.all_entities=true"),
     ("", "negatives.own_entity=false"),
     ("", "negatives.mask_known=true"),
     ("", "negatives.in_batch_share=0.5 negatives.global_share=0.5", "negatives.degree_power=0.75"),
     ("", "loss.batch_reduction=sum"),
-    ("", "loss.relation_weights=[knows=2]"),
+    ("", 'loss.relation_weights={"knows":2}'),
     ("", f"dataset=FOLDER/{WEIGHTED}", f"dataset=FOLDER/{WEIGHTED} loss.confidences=true"),
     ("", "loss.adversarial_weights=true", "loss.reduction=sum"),
     ("", "training.batch_statistics=true"),

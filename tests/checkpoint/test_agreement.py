@@ -17,6 +17,7 @@ from dglkge.checkpoint import CheckpointManager, open_checkpoint
 from dglkge.checkpoint import manager as managers
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
 from dglkge.errors import CheckpointError, StorageError
 from dglkge.typing import RELATION
@@ -123,7 +124,7 @@ def resume(manager: CheckpointManager) -> str:
         return "starts anew"
     tables = toy_tables(META, 9)
     parts = [blank(cut("person", tables["person"], 1)[0])]
-    manager.raise_together(lambda: manager.restore(parts))
+    agree(manager._gather, lambda: manager.restore(parts))
     return f"resumed from {manager.storage.published_version()}"
 
 

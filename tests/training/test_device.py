@@ -202,7 +202,7 @@ def test_a_machine_without_compiler_is_told(tmp_path: Path, monkeypatch: pytest.
         raise RuntimeError("no such\ninstruction")
 
     monkeypatch.setattr(ScoredLosses, "try_out", failing)
-    with pytest.raises(InputError, match="to compile the loss on trainer 0: no such instruction; allowed"):
+    with pytest.raises(InputError, match="to compile the loss: no such instruction; allowed"):
         trained(tmp_path, "auto", STAGED, "training.compile=true")
 
 

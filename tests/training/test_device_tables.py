@@ -21,6 +21,7 @@ from dglkge.errors import InputError
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.step.train_step import TrainStep
 from dglkge.training import build
+from dglkge.training.building import tables
 from dglkge.training.epochs import JOB
 from tests.toy_kg import toy_dataset
 from tests.training.test_device import OBJECTIVES
@@ -50,10 +51,10 @@ def break_off(folder: Path, num_batches: int, *settings: str) -> None:
     """Train some batches of an epoch with a commit after each third, and fail in the next."""
     step, numbers = TrainStep.__call__, itertools.count()
 
-    def failing(self: TrainStep, batch: Any, *flags: int) -> float:
+    def failing(self: TrainStep, batch: Any, flags: int) -> Any:
         if next(numbers) == num_batches:
             raise InterruptedError
-        return step(self, batch, *flags)
+        return step(self, batch, flags)
 
     with mock.patch.object(TrainStep, "__call__", failing), contextlib.suppress(InterruptedError):
         trained(folder, "reference", "checkpoint.every_batches=3", *settings)
@@ -136,7 +137,7 @@ def test_a_device_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest
     def full(*arguments: Any, **options: Any) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore words.")
 
-    monkeypatch.setattr(build, "DeviceTables", full)
+    monkeypatch.setattr(tables, "DeviceTables", full)
     words = (
         r"trainer 0 does not fit its GPU \(CUDA out of memory. Tried to allocate 9 GiB.\); dglkge plan shows"
     )

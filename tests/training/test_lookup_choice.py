@@ -9,7 +9,7 @@ import torch
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.training.build import choose_lookup
+from dglkge.training.building.tables import choose_lookup
 
 
 class Tables:

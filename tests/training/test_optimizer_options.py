@@ -10,16 +10,18 @@ from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.optim import Adagrad, Adam, RowWiseAdagrad, UpdateRule
 from dglkge.planning.shared_memory import state_widths
-from dglkge.training import build
+from dglkge.training.building import tables
 from dglkge.training.building.components import check_config
 from dglkge.typing import RELATION
 
 
 def made_with(monkeypatch: pytest.MonkeyPatch, *settings: str) -> tuple[Any, UpdateRule, dict[str, Any]]:
     """Return the arguments that the optimizer of a configuration is constructed with."""
-    monkeypatch.setattr(build, "SparseOptimizer", lambda params, rule, lr, **options: (params, rule, options))
+    monkeypatch.setattr(
+        tables, "SparseOptimizer", lambda params, rule, lr, **options: (params, rule, options)
+    )
     config = load_config(None, ["dataset=toy", *(f"optimizer.{setting}" for setting in settings)])
-    made: tuple[Any, UpdateRule, dict[str, Any]] = build.build_optimizer(config, ["people", "films", "r"], 1)
+    made: tuple[Any, UpdateRule, dict[str, Any]] = tables.build_optimizer(config, ["people", "films", "r"], 1)
     return made
 
 

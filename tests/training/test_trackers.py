@@ -17,8 +17,8 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.training import trackers
-from dglkge.training.build import _build_trackers
 from dglkge.training.building.components import check_config
+from dglkge.training.building.run_files import open_trackers
 from dglkge.training.trackers import LOGGERS, TrackedRun, Tracker, Trackers, check_loggers
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
 
@@ -60,7 +60,7 @@ class TrackedLife(ToyRun):
         super().__init__(folder, "evaluation.valid_every_epochs=1", lrs=[0.5, 0.25])
         config = load_config(None, ["dataset=x", f"output={folder}", f"training.loggers=[{','.join(names)}]"])
         cluster = Cluster(World(rank), None)
-        made = _build_trackers(config, cluster, self.checkpoints)
+        made = open_trackers(config, cluster, self.checkpoints.records)
         self.trainer._trackers = made
         made.start(self.trainer._steps_done, self.trainer._committed is not None)
         self.evaluator.evaluate = lambda split, *rest: SimpleNamespace(  # type: ignore[method-assign]

@@ -20,8 +20,8 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.sampling.negatives import UniformNegatives
-from dglkge.training import build
-from dglkge.training.build import build_optimizer
+from dglkge.training.building import tables
+from dglkge.training.building.tables import build_optimizer
 from dglkge.training.epochs import JOB
 from dglkge.training.stats import reports_apart
 from dglkge.training.trainer import Trainer
@@ -307,7 +307,7 @@ def test_trainers_of_several_machines_must_wait() -> None:
 
 def test_the_limit_of_waiting_reaches_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainers of one machine wait for each other in its exchange, and not longer than anywhere else."""
-    monkeypatch.setattr(build, "SparseOptimizer", lambda params, rule, lr, **options: options)
+    monkeypatch.setattr(tables, "SparseOptimizer", lambda params, rule, lr, **options: options)
     before = request_timeout_seconds()
     set_request_timeout(7.5)
     try:

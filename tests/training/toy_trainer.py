@@ -19,9 +19,11 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
 from dglkge.sampling.triple_order import plan_passes
+from dglkge.step.computation import Computation
 from dglkge.step.contracts import StepResult
 from dglkge.step.objectives.measures import BatchMeasures
 from dglkge.training.epochs import ElasticEpochs
+from dglkge.training.job import Job
 from dglkge.training.passes import Passes
 from dglkge.training.trainer import Trainer
 from dglkge.typing import Side, TablePart
@@ -112,15 +114,16 @@ class ToyRun:
         folder.mkdir(exist_ok=True)
         self.param_groups = [{"lr": lr} for lr in lrs]
         self.lrs_of_batches: list[list[float]] = []
+        optimizer = SimpleNamespace(
+            state_tensors=lambda name: {"sum": self.tables[name].rows + 0.5}, param_groups=self.param_groups
+        )
+        absent: Any = None
+        tables: Any = self.tables
+        job = Job(
+            config, self.cluster, absent, absent, absent, absent, absent, Computation(), tables, optimizer
+        )
         self.trainer = Trainer(
-            config,
-            self.cluster,
-            self.tables,
-            SimpleNamespace(
-                state_tensors=lambda name: {"sum": self.tables[name].rows + 0.5},
-                network_bytes=0,
-                param_groups=self.param_groups,
-            ),
+            job,
             order,
             self,
             self.evaluator,
@@ -130,7 +133,7 @@ class ToyRun:
                 **({"config": config.to_dict()} if own_config else {}),
             ),
             self.epochs,
-            passes=Passes(plan_passes([(0, NUM_TRIPLES)], config.training.edge_chunks, BATCH_SIZE), held_out),
+            Passes(plan_passes([(0, NUM_TRIPLES)], config.training.edge_chunks, BATCH_SIZE), held_out),
         )
 
     def __call__(self, batch: EdgeBatch, flags: int = 0) -> StepResult:

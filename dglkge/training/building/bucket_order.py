@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,6 @@ from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.mapped_rows import MappedRows
 from dglkge.embeddings.table_set import TableSet
-from dglkge.errors import CheckpointError, StorageError
 from dglkge.kernels.hashing import combine
 from dglkge.planning.host import available_memory
 from dglkge.sampling.bucket_batches import BucketBatches
@@ -61,17 +59,15 @@ def build_bucket_batches(
     sets = ALL_TRIPLES
     if config.training.edge_sets or config.evaluation.eval_fraction:
         sets = TrainedSets(order.made_of(), partial(rows_of_sets, order), len(order.sets))
-    problem: tuple[str, str] | None = None
-    if world.is_machine_leader:
-        try:
+
+    def make_files() -> None:
+        """Make the files of this machine, on one of its trainers."""
+        if world.is_machine_leader:
             make_buckets(layout, part, num_ranges, pairs, of_edges["pair_of_relation"], spare, sets)
-        except (CheckpointError, StorageError) as error:
-            problem = (type(error).__name__, str(error))
+
     # The others wait for the disk: the files are read once and written once.
     edges = layout.edge_table(part)
-    cluster.barrier(2 * int(np.asarray(edges.edges).nbytes + np.asarray(edges.triple_ids).nbytes))
-    for kind, text in filter(None, map(json.loads, cluster.gather_texts(json.dumps(problem)))):
-        raise StorageError(text) if kind == StorageError.__name__ else CheckpointError(text)
+    cluster.agree(make_files, 2 * int(np.asarray(edges.edges).nbytes + np.asarray(edges.triple_ids).nbytes))
     buckets = open_buckets(layout, part, num_ranges, pairs, spare, sets)
     # By part: triples of each set, and a checksum of the counts. One trainer of each machine adds them.
     found = np.zeros((layout.num_parts, len(order.sets) + 1), np.int64)

@@ -14,7 +14,6 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN
 from dglkge.distributed.dgl_compat import request_timeout_seconds
 from dglkge.distributed.world import World
-from dglkge.embeddings.device_tables import DeviceTables
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
@@ -25,7 +24,6 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.pair_queries import PairIndex
 from dglkge.sampling.query_batches import QueryBatches, QueryIndex, ShardAnswers, TrainingBatches
-from dglkge.step.computation import Computation
 from dglkge.step.objectives.all_candidates import (
     AllCandidates,
     CandidateLoss,
@@ -46,7 +44,8 @@ from dglkge.step.objectives.shard_objective import (
 )
 from dglkge.step.planning import EdgePlanner, QueryPlanner
 from dglkge.step.rows import Transforms
-from dglkge.training.building.components import REFERENCE
+from dglkge.training.building.components import REFERENCE, configured_regularizer
+from dglkge.training.job import Job
 from dglkge.typing import RELATION, Side
 
 
@@ -138,41 +137,11 @@ def _relation_comparisons(model: KgeModel, tables: TableSet) -> dict[str, _Compa
     return found
 
 
-@dataclass(frozen=True)
-class StepParts:
-    """What the objectives of a run are built from.
-
-    Attributes
-    ----------
-    config : Config
-    tables : TableSet
-    batches : TrainingBatches
-    world : World
-    computation : Computation
-    transforms : Transforms
-    pairs : list of (str, str)
-        Entity types of the heads and tails of each edge type.
-    device_tables : DeviceTables or None
-    """
-
-    config: Config
-    tables: TableSet
-    batches: TrainingBatches
-    world: World
-    computation: Computation
-    transforms: Transforms
-    pairs: list[tuple[str, str]]
-    device_tables: DeviceTables | None = None
-
-    @property
-    def has_loops(self) -> bool:
-        """Whether compiled loops may compute: they read rows in the host's memory."""
-        return not (self.computation.is_reference or self.computation.device.is_staged)
-
-
-def _candidates(job: StepParts, name: str, one: _Comparison, kind: str, penalizes: bool) -> Candidates:
+def _candidates(
+    job: Job, batches: TrainingBatches, name: str, one: _Comparison, kind: str, penalizes: bool
+) -> Candidates:
     """Make this trainer's shard of the candidates of a block."""
-    world, batches, computation = job.world, job.batches, job.computation
+    world, computation = job.world, job.computation
     # The machine's rows in equal runs, one for each trainer: a candidate is scored by one trainer only.
     owned = one.table.shard(world.local_rank, world.trainers_per_machine)
     first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
@@ -203,42 +172,47 @@ def _candidates(job: StepParts, name: str, one: _Comparison, kind: str, penalize
     return Candidates(one.table, first, stop, one.columns, kind, shard, answers_of, resident)
 
 
-def build_candidate_loss(job: StepParts, model: KgeModel, regularizer: Regularizer | None) -> CandidateLoss:
+def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transforms) -> CandidateLoss:
     """Make the loss against all candidates, with this trainer's shards of the tables; a collective."""
-    config, computation, batches = job.config, job.computation, job.batches
+    config, model = job.config, job.computing
+    regularizer = configured_regularizer(config, model)
     comparisons = _entity_comparisons(config, model, job.tables)
     relation_weight = config.training.relation_prediction
     if relation_weight:
         comparisons.update(_relation_comparisons(model, job.tables))
     kind, penalizes = LOSSES.get(config.loss.name).candidate_kind, regularizer is not None
-    candidates = [_candidates(job, name, one, kind, penalizes) for name, one in comparisons.items()]
-    shares_relations = model.score_function.shares_relations and not computation.is_reference
+    candidates = [_candidates(job, batches, name, one, kind, penalizes) for name, one in comparisons.items()]
+    shares_relations = model.score_function.shares_relations and not job.computation.is_reference
     sums_batch = config.loss.batch_reduction == "sum"
     maker: QueryMaker
     if isinstance(batches, QueryBatches):
         maker = AnsweredQueries(model, regularizer, relation_weight, shares_relations)
         queries = QueryPlanner(list(job.tables), sums_batch)
-        return _sharded(job, queries, maker, comparisons, candidates, regularizer)
+        return _sharded(job, transforms, queries, maker, comparisons, candidates, regularizer)
     if job.has_loops and has_loops(model, regularizer):
         maker = LoopQueries(model, regularizer, relation_weight)
     else:
         maker = AutogradQueries(model, regularizer, relation_weight, shares_relations)
     edges = EdgePlanner(list(job.tables), job.pairs, {}, sums_batch)
-    return _sharded(job, edges, maker, comparisons, candidates, regularizer)
+    return _sharded(job, transforms, edges, maker, comparisons, candidates, regularizer)
 
 
-def build_relation_loss(job: StepParts, model: KgeModel, planner: EdgePlanner) -> CandidateLoss:
+def build_relation_loss(
+    job: Job, batches: TrainingBatches, transforms: Transforms, planner: EdgePlanner
+) -> CandidateLoss:
     """Make the softmax of (h, ?, t) over all relations for ``negative_sampling``; a collective."""
+    model = job.computing
     comparisons = _relation_comparisons(model, job.tables)
     # Softmax whatever the loss of the sampled negatives is: relations are all candidates, none is sampled.
-    candidates = [_candidates(job, name, one, SOFTMAX, False) for name, one in comparisons.items()]
+    candidates = [_candidates(job, batches, name, one, SOFTMAX, False) for name, one in comparisons.items()]
     is_staged = job.computation.device.is_staged
     maker = RelationQueries(model, job.config.training.relation_prediction, is_staged)
-    return _sharded(job, planner, maker, comparisons, candidates)
+    return _sharded(job, transforms, planner, maker, comparisons, candidates)
 
 
 def _sharded(
-    job: StepParts,
+    job: Job,
+    transforms: Transforms,
     planner: EdgePlanner | QueryPlanner,
     maker: QueryMaker,
     comparisons: dict[str, _Comparison],
@@ -254,5 +228,5 @@ def _sharded(
     )
     exchange = QueryExchange(group, list(blocks.values()), job.world.trainers_per_machine)
     clock = job.computation.clock
-    scored = AllCandidates(candidates, exchange, clock, job.transforms, regularizer)
+    scored = AllCandidates(candidates, exchange, clock, transforms, regularizer)
     return CandidateLoss(planner, maker, blocks, scored, clock)

@@ -63,16 +63,17 @@ def compile_loss(
         If torch cannot compile it on one of the trainers; on all of them.
     """
     begin = time.monotonic()
-    problem = ""
-    try:
-        with device.computing():
-            scored.try_out(dim, own_entity)
-    except Exception as error:  # torch's own, and those of the compiler, have no common class
-        problem = one_line(error)
-    for rank, text in enumerate(cluster.gather_texts(problem)):
-        if text:
+
+    def try_out() -> None:
+        """Compile the loss."""
+        try:
+            with device.computing():
+                scored.try_out(dim, own_entity)
+        except Exception as error:  # torch's own, and those of the compiler, have no common class
             raise InputError(
-                f"training.compile is true, and torch fails to compile the loss on trainer {rank}: {text}; "
-                "allowed here: false"
-            )
+                f"training.compile is true, and torch fails to compile the loss: {one_line(error)}; allowed "
+                "here: false"
+            ) from None
+
+    cluster.agree(try_out)
     logger.info("scores and losses are compiled by torch (%.0f s)", time.monotonic() - begin)

@@ -242,17 +242,8 @@ def _report(
 
 def together(cluster: Cluster, path: Path, work: Callable[[], Any]) -> Any:
     """Return the result of a function; if it fails on one trainer, all raise its error. A collective."""
-    problem, result = "", None
-    try:
-        result = work()
-    except InputError as error:
-        problem = str(error)
-    # Its timeout allows for reading; the gather has a fixed one.
-    cluster.barrier(PASSES * path.stat().st_size if path.exists() else 1)
-    for text in cluster.gather_texts(problem):
-        if text:
-            raise InputError(text)
-    return result
+    # The barrier's timeout allows for reading; that of the exchange after it is fixed.
+    return cluster.agree(work, PASSES * path.stat().st_size if path.exists() else 1)
 
 
 def _shared_change(cluster: Cluster, config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Change:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from typing import Callable
-
 from dglkge.checkpoint.mirror import Mirror, StoredVersion
 from dglkge.config import Config
 from dglkge.distributed.lease import Lease
 from dglkge.distributed.runtime import Cluster
-from dglkge.errors import CheckpointError, DglkgeError, InputError, JobError, StorageError
 
 
 def open_mirror(config: Config, cluster: Cluster, lease: Lease) -> Mirror | None:
@@ -46,22 +42,7 @@ def _agree(cluster: Cluster, mirror: Mirror | None, writes: bool) -> None:
         """Read the pointer and the manifest."""
         found.append(mirror.newest() if mirror is not None else None)
 
-    _together(cluster, find, 0)
+    cluster.agree(find)
     sizes = [one.num_bytes for one in found if one is not None]
     most = max(map(int, cluster.gather_texts(str(max(sizes, default=0)))))
-    _together(cluster, lambda: mirror.agree(found[0], writes) if mirror is not None else None, most)
-
-
-def _together(cluster: Cluster, work: Callable[[], object], num_bytes: int) -> None:
-    """Run a function; if it fails on one trainer, all raise its error. A collective."""
-    problem = ("", "")
-    try:
-        work()
-    except DglkgeError as error:
-        problem = (type(error).__name__, str(error))
-    # The limit of the barrier grows with the bytes; the exchange after it is short.
-    cluster.barrier(num_bytes)
-    for kind, text in (json.loads(one) for one in cluster.gather_texts(json.dumps(problem))):
-        if kind:
-            kinds = (StorageError, JobError, CheckpointError)
-            raise next((one for one in kinds if one.__name__ == kind), InputError)(text)
+    cluster.agree(lambda: mirror.agree(found[0], writes) if mirror is not None else None, most)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dglkge.config import Config
+from dglkge.config.schema import DenseConfig
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError
 from dglkge.model.device import ComputeDevice, problem_of
@@ -92,28 +93,23 @@ def build_precision(
     made = ModulePrecision(device_type, dtype, chosen.compile)
     # Tried now, so that what fails does so with one message and before anything is trained: a compiler, or an
     # operation that torch does not have in 16 bits.
-    problems = cluster.gather_texts(_problem_of(model.in_precision(made), device.device))
-    for rank, problem in enumerate(problems):
-        if problem:
-            what, allowed = f"dense.autocast is {chosen.autocast}", "none"
-            if chosen.compile:
-                what, allowed = f"{what}, dense.compile is true", "dense.compile false"
-            raise InputError(
-                f"{what}, and torch fails to compute the module so on trainer {rank}: {problem}; allowed "
-                f"here: {allowed}"
-            )
+    cluster.agree(lambda: _try_out(chosen, model.in_precision(made), device.device))
     if made.loss_scale is not None:
         _check_scaling(config, model, device.device)
     return made
 
 
-def _problem_of(model: KgeModel, device: torch.device) -> str:
-    """Compute queries and their gradients for both sides; return the error, empty if there is none."""
+def _try_out(chosen: DenseConfig, model: KgeModel, device: torch.device) -> None:
+    """Compute queries and their gradients for both sides; raise InputError if torch fails to."""
     try:
         _gradients(model, device)
     except Exception as error:  # torch's own, and those of the compiler, have no common class
-        return one_line(error)
-    return ""
+        what, allowed = f"dense.autocast is {chosen.autocast}", "none"
+        if chosen.compile:
+            what, allowed = f"{what}, dense.compile is true", "dense.compile false"
+        raise InputError(
+            f"{what}, and torch fails to compute the module so: {one_line(error)}; allowed here: {allowed}"
+        ) from None
 
 
 def _gradients(model: KgeModel, device: torch.device) -> list[list[torch.Tensor]]:

@@ -1,0 +1,106 @@
+"""The training step of a job: transforms, objective, row store and updates, as configured."""
+
+from __future__ import annotations
+
+from dglkge.sampling.query_batches import TrainingBatches
+from dglkge.step.contracts import Objective, RowStore, RowTransform
+from dglkge.step.device_rows import DeviceStore
+from dglkge.step.look_ahead import LookAhead
+from dglkge.step.objectives import dot_softmax
+from dglkge.step.objectives.autograd_loss import AutogradLoss
+from dglkge.step.objectives.dot_softmax import DotSoftmax
+from dglkge.step.objectives.relation_prediction import WithRelations
+from dglkge.step.planning import EdgePlanner
+from dglkge.step.rows import HostStore, Transforms
+from dglkge.step.staged_rows import StagedStore
+from dglkge.step.train_step import TrainStep
+from dglkge.step.transforms.features import AddedFeatures
+from dglkge.step.transforms.row_dropout import RowDropout
+from dglkge.step.updates import RowUpdates
+from dglkge.training.building.candidates import build_candidate_loss, build_relation_loss
+from dglkge.training.building.compiled_loss import compile_loss
+from dglkge.training.building.components import (
+    NEGATIVE_SAMPLING,
+    configured_loss,
+    configured_regularizer,
+)
+from dglkge.training.building.edge_sets import touched_rows
+from dglkge.training.building.features import frozen_types
+from dglkge.training.building.negatives import build_known, build_negatives, build_range_offset
+from dglkge.training.job import Job
+from dglkge.typing import RELATION
+
+
+def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead]:
+    """Return the step, and the batches with those that it makes ahead; a collective."""
+    config, tables, device, clock = job.config, job.tables, job.computation.device, job.clock
+    transforms = _build_transforms(job)
+    objective: Objective
+    if config.training.objective != NEGATIVE_SAMPLING:
+        objective = build_candidate_loss(job, batches, transforms)
+    else:
+        objective = _build_sampled(job, batches, transforms)
+    store: RowStore
+    if job.device_tables is not None:
+        store = DeviceStore(tables, transforms, device, job.device_tables)
+    elif device.is_staged:
+        store = StagedStore(tables, transforms, device)
+    else:
+        store = HostStore(tables, transforms, objective.reads_in_place)
+    optimizer = job.optimizer if job.device_tables is None else job.device_tables
+    optimizer.when_phase(clock.enter)
+    frozen = frozen_types(config, job.features, tables.entity_types)
+    touched = touched_rows(config, job.dataset, job.layout, batches)
+    updates = RowUpdates(tables, optimizer, frozen, touched)
+    parameters = [one for one in (job.dense, job.global_vectors) if one is not None]
+    ahead = LookAhead(batches, objective, store, clock)
+    return TrainStep(objective, store, transforms, parameters, updates, ahead, clock), ahead
+
+
+def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -> Objective:
+    """Make the objective against sampled negatives."""
+    config, computation, pairs = job.config, job.computation, job.pairs
+    dataset, layout, model = job.dataset, job.layout, job.computing
+    loss, regularizer = configured_loss(config), configured_regularizer(config, model)
+    negatives = build_negatives(config, dataset, layout, job.tables, pairs)
+    offset, range_of = build_range_offset(config, dataset, layout, loss)
+    known = build_known(config, dataset, layout)
+    sums_batch = config.loss.batch_reduction == "sum"
+    planner = EdgePlanner(list(job.tables), pairs, negatives, sums_batch, known, range_of)
+    # It is among all entities already.
+    own_entity = config.negatives.own_entity and not config.negatives.all_entities
+    has_measures = config.training.batch_statistics
+    objective: Objective
+    if dot_softmax.is_compiled(model, loss) and job.has_loops:
+        objective = DotSoftmax(
+            planner, model, loss, regularizer, own_entity, computation, has_measures, offset
+        )
+    else:
+        objective = sampled = AutogradLoss(
+            planner, model, loss, regularizer, own_entity, computation, has_measures, offset
+        )
+        if computation.is_compiled:
+            has_own = own_entity and any(lhs == rhs for lhs, rhs in pairs)
+            compile_loss(sampled.scored, config.model.dimension, has_own, computation.device, job.cluster)
+    if config.training.relation_prediction:
+        objective = WithRelations(objective, build_relation_loss(job, batches, transforms, planner))
+    return objective
+
+
+def _build_transforms(job: Job) -> Transforms:
+    """Return the transforms of each table's rows: what is added to them, then dropout."""
+    config, tables, global_vectors, features = job.config, job.tables, job.global_vectors, job.features
+    original_ids = {name: table.original_ids for name, table in tables.items()}
+    chains: dict[str, list[RowTransform]] = {name: [] for name in tables}
+    if global_vectors is not None:
+        for name in global_vectors.vectors:
+            chains[name].append(global_vectors)
+    if features is not None:
+        for name in features.entity_types:
+            chains[name].append(AddedFeatures(features, original_ids))
+    chosen = config.model
+    rates = dict.fromkeys(tables.entity_types, chosen.entity_dropout) | {RELATION: chosen.relation_dropout}
+    dropout = RowDropout(rates, original_ids, config.seed, config.training.kernels)
+    for name in dropout.tables:
+        chains[name].append(dropout)
+    return Transforms(chains)

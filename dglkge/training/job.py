@@ -1,0 +1,182 @@
+"""What belongs together for the life of a trainer."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dglkge.config import Config
+from dglkge.data.dataset import Dataset
+from dglkge.data.partition_layout import PartitionLayout
+from dglkge.distributed.lease import Lease
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
+from dglkge.embeddings.device_tables import DeviceTables
+from dglkge.embeddings.table_set import TableSet
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.precision import LossScale
+from dglkge.model.projections import JoinedModules
+from dglkge.step.clock import PhaseClock
+from dglkge.step.computation import Computation
+from dglkge.step.parameters.dense_parameters import DenseParameters
+from dglkge.step.transforms.global_vectors import GlobalVectors
+from dglkge.training.building.components import REFERENCE, configured_model
+from dglkge.training.building.dense_optimizer import dense_optimizer
+from dglkge.training.building.device import choose_device
+from dglkge.training.building.features import DenseWithFeatures, RunFeatures, build_features
+from dglkge.training.building.matmul_dtype import with_matmul_dtype
+from dglkge.training.building.module_precision import build_precision
+from dglkge.training.building.tables import (
+    build_device_tables,
+    choose_lookup,
+    fill_tables,
+    open_optimizer,
+    open_tables,
+)
+from dglkge.training.join import opened_dataset
+
+
+@dataclass(frozen=True)
+class Job:
+    """A running job as one trainer sees it, and all that is trained.
+
+    Attributes
+    ----------
+    config : Config
+    cluster : Cluster
+    dataset : Dataset
+    layout : PartitionLayout
+    lease : Lease
+        On the run's folder.
+    model : KgeModel
+        On the host: rankings and files take its parameters.
+    computing : KgeModel
+        The one that computes batches: the same, or a copy on a device or in another precision.
+    computation : Computation
+    tables : TableSet
+    optimizer : SparseOptimizer
+    device_tables : DeviceTables or None
+        Where tables train on devices.
+    features : RunFeatures or None
+    global_vectors : GlobalVectors or None
+    dense : DenseParameters or None
+        Parameters of the score function's module, and of the projections of features.
+    """
+
+    config: Config
+    cluster: Cluster
+    dataset: Dataset
+    layout: PartitionLayout
+    lease: Lease
+    model: KgeModel
+    computing: KgeModel
+    computation: Computation
+    tables: TableSet
+    optimizer: Any
+    device_tables: DeviceTables | None = None
+    features: RunFeatures | None = None
+    global_vectors: GlobalVectors | None = None
+    dense: DenseParameters | None = None
+
+    @property
+    def world(self) -> World:
+        """Place of this trainer in the job."""
+        return self.cluster.world
+
+    @property
+    def clock(self) -> PhaseClock:
+        """Seconds of the phases of batches."""
+        return self.computation.clock
+
+    @property
+    def output(self) -> Path:
+        """The run's folder."""
+        return Path(self.config.output)
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Entity types of the heads and tails of each edge type."""
+        return [(lhs, rhs) for lhs, rhs, _, _ in self.dataset.edge_types]
+
+    @property
+    def has_loops(self) -> bool:
+        """Whether compiled loops may compute: they read rows in the host's memory."""
+        return not (self.computation.is_reference or self.computation.device.is_staged)
+
+
+def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
+    """Make everything that is trained, with initial values; a collective.
+
+    Raises
+    ------
+    InputError
+        If something does not fit the data set or this machine.
+    """
+    world, dataset = cluster.world, opened_dataset(config)
+    layout = dataset.layout()
+    device = choose_device(config, cluster)
+    # After the lease: the choice is read from the run's folder, which no other job may change now.
+    config = with_matmul_dtype(config, cluster, device)
+    model = configured_model(config)
+    tables = open_tables(config, cluster, dataset, layout, model)
+    features = build_features(config, cluster, dataset)
+    fill_tables(tables, model, config, cluster, features)
+    optimizer = open_optimizer(config, tables, world.num_machines)
+    choose_lookup(config, tables, world.num_machines)
+    device_tables = build_device_tables(config, tables, optimizer, world, device)
+    computing = model.copied_to(device.device) if device.is_staged else model
+    precision = build_precision(config, computing, device, cluster)
+    loss_scale = None if precision is None else precision.loss_scale
+    dense = _build_dense(config, model, computing, features, cluster, loss_scale)
+    if precision is not None:
+        computing = computing.in_precision(precision)
+    global_vectors: GlobalVectors | None = None
+    if config.model.global_vectors:
+        # The first group is that of the entities.
+        group, clip_value = optimizer.param_groups[0], config.optimizer.clip_value
+        global_vectors = GlobalVectors(tables.entity_types, model.dim, group, cluster.sum, clip_value)
+    computation = Computation(
+        device,
+        getattr(torch, config.training.matmul_dtype),
+        config.training.kernels == REFERENCE,
+        config.training.compile,
+        PhaseClock(config.training.profile),
+    )
+    # Registered before the Trainer's own: an exchange in the background ends before the last commit.
+    cluster.on_leave(tables.lookup.finish)
+    return Job(
+        config, cluster, dataset, layout, lease, model, computing, computation, tables, optimizer,
+        device_tables, features, global_vectors, dense,
+    )  # fmt: skip
+
+
+def _build_dense(
+    config: Config,
+    model: KgeModel,
+    computing: KgeModel,
+    features: RunFeatures | None,
+    cluster: Cluster,
+    loss_scale: LossScale | None,
+) -> DenseParameters | None:
+    """Return the dense parameters of the score function's module and of the projections of features.
+
+    None where there are none. A collective. `computing` is the model of the batches: this one, or a copy on a
+    device.
+    """
+    others: Any = (
+        functools.partial(dense_optimizer, config.dense), cluster.sum, cluster.world.rank == 0,
+        config.optimizer.clip_value, None if computing is model else computing.module,
+        # One trainer has all of them in any case.
+        Path(config.output) if config.dense.sharding == "fsdp" and cluster.world.world_size > 1 else None,
+        loss_scale,
+        [] if model.module is None else [name for name, _ in model.module.named_parameters()],
+    )  # fmt: skip
+    if features is not None:
+        projections = features.projections
+        modules = projections if model.module is None else JoinedModules(model.module, projections)
+        return DenseWithFeatures(features, modules, *others)
+    return None if model.module is None else DenseParameters(model.module, *others)
