@@ -38,6 +38,7 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import CheckpointError, InputError, StorageError, write_error
 from dglkge.evaluation.protocol import Protocol
 from dglkge.kernels.links import limit_norms
+from dglkge.model.choices import K_VS_ALL, NEGATIVE_SAMPLING
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.precision import ModulePrecision
@@ -73,8 +74,6 @@ from dglkge.training.building.candidates import (
 )
 from dglkge.training.building.compiled_loss import check_compiled_loss, compile_loss
 from dglkge.training.building.components import (
-    K_VS_ALL,
-    NEGATIVE_SAMPLING,
     REFERENCE,
     check_config,
     configured_loss,
@@ -273,7 +272,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     cluster.on_leave(tables.lookup.finish)
     pairs = [(lhs, rhs) for lhs, rhs, _, _ in dataset.edge_types]
     batches: TrainingBatches
-    if config.training.objective == K_VS_ALL:
+    if config.training.objective.name == K_VS_ALL:
         batches = build_query_batches(config, dataset, world)
     else:
         of_edges: dict[str, Any] = {
@@ -473,7 +472,7 @@ def _build_train_step(
     )
     regularizer = configured_regularizer(config, model)
     objective: Objective
-    if config.training.objective != NEGATIVE_SAMPLING:
+    if config.training.objective.name != NEGATIVE_SAMPLING:
         objective = build_candidate_loss(parts, model, regularizer)
     else:
         objective = _build_sampled(parts, dataset, layout, model, cluster)

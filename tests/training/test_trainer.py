@@ -375,7 +375,9 @@ def test_a_finished_run_is_not_another(tmp_path: Path, setting: str, old: Any, n
         ToyRun(tmp_path, "training.num_epochs=1", f"{setting}={new}", own_config=True)
     # Another optimizer has options of its own: with their defaults they differ too.
     more = "; optimizer.eps was 1e-10, is 1e-08" if setting == "optimizer.name" else ""
-    assert f"other settings: {setting} was {old!r}, is {new!r}{more}; take another output" in str(caught.value)
+    assert f"other settings: {setting} was {old!r}, is {new!r}{more}; take another output" in str(
+        caught.value
+    )
     both = ("loss.batch_reduction=sum", "optimizer.lr=0.3")
     with pytest.raises(CheckpointError) as caught:
         ToyRun(tmp_path, "training.num_epochs=1", *both, own_config=True)
