@@ -26,6 +26,7 @@ HOMES = {
     "regularizer": "dglkge.model.regularizers:REGULARIZERS",
     "optimizer": "dglkge.model.choices:OPTIMIZERS",
     "negative sampler": "dglkge.model.choices:NEGATIVE_SAMPLERS",
+    "objective": "dglkge.model.choices:OBJECTIVES",
     "logger": "dglkge.training.trackers:LOGGERS",
 }
 """Noun to the module and name of its registry. Texts and no imports: the configuration and the launcher read

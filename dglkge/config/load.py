@@ -19,6 +19,8 @@ from dglkge.registry import import_modules, recorded_imports
 from dglkge.settings import Items, Scalar, Tree, expected
 
 FORMER = {
+    "training.label_smoothing": "training.objective.label_smoothing",
+    "negatives.sampler": "negatives.name",
     "optimizer.schedule_every": "optimizer.schedule.every",
     "dense.schedule_every": "dense.schedule.every",
     "optimizer.schedule_options": "optimizer.schedule, a map: {name: CosineAnnealingLR, T_max: 20}",

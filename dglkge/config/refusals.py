@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from dglkge.config.schema import K_VS_ALL, NEGATIVE_SAMPLING, Config, DenseConfig
+from dglkge.config.schema import Config, DenseConfig
 from dglkge.errors import InputErrors
-from dglkge.model.choices import NEGATIVE_SAMPLERS
+from dglkge.model.choices import K_VS_ALL, NEGATIVE_SAMPLING
 from dglkge.model.losses import LOSSES
 from dglkge.model.regularizers import REGULARIZERS, chosen_regularizer
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
@@ -182,7 +182,6 @@ ROWS: tuple[Row, ...] = (
     row("checkpoint.init_path", only(""), "and rows start from one of them", given("model.init_from.path")),
     row("model.init_from.frozen", only(False), "so it has no effect", of("model.init_from.path", "")),
     # Objectives
-    row("training.label_smoothing", only(0), "which has no such labels", of(OBJECTIVE, NEGATIVE_SAMPLING)),
     row("training.batch_statistics", only(False), "which has no sampled negatives to count", over_all),
     row(
         OBJECTIVE,
@@ -237,12 +236,6 @@ ROWS: tuple[Row, ...] = (
     row(
         "negatives.degree_power",
         only(0),
-        "which takes no weights",
-        component("negatives.sampler", lambda member: not getattr(member, "takes_weights", False)),
-    ),
-    row(
-        "negatives.degree_power",
-        only(0),
         "and negatives of the batch are drawn in proportion to their occurrences",
         of("negatives.in_batch_share", 1),
     ),
@@ -288,7 +281,7 @@ ROWS: tuple[Row, ...] = (
         in_buckets,
     ),
     row(
-        "negatives.sampler",
+        "negatives.name",
         only("mixed"),
         "where negatives and batches keep to the ranges of a bucket",
         in_buckets,
@@ -427,4 +420,4 @@ def _component(config: Config, key: str) -> Any:
         return SCORE_FUNCTIONS.get(settings.name)(settings)
     if key == "regularizer":
         return REGULARIZERS.get(chosen_regularizer(config.regularizer, config.model.score_function.name).name)
-    return LOSSES.get(config.loss.name) if key == "loss" else NEGATIVE_SAMPLERS.get(config.negatives.sampler)
+    return LOSSES.get(config.loss.name)

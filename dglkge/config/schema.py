@@ -10,7 +10,15 @@ from pydantic.fields import FieldInfo
 
 from dglkge.config.component import TAG, Component, component_of
 from dglkge.model import regularizers
-from dglkge.model.choices import OptimizerSettings, RelationSettings, ScheduleSettings, rule_settings
+from dglkge.model.choices import (
+    NEGATIVE_SAMPLING,
+    ObjectiveSettings,
+    OptimizerSettings,
+    RelationSettings,
+    SamplerSettings,
+    ScheduleSettings,
+    rule_settings,
+)
 from dglkge.model.losses import LossSettings
 from dglkge.model.regularizers import RegularizerSettings
 from dglkge.model.score_functions import ScoreSettings
@@ -27,7 +35,7 @@ from dglkge.settings import (
     section,
     setting,
 )
-from dglkge.typing import Device, Side
+from dglkge.typing import Device
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 DATASET = "the folder of a data set, which dglkge partition makes of triples"
@@ -40,6 +48,8 @@ LOSS = Component("loss", "softmax")
 REGULARIZER = Component("regularizer", regularizers.AUTO, values=regularizers.VALUES)
 
 
+NEGATIVES = Component("negative sampler", "mixed")
+OBJECTIVE = Component("objective", NEGATIVE_SAMPLING, is_section=False)
 RELATION_OPTIMIZER = Component(
     "optimizer",
     "",
@@ -123,58 +133,6 @@ class ModelConfig(Settings):
     )
     # Last: `dglkge config` prints sections in the order of their fields.
     init_from: InitFromConfig = section(InitFromConfig, "given vectors as initial rows")
-
-
-class NegativesConfig(Settings):
-    """The negatives that each positive is scored against."""
-
-    sampler: str = setting("mixed", "how negatives are drawn", component="negative sampler")
-    num_uniform: int = setting(
-        1000, "negatives of the right entity type, shared by the positives of a chunk", ge=1
-    )
-    num_for_heads: int = setting(
-        -1, "negatives of (?, r, t); -1: num_uniform; 0: heads are not predicted", ge=-1
-    )
-    num_for_tails: int = setting(
-        -1,
-        "negatives of (h, r, ?); -1: num_uniform; 0: tails are not predicted; both sides share their "
-        "negatives where the numbers are equal, and otherwise draw their own",
-        ge=-1,
-    )
-    global_share: float = setting(
-        1.0, "share of them that is uniform over the whole graph; the three shares sum to 1", ge=0
-    )
-    local_share: float = setting(
-        0.0, "share that is uniform over the machine's own partition (on one machine: global)", ge=0
-    )
-    in_batch_share: float = setting(
-        0.0, "share that is drawn from the entities of the trainer's positives of the chunk", ge=0
-    )
-    chunk_size: int = setting(1000, "positives of a global batch that share their negatives", ge=1)
-    own_entity: bool = setting(
-        True, "score the query's own entity as one negative more: (h, r, h) against (h, r, ?)"
-    )
-
-    all_entities: bool = setting(
-        False,
-        "every entity of the type is a negative, without a sampler; training.objective one_vs_all is softmax "
-        "or binary cross entropy over the same, at less cost",
-    )
-    degree_power: float = setting(
-        0.0,
-        "draw global and local negatives in proportion to this power of their number of training triples "
-        "(0.75 in word2vec: Mikolov et al. 2013); 0: uniformly",
-        ge=0,
-    )
-    mask_known: bool = setting(
-        False, "a negative that is a known answer in the training triples does not count"
-    )
-
-    @property
-    def per_side(self) -> dict[Side, int]:
-        """Negatives of a query for each side; 0: the side is not predicted."""
-        given = {Side.HEAD: self.num_for_heads, Side.TAIL: self.num_for_tails}
-        return {side: self.num_uniform if count < 0 else count for side, count in given.items()}
 
 
 class DenseOptimizer(FreeSettings):
@@ -292,12 +250,6 @@ class SamplingConfig(Settings):
         return self.num_ranges > 1 and self.buckets == DIRECTED
 
 
-NEGATIVE_SAMPLING: Literal["negative_sampling"] = "negative_sampling"
-ObjectiveName = Literal["negative_sampling", "one_vs_all", "k_vs_all"]
-OBJECTIVES: tuple[str, ...] = get_args(ObjectiveName)
-K_VS_ALL = OBJECTIVES[-1]
-
-
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     """Refuse a name that occurs twice."""
     if len(set(names)) < len(names):
@@ -308,17 +260,10 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
 class TrainingConfig(Settings):
     """Epochs, batches, and how trainers work together."""
 
-    objective: ObjectiveName = setting(
-        NEGATIVE_SAMPLING,
-        "negative_sampling: each answer against sampled negatives; one_vs_all: against all entities of the "
-        "type; k_vs_all: all answers of a query at once, a batch being of queries (h, r, ?) and (?, r, t). "
-        "The last two take loss.name softmax, or logistic for binary cross entropy, and no negatives",
-    )
-    label_smoothing: float = setting(
-        0.0,
-        "one_vs_all, k_vs_all: share of each label that is spread evenly over all candidates",
-        ge=0,
-        lt=1,
+    objective: Annotated[ObjectiveSettings, OBJECTIVE] = component(
+        OBJECTIVE,
+        "what answers are compared with; one_vs_all and k_vs_all take losses that have a form over all "
+        "candidates, and no negatives",
     )
     relation_prediction: float = setting(
         0.0,
@@ -558,7 +503,7 @@ class Config(Settings):
         "defined for, else none",
     )
     sampling: SamplingConfig = section(SamplingConfig, "order of the triples of an epoch")
-    negatives: NegativesConfig = section(NegativesConfig, "negatives")
+    negatives: Annotated[SamplerSettings, NEGATIVES] = component(NEGATIVES, "how negatives are drawn")
     optimizer: Annotated[OptimizerConfig, OPTIMIZER] = component(OPTIMIZER, "update rule of the rows")
     dense: DenseConfig = section(DenseConfig, "dense parameters")
     features: FeaturesConfig = section(FeaturesConfig, "frozen vectors of entities")
@@ -572,7 +517,7 @@ class Config(Settings):
         order = self.sampling.order
         if order == "auto":
             # Against all candidates the order costs next to nothing beside the scores, and exactness is free.
-            order = "machine" if self.training.objective == NEGATIVE_SAMPLING else "global"
+            order = "machine" if self.training.objective.name == NEGATIVE_SAMPLING else "global"
         return num_machines > 1 and order == "machine" and self.sampling.num_ranges == 1
 
     def to_dict(self) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, create_model
 from dglkge.optim.rules import Adagrad, Adam, RowWiseAdagrad, UpdateRule
 from dglkge.registry import Registry
 from dglkge.settings import ComponentSettings, FreeSettings, setting
+from dglkge.typing import Side
 
 
 @dataclass(frozen=True)
@@ -130,24 +131,140 @@ def state_widths(optimizer: str, width: int) -> tuple[int, ...]:
     return tuple(math.prod(shape) for shape in OPTIMIZERS.get(optimizer)().state_shapes(width).values())
 
 
+class SamplerSettings(ComponentSettings):
+    """Settings of every negative sampler."""
+
+    num_uniform: int = setting(
+        1000, "negatives of the right entity type, shared by the positives of a chunk", ge=1
+    )
+    num_for_heads: int = setting(
+        -1, "negatives of (?, r, t); -1: num_uniform; 0: heads are not predicted", ge=-1
+    )
+    num_for_tails: int = setting(
+        -1,
+        "negatives of (h, r, ?); -1: num_uniform; 0: tails are not predicted; both sides share their "
+        "negatives where the numbers are equal, and otherwise draw their own",
+        ge=-1,
+    )
+    chunk_size: int = setting(1000, "positives of a global batch that share their negatives", ge=1)
+    own_entity: bool = setting(
+        True, "score the query's own entity as one negative more: (h, r, h) against (h, r, ?)"
+    )
+    all_entities: bool = setting(
+        False,
+        "every entity of the type is a negative, without a sampler; training.objective one_vs_all is softmax "
+        "or binary cross entropy over the same, at less cost",
+    )
+    mask_known: bool = setting(
+        False, "a negative that is a known answer in the training triples does not count"
+    )
+
+    @property
+    def per_side(self) -> dict[Side, int]:
+        """Negatives of a query for each side; 0: the side is not predicted."""
+        given = {Side.HEAD: self.num_for_heads, Side.TAIL: self.num_for_tails}
+        return {side: self.num_uniform if count < 0 else count for side, count in given.items()}
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Shares that are drawn from the whole graph, the machine's partition and the batch."""
+        return (1.0, 0.0, 0.0)
+
+    @property
+    def power(self) -> float:
+        """Power of an entity's number of triples in proportion to which it is drawn; 0: uniformly."""
+        return 0.0
+
+
+class MixedSettings(SamplerSettings):
+    """Settings of the sampler that mixes three sources."""
+
+    global_share: float = setting(
+        1.0, "share of them that is uniform over the whole graph; the three shares sum to 1", ge=0
+    )
+    local_share: float = setting(
+        0.0, "share that is uniform over the machine's own partition (on one machine: global)", ge=0
+    )
+    in_batch_share: float = setting(
+        0.0, "share that is drawn from the entities of the trainer's positives of the chunk", ge=0
+    )
+    degree_power: float = setting(
+        0.0,
+        "draw global and local negatives in proportion to this power of their number of training triples "
+        "(0.75 in word2vec: Mikolov et al. 2013); 0: uniformly",
+        ge=0,
+    )
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """The three shares."""
+        return (self.global_share, self.local_share, self.in_batch_share)
+
+    @property
+    def power(self) -> float:
+        """``degree_power``."""
+        return self.degree_power
+
+
 @dataclass(frozen=True)
 class SamplerChoice(Choice):
     """A negative sampler: a class with the constructor of ``dglkge.sampling.negatives.MixedNegatives``.
 
     Attributes
     ----------
-    takes_weights : bool
-        Whether the constructor takes ``weights``, those of ``negatives.degree_power``.
+    Settings : type of SamplerSettings
+        Its options; those beside the fields of :class:`MixedSettings` are arguments of the constructor.
     """
 
-    takes_weights: bool = False
+    Settings: type[SamplerSettings] = SamplerSettings
 
 
-NEGATIVE_SAMPLERS: Registry[Choice] = Registry("negative sampler")
+NEGATIVE_SAMPLERS: Registry[SamplerChoice] = Registry("negative sampler")
 NEGATIVE_SAMPLERS.register("mixed")(
     SamplerChoice(
         "uniform over the graph, the machine's partition and the batch, by the three shares",
         "dglkge.sampling.negatives:MixedNegatives",
-        takes_weights=True,
+        MixedSettings,
+    )
+)
+
+
+class ObjectiveSettings(ComponentSettings):
+    """Settings of every objective: none but the name."""
+
+    @property
+    def smoothing(self) -> float:
+        """Share of each label that is spread over all candidates."""
+        return float(getattr(self, "label_smoothing", 0.0))
+
+
+class CandidateSettings(ObjectiveSettings):
+    """Settings of objectives over all candidates."""
+
+    label_smoothing: float = setting(
+        0.0, "share of each label that is spread evenly over all candidates", ge=0, lt=1
+    )
+
+
+@dataclass(frozen=True)
+class ObjectiveChoice:
+    """An objective: a line of help and its settings."""
+
+    help: str
+    Settings: type[ObjectiveSettings] = ObjectiveSettings
+
+
+NEGATIVE_SAMPLING, ONE_VS_ALL, K_VS_ALL = "negative_sampling", "one_vs_all", "k_vs_all"
+
+OBJECTIVES: Registry[ObjectiveChoice] = Registry("objective")
+OBJECTIVES.register(NEGATIVE_SAMPLING)(ObjectiveChoice("each answer against sampled negatives"))
+OBJECTIVES.register(ONE_VS_ALL)(
+    ObjectiveChoice(
+        "each answer against all entities of the type, without sampled negatives", CandidateSettings
+    )
+)
+OBJECTIVES.register(K_VS_ALL)(
+    ObjectiveChoice(
+        "all answers of a query at once, a batch being of queries (h, r, ?) and (?, r, t)", CandidateSettings
     )
 )

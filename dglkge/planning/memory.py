@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dglkge.config import Config
-from dglkge.config.schema import NEGATIVE_SAMPLING
 from dglkge.data.dataset_files import (
     EDGE_ROW_BYTES,
     ID_BYTES,
@@ -23,6 +22,7 @@ from dglkge.data.dataset_files import (
 from dglkge.data.feature_files import feature_files
 from dglkge.data.sizes import DatasetSize, PartSize
 from dglkge.data.vector_files import open_vectors
+from dglkge.model.choices import K_VS_ALL, NEGATIVE_SAMPLING
 from dglkge.planning import shared_memory as shared
 from dglkge.registry import registry_of
 from dglkge.typing import DEVICE_STORAGE, RELATION, STAGED_CPU_DEVICE
@@ -346,7 +346,7 @@ def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[
 
 def is_sampled(config: Config) -> bool:
     """Return whether answers are scored against sampled negatives, not against all candidates."""
-    return config.training.objective == NEGATIVE_SAMPLING
+    return config.training.objective.name == NEGATIVE_SAMPLING
 
 
 def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
@@ -378,7 +378,7 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     if scores > KEPT_SCORE_BYTES and rows > ROWS_A_PANEL:
         scores = KEPT_SCORE_BYTES + num_queries * ROWS_A_PANEL * number_bytes
     gradients = numbers * shared.FLOAT_BYTES + CHAIN_BYTES_PER_ROW * rows
-    index = QUERY_INDEX_BYTES * size.splits[TRAIN] if config.training.objective == "k_vs_all" else 0
+    index = QUERY_INDEX_BYTES * size.splits[TRAIN] if config.training.objective.name == K_VS_ALL else 0
     # One query of each triple for its relation, beside two for its entities.
     index += index // 2 if predicts_relations else 0
     return int(SPARE_SHARE * (operands + queries + scores + gradients)) + index
@@ -470,7 +470,7 @@ def negatives_bytes(config: Config, size: DatasetSize) -> int:
     # Every sampler of a side has its own sums.
     counts = negatives_per_side(config)
     num_samplers = len(counts if config.sampling.has_directed_buckets else set(counts))
-    return num_samplers * DEGREE_BYTES * num_entities * bool(chosen.degree_power)
+    return num_samplers * DEGREE_BYTES * num_entities * bool(chosen.power)
 
 
 def known_bytes(config: Config, size: DatasetSize) -> int:

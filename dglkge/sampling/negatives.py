@@ -103,7 +103,7 @@ class NegativeSampler(Protocol):
     """Draws the negatives of a batch.
 
     The constructor has the parameters of :class:`MixedNegatives` without the last. A sampler that is
-    registered with ``takes_weights`` has the last too.
+    whose settings have ``degree_power`` has the last too.
     """
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:

@@ -71,7 +71,7 @@ CORE: tuple[tuple[str, ...], ...] = (
 FEATURES: tuple[tuple[str, ...], ...] = (
     ("", "model.entity_dropout=0.2"),
     ("", "model.relation_dropout=0.3"),
-    ("", "training.label_smoothing=0.1"),
+    ("", "training.objective.label_smoothing=0.1"),
     ("", "training.relation_prediction=0.5"),
     ("", "training.kernels=reference"),
     ("", "sampling.num_ranges=3", "sampling.num_ranges=2 sampling.buckets=directed"),

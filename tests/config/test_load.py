@@ -266,7 +266,7 @@ DOCUMENTED = {
         "seed",
         "checkpoint.init_path",
         "evaluation.eval_fraction",
-        *(f"training.{name}" for name in ("objective", "label_smoothing", "relation_prediction")),
+        *(f"training.{name}" for name in ("objective", "objective.label_smoothing", "relation_prediction")),
         *(f"training.{name}" for name in ("edge_sets", "rows")),
     ],
 }
@@ -424,7 +424,8 @@ def test_help_lists_the_components_that_a_field_names() -> None:
         "model.score_function": "score function",
         "loss.name": "loss",
         "regularizer.name": "regularizer",
-        "negatives.sampler": "negative sampler",
+        "negatives.name": "negative sampler",
+        "training.objective": "objective",
         "optimizer.name": "optimizer",
         "optimizer.relations": "optimizer",
         "training.loggers": "logger",

@@ -12,10 +12,11 @@ from tests.functional.simulated_hosts import train_on_hosts
 from tests.functional.test_same_result_everywhere import stats, tables
 from tests.toy_kg import toy_dataset
 
+ONE_VS_ALL = "training.objective={name: one_vs_all, label_smoothing: 0.1}"
+K_VS_ALL = "training.objective={name: k_vs_all, label_smoothing: 0.1}"
 SETTINGS = (
     "model.dimension=16",
     "model.init_scale=0.1",
-    "training.label_smoothing=0.1",
     "training.matmul_dtype=float32",
     "training.num_epochs=3",
     "training.batch_size=50",
@@ -38,20 +39,30 @@ def assert_same(dataset: Path, alone: Path, other_dataset: Path, run: Path) -> N
 @pytest.mark.parametrize(
     ("typed", "objective"),
     [
-        (False, ("training.objective=one_vs_all", "training.relation_prediction=2")),
-        (True, ("training.objective=one_vs_all", "training.relation_prediction=2")),
-        (True, ("training.objective=k_vs_all", "loss.name=logistic")),
+        (
+            False,
+            (ONE_VS_ALL, "training.relation_prediction=2"),
+        ),
+        (
+            True,
+            (ONE_VS_ALL, "training.relation_prediction=2"),
+        ),
+        (True, (K_VS_ALL, "loss.name=logistic")),
         (
             True,
             (
-                *("training.label_smoothing=0", "training.relation_prediction=2", "regularizer.name=ivr"),
+                *("training.relation_prediction=2", "regularizer.name=ivr"),
                 *("negatives.num_uniform=20", "negatives.chunk_size=25", "model.entity_dropout=0.2"),
             ),
         ),
         (
             False,
             (
-                *("training.objective=k_vs_all", "regularizer.name=dura", "training.relation_prediction=2"),
+                *(
+                    K_VS_ALL,
+                    "regularizer.name=dura",
+                    "training.relation_prediction=2",
+                ),
                 *("model.entity_dropout=0.2", "model.relation_dropout=0.1"),
             ),
         ),
@@ -70,7 +81,7 @@ def test_losses_and_tables_do_not_depend_on_trainers_and_hosts(
     assert done.returncode == 0, done.stderr
     assert all(record["bytes_sent"] == 0 for record in stats(alone))
     # Two trainers of one machine in one case: what three agree on is divided in no other way.
-    for trainers in (2, 3) if not typed and "training.objective=one_vs_all" in objective else (3,):
+    for trainers in (2, 3) if not typed and ONE_VS_ALL in objective else (3,):
         run = tmp_path / f"run{trainers}"
         done = commands.train(tmp_path, trainers, f"dataset={dataset}", f"output={run}", *settings)
         assert done.returncode == 0, done.stderr

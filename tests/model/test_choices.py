@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dglkge import optim
-from dglkge.model.choices import NEGATIVE_SAMPLERS, OPTIMIZERS, state_widths
+from dglkge.model.choices import NEGATIVE_SAMPLERS, OBJECTIVES, OPTIMIZERS, state_widths
 from dglkge.sampling.negatives import MixedNegatives
 
 
@@ -42,3 +42,12 @@ def test_facts_of_optimizers_need_neither_torch_nor_dgl():
 def test_negative_samplers():
     assert [NEGATIVE_SAMPLERS.get(name).load() for name in NEGATIVE_SAMPLERS] == [MixedNegatives]
     assert list(NEGATIVE_SAMPLERS) == ["mixed"]
+
+
+def test_labels_are_smoothed_where_there_are_labels_of_all_candidates() -> None:
+    options = {name: list(OBJECTIVES.get(name).Settings.model_fields) for name in OBJECTIVES}
+    assert options == {
+        "negative_sampling": ["name"],
+        "one_vs_all": ["name", "label_smoothing"],
+        "k_vs_all": ["name", "label_smoothing"],
+    }

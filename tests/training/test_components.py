@@ -176,7 +176,7 @@ REFUSED = [
     (["sampling.order=local"], "sampling.order is 'local'; allowed: one of auto, machine, global"),
     (["loss.name=hinge", "loss.margin=0"], "loss.margin is 0.0; allowed: a number above 0"),
     (
-        ["negatives.sampler=mixd"],
+        ["negatives.name=mixd"],
         "unknown negative sampler 'mixd'; did you mean 'mixed'? known: 'mixed'",
     ),
     (["imports=no_such_module"], "cannot import 'no_such_module' (ModuleNotFoundError: No module named "),

@@ -240,7 +240,8 @@ CASES = (
 
 
 OBJECTIVES = (
-    "training.objective=one_vs_all training.label_smoothing=0.1 regularizer.name=n3 regularizer.weight=0.1",
+    "training.objective=one_vs_all training.objective.label_smoothing=0.1 regularizer.name=n3 "
+    "regularizer.weight=0.1",
     "training.objective=k_vs_all loss.name=logistic regularizer.name=f2 regularizer.weight=0.1",
     "training.objective=one_vs_all model.score_function=rotate training.relation_prediction=0.5",
     "training.relation_prediction=0.5",

@@ -22,6 +22,7 @@ from tests.toy_kg import toy_dataset
 from tests.training.test_one_vs_all import cubes, pair_scores
 
 DIM, N3_WEIGHT, SMOOTHING = 8, 0.02, 0.1
+LABELS = f"training.objective.label_smoothing={SMOOTHING}"
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,10 @@ def known_answers(data: Dataset) -> dict[tuple[Side, int, int], set[int]]:
 
 def oracle(data: Dataset, rows: dict[str, torch.Tensor], queries: Any, config: dglkge.Config) -> torch.Tensor:
     """Return the summed loss of queries (side, relation, entity) with their answers."""
-    smoothing, total = config.training.label_smoothing, torch.zeros((), dtype=torch.float64)
+    smoothing, total = (
+        config.training.objective.smoothing,
+        torch.zeros((), dtype=torch.float64),
+    )
     single = {name: table.unbind() for name, table in rows.items()}
     for (side, r, entity), answers in queries:
         lhs, rhs = data.relations.relations[r].lhs, data.relations.relations[r].rhs
@@ -85,7 +89,14 @@ def oracle(data: Dataset, rows: dict[str, torch.Tensor], queries: Any, config: d
 @pytest.mark.parametrize("loss", ["softmax", "logistic"])
 @pytest.mark.parametrize(
     "more",
-    [(), (f"training.label_smoothing={SMOOTHING}", "regularizer.name=n3", f"regularizer.weight={N3_WEIGHT}")],
+    [
+        (),
+        (
+            LABELS,
+            "regularizer.name=n3",
+            f"regularizer.weight={N3_WEIGHT}",
+        ),
+    ],
     ids=["plain", "all options"],
 )
 def test_two_epochs_equal_a_dense_float64_loop(
@@ -158,7 +169,7 @@ def test_relations_of_pairs_are_predicted_beside(tmp_path: Path, score_function:
     dataset = toy_dataset(typed=True)
     more = (
         f"model.score_function={score_function}",
-        f"training.label_smoothing={SMOOTHING}",
+        LABELS,
         f"training.relation_prediction={RELATION_WEIGHT}",
     )
     config = load_config(None, settings(dataset, tmp_path / "run", f"loss.name={loss}", *more))

@@ -62,7 +62,7 @@ FULL = (
     "regularizer.name=n3",
     f"regularizer.weight={N3_WEIGHT}",
     f"training.relation_prediction={RELATION_WEIGHT}",
-    f"training.label_smoothing={SMOOTHING}",
+    f"training.objective.label_smoothing={SMOOTHING}",
 )
 
 
@@ -123,7 +123,7 @@ def oracle(
 ) -> torch.Tensor:
     """Return the summed loss of a batch."""
     name, reciprocal = config.model.score_function.name, config.model.reciprocal_relations
-    smoothing, loss = config.training.label_smoothing, config.loss.name
+    smoothing, loss = config.training.objective.smoothing, config.loss.name
     is_complex = name in ("complex", "rotate")
     triples = np.array(data.split("train"))[batch.triple_ids]
     total = torch.zeros((), dtype=torch.float64)
@@ -268,12 +268,18 @@ def test_relation_products_are_those_of_the_score_function_that_states_them() ->
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["training.label_smoothing=0.1"], "training.label_smoothing is 0.1: it takes training.objective"),
+        (
+            ["training.objective.label_smoothing=0.1"],
+            "label_smoothing has no effect here; it is an option of ",
+        ),
         (
             ["training.objective=one_vs_all", "loss.name=margin_ranking"],
-            "takes loss.name bce or logistic or softmax, got",
+            "loss is margin_ranking, which has no form over all candidates; allowed: negative_sampling",
         ),
-        (["training.objective=one_vs_all", "training.synchronous=false"], "takes training.synchronous true"),
+        (
+            ["training.objective=one_vs_all", "training.synchronous=false"],
+            "training.synchronous is false and training.objective is one_vs_all, where every",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_the_objective(overrides: list[str], message: str) -> None:

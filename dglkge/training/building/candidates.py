@@ -145,7 +145,7 @@ def _candidates(
     # The machine's rows in equal runs, one for each trainer: a candidate is scored by one trainer only.
     owned = one.table.shard(world.local_rank, world.trainers_per_machine)
     first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
-    objective = FullObjective(kind, len(one.table), job.config.training.label_smoothing)
+    objective = FullObjective(kind, len(one.table), job.config.training.objective.smoothing)
     device, matmul_dtype = computation.device, computation.matmul_dtype
     is_resident = job.device_tables is not None
     shard: ShardObjective

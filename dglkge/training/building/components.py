@@ -11,9 +11,7 @@ from pathlib import Path
 from dglkge.checkpoint.stores import is_url, open_store
 from dglkge.config import Config
 from dglkge.config.refusals import refuse
-from dglkge.config.schema import OBJECTIVES
 from dglkge.errors import InputError
-from dglkge.model.choices import NEGATIVE_SAMPLERS
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import LOSSES, Loss
 from dglkge.model.regularizers import (
@@ -31,8 +29,6 @@ from dglkge.training.trackers import check_loggers
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
 
-NEGATIVE_SAMPLING, ONE_VS_ALL, K_VS_ALL = OBJECTIVES
-
 
 def check_config(config: Config, num_machines: int = 1) -> None:
     """Refuse values that do not fit each other.
@@ -45,9 +41,7 @@ def check_config(config: Config, num_machines: int = 1) -> None:
     model = configured_model(config)
     configured_regularizer(config, model)
     refuse(config, num_machines)
-    NEGATIVE_SAMPLERS.get(config.negatives.sampler)
-    chosen = config.negatives
-    split_count(chosen.num_uniform, (chosen.global_share, chosen.local_share, chosen.in_batch_share))
+    split_count(config.negatives.num_uniform, config.negatives.shares)
     check_schedule(config)
     check_dense(config, model)
     check_loggers(config.training.loggers)

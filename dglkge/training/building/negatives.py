@@ -15,7 +15,7 @@ from dglkge.data.partition_layout import PartitionLayout
 from dglkge.data.range_walk import range_bounds
 from dglkge.embeddings.table_set import TableSet
 from dglkge.kernels.hashing import combine
-from dglkge.model.choices import NEGATIVE_SAMPLERS
+from dglkge.model.choices import NEGATIVE_SAMPLERS, MixedSettings
 from dglkge.model.losses import Loss
 from dglkge.sampling.degree_draws import count_degrees, degree_weights
 from dglkge.sampling.known_answers import KnownAnswers
@@ -42,13 +42,13 @@ def build_negatives(
     if chosen.all_entities:
         return dict.fromkeys(counts, AllNegatives(node_ids))
     local = {name: (tables[name].first_node_id, tables[name].end_node_id) for name in dataset.entity_types}
-    shares = (chosen.global_share, chosen.local_share, chosen.in_batch_share)
+    shares = chosen.shares
     weights: Optional[dict[str, np.ndarray]] = None
-    if chosen.degree_power:
+    if chosen.power:
         types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
         num_entities = {name: len(ids) for name, ids in node_ids.items()}
         degrees = count_degrees(dataset.split(TRAIN), types, num_entities)
-        weights = {name: degree_weights(found, chosen.degree_power) for name, found in degrees.items()}
+        weights = {name: degree_weights(found, chosen.power) for name, found in degrees.items()}
     num_ranges = config.sampling.num_ranges
     if num_ranges > 1:
         bounds = _bounds(layout, dataset, num_ranges)
@@ -65,7 +65,7 @@ def build_negatives(
                 side, count, shares, bounds, num_ranges, part, pairs, config.seed, is_mixed, weights
             )
         return of_sides
-    make = NEGATIVE_SAMPLERS.get(chosen.sampler).load()
+    make = partial(NEGATIVE_SAMPLERS.get(chosen.name).load(), **chosen.options(MixedSettings))
     if weights is not None:
         make = partial(make, weights=weights)
     by_count: dict[int, NegativeSampler] = {}

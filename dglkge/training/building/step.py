@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dglkge.model.choices import NEGATIVE_SAMPLING
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.step.contracts import Objective, RowStore, RowTransform
 from dglkge.step.device_rows import DeviceStore
@@ -20,7 +21,6 @@ from dglkge.step.updates import RowUpdates
 from dglkge.training.building.candidates import build_candidate_loss, build_relation_loss
 from dglkge.training.building.compiled_loss import compile_loss
 from dglkge.training.building.components import (
-    NEGATIVE_SAMPLING,
     configured_loss,
     configured_regularizer,
 )
@@ -36,7 +36,7 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
     config, tables, device, clock = job.config, job.tables, job.computation.device, job.clock
     transforms = _build_transforms(job)
     objective: Objective
-    if config.training.objective != NEGATIVE_SAMPLING:
+    if config.training.objective.name != NEGATIVE_SAMPLING:
         objective = build_candidate_loss(job, batches, transforms)
     else:
         objective = _build_sampled(job, batches, transforms)
