@@ -147,7 +147,7 @@ def train(
         _run_job(
             [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", machines, *command], read, is_shown
         )
-    return open_run(folder, dataset=str(dataset))
+    return open_run(folder, dataset=str(dataset), imports=read.imports)
 
 
 def check_removable(folder: Path) -> None:

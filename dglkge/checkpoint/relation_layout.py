@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,11 +11,11 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.errors import CheckpointError, InputError, unknown_name
+from dglkge.errors import CheckpointError, unknown_name
 from dglkge.formats import bigraph
 from dglkge.formats.bigraph import Operator
 from dglkge.model.score_functions import SCORE_FUNCTIONS
-from dglkge.registry import import_modules, recorded_imports
+from dglkge.registry import recorded_imports
 
 MODEL_GROUP = "model"
 RECIPROCAL_GROUP = "reciprocal"
@@ -54,28 +55,42 @@ def global_sums_path(entity_type: str) -> str:
     return f"{GLOBAL_SUMS_GROUP}/{entity_type}"
 
 
-def operator_of(meta: CheckpointMeta) -> Operator:
-    """Return the operator of a checkpoint's score function.
+def check_registered(meta: CheckpointMeta) -> None:
+    """Refuse a checkpoint whose score function is not registered.
 
-    Where the score function is not registered, the modules that the run was trained with are imported first.
+    The modules that its run was trained with are named and not imported: whoever wrote the files chose them.
 
     Raises
     ------
     CheckpointError
-        If it is not registered then either, or such a module cannot be imported.
+        If it is not registered.
     """
     name = meta.score_function
-    if name not in SCORE_FUNCTIONS:
-        try:
-            import_modules(recorded_imports(meta.config))
-        except InputError as error:
-            raise CheckpointError(f"the checkpoint has the score function {name!r}: {error}") from error
-    if name not in SCORE_FUNCTIONS:
+    if name in SCORE_FUNCTIONS:
+        return
+    modules = recorded_imports(meta.config)
+    if modules:
+        flags = " ".join(f"--import {shlex.quote(module)}" for module in modules)
         raise CheckpointError(
-            f"the checkpoint has the {unknown_name('score function', name, SCORE_FUNCTIONS)}; if a module of "
-            "yours registers it, give that with --import MODULE"
+            f"the checkpoint has the score function {name!r}, trained with {', '.join(modules)}; a recorded "
+            f"module runs as Python only if you name it: {flags}, or open_run(..., imports={modules})"
         )
-    return bigraph.operator_of(name)
+    raise CheckpointError(
+        f"the checkpoint has the {unknown_name('score function', name, SCORE_FUNCTIONS)}; if a module of "
+        "yours registers it, give that with --import MODULE"
+    )
+
+
+def operator_of(meta: CheckpointMeta) -> Operator:
+    """Return the operator of a checkpoint's score function.
+
+    Raises
+    ------
+    CheckpointError
+        If the score function is not registered.
+    """
+    check_registered(meta)
+    return bigraph.operator_of(meta.score_function)
 
 
 def is_dynamic(meta: CheckpointMeta) -> bool:

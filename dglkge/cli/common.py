@@ -150,8 +150,8 @@ def add_import_argument(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=argparse.SUPPRESS,  # the parser of an action must not undo that of its command
         metavar="MODULE",
-        help="module or .py file of yours that registers components; may be repeated. The modules that a run "
-        "was trained with are recorded and imported where they are needed",
+        help="module or .py file of yours that registers components; may be repeated. A run has a record of "
+        "those it was trained with; a resume imports them, and reading the run only if they are named here",
     )
 
 

@@ -133,10 +133,16 @@ def _serve(args: argparse.Namespace) -> int:
         try:
             number = serve_until_signal(app, bound, announce)
         finally:
-            calls.close()
+            is_running = calls.close()
     if not args.json:
         print("dglkge serve: stopped", file=sys.stderr)
-    return 128 + number if number else 1
+    status = 128 + number if number else 1
+    if is_running:
+        # Nobody waits for its result any more, and the interpreter would join its thread.
+        flush_output()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 def _threads(asked: Optional[int]) -> int:

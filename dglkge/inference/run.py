@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CALIBRATION_FILE, RU
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
+from dglkge.checkpoint.relation_layout import check_registered
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.feature_files import feature_files, read_new_vectors
@@ -41,7 +42,7 @@ from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, 
 from dglkge.inference.search import Answer, LinkPredictor, LinkQuery, most_similar
 from dglkge.model.device import open_device
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.registry import recorded_imports
+from dglkge.registry import import_modules
 from dglkge.typing import AUTO_DEVICE, RELATION, RowShard
 
 if TYPE_CHECKING:
@@ -57,7 +58,12 @@ def _frames() -> ModuleType:
     return frames
 
 
-def open_run(path: str | os.PathLike[str], dataset: str | None = None, verify: bool = True) -> Run:
+def open_run(
+    path: str | os.PathLike[str],
+    dataset: str | None = None,
+    verify: bool = True,
+    imports: Iterable[str] = (),
+) -> Run:
     """Open a trained model for reading.
 
     Parameters
@@ -70,6 +76,9 @@ def open_run(path: str | os.PathLike[str], dataset: str | None = None, verify: b
         Folder of the run's data set, if it has moved since training.
     verify : bool
         Compare files with their checksums when they are read.
+    imports : iterable of str
+        Modules or .py files that register components, imported first. Those that a run has recorded are never
+        imported by themselves: whoever wrote the files chose them.
 
     Returns
     -------
@@ -89,6 +98,7 @@ def open_run(path: str | os.PathLike[str], dataset: str | None = None, verify: b
         run.predict(pandas.DataFrame({"head": ["Alice", "Bob"], "relation": ["likes", "likes"]}))
         run.evaluate("test").to_frame(by="relation")
     """
+    import_modules(imports)
     # A run may contain an export in DGL-KE's format, so a checkpoint is looked for first.
     path = local_path(path)
     folder = Path(path)
@@ -150,8 +160,8 @@ class Run:
     def model(self) -> KgeModel:
         """The score function at its dimension."""
         meta = self.tables.meta
-        imports = recorded_imports(meta.config)
-        model = build_model(meta.score_function, meta.dim, meta.reciprocal, imports, meta.score_options)
+        check_registered(meta)
+        model = build_model(meta.score_function, meta.dim, meta.reciprocal, options=meta.score_options)
         if model.module is not None:
             model.load_module(self.tables.dense_parameters(), str(self.tables.path))
         return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, Callable, Literal, Optional
@@ -14,6 +15,7 @@ from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
 from dglkge import __version__
 from dglkge.errors import InputError
@@ -89,7 +91,7 @@ class PredictedTriple(BaseModel):
     head: str
     relation: str
     tail: str
-    score: float
+    score: Optional[float] = Field(description="null if it is no finite number")
     probability: Optional[float] = Field(description="null unless dglkge evaluate --calibrate was run")
     known_from: Split = Field(description="first split that has the triple")
 
@@ -149,7 +151,7 @@ class SimilarEntity(BaseModel):
 
     rank: int
     name: str
-    cosine: float
+    cosine: Optional[float] = Field(description="null if it is no finite number")
 
 
 class SimilarResponse(BaseModel):
@@ -240,6 +242,7 @@ class ModelCalls:
 
     def __init__(self, threads: int) -> None:
         self._pool = ThreadPoolExecutor(1, "model", torch.set_num_threads, (threads,))
+        self._running = threading.Lock()
         self._waiting = 0
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -254,14 +257,19 @@ class ModelCalls:
             raise BusyError
         self._waiting += 1
         try:
-            call = functools.partial(function, *arguments)
+            call = functools.partial(self._call, function, *arguments)
             return await asyncio.get_running_loop().run_in_executor(self._pool, call)
         finally:
             self._waiting -= 1
 
-    def close(self) -> None:
-        """Drop waiting calls and wait for the one that runs."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        with self._running:
+            return function(*arguments)
+
+    def close(self) -> bool:
+        """Drop waiting calls; return whether one still runs: the interpreter would wait for it."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        return self._running.locked()
 
 
 def create_app(
@@ -393,6 +401,10 @@ def _add_error_handlers(app: FastAPI) -> None:
             problems.append(f"{field}: {one['msg']}, got {_shortened(one.get('input'))}")
         more = len(error.errors()) - len(problems)
         return refuse(422, "; ".join(problems) + (f"; and {more} more" if more else ""))
+
+    @app.exception_handler(HTTPException)
+    def refused(_request: Request, error: HTTPException) -> Response:
+        return refuse(error.status_code, error.detail)  # e.g. a body that is not UTF-8
 
     @app.exception_handler(404)
     def no_such_path(request: Request, _error: Exception) -> Response:

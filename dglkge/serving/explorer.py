@@ -312,7 +312,7 @@ class Explorer:
                 continue
             named = dict(zip(columns[3:], answer))
             named["rank"] = int(named["rank"])
-            named["probability"] = _number(named["probability"])
+            named["score"], named["probability"] = _number(named["score"]), _number(named["probability"])
             result["answers"].append(named)
         return results
 
@@ -346,7 +346,7 @@ class Explorer:
             "type": type_,
             "method": "exact" if index is None else "faiss",
             "similar": [
-                {"rank": rank, "name": name, "cosine": cosine}
+                {"rank": rank, "name": name, "cosine": _number(cosine)}
                 for rank, (name, cosine) in enumerate(found, start=1)
             ],
         }
@@ -365,5 +365,5 @@ class Explorer:
 
 
 def _number(value: float) -> Optional[float]:
-    """Return a number for JSON, which has no NaN."""
-    return None if math.isnan(value) else value
+    """Return a number for JSON, which has neither NaN nor infinity."""
+    return value if math.isfinite(value) else None

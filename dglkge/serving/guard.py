@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ipaddress
 import json
@@ -117,14 +118,31 @@ class Guard:
             return
         is_sent = False
 
+        async def client_leaves() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        leaving = asyncio.ensure_future(client_leaves())
+
         async def receive_body() -> Message:
             nonlocal is_sent
             if is_sent:
-                return await receive()
+                await asyncio.shield(leaving)
+                return {"type": "http.disconnect"}
             is_sent = True
             return {"type": "http.request", "body": body, "more_body": False}
 
-        await self._app(scope, receive_body, send_with_headers)
+        answer = asyncio.ensure_future(self._app(scope, receive_body, send_with_headers))
+        try:
+            await asyncio.wait((answer, leaving), return_when=asyncio.FIRST_COMPLETED)
+            # Nobody reads the answer of a client that left: its place in the queue of the model is free.
+            if not answer.done():
+                answer.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await answer
+        finally:
+            leaving.cancel()
+            answer.cancel()
 
     def _refusal(self, scope: Message) -> tuple[int, str]:
         """Return status and text of the refusal of a request by its headers; an empty text for none."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 import threading
 from collections.abc import Callable
+from typing import Optional
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dglkge.errors import InputError
 from dglkge.launch.stop_signals import signals_recorded
@@ -16,7 +19,43 @@ from dglkge.serving.guard import Application
 STOP_SECONDS = 5
 """Time for open requests to finish after a signal."""
 
+HEADER_SECONDS = 10.0
+"""A connection whose next headers take longer is closed, so that half-sent requests do not collect."""
+
 POLL_SECONDS = 0.1
+
+
+class HeaderDeadline(H11Protocol):
+    """Connection of uvicorn that is closed if the headers of its next request do not arrive in time."""
+
+    _deadline: Optional[asyncio.TimerHandle] = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._set_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._is_answering() and self._deadline is not None:
+            self._deadline.cancel()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self._is_answering():
+            self._set_deadline()
+
+    def connection_lost(self, exc: Optional[Exception]) -> None:
+        super().connection_lost(exc)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _set_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -65,6 +104,22 @@ def url_of(bound: socket.socket, host: str) -> str:
     return f"http://{name}:{bound.getsockname()[1]}/"
 
 
+def server_config(app: Application) -> uvicorn.Config:
+    """Return the settings of uvicorn."""
+    return uvicorn.Config(
+        app,
+        http=HeaderDeadline,
+        # Text of its own would go to stdout; errors go through the library's logging.
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+
+
 def serve_until_signal(app: Application, bound: socket.socket, on_start: Callable[[], None]) -> int:
     """Answer requests until Ctrl-C, SIGTERM or SIGHUP.
 
@@ -83,18 +138,7 @@ def serve_until_signal(app: Application, bound: socket.socket, on_start: Callabl
     int
         Number of the first signal; 0 if the server ended by itself.
     """
-    config = uvicorn.Config(
-        app,
-        # Text of its own would go to stdout; errors go through the library's logging.
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=STOP_SECONDS,
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(app))
     recorded: list[int] = []
     # In another thread uvicorn installs no signal handlers: its own would also catch ignored signals.
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="server")

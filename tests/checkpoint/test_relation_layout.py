@@ -183,7 +183,7 @@ def test_what_biggraph_lacks_has_a_name_that_it_refuses():
     assert operator_of(toy_meta("a new one")).name == "a new one"
 
 
-def test_an_unknown_score_function_is_an_error():
+def test_an_unknown_score_function_is_an_error(tmp_path):
     """No silent name: its rows may be cut in another way."""
     with pytest.raises(CheckpointError) as caught:
         operator_of(toy_meta("mine"))
@@ -192,13 +192,17 @@ def test_an_unknown_score_function_is_an_error():
         f"{', '.join(map(repr, SCORE_FUNCTIONS))}; "
         "if a module of yours registers it, give that with --import MODULE"
     )
-    meta = dataclasses.replace(toy_meta("mine"), config={"imports": ["no_such_module"]})
+    module = tmp_path / "mine.py"
+    module.write_text(f"open({str(tmp_path / 'was_run')!r}, 'w')")
+    meta = dataclasses.replace(toy_meta("mine"), config={"imports": [str(module), "no such"]})
     with pytest.raises(CheckpointError) as caught:
         list(to_parameters(ROWS, meta))
-    assert str(caught.value).startswith(
-        "the checkpoint has the score function 'mine': cannot import 'no_such_module' (ModuleNotFoundError: "
-        "No module named 'no_such_module'); --import takes the name of a module, sought in "
+    assert str(caught.value) == (
+        f"the checkpoint has the score function 'mine', trained with {module}, no such; a recorded module "
+        f"runs as Python only if you name it: --import {module} --import 'no such', or open_run(..., "
+        f"imports={[str(module), 'no such']})"
     )
+    assert not (tmp_path / "was_run").exists()
 
 
 def test_attributes_without_a_training_plan():

@@ -11,6 +11,7 @@ import pytest
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.registry import import_modules
 from tests.functional import job as commands
 from tests.functional.test_same_result_everywhere import stats, tables
 from tests.toy_kg import toy_dataset
@@ -24,7 +25,7 @@ SETTINGS = (
 
 @pytest.fixture(autouse=True)
 def own_module_is_forgotten() -> Iterator[None]:
-    """Remove what reading a checkpoint imports: other tests list all score functions."""
+    """Remove what the test imports: other tests list all score functions."""
     yield
     SCORE_FUNCTIONS._members.pop("two_layers", None)
     for name, module in list(sys.modules.items()):
@@ -67,6 +68,7 @@ def test_dense_parameters_do_not_depend_on_the_trainers(
     assert done.returncode == 0, done.stderr
     for one, several in zip(stats(alone), stats(run), strict=True):
         assert several["loss"] == pytest.approx(one["loss"], rel=1e-4)
+    import_modules([str(OWN)])
     found = tables(dataset, run)
     for name, rows in tables(dataset, alone).items():
         np.testing.assert_allclose(found[name], rows, rtol=1e-3, atol=1e-4, err_msg=name)

@@ -12,6 +12,7 @@ import torch
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.model.precision import autocast_problem, compiler_problem
+from dglkge.registry import import_modules
 from tests import warm
 from tests.functional import job as commands
 from tests.functional.test_dense_trainers import OWN, SETTINGS, own_module_is_forgotten  # noqa: F401
@@ -78,6 +79,8 @@ def test_one_and_two_trainers(tmp_path: Path, more: tuple[str, ...], tolerance: 
         assert done.returncode == 0, done.stderr
     for one, several in zip(stats(alone), stats(run), strict=True):
         assert several["loss"] == pytest.approx(one["loss"], rel=tolerance)
+    if "model.score_function=two_layers" in more:
+        import_modules([str(OWN)])
     found = tables(dataset, run) | open_checkpoint(run).dense_parameters()
     expected = tables(dataset, alone) | open_checkpoint(alone).dense_parameters()
     assert found.keys() == expected.keys()

@@ -48,13 +48,12 @@ def served(run_folder, token=None) -> Iterator[str]:
     from dglkge.serving.app import ModelCalls, create_app
     from dglkge.serving.explorer import Explorer
     from dglkge.serving.guard import HostNames
-    from dglkge.serving.server import listening_socket, url_of
+    from dglkge.serving.server import listening_socket, server_config, url_of
 
     calls = ModelCalls(1)
     with listening_socket("127.0.0.1", 0) as bound:
         app = create_app(Explorer(dglkge.open_run(run_folder)), calls, HostNames("127.0.0.1", True), token)
-        config = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
-        server = uvicorn.Server(config)
+        server = uvicorn.Server(server_config(app))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
         while not server.started and thread.is_alive():

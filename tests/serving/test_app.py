@@ -10,13 +10,20 @@ import threading
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import dglkge
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.evaluation.calibration import Platt
 from dglkge.inference.calibration import Calibration
 from dglkge.serving.guard import MAX_BODY_BYTES, MIN_TOKEN_LENGTH, HostNames
-from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy_named, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import (
+    TWO_PAIRS,
+    save_toy,
+    save_toy_named,
+    toy_meta,
+    toy_tables,
+)
 from tests.serving.conftest import IMAGE, ODD, SCRIPT
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed")
@@ -256,6 +263,8 @@ def test_bodies_of_other_sizes_and_types(client):
     pieces = client.post("/score", content=(large[:100_000] for _ in range(11)), headers=json_type)
     assert "more than 1048576 bytes" in error_of(pieces, 413)
     assert "not JSON" in error_of(client.post("/score", content=b'{"triples": [}', headers=json_type), 400)
+    for body in (b'{"triples": "\xff"}', b"[" * 200_000, b'{"triples": ' + b"1" * 5000 + b"}"):
+        assert "parsing the body" in error_of(client.post("/score", content=body, headers=json_type), 400)
     text = client.post("/score", content=b"{}", headers={"content-type": "text/plain"})
     assert "Content-Type: got 'text/plain'; allowed: application/json" in error_of(text, 415)
     fits = json.dumps({"triples": [{"head": "a", "relation": "b", "tail": "c"}]}).encode()
@@ -445,3 +454,89 @@ def test_full_queue(explorer, monkeypatch):
     monkeypatch.setattr(calls, "run", refuse)
     answer = client_of(explorer, calls).get("/similar?entity=town2")
     assert "try again later" in error_of(answer, 503) and answer.headers["retry-after"] == "1"
+
+
+def test_requests_of_clients_that_left_are_not_computed(explorer, monkeypatch):
+    calls = ModelCalls(1)
+    app = create_app(explorer, calls, HostNames("127.0.0.1", True))
+    begun, go_on, asked = threading.Event(), threading.Event(), []
+
+    def similar(entity, *_others):
+        asked.append(entity)
+        begun.set()
+        assert go_on.wait(60)
+        return {"entity": entity}
+
+    monkeypatch.setattr(explorer, "similar", similar)
+    answers = []
+
+    async def ask(entity: str, leaves: asyncio.Event) -> None:
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/similar",
+            "query_string": f"entity={entity}".encode(),
+            "headers": [(b"host", b"127.0.0.1")],
+        }
+
+        async def receive():
+            await leaves.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            answers.append((entity, message))
+
+        await app(scope, receive, send)
+
+    async def ask_all():
+        stays, leaves = asyncio.Event(), asyncio.Event()
+        first = asyncio.ensure_future(ask("a", stays))
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait)
+        others = [asyncio.ensure_future(ask("b", leaves)) for _ in range(10)]
+        last = asyncio.ensure_future(ask("c", stays))
+        leaves.set()
+        await asyncio.gather(*others)
+        go_on.set()
+        await asyncio.gather(first, last)
+
+    try:
+        asyncio.run(asyncio.wait_for(ask_all(), 60))
+    finally:
+        go_on.set()
+        calls.close()
+    assert asked == ["a", "c"]
+    assert [entity for entity, message in answers if message.get("status") == 200] == ["a", "c"]
+
+
+def test_rows_that_are_no_numbers(calls, tmp_path):
+    """NaN and infinity are null: JSON has neither."""
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    tables["person"].rows[:] = torch.nan
+    tables["person"].rows[-5:] = torch.inf
+    save_toy(tmp_path / "run" / "checkpoint", meta, tables)
+    client = client_of(Explorer(dglkge.open_run(tmp_path / "run")), calls)
+    similar = client.get("/similar?entity=person-1&k=3").json()["similar"]
+    assert [one["cosine"] for one in similar] == [None] * 3
+    query = {"head": "person-1", "relation": "likes"}
+    answers = client.post("/predict", json={"queries": [query], "k": 3}).json()["results"][0]["answers"]
+    assert [one["score"] for one in answers] == [None] * 3
+
+
+def test_the_end_does_not_wait_for_a_call_of_the_model():
+    calls = ModelCalls(1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        assert go_on.wait(60)
+
+    async def ask():
+        waiting = asyncio.ensure_future(calls.run(slow))
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait)
+        assert calls.close()
+        go_on.set()
+        await waiting
+
+    asyncio.run(ask())
+    assert not calls.close()

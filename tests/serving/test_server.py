@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import socket
+import urllib.request
+from urllib.parse import urlsplit
 
 import pytest
 
 pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 
+from dglkge.serving import server as server_module
 from dglkge.serving.server import is_loopback, listening_socket, url_of
+from tests.serving.conftest import served
 
 
 def test_small_answers_are_not_delayed():
@@ -22,3 +28,26 @@ def test_all_addresses_are_not_loopback():
     with listening_socket("0.0.0.0", 0) as bound:
         assert not is_loopback(bound)
         assert url_of(bound, "::1") == f"http://[::1]:{bound.getsockname()[1]}/"
+
+
+def connected(url):
+    client = socket.create_connection((urlsplit(url).hostname, urlsplit(url).port), timeout=60)
+    client.settimeout(60)
+    return client
+
+
+def test_half_sent_headers_are_dropped(run_folder, monkeypatch):
+    """Also on a connection that has had an answer: its keep-alive timeout ends with the first byte."""
+    monkeypatch.setattr(server_module, "HEADER_SECONDS", 0.5)
+    half = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-"
+    with served(run_folder) as url, contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connected(url)) for _ in range(300)]
+        for client in clients[1:]:
+            client.sendall(half)
+        clients[0].sendall(half[:-2] + b"\r\n")
+        assert clients[0].recv(65536).startswith(b"HTTP/1.1 200")
+        clients[0].sendall(half)
+        with urllib.request.urlopen(f"{url}health", timeout=60) as answer:
+            assert json.load(answer)["status"] == "ok"
+        assert all(client.recv(65536)[-1:] in (b"", b"}") for client in clients)
+        assert clients[0].recv(65536) == b""
