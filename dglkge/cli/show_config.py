@@ -13,8 +13,7 @@ import yaml
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.cli.common import print_json, print_text
 from dglkge.config import load_config
-from dglkge.config.schema import Config, field_table
-from dglkge.config.schema import fields as all_fields
+from dglkge.config.schema import Config, field_table, fields, value_at
 from dglkge.errors import InputError
 
 DESCRIPTION = """Print every field of a configuration with its default and help, as YAML that can be edited,
@@ -48,39 +47,38 @@ def run(args: argparse.Namespace) -> int:
         return 0
     values = None if args.diff is None else differences(Path(args.diff))
     prefix = f"{args.section.rstrip('.')}." if args.section else ""
-    fields = [
-        field
-        for field in field_table()
-        if f"{field[0]}.".startswith(prefix) and (values is None or field[0] in values)
+    shown = [
+        (field, text)
+        for field, (_, _, _, text) in zip(fields(), field_table())
+        if f"{field.key}.".startswith(prefix) and (values is None or field.key in values)
     ]
-    if args.section is not None and not fields and values is None:
-        known = ", ".join(sorted({key.partition(".")[0] for key, *_ in field_table()}))
+    if args.section is not None and not shown and values is None:
+        known = ", ".join(sorted({field.key.partition(".")[0] for field in fields()}))
         raise InputError(f"no field begins with {args.section!r}; known: {known}")
     if args.json:
         print_json(
             {
-                key: {"default": _plain(default), "help": text}
-                | ({} if values is None else {"value": values[key]})
-                for key, _, default, text in fields
+                field.key: {"default": _plain(field.default), "help": text}
+                | ({} if values is None else {"value": values[field.key]})
+                for field, text in shown
             }
         )
         return 0
-    defaults = {key: default for key, _, default, _ in field_table()}
-    owners = {field.key: field.owners for field in all_fields()}
     headings: set[str] = set()
-    for key, _, default, text in fields:
-        parent, _, name = key.rpartition(".")
-        if parent not in defaults:  # an option of a component stands below the component's name
+    for field, text in shown:
+        parent, _, name = field.key.rpartition(".")
+        if not field.tag:  # an option of a component stands below the component's name
             _print_headings(parent, headings)
-        indent = "  " * key.count(".")
+        indent = "  " * field.key.count(".")
         if values is not None:
-            print_text(f"{indent}{name}: {_yaml(values[key])}  # default: {_yaml(_plain(default))}")
+            default = _yaml(_plain(field.default))
+            print_text(f"{indent}{name}: {_yaml(values[field.key])}  # default: {default}")
             continue
         for line in textwrap.wrap(text, WIDTH - len(indent)):
             print_text(f"{indent}# {line}")
         # Only the options of the default are in effect; those of others are comments.
-        is_option = parent in defaults or (owners[key] and defaults.get(f"{parent}.name") not in owners[key])
-        print_text(f"{indent}{'# ' if is_option else ''}{name}: {_yaml(_plain(default))}")
+        mark = "# " if field.tag or not field.is_default else ""
+        print_text(f"{indent}{mark}{name}: {_yaml(_plain(field.default))}")
     return 0
 
 
@@ -112,16 +110,10 @@ def differences(path: Path) -> dict[str, Any]:
             raise InputError(f"{file} is damaged: {error}") from None
     else:
         given = load_config(str(path), []).to_dict()
-    defaults = flat(Config().to_dict())
-    return {key: value for key, value in flat(given).items() if key in defaults and defaults[key] != value}
-
-
-def flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts as one with dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in nested.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
+    values = [(field, value_at(given, field.path)) for field in fields()]
+    return {
+        field.key: value for field, value in values if value is not None and value != _plain(field.default)
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -544,6 +544,10 @@ class ConfigField(NamedTuple):
         Noun of the registry of which it names members; empty for other fields.
     owners : tuple of str
         Names of the components that have the field; empty for a field that is there in any case.
+    is_default : bool
+        Whether the default component has it.
+    tag : str
+        For an option of a component that is named on one line: the key of its name.
     """
 
     key: str
@@ -554,6 +558,8 @@ class ConfigField(NamedTuple):
     resume: str
     component: str = ""
     owners: tuple[str, ...] = ()
+    is_default: bool = True
+    tag: str = ""
 
 
 def fields(of: type[BaseModel] = Config, path: tuple[str, ...] = ()) -> Iterator[ConfigField]:
@@ -582,7 +588,9 @@ def _component_fields(component: Component, field: FieldInfo, path: tuple[str, .
     for option, having in component.options().items():
         owners = () if len(having) == num_members else tuple(having)
         for inner in _fields_of(next(iter(having.values())), (*path, option)):
-            yield inner._replace(owners=(*owners, *inner.owners))
+            is_default = inner.is_default and component.default in having
+            tag = inner.tag or ("" if component.is_section else TAG)
+            yield inner._replace(owners=(*owners, *inner.owners), is_default=is_default, tag=tag)
 
 
 def _field(field: FieldInfo, path: tuple[str, ...]) -> ConfigField:
@@ -643,15 +651,15 @@ def refused_changes(saved: Mapping[str, Any], now: Mapping[str, Any], is_finishe
     """
     changes = []
     for field in fields():
-        old, new = _value(saved, field.path), _value(now, field.path)
+        old, new = value_at(saved, field.path), value_at(now, field.path)
         may_change = field.resume == FREE or (field.resume == UNTIL_FINISHED and not is_finished)
         if old is not None and new is not None and old != new and not may_change:
             changes.append(f"{field.key} was {old!r}, is {new!r}")
     return changes
 
 
-def _value(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    """Return the value at a path, None if absent."""
+def value_at(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    """Return the value at a path of nested dicts, None if absent."""
     value: Any = config
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None

@@ -12,7 +12,7 @@ import numpy as np
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import RUN_STATS_FILE
-from dglkge.config.schema import field_table
+from dglkge.config.schema import field_table, fields, value_at
 from dglkge.data import dataset_files
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TEST, Field
@@ -382,9 +382,11 @@ def configuration(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         the runs differ in it. A value that a run has not recorded is that of the default.
     """
     rows = []
-    for key, _, default, text in field_table():
+    for field, (key, _, default, text) in zip(fields(), field_table()):
         plain = list(default) if isinstance(default, tuple) else default
-        values = [_value(config, key, plain) for config in configs]
+        values = [
+            plain if found is None else found for found in (value_at(one, field.path) for one in configs)
+        ]
         rows.append(
             {
                 "field": key,
@@ -396,13 +398,3 @@ def configuration(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _value(config: Mapping[str, Any], key: str, default: Any) -> Any:
-    """Return the value of a field with a dotted name."""
-    found: Any = config
-    for name in key.split("."):
-        if not isinstance(found, Mapping) or name not in found:
-            return default
-        found = found[name]
-    return list(found) if isinstance(found, tuple) else found

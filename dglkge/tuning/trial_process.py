@@ -122,7 +122,12 @@ def changed_fields(config: Config) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in config.to_dict().items():
         if isinstance(value, dict):
-            value = {key: one for key, one in value.items() if one != default[name][key]}
+            # A component has options that the default one lacks.
+            value = {
+                key: one
+                for key, one in value.items()
+                if key not in default[name] or one != default[name][key]
+            }
             if value:
                 found[name] = value
         elif value != default[name]:

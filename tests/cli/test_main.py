@@ -445,6 +445,20 @@ def test_config(call, tmp_path):
     assert load_config(tmp_path / "all.yaml") == load_config(None, ["dataset=data/x"])
     status, out, _ = call("config", "--diff", tmp_path / "all.yaml", "--json")
     assert json.loads(out).keys() == {"dataset"}
+    (tmp_path / "own.yaml").write_text(
+        "dataset: d\nloss: {name: hinge, margin: 2}\nmodel: {score_function: {name: keci, p: 1}}\n"
+        "optimizer: {schedule: {name: StepLR, step_size: 3}}\n"
+    )
+    status, out, _ = call("config", "--diff", tmp_path / "own.yaml", "--json")
+    found = {key: one["value"] for key, one in json.loads(out).items()}
+    assert found == {
+        "dataset": "d",
+        "model.score_function": "keci",
+        "model.score_function.p": 1,
+        "loss.name": "hinge",
+        "loss.margin": 2.0,
+        "optimizer.schedule": {"name": "StepLR", "every": "epoch", "step_size": 3},
+    }
     status, out, _ = call("config", "optimizer", "--json")
     assert all(key.startswith("optimizer.") for key in json.loads(out)) and len(json.loads(out)) > 5
     status, out, err = call("config", "optimzer")
