@@ -27,6 +27,8 @@ EXAMPLES = """examples:
   dglkge-engine --pip_flags="--index-url https://pypi.example.com/simple\""""
 
 LAST_WITH_WHEEL = "3.12"
+MACHINES = ("x86_64", "aarch64")
+"""Processors that its wheels are for."""
 TRIAL = """
 import dglkge
 import dgl, dgl.distributed, torch
@@ -93,9 +95,9 @@ def install(flags: Sequence[str], dry_run: bool) -> int:
     JobError
         If a command fails, or DGL does not work afterwards.
     """
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        where = f"{sys.platform} on {platform.machine()}"
-        raise InputError(f"dgl {DGL_VERSION} has wheels for linux on x86_64 only; this is {where}")
+    if sys.platform != "linux" or platform.machine() not in MACHINES:
+        known, here = " and ".join(MACHINES), f"{sys.platform} on {platform.machine()}"
+        raise InputError(f"dgl {DGL_VERSION} has wheels for linux on {known}; this is {here}")
     found = works()
     if found:
         print_text(f"{found}: nothing to do")

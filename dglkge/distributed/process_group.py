@@ -53,6 +53,8 @@ def start_process_group(
             timeout=timeout,
             wait_for_workers=False,
             master_listen_fd=listener,
+            # The other backend takes no listening socket in torch 2.6.
+            use_libuv=False,
         )
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     except RuntimeError:
