@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -34,7 +35,7 @@ this file and import no component. These modules import neither torch nor numba 
 
 
 class Registry(Generic[T]):
-    """Names to objects of one kind.
+    """Names to objects of one kind, registered in code or declared as entry points of installed packages.
 
     Parameters
     ----------
@@ -62,21 +63,39 @@ class Registry(Generic[T]):
     def __init__(
         self,
         noun: str,
-        family: Callable[[str], T | None] = lambda name: None,
+        family: Callable[[str], T | None] | None = None,
         also: Sequence[str] = (),
         values: Sequence[str] = (),
     ) -> None:
         self.noun = noun
         self._members: dict[str, T] = {}
-        self._family = family
+        self._family = family or (lambda name: None)
+        self.is_open = family is not None
         self._also = list(also)
         self._values = tuple(values)
+        # dglkge.score_functions, dglkge.losses, ...
+        self._group = f"dglkge.{noun.replace(' ', '_')}{'es' if noun.endswith('s') else 's'}"
 
     def _complete(self) -> None:
         """Import the modules that are still missing."""
         # Removed first: an import that reads the registry must not import its own module again.
         while self._also:
             importlib.import_module(self._also.pop(0))
+        if self._group:
+            group, self._group = self._group, ""
+            for entry in importlib.metadata.entry_points(group=group):
+                self._load(group, entry)
+
+    def _load(self, group: str, entry: importlib.metadata.EntryPoint) -> None:
+        """Register what an installed package declares, unless it has registered itself."""
+        try:
+            member = entry.load()
+        except Exception as error:  # another package's code: anything can be raised
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(
+                f"cannot load the entry point {entry.name} = {entry.value} of {group} ({reason})"
+            ) from error
+        self._members.setdefault(entry.name, member)
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers its argument under a name.

@@ -6,7 +6,7 @@ import argparse
 
 from dglkge.cli.common import print_columns, print_json, print_text
 from dglkge.config import load_config
-from dglkge.config.recipes import recipe_file, recipe_files
+from dglkge.config.recipes import NAMED_SCHEMA, SCHEMA, recipe_file, recipe_files
 
 DESCRIPTION = (
     """List the configurations that ship, or print one of them. docs/quality.md has their MRR and time."""
@@ -30,7 +30,8 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print_json(load_config(str(path), []).to_dict())
         else:
-            print_text(path.read_text(encoding="utf-8").rstrip())
+            # A copy lies elsewhere: it names the schema by its place on this machine.
+            print_text(path.read_text(encoding="utf-8").rstrip().replace(NAMED_SCHEMA, str(SCHEMA), 1))
         return 0
     rows = []
     for name, path in recipe_files().items():

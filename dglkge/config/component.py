@@ -106,7 +106,10 @@ class Component:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> Any:
         """Describe the union of all members."""
-        choices: list[dict[str, Any]] = [{"type": "string", "enum": [name for name, _ in self.members()]}]
+        names = [name for name, _ in self.members()]
+        choices: list[dict[str, Any]] = [{"type": "string", "enum": names}]
+        if registry_of(self.noun).is_open:
+            choices.append({"type": "string", "description": "a systematic name"})
         for name, settings in self.members():
             described = handler(settings.__pydantic_core_schema__)
             described = {**handler.resolve_ref_schema(described)}

@@ -11,6 +11,10 @@ from dglkge.errors import unknown_name
 
 PACKAGED = Path(__file__).resolve().parent / "recipes"
 REPOSITORY = Path(__file__).resolve().parents[2] / "examples"
+SCHEMA = Path(__file__).resolve().with_name("schema.json")
+"""JSON Schema of a configuration, which recipes name for editors: ``dglkge config --schema`` prints it."""
+NAMED_SCHEMA = "../../dglkge/config/schema.json"
+"""Its path in the first line of a recipe."""
 SPACE_KEY = "\nspace:"
 """Begins a line of the files that are search spaces instead."""
 

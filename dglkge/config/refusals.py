@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Callable
 
-from dglkge.config.schema import Config, DenseConfig
+from dglkge.config.schema import Config, DenseConfig, FeaturesConfig
 from dglkge.errors import InputErrors
 from dglkge.model.choices import K_VS_ALL, NEGATIVE_SAMPLING
 from dglkge.model.losses import LOSSES
@@ -175,8 +175,14 @@ ROWS: tuple[Row, ...] = (
         given("features.files"),
     ),
     *(
-        row(f"features.{name}", only(default), "so it has no effect", of("features.files", ()))
-        for name, default in (("use", "added"), ("projection", "linear"), ("hidden", ()), ("names", ""))
+        row(
+            f"features.{name}",
+            only(field.get_default(call_default_factory=True)),
+            "so it has no effect",
+            of("features.files", ()),
+        )
+        for name, field in FeaturesConfig.model_fields.items()
+        if name != "files"
     ),
     row("features.hidden", only(()), "which has no layers", of("features.projection", "linear")),
     row("checkpoint.init_path", only(""), "and rows start from one of them", given("model.init_from.path")),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -460,3 +463,63 @@ def test_the_schema_has_help_and_defaults() -> None:
     properties = Config.model_json_schema()["$defs"]["ModelConfig"]["properties"]
     assert properties["dimension"]["default"] == 400
     assert properties["dimension"]["description"].startswith("numbers in an entity's row")
+
+
+def test_the_schema_that_ships_is_that_of_the_code() -> None:
+    """Written by ``dglkge config --schema > dglkge/config/schema.json``; every recipe names it."""
+    path = REPOSITORY / "dglkge" / "config" / "schema.json"
+    assert json.loads(path.read_text(encoding="utf-8")) == Config.model_json_schema()
+    for recipe in recipe_files().values():
+        first = recipe.read_text(encoding="utf-8").splitlines()[0]
+        named = first.removeprefix("# yaml-language-server: $schema=")
+        assert (recipe.parent / named).resolve() == path.resolve()
+
+
+PLUGIN = """
+from pydantic import Field
+from dglkge.model.losses import Loss, LossSettings
+
+
+class Steep(Loss):
+    help = "the difference times a slope"
+
+    class Settings(LossSettings):
+        slope: float = Field(2.0, gt=0)
+
+    def __call__(self, positive, negative, ignored=None):
+        return self.settings.slope * (negative.mean(1) - positive)
+"""
+
+
+def test_a_loss_of_an_installed_package_has_settings_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "steep_losses.py").write_text(PLUGIN, encoding="utf-8")
+    installed = tmp_path / "steep-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Name: steep\nVersion: 1.0\n", encoding="utf-8")
+    entry = "[dglkge.losses]\nsteep = steep_losses:Steep\n"
+    (installed / "entry_points.txt").write_text(entry, encoding="utf-8")
+    program = """
+import torch
+from dglkge.config import load_config
+from dglkge.errors import InputError
+from dglkge.model.losses import LOSSES
+config = load_config(None, ["dataset=d", "loss={name: steep, slope: 3}"])
+loss = LOSSES.get(config.loss.name)(config.loss)
+print(loss(torch.tensor([1.0]), torch.tensor([[2.0, 4.0]])).item())
+try:
+    load_config(None, ["dataset=d", "loss={name: steep, slope: -3, margin: 1}"])
+except InputError as error:
+    print(*error.problems, sep="\\n")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPOSITORY}"},
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    where = "override 'loss={name: steep, slope: -3, margin: 1}'"
+    assert done.stdout.splitlines() == [
+        "6.0",
+        f"{where}: loss.slope is -3.0; allowed: a number above 0",
+        f"{where}: loss.margin has no effect here; it is an option of hinge, margin_ranking, "
+        "self_adversarial",
+    ]

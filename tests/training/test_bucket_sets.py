@@ -26,9 +26,7 @@ def build(
     dataset = Dataset.open(folder)
     config = load_config(None, [f"dataset={folder}", f"output={output}", "sampling.num_ranges=3", *settings])
     world = SimpleNamespace(machine=part, is_machine_leader=True)
-    cluster: Any = SimpleNamespace(
-        world=world, sum=total, agree=lambda work, num_bytes: work()
-    )
+    cluster: Any = SimpleNamespace(world=world, sum=total, agree=lambda work, num_bytes: work())
     of_edges = {
         "pair_of_relation": np.zeros(dataset.num_relations, np.int64),
         "num_triples": len(dataset.split("train")),

@@ -11,7 +11,7 @@ from dglkge.cli import plan
 from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.training import build, join
+from dglkge.training import build, job, join
 from tests import warm
 from tests.toy_kg import REPOSITORY, toy_dataset
 
@@ -207,7 +207,7 @@ def test_plan_and_training_refuse_alike(overrides, words, dataset, tmp_path, mon
         (plan, "host_memory"),
         (plan, "measure_rates"),
         (join, "check_memory"),
-        (build, "with_matmul_dtype"),
+        (job, "with_matmul_dtype"),
     ):
         monkeypatch.setattr(module, name, forbidden)
     (tmp_path / "config.yaml").write_text("seed: 1\n")
