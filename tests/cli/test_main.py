@@ -63,6 +63,15 @@ def test_terminals_get_no_control_characters_of_names(capsys, monkeypatch, is_te
     assert logged == f"odd: {shown}"
 
 
+def test_metrics_of_a_run_that_cannot_be_written(call, run):
+    """They are printed, with a warning; --output is an order."""
+    (run / "metrics-test.json").mkdir()  # as a read-only disk, also for root: the rename fails
+    status, out, err = call("evaluate", run, "--json")
+    assert status == 0 and json.loads(out)["both"]["num_queries"] > 0
+    status, out, err = call("evaluate", run, "--json", "--output", run / "metrics-test.json")
+    assert status == 2 and err.startswith("dglkge: error: cannot write") and err.count("\n") == 1
+
+
 def test_version(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
