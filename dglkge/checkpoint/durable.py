@@ -82,11 +82,11 @@ class LeasedFolder:
             # The rename itself is durable only when the folder is flushed.
             sync(self.path)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise write_error(f"cannot write {self.path / name}", error) from error
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        finally:
+            # Gone after the rename. On a read-only disk this fails too; the first error is the one to report.
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file, atomically and durably."""

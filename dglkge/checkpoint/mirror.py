@@ -26,6 +26,7 @@ import json
 import logging
 import os
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +42,7 @@ from dglkge.checkpoint.manifest import FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file, check_text
 from dglkge.checkpoint.stores import is_url, open_store, retried
 from dglkge.distributed.lease import Lease, new_nonce
-from dglkge.errors import CheckpointError, StorageError, write_error
+from dglkge.errors import CheckpointError, InputError, StorageError, write_error
 from dglkge.file_lock import wait_for_lock
 
 logger = logging.getLogger(__name__)
@@ -564,7 +565,17 @@ def _cache_folder() -> Path:
     home = Path.home()
     if os.access(home, os.W_OK):
         return home / ".cache" / "dglkge" / "runs"
-    return Path(tempfile.gettempdir()) / f"dglkge-{os.getuid()}" / "runs"
+    folder = Path(tempfile.gettempdir()) / f"dglkge-{os.getuid()}"
+    # Others can write to the parent: they may have prepared a link, or a folder whose files they change.
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise InputError(
+            f"{folder} is not a folder that only this user can write, and {home} cannot be written; set HOME "
+            "to a folder of yours"
+        )
+    return folder / "runs"
 
 
 @contextlib.contextmanager

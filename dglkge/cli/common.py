@@ -8,12 +8,13 @@ import contextlib
 import errno
 import gc
 import json
+import logging
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, TextIO
 
 from dglkge.errors import (
     USERS_TO_MEND,
@@ -235,6 +236,27 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         return BROKEN_PIPE_STATUS
 
 
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters except tab and line end: terminals obey them."""
+
+
+def for_terminal(text: str, stream: TextIO | None) -> str:
+    """Return a text with its control characters written out (``\\x1b``) if a stream is a terminal.
+
+    Names may come from a stranger's files. Text for files and pipes is not changed.
+    """
+    if stream is None or not stream.isatty():
+        return text
+    return CONTROLS.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+class TerminalFormatter(logging.Formatter):
+    """Formatter of the library's messages on stderr."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return for_terminal(super().format(record), sys.stderr)
+
+
 def print_text(text: str = "") -> None:
     """Print a text and a line end on stdout.
 
@@ -244,7 +266,7 @@ def print_text(text: str = "") -> None:
         If stdout is a file that cannot be written. Python would print a traceback for its OSError.
     """
     with _output_errors():
-        print(text)
+        print(for_terminal(text, sys.stdout))
 
 
 def flush_output() -> None:
@@ -280,4 +302,4 @@ def _discard_output() -> None:
 
 def _print_error(line: str) -> None:
     with contextlib.suppress(OSError):  # stderr may be on the same full disk; the status still says it
-        print(line, file=sys.stderr)
+        print(for_terminal(line, sys.stderr), file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from dglkge.inference.run import Run
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTION = """Rank the head and the tail of every triple of a split, or of a file, among all entities of
 the right type, and show MR, MRR, Hits@1/3/10/50 and AUC. Reads the files of the checkpoint and
@@ -195,7 +198,12 @@ def run(args: argparse.Namespace) -> int:
     }
     report.update(_judge(args, model, triples, also_known, negatives))
     target = Path(args.output) if args.output else checkpoint.run_folder / _metrics_file(args, protocol)
-    write_json(target, report)  # before printing: a closed pipe must not lose the result
+    try:
+        write_json(target, report)  # before printing: a closed pipe must not lose the result
+    except InputError as error:
+        if args.output:
+            raise
+        logger.warning("the metrics are printed only: %s", error)  # e.g. a run of another user
     if args.json:
         print_json(report)
     else:

@@ -336,6 +336,7 @@ def _settings(
         log_format=options.log_format,
         has_own_disks=options.sync,
         device=device_of_trainers(device, hosts, num_trainers),
+        verify=not options.no_verify,
     )
 
 

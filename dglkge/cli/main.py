@@ -12,6 +12,7 @@ from typing import Any
 from dglkge import __version__
 from dglkge.cli.common import (
     COMPLETED_SHELLS,
+    TerminalFormatter,
     add_import_argument,
     flush_output,
     print_text,
@@ -119,7 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 for success, else as :func:`dglkge.cli.common.run_command` returns it.
     """
     # The library logs to stderr; stdout is left to the result, which may be JSON.
-    logging.basicConfig(level=logging.WARNING, format="dglkge: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(TerminalFormatter("dglkge: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     return run_command("dglkge", lambda: _run(sys.argv[1:] if argv is None else argv))
 
 

@@ -8,7 +8,7 @@ import signal
 import time
 
 from dglkge.cli.common import print_text
-from dglkge.distributed.jobs import JobEntry, live_jobs, matching_jobs, process_start
+from dglkge.distributed.jobs import JobEntry, live_jobs, matching_jobs, process_owner, process_start
 from dglkge.errors import FAILURE_STATUS, InputError
 
 DESCRIPTION = """Stop a training job of this machine: its launcher gets SIGTERM, the trainers commit what they
@@ -65,7 +65,9 @@ def _find(text: str) -> JobEntry:
         If there is none or more than one, or if its launcher is on another machine.
     """
     jobs = live_jobs()
-    found = matching_jobs(text, jobs)
+    # Entries of other users may name this user's run.
+    own = [entry for entry in jobs if entry.owner == os.geteuid()]
+    found = matching_jobs(text, own) or matching_jobs(text, jobs)
     if len(found) != 1:
         known = ", ".join(entry.run or entry.job for entry in found or jobs) or "none"
         what = "several jobs match" if found else "no job of this machine matches"
@@ -89,6 +91,9 @@ def _send(entry: JobEntry) -> None:
             return
         raise InputError(f"{entry.describe()} runs in another container: stop it there")
     try:
+        # Root may signal any process, and the entry's author chose its number.
+        if process_owner(entry.pid) not in (entry.owner, -1):
+            raise InputError(f"{entry.describe()}: process {entry.pid} is not of the entry's owner")
         os.kill(entry.pid, signal.SIGTERM)
     except ProcessLookupError:
         return

@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--num_trainers", "--num-trainers", metavar="N[:M]", help="on each machine, as in dglkge-launch")
     add("--num_servers", "--num-servers", metavar="N", help="on each machine, as in dglkge-launch")
     add("--log_dir", "--log-dir", metavar="FOLDER", help="folder for the logs (default: logs/ of the run)")
+    add("--no_verify", "--no-verify", action="store_true", help="as in dglkge-launch")
     add("--max_restarts", "--max-restarts", metavar="K", help="starts after failures, as in dglkge-launch")
 
 
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("num_trainers", "num_servers", "max_restarts"):
         if getattr(args, name) is not None:
             words += [f"--{name}", getattr(args, name)]
+    words += ["--no_verify"] if args.no_verify else []
     words += ["--log_dir", args.log_dir or str(Path(config.output) / "logs")]
     script = [word for setting in args.set for word in ("--set", setting)]
     script += [word for module in args.imports for word in ("--import", module)]

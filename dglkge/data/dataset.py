@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dglkge.data import dataset_files
+from dglkge.data.checksums import verify_files
 from dglkge.data.dataset_files import Field, read_description
 from dglkge.data.known_index import open_known_index
 from dglkge.data.known_triples import KnownTriples
@@ -99,6 +100,16 @@ class Dataset:
                 raise InputError(f"{path} is half-written: {names_path} is missing")
         dataset.layout()
         return dataset
+
+    def verify(self) -> None:
+        """Compare the files that are on this machine with the checksums of ``dataset.json``.
+
+        Raises
+        ------
+        InputError
+            If one is missing or damaged; the message names it.
+        """
+        verify_files(self.path, self.description.get(Field.CHECKSUMS, {}))
 
     def num_entities(self, entity_type: str) -> int:
         """Return the number of entities of a type."""

@@ -79,6 +79,7 @@ class Field:
     INPUT = "input"
     EDGE_SET_NAMES = "edge_set_names"
     QUALITY = "quality"
+    CHECKSUMS = "checksums"
 
     PARTS = "parts"
     CUT_EDGES = "cut_edges"

@@ -302,7 +302,8 @@ def _build(path: Path, identity: dict[str, Any], triples: np.ndarray) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise
 
 

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from typing import Any
 
 from dglkge.errors import NotReadyError
 from dglkge.file_lock import wait_for_lock
+
+logger = logging.getLogger(__name__)
 
 SHARED_MEMORY_FOLDER = "/dev/shm"
 ENTRY_PREFIX, ENTRY_SUFFIX = "dglkge-job-", ".json"
@@ -80,6 +83,8 @@ class JobEntry:
         Planned bytes in shared memory on this machine; 0 if unknown.
     memory_bytes : int
         Planned bytes of memory on this machine, shared memory included; 0 if unknown.
+    owner : int
+        User id of the entry's file: any user can write entries, whose other fields are claims.
     """
 
     job: str
@@ -96,6 +101,7 @@ class JobEntry:
     ports: tuple[int, ...] = ()
     shared_memory_bytes: int = 0
     memory_bytes: int = 0
+    owner: int = dataclasses.field(default=-1, compare=False)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> JobEntry:
@@ -173,9 +179,12 @@ class Registration:
 
 
 def _refuse_same_run(entry: JobEntry, folder: str) -> None:
-    """Raise NotReadyError if another live job writes to the run's folder."""
+    """Raise NotReadyError if another live job of this user writes to the run's folder.
+
+    An entry of another user may be a lie; the lease in the run's folder keeps that user's job out.
+    """
     for other in live_jobs(folder):
-        if entry.run and other.run == entry.run and other.job != entry.job:
+        if other.owner == os.geteuid() and entry.run and other.run == entry.run and other.job != entry.job:
             raise NotReadyError(
                 f"{entry.run} is in use: another job writes there, {other.describe()}; wait for it, end it "
                 f"(dglkge stop {other.job}), or give another output"
@@ -198,7 +207,12 @@ def register_lock(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
     except OSError as error:
         raise NotReadyError(f"cannot open {folder}, where DGL's tables lie: {error.strerror}") from None
     try:
-        if not wait_for_lock(descriptor, REGISTER_LOCK_SECONDS):
+        is_locked_here = wait_for_lock(descriptor, REGISTER_LOCK_SECONDS)
+        if not is_locked_here and os.geteuid() not in _lock_owners(descriptor):
+            # Any user can lock the folder for ever. Without the lock two jobs that start within
+            # milliseconds may plan for the same memory.
+            logger.warning("another user keeps %s locked: the job starts without the lock", folder)
+        elif not is_locked_here:
             raise NotReadyError(
                 f"another process has kept {folder} locked for {REGISTER_LOCK_SECONDS:g} s: a job of "
                 "an earlier version of dglkge, which shares the machine with no other; wait for it"
@@ -206,6 +220,18 @@ def register_lock(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _lock_owners(descriptor: int) -> set[int]:
+    """Return the user ids of the processes that hold a lock on an open file."""
+    status, owners = os.fstat(descriptor), set()
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    with open("/proc/locks", encoding="ascii") as locks:
+        for line in locks:  # man 5 proc: number, class, kind, type, pid, place, start, end
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5] == place:
+                owners.add(process_owner(int(fields[4])))
+    return owners
 
 
 def live_jobs(folder: str = SHARED_MEMORY_FOLDER) -> list[JobEntry]:
@@ -235,6 +261,7 @@ def _entries(folder: str) -> Iterator[tuple[JobEntry, bool]]:
         try:
             with open(os.path.join(folder, name), "rb") as file:
                 is_live = is_locked(file.fileno())
+                owner = os.fstat(file.fileno()).st_uid
                 text = file.read()
         except OSError:  # removed meanwhile
             continue
@@ -242,7 +269,7 @@ def _entries(folder: str) -> Iterator[tuple[JobEntry, bool]]:
             entry = JobEntry.from_dict(json.loads(text))
         except (ValueError, TypeError, AttributeError):
             entry = JobEntry(job)  # read while it was written
-        yield (entry if entry.job == job else JobEntry(job)), is_live
+        yield dataclasses.replace(entry if entry.job == job else JobEntry(job), owner=owner), is_live
 
 
 def is_locked(descriptor: int) -> bool:
@@ -336,6 +363,15 @@ def process_start(pid: int) -> int:
             return int(file.read().rpartition(b")")[2].split()[19])
     except (OSError, IndexError, ValueError):
         return 0
+
+
+def process_owner(pid: int) -> int:
+    """Return the effective user id of a process; -1 if it cannot be seen."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as status:
+        for line in status:
+            if line.startswith(b"Uid:"):  # real, effective, saved, file system
+                return int(line.split()[2])
+    return -1
 
 
 def matching_jobs(text: str, jobs: Sequence[JobEntry]) -> list[JobEntry]:

@@ -363,7 +363,8 @@ class LeaseTaker:
             self._replace(path)
             return True
         finally:
-            guard.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                guard.unlink(missing_ok=True)
 
     def _create(self, path: Path) -> bool:
         """Create the file with its whole content in one atomic step; False if it exists."""
@@ -378,7 +379,8 @@ class LeaseTaker:
             if error.errno not in _NO_HARD_LINKS:
                 raise
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:

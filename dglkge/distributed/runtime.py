@@ -30,7 +30,7 @@ from dglkge.distributed.server_ports import (
     is_own_address,
     wait_until_listening,
 )
-from dglkge.distributed.world import World
+from dglkge.distributed.world import NO_VERIFY_VARIABLE, World
 from dglkge.errors import InputError, JobError, exit_status_of
 
 logger = logging.getLogger(__name__)
@@ -170,6 +170,19 @@ class Cluster:
 def is_server() -> bool:
     """Whether the launcher started this process as a server."""
     return os.environ.get("DGL_ROLE", "client") == "server"
+
+
+def verifies_dataset() -> bool:
+    """Whether this process compares the data set with its checksums, once on each machine.
+
+    That is the first server of a machine, which the trainers wait for, or a process alone.
+    ``DGLKGE_NO_VERIFY=1`` turns it off.
+    """
+    if os.environ.get(NO_VERIFY_VARIABLE) == "1":
+        return False
+    if is_server():
+        return int(os.environ.get("DGL_SERVER_ID", "0")) % num_servers() == 0
+    return not World.detect().launched
 
 
 def use_log_format() -> None:

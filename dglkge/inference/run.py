@@ -21,6 +21,7 @@ from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.checkpoint.relation_layout import check_registered
+from dglkge.checkpoint.snapshots import snapshots
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.feature_files import feature_files, read_new_vectors
@@ -675,7 +676,7 @@ class Run:
         Parameters
         ----------
         verify : bool
-            Read every file and compare its checksum.
+            Read every file and compare its checksum, those of kept versions (``epoch_E``, ``best``) too.
 
         Raises
         ------
@@ -687,6 +688,8 @@ class Run:
         checkpoint = self.checkpoint
         if verify:
             checkpoint.verify()
+            for path, _ in snapshots(checkpoint.path):
+                open_checkpoint(path).verify()
         meta = checkpoint.meta
         files = checkpoint.manifest.versioned_files
         files += checkpoint.manifest.all_texts.values()

@@ -79,6 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="OpenMP threads of a server (default: 1)")  # fmt: skip
     add("--graph_format", default="csc", metavar="F[,F]",
         help="DGL's sparse formats of the servers' graph (default: csc)")  # fmt: skip
+    add("--no_verify", action="store_true",
+        help="do not compare the data set with its checksums; saves one pass over its files")  # fmt: skip
     add("--extra_envs", type=_variable, nargs="*", default=[], metavar="NAME=VALUE",
         help="variables for every process; they win over all others")  # fmt: skip
     add(

@@ -15,7 +15,7 @@ from dglkge.distributed.dgl_import import SEGMENTS_VARIABLE, TABLE_FOLDER_VARIAB
 from dglkge.distributed.jobs import job_prefix
 from dglkge.distributed.log_format import TEXT
 from dglkge.distributed.log_format import VARIABLE as LOG_FORMAT_VARIABLE
-from dglkge.distributed.world import JOB_VARIABLE
+from dglkge.distributed.world import JOB_VARIABLE, NO_VERIFY_VARIABLE
 from dglkge.errors import InputError
 from dglkge.launch.gpus import VISIBLE_VARIABLE, gpu_variables
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
@@ -142,6 +142,8 @@ class JobSettings:
         of the one before still hold.
     device : str
         What trainers are to use, as :func:`device_of_trainers` returns it.
+    verify : bool
+        Whether the data set is compared with its checksums.
     """
 
     command: tuple[str, ...]
@@ -161,6 +163,7 @@ class JobSettings:
     job: str = ""
     attempt: int = 0
     device: str = ""
+    verify: bool = True
 
 
 @dataclass(frozen=True)
@@ -359,6 +362,8 @@ def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]
     }
     if settings.has_own_disks:
         environment["DGLKGE_OWN_DISKS"] = "1"
+    if not settings.verify:
+        environment[NO_VERIFY_VARIABLE] = "1"
     if settings.log_format != TEXT:
         environment[LOG_FORMAT_VARIABLE] = settings.log_format
     if settings.job:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from dglkge.data import dataset_files
+from dglkge.data.checksums import file_checksums
 from dglkge.data.dataset_files import DESCRIPTION, PENDING_DESCRIPTION, TRAIN, Field, read_description
 from dglkge.data.name_list import NameList
 from dglkge.data.vocabulary import Vocabulary
@@ -248,8 +249,12 @@ def _save_names(names: Sequence[str], places: np.ndarray, path: Path) -> None:
 
 
 def write_description(folder: Path, description: dict[str, Any]) -> None:
-    """Write the description under its pending name, durably; :func:`staged` gives it its own name."""
-    content = {Field.FORMAT_VERSION: dataset_files.FORMAT_VERSION, **description}
+    """Write description and checksums under the pending name, durably; :func:`staged` gives it its own."""
+    content = {
+        Field.FORMAT_VERSION: dataset_files.FORMAT_VERSION,
+        **description,
+        Field.CHECKSUMS: file_checksums(folder),
+    }
     with open(folder / PENDING_DESCRIPTION, "w", encoding="utf-8") as file:
         json.dump(content, file, indent=1, ensure_ascii=False)
         file.write("\n")

@@ -99,6 +99,7 @@ def extend_dataset(
         If the input is wrong.
     """
     dataset = Dataset.open(source)
+    dataset.verify()
     check_output(output, overwrite)
     if output.resolve() == source.resolve():
         raise InputError(f"the output {output} is the data set itself; choose another folder")

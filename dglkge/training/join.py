@@ -13,7 +13,7 @@ from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.dgl_import import table_folder
 from dglkge.distributed.dgl_memory import standalone_tables
-from dglkge.distributed.runtime import Cluster, is_server, num_servers, use_log_format
+from dglkge.distributed.runtime import Cluster, is_server, num_servers, use_log_format, verifies_dataset
 from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
@@ -60,6 +60,8 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
     # Kept for build_trainer, so that the descriptions are read once.
     dataset = _opened[config.dataset] = Dataset.open(config.dataset)
     try:
+        if verifies_dataset():
+            dataset.verify()
         if not is_server():
             check_memory(config, world)
         part_config = str(dataset.graph_config_path)

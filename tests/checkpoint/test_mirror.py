@@ -317,6 +317,27 @@ def test_registered_schemes_are_used(tmp_path):
         del STORES._members["vault"]
 
 
+def test_prepared_cache_folders_are_refused(tmp_path, monkeypatch):
+    """In the system's folder for temporary files, which all users can write."""
+    url = f"file://{tmp_path}/bucket/run"
+    pushed(tmp_path / "a", url)
+    shared = tmp_path / "shared"
+    (tmp_path / "target").mkdir()
+    shared.mkdir()
+    monkeypatch.setattr(mirror_module.os, "access", lambda *_arguments: False)
+    monkeypatch.setattr(mirror_module.tempfile, "gettempdir", lambda: str(shared))
+    cache = shared / f"dglkge-{os.getuid()}"
+    cache.symlink_to(tmp_path / "target")
+    with pytest.raises(InputError, match="is not a folder that only this user can write, .* set HOME"):
+        local_path(url)
+    assert not list((tmp_path / "target").iterdir())
+    cache.unlink()
+    assert Path(local_path(url)).is_relative_to(cache) and cache.stat().st_mode & 0o777 == 0o700
+    cache.chmod(0o777)
+    with pytest.raises(InputError, match="is not a folder that only this user can write"):
+        local_path(url)
+
+
 def test_another_process_that_downloads_is_waited_for(tmp_path, monkeypatch):
     url = f"file://{tmp_path}/bucket/run"
     pushed(tmp_path / "a", url)

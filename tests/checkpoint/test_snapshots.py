@@ -11,6 +11,7 @@ from dglkge.checkpoint import CheckpointManager, open_checkpoint, snapshots
 from dglkge.checkpoint.manager import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
+from dglkge.inference.run import open_run
 from dglkge.typing import RELATION
 from tests.checkpoint.test_damage import flip
 from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
@@ -50,6 +51,22 @@ def test_a_snapshot_is_a_checkpoint_and_stays(tmp_path):
     assert not (tmp_path / "b" / "epoch_2" / "checkpoint_version.txt").is_symlink()
     assert (tmp_path / "b" / "epoch_2" / "entity_names_person_0.json").is_file()
     assert holds(tmp_path / "b", 4).version == 4
+
+
+def test_inspect_verifies_kept_versions(tmp_path):
+    """A flipped bit in any file of a version that only snapshots need is found."""
+    for seed in (1, 2, 3):
+        save(tmp_path / "checkpoint", seed, *(["epoch_1"] if seed == 1 else []))
+    run = open_run(tmp_path)
+    assert run.inspect(verify=True)["verified"]
+    kept = sorted((tmp_path / "checkpoint").glob("*.v1.h5"))
+    assert len(kept) == 2
+    for path in kept:
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(CheckpointError, match=path.name):
+            run.inspect(verify=True)
+        path.write_bytes(content)
 
 
 def test_what_biggraph_writes_in_place_does_not_reach_a_snapshot(tmp_path):

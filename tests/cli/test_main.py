@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 
 from dglkge import __version__
 from dglkge.checkpoint import open_checkpoint
-from dglkge.cli.common import human_bytes, print_columns, run_command, write_json
+from dglkge.cli.common import TerminalFormatter, human_bytes, print_columns, run_command, write_json
 from dglkge.cli.main import COMMANDS, main
 from dglkge.config import load_config
 from dglkge.data.known_triples import KnownTriples
@@ -41,6 +43,33 @@ def test_help_teaches_with_examples(command, capsys):
         else all(name in text for name in COMMANDS)
     )
     assert max(len(line) for line in text.splitlines()) <= 110
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_terminals_get_no_control_characters_of_names(capsys, monkeypatch, is_terminal):
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: is_terminal, raising=False)
+    name = "a\x1b]0;owned\x07\x9b31mb\tc"
+
+    def body():
+        print_columns(["name"], [[name]])
+        raise InputError(f"unknown: {name}")
+
+    record = logging.LogRecord("dglkge", logging.WARNING, "", 0, "odd: %s", (name,), None)
+    logged = TerminalFormatter("%(message)s").format(record)
+    run_command("x", body)
+    shown = r"a\x1b]0;owned\x07\x9b31mb" + "\tc" if is_terminal else name
+    assert capsys.readouterr() == (f"name\n{shown}\n", f"x: error: unknown: {' '.join(shown.split())}\n")
+    assert logged == f"odd: {shown}"
+
+
+def test_metrics_of_a_run_that_cannot_be_written(call, run):
+    """They are printed, with a warning; --output is an order."""
+    (run / "metrics-test.json").mkdir()  # as a read-only disk, also for root: the rename fails
+    status, out, err = call("evaluate", run, "--json")
+    assert status == 0 and json.loads(out)["both"]["num_queries"] > 0
+    status, out, err = call("evaluate", run, "--json", "--output", run / "metrics-test.json")
+    assert status == 2 and err.startswith("dglkge: error: cannot write") and err.count("\n") == 1
 
 
 def test_version(capsys):

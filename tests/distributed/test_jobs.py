@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dglkge.cli.stop import _send
+from dglkge.distributed import jobs
 from dglkge.distributed.jobs import (
     Claims,
     JobEntry,
@@ -78,6 +80,35 @@ def test_entries_that_cannot_be_read(tmp_path: Path) -> None:
     held = Registration(JobEntry(TWO), str(tmp_path))
     (tmp_path / f"dglkge-job-{TWO}.json").write_text("[1")
     assert live_jobs(str(tmp_path)) == [JobEntry(TWO)]
+    held.release()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root only: acts as two users")
+def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an entry that names this user's run or another's process, nor a lock on the folder."""
+    monkeypatch.setattr(jobs, "REGISTER_LOCK_SECONDS", 0.1)
+    held = Registration(JobEntry(ONE, run="/runs/one", launcher_pid=os.getpid()), str(tmp_path))
+    os.chown(tmp_path / f"dglkge-job-{ONE}.json", 65534, 65534)
+    lock = (
+        "import fcntl, os, sys; folder = os.open(sys.argv[1], os.O_RDONLY); os.setuid(65534); "
+        "fcntl.flock(folder, fcntl.LOCK_EX); "
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", lock + "print('held', flush=True); sys.stdin.read()", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path)).release()
+    finally:
+        holder.kill()
+        holder.communicate()
+    (entry,) = live_jobs(str(tmp_path))
+    assert entry.owner == 65534
+    monkeypatch.setattr("dglkge.cli.stop.os.kill", lambda *_arguments: pytest.fail("a signal was sent"))
+    with pytest.raises(InputError, match=f"process {os.getpid()} is not of the entry's owner"):
+        _send(entry)
     held.release()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from dglkge.errors import InputError
+from dglkge.inference.exports.files import bytes_output, write_outputs
 from dglkge.inference.run import open_run
 
 RESULT = {
@@ -123,6 +124,20 @@ def test_paths_and_modules_stay_here(folder, tmp_path, hub):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     open_run(hub).predict_tails("person3", "knows")
     assert not (tmp_path / "ran").exists()
+
+
+def test_names_lead_out_of_no_folder(hub, tmp_path):
+    """Neither at reading nor at export: names of entity types and data sets are parts of file names."""
+    config = json.loads((hub / "config.json").read_text())
+    types = {f"../{name}": count for name, count in config["entity_types"].items()}
+    (hub / "config.json").write_text(json.dumps({**config, "entity_types": types}))
+    with pytest.raises(InputError, match=r"config.json is damaged: '../\w+' is no name of an entity type"):
+        open_run(hub)
+    (tmp_path / "out").mkdir()
+    output = bytes_output(tmp_path / "out" / "../evil_entity.npy", b"")
+    with pytest.raises(InputError, match=r"would write '\S+evil_\S+', which is no file name in"):
+        write_outputs([output], tmp_path / "out", overwrite=True)
+    assert not (tmp_path / "evil_entity.npy").exists()
 
 
 def test_a_part_of_a_model_is_refused(folder, tmp_path):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +42,34 @@ def named(dataset: Dataset, split: str = "train") -> list[tuple[str, str, str]]:
         of = dataset.vocabulary(relation.lhs)[head], dataset.vocabulary(relation.rhs)[tail]
         found.append((of[0], relation.name, of[1]))
     return found
+
+
+def test_flipped_bits_are_found(tmp_path):
+    """In every file of a data set and of one that was extended; oracle: zlib over the whole file."""
+    source = write(tmp_path / "more.tsv", ("e003", "turn_1", "e990"))
+    extend.extend_dataset(Dataset.open(toy_dataset(2)).path, [source], tmp_path / "new", "more")
+    dataset = Dataset.open(tmp_path / "new")
+    checksums = dataset.description["checksums"]
+    assert {f"partitions/part{part}/{name}.npy" for part in (0, 1) for name in ("edges", "triple_ids")} < {
+        *checksums
+    }
+    dataset.verify()
+    for name, checksum in checksums.items():
+        path = dataset.path / name
+        content = path.read_bytes()
+        assert zlib.crc32(content) == checksum
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(InputError, match=re.escape(f"{path} is damaged: its CRC-32 is ")):
+            dataset.verify()
+        path.write_bytes(content)
+    # what extend.py reads is compared too
+    path = dataset.path / "partitions/part1/edges.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(InputError, match="part1/edges.npy is damaged"):
+        extend.extend_dataset(dataset.path, [source], tmp_path / "newer", "even more")
+    shutil.rmtree(path.parent)  # a partition of another machine
+    dataset.verify()
 
 
 @pytest.mark.parametrize("typed", [False, True])

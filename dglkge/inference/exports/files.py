@@ -274,10 +274,17 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
     Raises
     ------
     InputError
-        If a file exists and must stay, or the folder cannot be written to.
+        If a file exists and must stay, lies outside the folder, or the folder cannot be written to.
     StorageError
         If the disk is full or fails.
     """
+    # Names of entity types and data sets are part of file names, and may come from a stranger's folder.
+    for output in outputs:
+        if output.path != folder / output.path.name:
+            raise InputError(
+                f"the export would write {str(output.path)!r}, which is no file name in {folder}: the names "
+                "of the model's entity types and data set must have no '/'"
+            )
     existing = [output.path for output in outputs if output.path.exists()]
     if existing and not overwrite:
         raise InputError(f"{existing[0]} exists; give --overwrite to replace it, or take another folder")
