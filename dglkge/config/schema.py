@@ -153,7 +153,7 @@ class DenseConfig(Settings):
     sharding: Literal["replicated", "fsdp"] = setting(
         "replicated",
         "replicated: every trainer holds all of them and the optimizer's state; fsdp: each holds a slice of "
-        "both, and gathers the parameters for a batch by FSDP2 (torch 2.6 or later), for the same result",
+        "both, and gathers the parameters for a batch by FSDP2, for the same result",
         resume=FREE,
     )
     autocast: Literal["none", "bfloat16", "float16"] = setting(

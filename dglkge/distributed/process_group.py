@@ -58,7 +58,7 @@ def start_process_group(
         )
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timeout)
     except RuntimeError:
-        # Where another program answers at the port, torch 2.2 fails at once; later versions try again.
+        # Rank 0 reports first what is wrong with the port.
         if rank > 0:
             time.sleep(RANK_0_SECONDS)
         raise
@@ -67,7 +67,7 @@ def start_process_group(
 def end_process_group() -> None:
     """Leave the process group together with the other trainers; a collective.
 
-    torch 2.2 joins gloo's threads while it holds Python's global lock, and a thread that has just ended a
+    torch 2.2 joined gloo's threads while it held Python's global lock, and a thread that has just ended a
     collective needs that lock to release its tensor: 1 of 60 processes that left right after a collective
     blocked forever. A short sleep is enough for the threads. If it is not, the watchdog of ``faulthandler``,
     a thread of C, ends the process with status 1 and prints where it was; no Python code could run then.

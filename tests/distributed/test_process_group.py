@@ -88,7 +88,7 @@ def test_a_barrier_allows_for_what_a_trainer_reads(num_bytes: int, outcome: str)
 
 
 def test_a_process_that_cannot_leave_ends_and_says_where() -> None:
-    """What torch 2.2 may do, here made sure of: the end of the group never returns."""
+    """What torch 2.2 did, here made sure of: the end of the group never returns."""
     script = f"""
 import time
 import torch.distributed as dist

@@ -147,7 +147,7 @@ class ParameterShards:
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], folder: Path) -> None:
-        # Imported here: importing FSDP takes a second, and torch 2.2 has none of these.
+        # Imported here: importing FSDP takes a second.
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
