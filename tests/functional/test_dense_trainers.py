@@ -49,8 +49,8 @@ def own_module_is_forgotten() -> Iterator[None]:
             *(2, True),
             (
                 *("model.score_function=two_layers", f"imports=[{OWN}]", "training.objective=one_vs_all"),
-                *("dense.optimizer={name: AdamW, weight_decay: 0.1}"),
-                *("dense.schedule={name: ExponentialLR, gamma: 0.5}"),
+                "dense.optimizer={name: AdamW, weight_decay: 0.1}",
+                "dense.schedule={name: ExponentialLR, gamma: 0.5}",
                 *("model.entity_dropout=0.1", "optimizer.warmup_batches=3"),
             ),
         ),

@@ -89,7 +89,8 @@ def test_relation_prediction_without_parameters_is_refused(tmp_path: Path) -> No
         + ["training.relation_prediction=1"],
     )
     with pytest.raises(
-        InputError, match="training.relation_prediction is 1: a relation of none_l2 has no parameters"
+        InputError,
+        match="training.relation_prediction is 1 and model.score_function is none_l2, of which a relation",
     ):
         build.check_training(config, 1)
     JOB.restore(0)
