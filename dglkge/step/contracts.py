@@ -100,7 +100,32 @@ class RowTransform(Protocol):
         ...
 
 
-class Parameters(Protocol):
+class Stateful(Protocol):
+    """Something with a state that a version of the checkpoint holds, in torch's words."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take a state that was returned before, perhaps by another number of trainers."""
+        ...
+
+
+class ModelStateful(Stateful, Protocol):
+    """Something whose state is in the model file, where other programs read it.
+
+    ``state_dict`` returns copies of tensors by their dataset in the file, and ``load_state_dict`` takes the
+    open file (h5py.File).
+    """
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether every trainer must take part in ``state_dict``; otherwise rank 0's alone is asked for."""
+        ...
+
+
+class Parameters(ModelStateful, Protocol):
     """Parameters beside the rows, which all trainers update alike."""
 
     def start_batch(self, number: int) -> None:

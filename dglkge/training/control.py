@@ -5,8 +5,9 @@ Its state belongs to a version of the checkpoint. It is a ``torch.save`` of one 
     num_batches      batches that were trained since the run's first
     num_epochs       epochs after which the schedule was stepped
     param_groups     numbers and tuples of each parameter group of the optimizer, as lr and betas
-    schedule         the scheduler's state and the learning rates that it keeps; None without one
-    early_stopping   best valid MRR and rankings since; None without it
+    schedule         the scheduler's state and the learning rates that it keeps; absent without one
+    dense_schedule   the same of the dense parameters, where they have one of their own
+    early_stopping   best valid MRR and rankings since; absent without it
     objects          state_dict() of each registered object by name
 
 All trainers compute the same state; rank 0's is written, and every trainer reads it back.
@@ -23,6 +24,7 @@ import torch
 
 from dglkge.config import Config
 from dglkge.errors import CheckpointError, InputError
+from dglkge.step.contracts import Stateful
 from dglkge.training.early_stopping import EarlyStopping
 from dglkge.training.schedule import EVERY_BATCH, Schedule, warm_up_factor
 
@@ -79,7 +81,11 @@ class TrainingControl:
             self._early_stopping = EarlyStopping(
                 training.early_stopping_patience, training.early_stopping_min_gain
             )
-        self._objects: dict[str, Any] = {}
+        # What belongs to the library, and objects of the user, each saved and restored by one loop.
+        self._own: dict[str, Stateful] = {name: schedule for name, schedule, _, _ in self._schedules}
+        if self._early_stopping is not None:
+            self._own["early_stopping"] = self._early_stopping
+        self._objects: dict[str, Stateful] = {}
         # States that were read for objects which are not registered yet.
         self._unclaimed: dict[str, Any] = {}
         self._num_batches = self._num_epochs = 0
@@ -169,23 +175,14 @@ class TrainingControl:
         """
         groups = [_plain(group) for group in self._groups]
         has_changed = groups != self._at_start
-        if not (
-            has_changed
-            or self._schedules
-            or self._warmup_batches
-            or self._early_stopping
-            or self._objects
-            or self._unclaimed
-        ):
+        if not (has_changed or self._own or self._warmup_batches or self._objects or self._unclaimed):
             return b""
         objects = {name: item.state_dict() for name, item in self._objects.items()}
         state = {
             "num_batches": self._num_batches,
             "num_epochs": self._num_epochs,
             "param_groups": groups,
-            "schedule": None,
-            **{name: schedule.state_dict() for name, schedule, _, _ in self._schedules},
-            "early_stopping": None if self._early_stopping is None else self._early_stopping.state_dict(),
+            **{name: item.state_dict() for name, item in self._own.items()},
             "objects": {**self._unclaimed, **objects},
         }
         return _saved(state, f"the state of the training ({_names(objects, bool(self._schedules))})")
@@ -209,7 +206,7 @@ class TrainingControl:
         """
         self._was_resumed = True
         if not content:
-            if self._schedules or self._warmup_batches or self._early_stopping is not None:
+            if self._own or self._warmup_batches:
                 logger.warning("%s has no state of the training: schedule and patience start anew", where)
             self._num_epochs = num_epochs
             return
@@ -232,11 +229,9 @@ class TrainingControl:
         for group, values in zip(self._groups, saved):
             group.update(values)
         self._num_batches, self._num_epochs = int(state["num_batches"]), int(state["num_epochs"])
-        for name, schedule, _, _ in self._schedules:
-            if state.get(name) is not None:
-                schedule.load_state_dict(state[name])
-        if self._early_stopping is not None and state["early_stopping"] is not None:
-            self._early_stopping.load_state_dict(state["early_stopping"])
+        for name, item in self._own.items():
+            if name in state:
+                item.load_state_dict(state[name])
         self._unclaimed = dict(state["objects"])
         for name, item in self._objects.items():
             if name in self._unclaimed:

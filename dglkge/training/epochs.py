@@ -51,9 +51,13 @@ class ElasticEpochs:
 
     def forget(self) -> None:
         """Drop an open loop and the listeners; the count stays."""
+        self.stop()
+        self._listeners = []
+
+    def stop(self) -> None:
+        """Close the open loop by a stop: its epoch is not finished, and the next loop goes on in it."""
         self._generation += 1
         self._current = None
-        self._listeners = []
 
     def end(self, finished: int) -> None:
         """Leave no epoch to train; the count is that of the version that was restored as the best.
@@ -70,8 +74,8 @@ class ElasticEpochs:
     def remaining_until(self, num_epochs: int) -> Iterator[int]:
         """Yield the epochs that are left until ``num_epochs`` are finished.
 
-        An epoch is finished when its body is left, also by ``break`` or an exception. While one is open,
-        ``current() == finished()``.
+        An epoch is finished when its body is left, also by ``break`` or an exception other than a stop. While
+        one is open, ``current() == finished()``.
 
         Raises
         ------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -24,15 +23,12 @@ from dglkge.checkpoint.layout import (
 )
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
-from dglkge.config import refused_changes
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import num_servers
-from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.planning.memory import saves_in_background
 from dglkge.sampling.query_batches import EpochBatches, TrainingBatch
-from dglkge.step.objectives.measures import MEASURES
 from dglkge.step.train_step import TrainStep
 from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.run_files import open_trackers
@@ -41,18 +37,18 @@ from dglkge.training.control import TrainingControl
 from dglkge.training.epochs import COMMIT, STOP, CommitPolicy, ElasticEpochs
 from dglkge.training.job import Job
 from dglkge.training.live_evaluator import LiveEvaluator
+from dglkge.training.live_state import LiveState
 from dglkge.training.passes import Passes, StatsHandler
 from dglkge.training.process_usage import ProcessUsage
+from dglkge.training.resume import EPOCH_MEASURES, check_settings, is_over, loss_so_far, resumed_batches
 from dglkge.training.stats import (
     EpochReport,
     LossSoFar,
     append_validation,
     describe_job,
-    num_epoch_sums,
     reports_apart,
     wants_bar,
 )
-from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +84,6 @@ class Trainer:
         config, cluster = job.config, job.cluster
         self._job = job
         self._dense = dense = job.dense
-        self._device_tables = job.device_tables
-        self._global_vectors = job.global_vectors
         self._clock = job.clock
         self.config = config
         self.cluster = cluster
@@ -107,8 +101,6 @@ class Trainer:
         self._position = (0, 0)
         # Losses of the epoch that was trained last.
         self._so_far: LossSoFar | None = None
-        # Preempted leaves the epoch's body, which counts the epoch as finished: commits are off from then on.
-        self._has_stopped = False
         # Number of epochs with commit and validation done, see _end_epoch; at most finished().
         self._ended = 0
         self._report: EpochReport | None = None
@@ -126,15 +118,16 @@ class Trainer:
             len(edge_batches),
             [] if dense is None else dense.param_groups,
         )
+        self._live = LiveState(job, checkpoints, self._control)
         cluster.on_leave(self._leave)
         cluster.on_exit(self._checkpoints.finish)
         self._resume()
-        self._load_devices()
+        self._live.load_devices()
         if cluster.world.rank == 0:
             checkpoints.records.write_json(RUN_JOB_FILE, describe_job(self.output))
         self._in_background = saves_in_background(config)
         if self._in_background:
-            checkpoints.reserve(self._parts())
+            checkpoints.reserve(self._live.parts())
         epochs.when_finished(self._end_epoch)
         self._trackers = open_trackers(config, cluster, checkpoints.records)
         self._trackers.start(self._steps_done, self._committed is not None)
@@ -208,8 +201,8 @@ class Trainer:
     def _begin_pass(self, done: int) -> None:
         """Rank the held-out triples of the pass that begins, if there are any; a collective."""
         if self._passes.ranks_held_out:
-            self._settle()
-        with self._whole_dense(self._passes.ranks_held_out):
+            self._live.settle()
+        with self._live.whole_dense(self._passes.ranks_held_out):
             self._passes.begin(done)
 
     def _end_pass(self, epoch: int, done: int, num_batches: int) -> bool:
@@ -222,32 +215,14 @@ class Trainer:
         recent = np.zeros_like(so_far.recent) if done == num_batches else self.cluster.sum(so_far.recent)
         loss, num_triples, _, *measured = so_far.total + recent
         if self._passes.ranks_held_out:
-            self._settle()
-        with self._whole_dense(self._passes.ranks_held_out):
+            self._live.settle()
+        with self._live.whole_dense(self._passes.ranks_held_out):
             records = self._passes.end(epoch, ended, [num_triples, loss, *measured])
         for record in records:
             self._checkpoints.add_stats(record)
             if self.cluster.world.rank == 0:
                 self._passes.tell(record)
         return True
-
-    def _settle(self) -> None:
-        """Wait until the updates of all trainers are in the tables."""
-        self._clock.stop()
-        self._parts()  # waits for this trainer's optimizer
-        self._store_devices()
-        self.cluster.barrier()
-
-    def _load_devices(self) -> None:
-        """Copy the tables to the devices, where they train there; a collective."""
-        if self._device_tables is not None:
-            self.cluster.barrier()  # all trainers have written their initial rows
-            self._device_tables.load()
-
-    def _store_devices(self) -> None:
-        """Copy this trainer's rows from its device into the tables; all have done so after a barrier."""
-        if self._device_tables is not None:
-            self._device_tables.store()
 
     def add_stats_handler(self, handler: StatsHandler) -> None:
         """Give every record of a pass to a handler of yours, those of earlier starts of the job first.
@@ -332,19 +307,16 @@ class Trainer:
     def _commit(self) -> None:
         """Write a version, in the background unless the configuration says otherwise; a collective."""
         position = finished, _ = (self._epochs.finished(), self._batches_done)
-        if position == self._committed or self._has_stopped:
+        if position == self._committed:
             self._policy.committed()
             return
         meta = dataclasses.replace(self._meta, progress=self._progress(*position))
         # Only the commit at an epoch's end is kept under its name, not one inside the next epoch.
         snapshots = self._policy.snapshots_after_epoch(finished) if self._ended < finished else {}
-        # state_tensors() waits for this trainer's optimizer; the barrier for the updates of all trainers.
         # After it all rows are final.
-        parts = self._parts()
-        self._store_devices()
-        self.cluster.barrier()
+        self._live.settle()
         save = self._checkpoints.start if self._in_background else self._checkpoints.save
-        save(parts, self._relation_part(), meta, snapshots, self._control.to_bytes())
+        save(self._live.parts(), self._live.relation_part(), meta, snapshots, self._control.to_bytes())
         self._committed = position
         self._policy.committed()
 
@@ -367,7 +339,7 @@ class Trainer:
         if self.cluster.world.rank == 0:
             position = (self._epochs.finished(), self._batches_done)
             logger.info("stopped as asked: %d epochs and %d batches done, committed", *position)
-        self._has_stopped = True
+        self._epochs.stop()
         raise Preempted
 
     def evaluate(self, split: str) -> RankingResult:
@@ -377,21 +349,15 @@ class Trainer:
         return self._evaluate(split)
 
     def _evaluate(self, split: str) -> RankingResult:
-        if self._device_tables is not None:
-            self._settle()
+        if self._job.device_tables is not None:
+            self._live.settle()
         most = self.config.evaluation.max_triples
-        with self._whole_dense():
+        with self._live.whole_dense():
             result = self._evaluator.evaluate(split, most, self.bar, self.stop_if_asked)
         if self.cluster.world.rank == 0:
             self._write_metrics(split, result.to_dict())
             self._trackers.log_result(split, result.both.to_dict(), self._steps_done)
         return result
-
-    def _whole_dense(self, is_needed: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Let every trainer have all dense parameters in a block of code; a collective."""
-        if self._dense is None or not is_needed:
-            return contextlib.nullcontext()
-        return self._dense.whole()
 
     @property
     def _steps_done(self) -> int:
@@ -424,8 +390,8 @@ class Trainer:
         if self._ended >= done:
             return
         self._control.after_epochs(done)
-        if self._device_tables is not None:
-            self._settle()
+        if self._job.device_tables is not None:
+            self._live.settle()
         if self._policy.due_after_epoch(done):
             self._commit()
         if self._policy.validates_after_epoch(done):
@@ -466,9 +432,9 @@ class Trainer:
             logger.info(text, ended_after, finished)
         if finished != ended_after:
             num_bytes = self._checkpoints.num_bytes()
-            work = functools.partial(self._restore, BEST_SNAPSHOT)
+            work = functools.partial(self._live.restore, BEST_SNAPSHOT)
             self.cluster.agree(work, num_bytes)
-            self._load_devices()
+            self._live.load_devices()
             # The version was committed before its valid split was ranked.
             self._control.after_ranking(note["score"])
             if self.cluster.world.rank == 0 and VALID in note:
@@ -482,7 +448,7 @@ class Trainer:
 
     def _leave(self) -> None:
         """Commit an epoch that the script left by ``break``, and wait for the last version."""
-        if self._ended < self._epochs.finished() and not self._has_stopped:
+        if self._ended < self._epochs.finished():
             self._commit()
             self._end_epoch()
         self._checkpoints.finish()
@@ -497,21 +463,22 @@ class Trainer:
         meta = self._checkpoints.latest()
         if meta is None:
             names = self._checkpoints.names
-            warm_start(self.config, self.cluster, self._meta, names, self._own_parts, self._dense)
+            warm_start(self.config, self.cluster, self._meta, names, self._live.own_parts, self._dense)
             write = functools.partial(self._checkpoints.records.write_json, RUN_VECTORS_FILE)
             fill_from_vectors(self.config, self.cluster, self._job.dataset, self.tables, write)
             return
         check_same_run(meta, self._meta)
-        self._check_settings(meta)
+        check_settings(self.config, meta, self._meta.config, self._checkpoints.storage.path)
         num_bytes = self._checkpoints.num_bytes()
         # One trainer of a machine reads while the others wait: a failure must reach all of them.
-        self.cluster.agree(self._restore, num_bytes)
+        self.cluster.agree(self._live.restore, num_bytes)
         self._epochs.restore(meta.progress[Progress.FINISHED_EPOCHS])
-        self._position = (self._epochs.finished(), self._resumed_batches(meta))
+        size, mark = self.config.training.batch_size, self._edge_batches.order_mark
+        self._position = (self._epochs.finished(), resumed_batches(meta, size, mark))
         self._committed = (self._epochs.finished(), self._batches_done)
-        self._so_far = _loss_so_far(meta, self.config.training.batch_statistics)
+        self._so_far = loss_so_far(meta, self.config.training.batch_statistics)
         self._ended = self._epochs.finished()
-        if self._is_over(meta):
+        if is_over(self.config, meta, self._meta.config):
             self._epochs.end(self._ended)
             self._ended_after = meta.progress[Progress.ENDED_AFTER]
         # Committed before its valid split was ranked: the ranking is done after the resume. It is done again
@@ -526,51 +493,6 @@ class Trainer:
         if self.cluster.world.rank == 0:
             self._passes.resume(self._checkpoints.storage.path, *self._committed)
             logger.info("resumed: %d epochs and %d batches done", *self._committed)
-
-    def _restore(self, snapshot: str = "") -> None:
-        """Fill this machine's tables, on one trainer of it; every trainer reads the state of training."""
-        if self._global_vectors is not None:
-            self._global_vectors.restore(self._checkpoints.storage_of(snapshot))
-        if self._dense is not None:
-            self._dense.restore(self._checkpoints.storage_of(snapshot))
-        if self.cluster.world.is_machine_leader:
-            *parts, relations = self._own_parts()
-            self._checkpoints.restore(parts, relations, snapshot)
-        meta = self._checkpoints.newest_meta(snapshot)
-        if meta is not None:
-            where = str(self._checkpoints.storage.path / snapshot)
-            finished = meta.progress[Progress.FINISHED_EPOCHS]
-            self._control.load(self._checkpoints.read_state(snapshot), where, finished)
-
-    def _is_over(self, saved: CheckpointMeta) -> bool:
-        """Return whether a version is the end of training: its best version, restored, and nothing to add.
-
-        More epochs, if the last ones were reached, or another patience continue from the best version.
-        """
-        ended_after = saved.progress.get(Progress.ENDED_AFTER)
-        if ended_after is None or not self._stops_early:
-            return False
-        before, now = saved.config.get("training", {}), self._meta.config.get("training", {})
-        names = ("early_stopping_patience", "early_stopping_min_gain")
-        stopped_early = ended_after < before.get("num_epochs", 0)
-        is_same = all(before.get(name) == now.get(name) for name in names)
-        return bool(ended_after >= self.config.training.num_epochs or (stopped_early and is_same))
-
-    def _check_settings(self, saved: CheckpointMeta) -> None:
-        """Refuse to resume with other settings than those that the run was started with.
-
-        Raises
-        ------
-        CheckpointError
-            Naming each of them with both values.
-        """
-        is_finished = saved.progress[Progress.FINISHED_EPOCHS] >= self.config.training.num_epochs
-        changes = refused_changes(saved.config, self._meta.config, is_finished)
-        if changes:
-            raise CheckpointError(
-                f"{self._checkpoints.storage.path} is of a run with other settings: {'; '.join(changes)}; "
-                "take another output folder, or the settings that the run was started with"
-            )
 
     def _is_validated(self, finished_epochs: int) -> bool:
         """Return whether the valid split was ranked after a number of epochs, from rank 0's file."""
@@ -603,81 +525,11 @@ class Trainer:
         if batches_done and so_far is not None and so_far.epoch == finished_epochs:
             loss, num_triples, _, *measured = so_far.total + self.cluster.sum(so_far.recent)
             progress[Progress.EPOCH_LOSS], progress[Progress.EPOCH_TRIPLES] = float(loss), int(num_triples)
-            progress.update(zip(_EPOCH_MEASURES, map(float, measured)))
+            progress.update(zip(EPOCH_MEASURES, map(float, measured)))
         return progress
-
-    def _resumed_batches(self, meta: CheckpointMeta) -> int:
-        """Return the batches done in the open epoch, in batches of this run's size."""
-        done = meta.progress[Progress.BATCHES_DONE] * meta.progress[Progress.GLOBAL_BATCH_SIZE]
-        size = self.config.training.batch_size
-        # Progress is recorded in batches of the saved size. The order of triples does not depend on the batch
-        # size, so another size may continue if it divides the position.
-        if done % size:
-            raise InputError(
-                f"training.batch_size is {size}; the checkpoint stands {done} triples into an epoch: "
-                f"allowed are {meta.progress[Progress.GLOBAL_BATCH_SIZE]} and what else divides {done}"
-            )
-        # In an order of the machines an epoch depends on the partitions: other triples would be left.
-        mark, expected = meta.progress.get(Progress.ORDER_MARK, 0), self._edge_batches.order_mark
-        if done and mark != expected and not mark:
-            raise InputError(
-                f"the checkpoint stands {done} triples into an epoch in the order of the whole graph, and "
-                "here each machine has an order of its own; allowed: sampling.order global, at least until "
-                "the epoch's end"
-            )
-        if done and mark != expected:
-            raise InputError(
-                f"the checkpoint stands {done} triples into an epoch in the order of its machines, which "
-                f"other partitions and sampling.order global cannot continue (checksum {mark}, here "
-                f"{expected}): finish the epoch on the partitions that it began on, or resume from an "
-                "epoch's end (checkpoint.keep_every_epochs)"
-            )
-        return done // size
-
-    def _state(self, name: str) -> dict[str, Any]:
-        state: dict[str, Any] = self.optimizer.state_tensors(self.tables[name].embedding)
-        return state
-
-    def _parts(self) -> list[TablePart]:
-        """Return this machine's parts of the entity tables, with the optimizer's state."""
-        return [self.tables[name].own_part(self._state(name)) for name in self.tables.entity_types]
-
-    def _own_parts(self) -> list[TablePart]:
-        """Return this machine's parts of all tables, the relations' last."""
-        return [*self._parts(), self.tables[RELATION].own_part(self._state(RELATION))]
-
-    def _relation_part(self) -> TablePart | None:
-        """Return the whole relation table on rank 0, which writes it; a collective."""
-        dense: dict[str, Any] = {}
-        of_module = self._dense
-        if of_module is not None and of_module.is_sharded:
-            # Every trainer sends its slices; a full disk of rank 0 must end all of them.
-            self.cluster.agree(lambda: dense.update(of_module.tensors()))
-        if self.cluster.world.rank != 0:
-            return None
-        part = self.tables[RELATION].whole(self._state(RELATION))
-        shared = {} if self._global_vectors is None else self._global_vectors.tensors()
-        if of_module is not None and not of_module.is_sharded:
-            dense = of_module.tensors()
-        return dataclasses.replace(part, shared={**shared, **dense})
 
     def _write_metrics(self, split: str, result: dict[str, Any]) -> None:
         path = self.output / RUN_METRICS_FILE
         metrics = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         metrics[split] = result
         self._checkpoints.records.write_json(RUN_METRICS_FILE, metrics)
-
-
-_EPOCH_MEASURES = (Progress.EPOCH_MEASURED, *(Progress.epoch_measure(name) for name in MEASURES))
-
-
-def _loss_so_far(meta: CheckpointMeta, has_measures: bool) -> LossSoFar | None:
-    """Return the recorded loss of a checkpoint's open epoch, None if absent."""
-    progress = meta.progress
-    if not progress[Progress.BATCHES_DONE] or Progress.EPOCH_LOSS not in progress:
-        return None
-    total = np.zeros(num_epoch_sums(has_measures))
-    total[:2] = progress[Progress.EPOCH_LOSS], progress[Progress.EPOCH_TRIPLES]
-    # Batches that were trained without statistics are not in these.
-    total[3:] = [progress.get(name, 0.0) for name in _EPOCH_MEASURES[: len(total) - 3]]
-    return LossSoFar(progress[Progress.FINISHED_EPOCHS], total, np.zeros_like(total))

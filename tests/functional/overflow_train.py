@@ -19,7 +19,7 @@ from dglkge.training.trainer import Trainer
 
 def everything(trainer: Trainer) -> list[torch.Tensor]:
     """Return copies of this machine's rows, and of the dense parameters and their optimizer's state."""
-    found = trainer._dense.tensors().items()
+    found = trainer._dense.state_dict().items()
     dense = [one for path, one in found if "/loss_scale/" not in path]
     return [*(table.local_rows.clone() for table in trainer.tables.values()), *dense]
 

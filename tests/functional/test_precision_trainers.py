@@ -52,7 +52,7 @@ def test_an_overflow_on_one_trainer_skips_the_batch_on_all(tmp_path: Path, shard
         # Each trainer rounds its part of a gradient to 8 bits.
         (("model.score_function={name: conex, channels: 4}", "dense.autocast=bfloat16"), 0.02),
         (("model.score_function=two_layers", f"imports=[{OWN}]", "dense.compile=true"), 1e-4),
-        pytest.param(
+        (
             (
                 "model.score_function=two_layers",
                 f"imports=[{OWN}]",

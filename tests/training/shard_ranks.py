@@ -109,7 +109,7 @@ def check_files(folder: Path) -> None:
     chosen, rank, path = DenseConfig(lr=0.1), dist.get_rank(), folder / "model.h5"
     module, dense = sharded(chosen, folder)
     train(module, dense, range(2))
-    found = dense.tensors()
+    found = dense.state_dict()
     assert rank == 0 or all(one.numel() == 1 for one in found.values()), found.keys()
     if rank == 0:
         assert len(found) == 6 + 3 * 5 and not list(folder.iterdir())
@@ -168,7 +168,7 @@ def check_failures(folder: Path) -> None:
     temporary_file = dense_shards.tempfile.TemporaryFile
     dense_shards.tempfile.TemporaryFile = lambda **_: Full()
     try:
-        dense.tensors()
+        dense.state_dict()
         assert dist.get_rank() > 0
     except StorageError as error:
         assert dist.get_rank() == 0 and "No space left on device" in str(error)
@@ -176,7 +176,7 @@ def check_failures(folder: Path) -> None:
     dense_shards.tempfile.TemporaryFile = temporary_file
     dense._shards._folder = folder / "absent"
     try:
-        dense.tensors()
+        dense.state_dict()
         assert dist.get_rank() > 0
     except StorageError as error:
         assert dist.get_rank() == 0 and "absent: No such file" in str(error)

@@ -68,7 +68,7 @@ def live(trainer: Trainer) -> dict[str, torch.Tensor]:
 def dense_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Return copies of the dense parameters and their optimizer's state."""
     assert trainer._dense is not None
-    return trainer._dense.tensors()
+    return trainer._dense.state_dict()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_files_resume_and_ranking(tmp_path: Path, score_function: str, optimizer
     )
     more += ("optimizer.schedule={name: ExponentialLR, gamma: 0.5}",)
     with opened(folder, *more) as trainer:
-        start = trainer._dense.tensors()
+        start = trainer._dense.state_dict()
         train(trainer, 1)
         half_way = dense_of(trainer)
     assert start.keys() < half_way.keys()

@@ -49,6 +49,20 @@ def test_leaving_the_body_by_an_exception_counts_the_epoch_as_finished(error: Ba
     assert epochs.finished() == 1 and epochs.current() is None
 
 
+def test_a_stop_leaves_the_epoch_open_for_the_next_loop() -> None:
+    epochs = ElasticEpochs()
+    seen = []
+    with pytest.raises(SystemExit):
+        for epoch in epochs.remaining_until(3):
+            seen.append(epoch)
+            if epoch == 1:
+                epochs.stop()
+                raise SystemExit(143)
+    assert epochs.finished() == 1 and epochs.current() is None
+    seen += list(epochs.remaining_until(3))
+    assert seen == [0, 1, 1, 2] and epochs.finished() == 3
+
+
 def test_returning_from_the_body_counts_the_epoch_as_finished() -> None:
     """Row 5."""
     epochs = ElasticEpochs()

@@ -85,7 +85,7 @@ def test_several_steps_against_all_entities_equal_float64(
     with opened(
         tmp_path / "run", "model.score_function=distmult", "training.objective=one_vs_all", *settings
     ) as trainer:
-        vectors = trainer._global_vectors.vectors
+        vectors = trainer._job.global_vectors.vectors
         sums = {name: torch.zeros(DIM, dtype=torch.float64) for name in vectors}
         pairs = trainer._train_step._objective._planner._pairs
         num_steps = 0
@@ -137,7 +137,7 @@ def test_gradients_against_sampled_negatives_equal_differences(tmp_path: Path, s
     with opened(
         tmp_path / "run", f"model.score_function={score_function}", *more, "regularizer.weight=0.1"
     ) as trainer:
-        step, vectors = trainer._train_step, trainer._global_vectors.vectors
+        step, vectors = trainer._train_step, trainer._job.global_vectors.vectors
         for one in vectors.values():
             one.normal_(0, 0.3)
         for _ in dglkge.remaining_epochs_until(1):
@@ -162,7 +162,7 @@ def test_files_resume_and_ranking(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with opened(folder, *more) as trainer:
         train(trainer, 1)
-        half_way = {name: one.clone() for name, one in trainer._global_vectors.vectors.items()}
+        half_way = {name: one.clone() for name, one in trainer._job.global_vectors.vectors.items()}
     with h5py.File(folder / "checkpoint" / "model.v1.h5") as file:
         for name, one in half_way.items():
             found = file[f"model/entities/{name}/global_embedding"]
@@ -177,12 +177,12 @@ def test_files_resume_and_ranking(tmp_path: Path) -> None:
     assert json.loads((folder / "checkpoint" / "config.json").read_text())["global_emb"] is True
     with opened(folder, *more) as trainer:
         train(trainer, 2)
-        rows, vectors = live(trainer), trainer._global_vectors.vectors
+        rows, vectors = live(trainer), trainer._job.global_vectors.vectors
         metrics = trainer.evaluate("test").to_dict()
         original = {name: table.original_ids for name, table in trainer.tables.items()}
     with opened(tmp_path / "at_once", *more) as trainer:
         train(trainer, 2)
-        for name, one in trainer._global_vectors.vectors.items():
+        for name, one in trainer._job.global_vectors.vectors.items():
             assert torch.equal(one, vectors[name]) and not torch.equal(one, half_way[name])
             assert torch.equal(trainer.tables[name].local_rows, rows[name])
     ranked = dglkge.open_run(folder).evaluate(Protocol(split="test")).to_dict()
@@ -198,7 +198,7 @@ def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path: Path) -> 
         train(trainer, 1)
         metrics = trainer.evaluate("test").to_dict()
     with opened(tmp_path / "next", *more, f"checkpoint.init_path={tmp_path / 'run'}") as trainer:
-        assert not any(one.any() for one in trainer._global_vectors.vectors.values())
+        assert not any(one.any() for one in trainer._job.global_vectors.vectors.values())
         assert trainer.evaluate("test").to_dict() == metrics
 
 

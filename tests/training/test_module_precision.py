@@ -171,7 +171,7 @@ def test_an_overflow_on_one_of_two_trainers_skips_on_both(of_rows: bool) -> None
         rows = RowGradients("person", torch.zeros(1, dtype=torch.int64), torch.full((1, 2), values))
         made = dense.sum_gradients([rows]) is not None
         assert torch.equal(layer.weight, before)
-        state = dense.tensors()
+        state = dense.state_dict()
         dense.start_batch(1)
         (layer.weight.sum() * 2.0**15 + layer.bias.sum()).backward()
         assert dense.sum_gradients([]) is not None
@@ -191,7 +191,7 @@ def test_an_overflow_on_one_of_two_trainers_skips_on_both(of_rows: bool) -> None
         assert not made
         assert dense.loss_scale.state() == {"scale": 2.0**15, "num_good": 1, "num_skipped": 1}
         assert not any(path.startswith("dense/optimizer/") for path in state)
-    assert torch.equal(*(one[2].tensors()["dense/parameters/weight"] for one in results.values()))
+    assert torch.equal(*(one[2].state_dict()["dense/parameters/weight"] for one in results.values()))
 
 
 def everything(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -16,15 +16,11 @@ import h5py
 import numpy as np
 import torch
 
-from dglkge.checkpoint import hdf5_format
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path
-from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.errors import CheckpointError
 from dglkge.model.dense_modules import load_parameters
 from dglkge.model.precision import LossScale, is_finite
 from dglkge.step.contracts import Parameters, RowGradients
 from dglkge.step.parameters.dense_shards import ParameterShards
-from dglkge.typing import RELATION
 
 STATE, NUMBERS = "optimizer", "optimizer_numbers"
 """Groups of the optimizer's state: tensors, and Python's numbers."""
@@ -217,7 +213,7 @@ class DenseParameters(Parameters):
                     one.grad.mul_(factor)
         self.optimizer.step()
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, torch.Tensor]:
         """Return copies of the parameters and of the optimizer's state, by dataset of a model file.
 
         A collective where they are sharded; rank 0 then has them mapped from a temporary file, the others
@@ -261,30 +257,29 @@ class DenseParameters(Parameters):
         else:
             self._shards.load(values, where)
 
-    def restore(self, storage: CheckpointStorage) -> None:
-        """Take the parameters and the optimizer's state of the newest version.
+    @property
+    def is_collective(self) -> bool:
+        return self.is_sharded
+
+    def load_state_dict(self, state: h5py.File) -> None:
+        """Take the parameters and the optimizer's state of a model file.
 
         Raises
         ------
         CheckpointError
-            If there is none, or a parameter is missing or has another shape.
+            If a parameter is missing or has another shape.
         """
-        manifest = storage.published()
-        if manifest is None:
-            raise CheckpointError(f"{storage.path} holds no checkpoint")
-        path = storage.path / manifest.of_table(RELATION)[0].name
-        with hdf5_format.open_file(path) as file:
-            if self._shards is None:
-                load_parameters(self._module, dense_parameters(file), str(path))
-            else:
-                # Of each dataset only this trainer's slice is read, however many trainers wrote it.
-                self._shards.load(file.get(dense_path("parameters"), {}), str(path))
-            self._restore_state(file)
-            if self.loss_scale is not None:
-                state = {key: float(one[()]) for key, one in file.get(dense_path(SCALE), {}).items()}
-                # A run that was trained in another type has none, and starts with a new one.
-                if state:
-                    self.loss_scale.load(state)
+        if self._shards is None:
+            load_parameters(self._module, dense_parameters(state), state.filename)
+        else:
+            # Of each dataset only this trainer's slice is read, however many trainers wrote it.
+            self._shards.load(state.get(dense_path("parameters"), {}), state.filename)
+        self._restore_state(state)
+        if self.loss_scale is not None:
+            scale = {key: float(one[()]) for key, one in state.get(dense_path(SCALE), {}).items()}
+            # A run that was trained in another type has none, and starts with a new one.
+            if scale:
+                self.loss_scale.load(scale)
 
     def _restore_state(self, file: h5py.File) -> None:
         """Take the optimizer's state; it has none before its first step."""

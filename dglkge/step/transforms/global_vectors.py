@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
+import h5py
 import numpy as np
 import torch
 
-from dglkge.checkpoint import hdf5_format
 from dglkge.checkpoint.relation_layout import global_sums_path, global_vector_path
-from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from dglkge.step.contracts import Parameters, RowGradients, RowTransform
-from dglkge.typing import RELATION
 
 EPS = 1e-10
 """Added to the root, as PyTorch-BigGraph does."""
@@ -92,30 +90,31 @@ class GlobalVectors(RowTransform, Parameters):
             self._sums[name].add_(gradient.square())
             self.vectors[name].sub_(self._group["lr"] * gradient / (self._sums[name].sqrt() + EPS))
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return copies of the vectors and of Adagrad's sums, by dataset of a checkpoint's model file."""
-        named = {global_vector_path(name): vector for name, vector in self.vectors.items()}
-        named |= {global_sums_path(name): sums for name, sums in self._sums.items()}
-        return {path: values.clone() for path, values in named.items()}
+    @property
+    def is_collective(self) -> bool:
+        return False
 
-    def restore(self, storage: CheckpointStorage) -> None:
-        """Take the vectors and sums of the newest version.
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return copies of the vectors and of Adagrad's sums, by dataset of a model file."""
+        return {path: values.clone() for path, values in self._by_path().items()}
+
+    def load_state_dict(self, state: h5py.File) -> None:
+        """Take the vectors and sums of a model file.
 
         Raises
         ------
         CheckpointError
-            If it lacks them, or has them in another width.
+            If it has them in another width.
         """
-        manifest = storage.published()
-        if manifest is None:
-            raise CheckpointError(f"{storage.path} holds no checkpoint")
-        path = storage.path / manifest.of_table(RELATION)[0].name
-        with hdf5_format.open_file(path) as file:
-            for names, live in ((global_vector_path, self.vectors), (global_sums_path, self._sums)):
-                for name, values in live.items():
-                    found = file[names(name)][...]
-                    if found.shape != tuple(values.shape):
-                        raise CheckpointError(
-                            f"{path}:{names(name)} has shape {found.shape}, expected {tuple(values.shape)}"
-                        )
-                    values.copy_(torch.from_numpy(found))
+        for path, values in self._by_path().items():
+            found = state[path][...]
+            if found.shape != tuple(values.shape):
+                raise CheckpointError(
+                    f"{state.filename}:{path} has shape {found.shape}, expected {tuple(values.shape)}"
+                )
+            values.copy_(torch.from_numpy(found))
+
+    def _by_path(self) -> dict[str, torch.Tensor]:
+        """Return the vectors and sums by dataset of a model file."""
+        named = {global_vector_path(name): vector for name, vector in self.vectors.items()}
+        return named | {global_sums_path(name): sums for name, sums in self._sums.items()}

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import torch
 
 from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.features import open_features, parse_note, record_path
-from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.feature_files import FeatureFile, feature_files
@@ -27,7 +27,6 @@ from dglkge.errors import CheckpointError, InputError, write_error
 from dglkge.model.projections import PREFIX, FeatureProjections, ProjectedFeatures, hidden_widths
 from dglkge.step.parameters.dense_parameters import DenseParameters
 from dglkge.training.building.given_vectors import Matches, together
-from dglkge.typing import RELATION
 
 logger = logging.getLogger(__name__)
 
@@ -216,9 +215,9 @@ class DenseWithFeatures(DenseParameters):
         self._records = {record_path(name): one for name, one in features.records.items()}
         self._of_features = features.projections
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the parameters, the optimizer's state and the records, by dataset of a model file."""
-        return {**super().tensors(), **{path: one.clone() for path, one in self._records.items()}}
+        return {**super().state_dict(), **{path: one.clone() for path, one in self._records.items()}}
 
     def take(self, values: Mapping[str, torch.Tensor], where: str) -> None:
         """Take the parameters of another run; projections that it lacks stay as they are.
@@ -230,26 +229,22 @@ class DenseWithFeatures(DenseParameters):
                 values = {**dict(self._of_features.named_parameters()), **values}
             super().take(values, where)
 
-    def restore(self, storage: CheckpointStorage) -> None:
-        """Take the parameters and the optimizer's state of the newest version.
+    def load_state_dict(self, state: h5py.File) -> None:
+        """Take the parameters and the optimizer's state of a model file.
 
         Raises
         ------
         CheckpointError
             As :class:`DenseParameters`, or if the version was trained with other vectors.
         """
-        manifest = storage.published()
-        if manifest is not None:
-            path = storage.path / manifest.of_table(RELATION)[0].name
-            with hdf5_format.open_file(path) as file:
-                for place, one in self._records.items():
-                    saved = file[place][...].tolist() if place in file else None
-                    if saved != one.tolist():
-                        raise CheckpointError(
-                            f"{path} was trained with other features: rows, numbers and checksum {saved}, "
-                            f"this run's folder has {one.tolist()}"
-                        )
-        super().restore(storage)
+        for place, one in self._records.items():
+            saved = state[place][...].tolist() if place in state else None
+            if saved != one.tolist():
+                raise CheckpointError(
+                    f"{state.filename} was trained with other features: rows, numbers and checksum {saved}, "
+                    f"this run's folder has {one.tolist()}"
+                )
+        super().load_state_dict(state)
 
 
 def frozen_types(config: Config, features: RunFeatures | None, entity_types: list[str]) -> list[str]:
