@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from dglkge.checkpoint.layout import Progress
@@ -40,6 +41,53 @@ DEFAULTS: dict[str, Any] = {
 """PyTorch-BigGraph's defaults of the keys that do not depend on the run."""
 
 
+EVALUATION_NEGATIVES = ("eval_num_batch_negs", "eval_num_uniform_negs")
+"""Fields of the section ``evaluation`` with PyTorch-BigGraph's names."""
+
+
+@dataclass(frozen=True)
+class PassCount:
+    """Passes of a run, as PyTorch-BigGraph counts them.
+
+    Attributes
+    ----------
+    edge_sets : sequence of str
+        Names of the edge sets of an epoch; one where all training triples are one.
+    num_chunks : int
+        Chunks of each edge set.
+    finished : int
+        Passes since the beginning of the run.
+    """
+
+    edge_sets: tuple[str, ...]
+    num_chunks: int
+    finished: int
+
+    @classmethod
+    def of(cls, meta: CheckpointMeta) -> PassCount:
+        """Count the finished passes of a version."""
+        training = meta.config.get("training", {})
+        sets = tuple(training.get("edge_sets", ())) or ("train",)
+        num_chunks = int(training.get("edge_chunks", 1))
+        epochs = int(meta.progress.get(Progress.FINISHED_EPOCHS, 0))
+        # A pass that is open is not counted: it is trained from its beginning, as after a crash there.
+        of_open_epoch = int(meta.progress.get(Progress.PASSES_DONE, 0))
+        return cls(sets, num_chunks, epochs * len(sets) * num_chunks + of_open_epoch)
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes of HDF5 files that name the pass just trained; before the first one, that."""
+        epoch, place = divmod(max(0, self.finished - 1), len(self.edge_sets) * self.num_chunks)
+        edge_set, chunk = divmod(place, self.num_chunks)
+        return {
+            "iteration/epoch_idx": epoch,
+            "iteration/num_edge_paths": len(self.edge_sets),
+            "iteration/edge_path_idx": edge_set,
+            "iteration/edge_path": self.edge_sets[edge_set],
+            "iteration/num_edge_chunks": self.num_chunks,
+            "iteration/edge_chunk_idx": chunk,
+        }
+
+
 def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str, Any]:
     """Describe the model as PyTorch-BigGraph's configuration does.
 
@@ -70,7 +118,9 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
             for one in meta.relations
         ]
     # Rows that were converted from another program come without a configuration, so any key may be missing.
-    chosen = {name: meta.config.get(name, {}) for name in ("model", "loss", "negatives", "training")}
+    sections = ("model", "loss", "negatives", "training", "checkpoint", "evaluation")
+    chosen = {name: meta.config.get(name, {}) for name in sections}
+    evaluation = chosen["evaluation"]
     loss = chosen["loss"].get("name", DEFAULTS["loss_fn"])
     loss_fn = bigraph.LOSSES.get(loss, "")
     described = {
@@ -88,7 +138,7 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         "edge_paths": [],
         "checkpoint_path": path,
         "num_epochs": num_epochs(meta),
-        "num_edge_chunks": 1,
+        "num_edge_chunks": PassCount.of(meta).num_chunks,
         "batch_size": int(chosen["training"].get("batch_size", DEFAULTS["batch_size"])),
         # PyTorch-BigGraph refuses batches that are no multiple of these. All negatives are declared uniform.
         "num_batch_negs": 0,
@@ -97,7 +147,10 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         "num_uniform_negs": int(chosen["negatives"].get("num_uniform", DEFAULTS["num_uniform_negs"])),
         "lr": learning_rate(meta),
         "relation_lr": meta.optimizer.get("relation_lr"),
-        "eval_fraction": 0.0,
+        "init_path": chosen["checkpoint"].get("init_path") or None,
+        "checkpoint_preservation_interval": int(chosen["checkpoint"].get("keep_every_epochs", 0)) or None,
+        "eval_fraction": float(evaluation.get("eval_fraction", 0.0)),
+        **{name: int(evaluation.get(name, DEFAULTS[name])) for name in EVALUATION_NEGATIVES},
         "dynamic_relations": is_dynamic(meta),
     }
     return {**DEFAULTS, **described}
@@ -120,18 +173,9 @@ def num_epochs(meta: CheckpointMeta) -> int:
 
 
 def bigraph_attributes(meta: CheckpointMeta, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the root attributes of an HDF5 file, apart from ``format_version``.
-
-    An epoch is one pass over one edge path in one chunk.
-    """
-    finished = int(meta.progress.get(Progress.FINISHED_EPOCHS, 0))
+    """Return the root attributes of an HDF5 file, apart from ``format_version``."""
     return {
         "config/json": json.dumps(config, indent=4),
         "iteration/num_epochs": num_epochs(meta),
-        "iteration/epoch_idx": finished,
-        "iteration/num_edge_paths": 1,
-        "iteration/edge_path_idx": 0,
-        "iteration/edge_path": "train",
-        "iteration/num_edge_chunks": 1,
-        "iteration/edge_chunk_idx": 0,
+        **PassCount.of(meta).attributes(),
     }

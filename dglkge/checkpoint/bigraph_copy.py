@@ -10,15 +10,11 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dglkge.checkpoint import hdf5_format, layout, shared_texts
-from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
+from dglkge.checkpoint.bigraph_config import PassCount, bigraph_attributes, bigraph_config
 from dglkge.checkpoint.bigraph_reader import is_bigraph
-from dglkge.checkpoint.layout import Progress
-from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.checkpoint.relation_layout import MODEL_GROUP
 from dglkge.checkpoint.storage import check_text
@@ -27,49 +23,6 @@ from dglkge.typing import RELATION
 
 COPIED = (hdf5_format.EMBEDDINGS, MODEL_GROUP, f"{hdf5_format.OPTIMIZER_GROUP}/{hdf5_format.STATE_BLOB}")
 """What PyTorch-BigGraph has in its HDF5 files; ids and plain optimizer state are ours alone."""
-
-
-@dataclass(frozen=True)
-class PassCount:
-    """Passes of a run, as PyTorch-BigGraph counts them.
-
-    Attributes
-    ----------
-    edge_sets : sequence of str
-        Names of the edge sets of an epoch; one where all training triples are one.
-    num_chunks : int
-        Chunks of each edge set.
-    finished : int
-        Passes since the beginning of the run.
-    """
-
-    edge_sets: tuple[str, ...]
-    num_chunks: int
-    finished: int
-
-    @classmethod
-    def of(cls, meta: CheckpointMeta) -> PassCount:
-        """Count the finished passes of a version."""
-        training = meta.config.get("training", {})
-        sets = tuple(training.get("edge_sets", ())) or ("train",)
-        num_chunks = int(training.get("edge_chunks", 1))
-        epochs = int(meta.progress.get(Progress.FINISHED_EPOCHS, 0))
-        # A pass that is open is not counted: it is trained from its beginning, as after a crash there.
-        of_open_epoch = int(meta.progress.get(Progress.PASSES_DONE, 0))
-        return cls(sets, num_chunks, epochs * len(sets) * num_chunks + of_open_epoch)
-
-    def attributes(self) -> dict[str, Any]:
-        """Return the attributes of its HDF5 files that say where training stands."""
-        epoch, place = divmod(self.finished, len(self.edge_sets) * self.num_chunks)
-        edge_set, chunk = divmod(place, self.num_chunks)
-        return {
-            "iteration/epoch_idx": epoch,
-            "iteration/num_edge_paths": len(self.edge_sets),
-            "iteration/edge_path_idx": edge_set,
-            "iteration/edge_path": self.edge_sets[edge_set],
-            "iteration/num_edge_chunks": self.num_chunks,
-            "iteration/edge_chunk_idx": chunk,
-        }
 
 
 def copy_for_bigraph(source: Checkpoint, output: Path) -> int:
@@ -126,8 +79,7 @@ def _write(source: Checkpoint, folder: Path, output: Path, passes: PassCount) ->
     manifest, version = source.manifest, passes.finished
     num_parts = max(entry.part + 1 for entry in manifest.files if entry.table != RELATION)
     config = bigraph_config(manifest.meta, num_parts, str(output.resolve()))
-    config["num_edge_chunks"] = passes.num_chunks
-    attributes = {**bigraph_attributes(manifest.meta, config), **passes.attributes()}
+    attributes = bigraph_attributes(manifest.meta, config)
     for entry in manifest.files:
         name = layout.model_file(version)
         if entry.table != RELATION:

@@ -14,7 +14,7 @@ from dglkge.distributed.log_format import VARIABLE as VARIABLE_OF_FORMAT
 from dglkge.errors import InputError, unknown_name
 from dglkge.launch.node_place import AUTO
 
-VARIABLE = re.compile(r"([A-Za-z_]\w*)=")
+VARIABLE = re.compile(r"([A-Za-z_]\w*)(=|\Z)")
 
 DESCRIPTION = """\
 Start a distributed job: on every machine of ip_config.txt the servers that hold its partition and the
@@ -81,8 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="DGL's sparse formats of the servers' graph (default: csc)")  # fmt: skip
     add("--no_verify", action="store_true",
         help="do not compare the data set with its checksums; saves one pass over its files")  # fmt: skip
-    add("--extra_envs", type=_variable, nargs="*", default=[], metavar="NAME=VALUE",
-        help="variables for every process; they win over all others")  # fmt: skip
+    add("--extra_envs", type=_variable, nargs="*", default=[], metavar="NAME[=VALUE]",
+        help="variables for every process; they win over all others. NAME alone takes the launcher's value, "
+             "which the list of processes then does not show")  # fmt: skip
     add(
         "--workspace",
         default=".",
@@ -247,11 +248,16 @@ def _range(text: str) -> tuple[int, int]:
 
 
 def _variable(text: str) -> tuple[str, str]:
-    """Read one NAME=VALUE."""
-    name = VARIABLE.match(text)
-    if name is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no NAME=VALUE")
-    return name.group(1), text[name.end() :]
+    """Read one NAME=VALUE, or a NAME whose value the environment has."""
+    match = VARIABLE.match(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text.partition('=')[0]!r} is no name of a variable")
+    name = match.group(1)
+    if match.group(2):
+        return name, text[match.end() :]
+    if name not in os.environ:
+        raise argparse.ArgumentTypeError(f"{name} has no value here; expected NAME=VALUE or a set variable")
+    return name, os.environ[name]
 
 
 def _seconds(text: str) -> float:

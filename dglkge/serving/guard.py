@@ -13,6 +13,7 @@ from typing import Any, Optional
 from urllib.parse import urlsplit
 
 from dglkge.errors import InputError
+from dglkge.launch.private_files import read_private
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -235,10 +236,10 @@ def read_token(path: Path) -> str:
     Raises
     ------
     InputError
-        If the file cannot be read or the token cannot be used.
+        If the file cannot be read, other users can read it, or the token cannot be used.
     """
     try:
-        lines = path.read_bytes()[:65536].decode("utf-8").splitlines()
+        lines = read_private(path, "--token")[:65536].decode("utf-8").splitlines()
     except OSError as error:
         # The name is not shown: it may be a token that somebody gave in place of a file.
         raise InputError(

@@ -22,7 +22,7 @@ from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, ToyTable, save_
 
 ITERATION = {
     "iteration/num_epochs": 9,
-    "iteration/epoch_idx": 2,
+    "iteration/epoch_idx": 1,
     "iteration/num_edge_paths": 1,
     "iteration/edge_path_idx": 0,
     "iteration/num_edge_chunks": 1,

@@ -210,5 +210,28 @@ def test_attributes_without_a_training_plan():
     attributes = bigraph_attributes(meta, {"dimension": 6})
     assert attributes["config/json"] == '{\n    "dimension": 6\n}'
     assert (attributes["iteration/num_epochs"], attributes["iteration/epoch_idx"]) == (0, 0)
+    config = {
+        "training": {"num_epochs": 9, "edge_chunks": 4, "edge_sets": ["train", "news"]},
+        "checkpoint": {"keep_every_epochs": 5, "init_path": "runs/older/checkpoint"},
+        "evaluation": {"eval_fraction": 0.1, "eval_num_batch_negs": 20, "eval_num_uniform_negs": 30},
+    }
+    # 2 epochs of 8 passes, then 6: the one just trained is the second chunk of the second edge set
+    meta = toy_meta(config=config, progress={"finished_epochs": 2, "passes_done": 6})
+    described = bigraph_config(meta, 1, "/x")
+    assert described["num_edge_chunks"] == 4 and described["eval_fraction"] == 0.1
+    assert described["init_path"] == "runs/older/checkpoint"
+    assert described["checkpoint_preservation_interval"] == 5
+    assert (described["eval_num_batch_negs"], described["eval_num_uniform_negs"]) == (20, 30)
+    attributes = bigraph_attributes(meta, described)
+    del attributes["config/json"]
+    assert attributes == {
+        "iteration/num_epochs": 9,
+        "iteration/epoch_idx": 2,
+        "iteration/num_edge_paths": 2,
+        "iteration/edge_path_idx": 1,
+        "iteration/edge_path": "news",
+        "iteration/num_edge_chunks": 4,
+        "iteration/edge_chunk_idx": 1,
+    }
     later = bigraph_attributes(dataclasses.replace(toy_meta(), progress={"finished_epochs": 12}), {})
-    assert (later["iteration/num_epochs"], later["iteration/epoch_idx"]) == (12, 12)
+    assert (later["iteration/num_epochs"], later["iteration/epoch_idx"]) == (12, 11)

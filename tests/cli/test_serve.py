@@ -73,6 +73,7 @@ def test_ctrl_c_ends_it(start, run, dataset):
 @pytest.mark.usefixtures("in_background")
 def test_in_the_background_with_a_token(start, tmp_path):
     (tmp_path / "token").write_text(TOKEN + "\n")
+    (tmp_path / "token").chmod(0o600)
     # Plain Python: its command line is looked at.
     options = ("--token", str(tmp_path / "token"), "--host", "localhost")
     process, facts = start(*options, command=[sys.executable])
@@ -124,8 +125,16 @@ def test_ports_and_hosts(call, run):
 )
 def test_tokens_that_cannot_be_used(call, run, tmp_path, content, text):
     (tmp_path / "token").write_bytes(content)
+    (tmp_path / "token").chmod(0o600)
     line = refusal(call, run, "--port", "0", "--token", tmp_path / "token")
     assert text in line and (not content or content.decode("latin-1").strip() not in line)
+
+
+def test_a_token_that_others_can_read(call, run, tmp_path):
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o644)
+    line = refusal(call, run, "--port", "0", "--token", tmp_path / "token")
+    assert "other users can read the file of --token: its mode is 644; chmod 600 it" in line
 
 
 def test_a_token_in_place_of_a_file_is_not_repeated(call, run):

@@ -67,6 +67,13 @@ def test_extra_variables() -> None:
     assert options.extra_envs == {"A": "b=c"}
 
 
+def test_values_of_variables_that_are_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value is not among the arguments, which every user of the machine can read."""
+    monkeypatch.setenv("API_KEY", "geheim=1")
+    options, command = parse_arguments(["--extra_envs", "A=b", "API_KEY", "train.py", "API_KEY"])
+    assert options.extra_envs == {"A": "b", "API_KEY": "geheim=1"} and command == ("train.py", "API_KEY")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -86,7 +93,8 @@ def test_extra_variables() -> None:
         (["--num_samplers", "-1", "train.py"], "--num_samplers"),
         (["--stop_seconds", "nan", "train.py"], "'nan' is no number of seconds from 0 to 86400"),
         (["--stop_seconds", "soon", "train.py"], "'soon' is no number of seconds"),
-        (["--extra_envs=oops", "train.py"], "--extra_envs: 'oops' is no NAME=VALUE"),
+        (["--extra_envs=oops", "train.py"], "--extra_envs: oops has no value here; expected NAME=VALUE or"),
+        (["--extra_envs=o.o=a", "train.py"], "--extra_envs: 'o.o' is no name of a variable"),
         (["--json=1", "train.py"], "--json"),
         (["-m"], "-m needs a module"),
     ],

@@ -356,6 +356,10 @@ def test_ipv6(free_port: int) -> None:
 def test_secrets(tmp_path: Path) -> None:
     """From a file or the environment; never forwarded to another process."""
     (tmp_path / "secret").write_text("0123456789abcdef\n")
+    (tmp_path / "secret").chmod(0o640)
+    with pytest.raises(InputError, match="other users can read the file of --secret_file: its mode is 640"):
+        read_secret(str(tmp_path / "secret"), {})
+    (tmp_path / "secret").chmod(0o600)
     assert read_secret(str(tmp_path / "secret"), {}) == b"0123456789abcdef"
     assert read_secret(None, {"DGLKGE_SECRET": "0123456789abcdef"}) == b"0123456789abcdef"
     with pytest.raises(InputError, match="need a shared secret"):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.errors import InputError
+from dglkge.launch.private_files import read_private
 from dglkge.launch.remote.session import SECRET_VARIABLE
 from dglkge.launch.watchdog import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
 
@@ -55,7 +56,7 @@ def read_secret(path: str | None, environment: Mapping[str, str]) -> bytes:
     if path is not None:
         where = path
         try:
-            text = Path(path).read_bytes()
+            text = read_private(Path(path), "--secret_file")
         except OSError as error:
             raise InputError(f"cannot read --secret_file {path}: {error.strerror}") from None
     text = text.strip()
