@@ -18,7 +18,7 @@ import dglkge
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE_FILES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.py", "py.typed", "page/*", "report/page.[!p]*")
+    for pattern in ("*.py", "py.typed", "schema.json", "page/*", "report/page.[!p]*")
     for path in (ROOT / "dglkge").rglob(pattern)
 )
 RECIPES = [

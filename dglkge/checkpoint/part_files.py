@@ -360,7 +360,7 @@ def _bigraph_sums(part: TablePart, meta: CheckpointMeta) -> torch.Tensor:
     name = meta.optimizer.get("name")
     if part.table == RELATION:
         name = meta.optimizer.get("relation_name", name)
-    if name in OPTIMIZERS and list(OPTIMIZERS.get(str(name))().state_shapes(1)) == ["sum"]:
+    if kept and name in OPTIMIZERS and list(OPTIMIZERS.get(str(name))().state_shapes(1)) == ["sum"]:
         sums = kept[0].detach()
         return sums.reshape(-1) if sums.numel() == len(sums) else sums
     return torch.zeros(len(part.original_ids))

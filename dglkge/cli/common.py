@@ -254,6 +254,7 @@ class TerminalFormatter(logging.Formatter):
     """Formatter of the library's messages on stderr."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the message without control characters."""
         return for_terminal(super().format(record), sys.stderr)
 
 

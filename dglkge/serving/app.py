@@ -12,9 +12,10 @@ from typing import Annotated, Any, Callable, Literal, Optional
 
 import torch
 from fastapi import FastAPI, Query, Request
-from fastapi.exceptions import HTTPException, RequestValidationError
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
 
 from dglkge import __version__
 from dglkge.errors import InputError

@@ -31,20 +31,24 @@ class HeaderDeadline(H11Protocol):
     _deadline: Optional[asyncio.TimerHandle] = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for headers."""
         super().connection_made(transport)
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
+        """Stop waiting once a request is complete."""
         super().data_received(data)
         if self._is_answering() and self._deadline is not None:
             self._deadline.cancel()
 
     def on_response_complete(self) -> None:
+        """Wait for the headers of the next request."""
         super().on_response_complete()
         if not self._is_answering():
             self._set_deadline()
 
     def connection_lost(self, exc: Optional[Exception]) -> None:
+        """Stop waiting."""
         super().connection_lost(exc)
         if self._deadline is not None:
             self._deadline.cancel()

@@ -81,4 +81,5 @@ def test_description_waits_for_its_name(tmp_path):
     write_description(tmp_path, {"name": "Ōsaka"})
     assert not (tmp_path / "dataset.json").exists()
     content = (tmp_path / PENDING_DESCRIPTION).read_text(encoding="utf-8")
-    assert "Ōsaka" in content and json.loads(content) == {"format_version": 1, "name": "Ōsaka"}
+    assert "Ōsaka" in content
+    assert json.loads(content) == {"format_version": 1, "name": "Ōsaka", "checksums": {}}

@@ -1,8 +1,12 @@
-"""A training process opens each file of its data set once; DGL's own reading of its description aside."""
+"""A training process opens each file of its data set once.
+
+DGL's own reading of its description, and the pass over the checksums, are left aside.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -53,7 +57,14 @@ def trained(dataset: Path, output: Path, source: Path | str) -> dict[str, float]
     numpy opens an array several times to map it; that is counted as once.
     """
     command = [*warm.python(), "-c", TRAIN_ALONE, str(dataset), str(output), str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=REPOSITORY)
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=REPOSITORY,
+        env={**os.environ, "DGLKGE_NO_VERIFY": "1"},
+    )
     assert done.returncode == 0, done.stderr
     paths, opens_of_array = json.loads(done.stdout.splitlines()[-1])
     counts = Counter(str(Path(path).relative_to(dataset)) for path in paths)

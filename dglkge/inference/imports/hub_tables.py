@@ -133,12 +133,12 @@ class HubTables(TablesByName):
             relations = [Relation(*relation) for relation in config[RELATIONS_FIELD]]
         except (KeyError, TypeError) as error:
             raise InputError(f"{folder / CONFIG} is damaged: {error!r}") from None
-        for table in facts["entity_types"]:
-            if Path(names_file(table)).name != names_file(table):
-                raise InputError(f"{folder / CONFIG} is damaged: {table!r} is no name of an entity type")
         # Modules to import would be code of a stranger: the folder may come from the hub.
         facts["config"].pop("imports", None)
         self.meta = CheckpointMeta(**facts, relations=relations, dataset_path="")
+        for table in self.meta.entity_types:
+            if Path(names_file(table)).name != names_file(table):
+                raise InputError(f"{folder / CONFIG} is damaged: {table!r} is no name of an entity type")
         self.relations = RelationVocabulary(relations)
         self._vocabularies: dict[str, Vocabulary] = {}
         self._tables: dict[str, CheckpointTable] = {}
