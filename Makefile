@@ -89,9 +89,9 @@ $(VENV_PBG)/installed: pyproject.toml
 	$(VENV_PBG)/bin/python -m pip install -q $(PIP_FLAGS) --no-build-isolation torchbiggraph==1.0.0
 	touch $@
 
-# mkdocstrings reads the sources without importing them: neither DGL nor torch is needed.
+# mkdocstrings reads the sources without importing them: neither DGL nor torch is needed. hooks.py imports the configuration.
 $(VENV_DOCS)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV_DOCS)
 	$(VENV_DOCS)/bin/python -m pip install -q $(PIP_FLAGS) 'mkdocs<2' mkdocs-material 'mkdocstrings[python]' \
-	    nbconvert pyyaml
+	    nbconvert numpy pydantic pyyaml
 	touch $@
