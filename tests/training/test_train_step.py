@@ -301,7 +301,8 @@ def test_alone_it_does_not_matter_whether_trainers_wait(dataset: Path, tmp_path:
 
 def test_trainers_of_several_machines_must_wait() -> None:
     config = load_config(None, ["dataset=toy", "training.synchronous=false"])
-    with pytest.raises(InputError, match="synchronous is false and the number of machines is 2, .*; allowed: true"):
+    words = "synchronous is false and the number of machines is 2, .*; allowed: true"
+    with pytest.raises(InputError, match=words):
         build_optimizer(config, [], num_machines=2)
 
 
