@@ -369,7 +369,7 @@ ROWS: tuple[Row, ...] = (
         )
     ),
     row("tables.storage", only("memory", "disk"), "and devices are those of one machine", several_machines),
-    row(SYNCHRONOUS, only(True), "and only trainers of one machine share memory", several_machines),
+    row(SYNCHRONOUS, only(True), "and machines share no memory", several_machines),
 )
 
 
