@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Optional, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Optional, TypeGuard, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, Field
 from pydantic.fields import FieldInfo
@@ -573,7 +573,7 @@ def _fields_of(field: FieldInfo, path: tuple[str, ...]) -> Iterator[ConfigField]
     kind, component = field.annotation, component_of(field)
     if component is not None:
         yield from _component_fields(component, field, path)
-    elif isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, FreeSettings):
+    elif _is_model(kind) and not issubclass(kind, FreeSettings):
         yield from fields(kind, path)
     else:
         yield _field(field, path)
@@ -621,13 +621,18 @@ def component_fields() -> Iterator[tuple[str, str]]:
     return ((field.key, field.component) for field in fields() if field.component)
 
 
+def _is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
+    """Tell whether a type is a class of settings; isinstance(list[int], type) is true in Python 3.10."""
+    return get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
 def _type_name(kind: Any) -> str:
     """Return the name of a field's type, as a YAML file has it."""
     names = {tuple: "list", dict: "map", Literal: "str"}
     origin = get_origin(kind)
     if origin is Union:
         return _type_name(next(one for one in get_args(kind) if one is not type(None)))
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
+    if _is_model(kind):
         return "map"
     if origin is Literal:
         return type(get_args(kind)[0]).__name__
