@@ -37,11 +37,8 @@ from dglkge.settings import (
 )
 from dglkge.typing import Device
 
-Share = Annotated[float, Field(ge=0, lt=1)]
 DATASET = "the folder of a data set, which dglkge partition makes of triples"
 DatasetFolder = Annotated[str, not_empty(DATASET)]
-Every = Literal["epoch", "batch"]
-
 
 SCORE_FUNCTION = Component("score function", "complex", is_section=False)
 LOSS = Component("loss", "softmax")

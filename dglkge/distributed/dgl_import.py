@@ -15,6 +15,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import os
+import re
 import sys
 import types
 from collections.abc import Sequence
@@ -117,7 +118,7 @@ def require_dgl(user: str) -> None:
         version = importlib.metadata.version("dgl")
     except importlib.metadata.PackageNotFoundError:
         version = "" if importlib.util.find_spec("dgl") is None else DGL_VERSION
-    if tuple(map(int, version.split(".")[:2] if version else (0, 0))) < (2, 1):
+    if [int(number) for number in re.findall(r"\d+", version)[:2]] < [2, 1]:
         found = f"dgl {version} is" if version else "it is not"
         then = " and dglkge-engine" if sys.version_info >= NO_WHEEL_FROM else ""
         raise InputError(

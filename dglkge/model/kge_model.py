@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from dglkge.model.initializers import INITIALIZERS
 from dglkge.model.precision import ModulePrecision
 from dglkge.model.regularizers import Regularizer
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
-from dglkge.registry import import_modules
 from dglkge.settings import settings_of
 from dglkge.typing import RELATION, Side
 
@@ -285,7 +284,6 @@ def build_model(
     score_function: str,
     dim: int,
     reciprocal: bool,
-    imports: Iterable[str] = (),
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> KgeModel:
@@ -299,8 +297,6 @@ def build_model(
         Width of an entity's row.
     reciprocal : bool
         See :class:`KgeModel`.
-    imports : iterable of str
-        Modules that are imported first where the name is not registered.
     options : mapping of str to object, optional
         Settings of the score function.
     seed : int
@@ -311,9 +307,6 @@ def build_model(
     InputError
         If the name is not registered, it has no such option, or it has no rows of that dimension.
     """
-    # Imported only if needed: a run that uses nothing of the user's modules opens without them.
-    if score_function not in SCORE_FUNCTIONS:
-        import_modules(imports)
     kind = SCORE_FUNCTIONS.get(score_function)
     settings = settings_of("score function", kind.Settings, {**(options or {}), "name": score_function})
     return KgeModel(kind(settings), dim, reciprocal, seed)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.narrow_rows import is_narrow
 from dglkge.optim.scratch import Scratch
@@ -283,6 +284,34 @@ class QueryMaker(Protocol):
     def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
         """Return all queries of a batch's groups, and what takes their gradients back to the rows."""
         ...
+
+
+class ModelQueries(QueryMaker):
+    """Queries and penalties of any model, by autograd: what its two kinds share.
+
+    Parameters
+    ----------
+    model : KgeModel
+    regularizer : Regularizer or None
+    relation_weight : float
+        Weight of the queries (h, ?, t); 0: none.
+    shares_relations : bool
+        Groups hold the row of each relation once.
+    """
+
+    reads_in_place = False
+
+    def __init__(
+        self,
+        model: KgeModel,
+        regularizer: Regularizer | None,
+        relation_weight: float,
+        shares_relations: bool,
+    ) -> None:
+        self.shares_relations = shares_relations
+        self._model = model
+        self._regularizer = regularizer
+        self._relation_weight = relation_weight
 
 
 class CandidateLoss(Objective):

@@ -15,11 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dglkge.model.kge_model import KgeModel
-from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.query_batches import AnswerIndex, ShardAnswers
 from dglkge.step.contracts import Rows
-from dglkge.step.objectives.all_candidates import Piece, QueryMaker, TakeBack
+from dglkge.step.objectives.all_candidates import ModelQueries, Piece, TakeBack
 from dglkge.step.objectives.one_vs_all import differentiated, make_queries, places_on
 from dglkge.step.objectives.relation_prediction import relation_pieces
 from dglkge.step.objectives.shard_objective import SOFTMAX, Answers
@@ -28,32 +26,8 @@ from dglkge.step.planning import PairGroup, Plan
 Ids = npt.NDArray[np.int64]
 
 
-class AnsweredQueries(QueryMaker):
-    """Queries and penalties of any model, by autograd.
-
-    Parameters
-    ----------
-    model : KgeModel
-    regularizer : Regularizer or None
-    relation_weight : float
-        Weight of the queries (h, ?, t).
-    shares_relations : bool
-        Groups hold the row of each relation once.
-    """
-
-    reads_in_place = False
-
-    def __init__(
-        self,
-        model: KgeModel,
-        regularizer: Regularizer | None,
-        relation_weight: float = 0.0,
-        shares_relations: bool = False,
-    ) -> None:
-        self.shares_relations = shares_relations
-        self._model = model
-        self._relation_weight = relation_weight
-        self._regularizer = regularizer
+class AnsweredQueries(ModelQueries):
+    """Queries with all their answers."""
 
     def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
         model = self._model

@@ -18,7 +18,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.scratch import Scratch
 from dglkge.step.contracts import Rows
-from dglkge.step.objectives.all_candidates import Piece, QueryMaker, TakeBack
+from dglkge.step.objectives.all_candidates import ModelQueries, Piece, QueryMaker, TakeBack
 from dglkge.step.objectives.penalties import GroupPenalty, loop_weights
 from dglkge.step.objectives.relation_prediction import RelationQueries, relation_pieces
 from dglkge.step.planning import Group, Plan
@@ -58,32 +58,8 @@ def places_on(places: Ids | None, device: torch.device) -> torch.Tensor | None:
     return None if places is None else torch.from_numpy(places).to(device)
 
 
-class AutogradQueries(QueryMaker):
-    """Queries and penalties of any model, by autograd; rows must have been copied.
-
-    Parameters
-    ----------
-    model : KgeModel
-    regularizer : Regularizer or None
-    relation_weight : float
-        Weight of relation prediction; 0: none.
-    shares_relations : bool
-        Groups hold the row of each relation once.
-    """
-
-    reads_in_place = False
-
-    def __init__(
-        self,
-        model: KgeModel,
-        regularizer: Regularizer | None,
-        relation_weight: float,
-        shares_relations: bool = False,
-    ) -> None:
-        self.shares_relations = shares_relations
-        self._model = model
-        self._regularizer = regularizer
-        self._relation_weight = relation_weight
+class AutogradQueries(ModelQueries):
+    """Queries of triples."""
 
     def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
         model, pieces = self._model, []
