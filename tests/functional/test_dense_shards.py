@@ -15,6 +15,9 @@ from dglkge.typing import RELATION
 from tests.functional import job as commands
 from tests.functional.test_same_result_everywhere import stats, tables
 from tests.toy_kg import toy_dataset
+from tests.training.shards import NEEDS_SLICES
+
+pytestmark = NEEDS_SLICES
 
 SETTINGS = (
     *("model.init_scale=0.3", "training.matmul_dtype=float32", "training.batch_size=50", "dense.lr=0.01"),

@@ -18,14 +18,16 @@ from tests.functional import job as commands
 from tests.functional.test_dense_trainers import OWN, SETTINGS, own_module_is_forgotten  # noqa: F401
 from tests.functional.test_same_result_everywhere import stats, tables
 from tests.toy_kg import toy_dataset
+from tests.training.shards import NEEDS_SLICES
 
+COMPILED = ("model.score_function=two_layers", f"imports=[{OWN}]", "dense.compile=true")
 SCRIPT = str(Path(__file__).with_name("overflow_train.py"))
 
 
 @pytest.mark.skipif(
     autocast_problem("cpu", torch.float16) is not None, reason="torch has no float16 autocast on the CPU"
 )
-@pytest.mark.parametrize("sharding", ["replicated", "fsdp"])
+@pytest.mark.parametrize("sharding", ["replicated", pytest.param("fsdp", marks=NEEDS_SLICES)])
 def test_an_overflow_on_one_trainer_skips_the_batch_on_all(tmp_path: Path, sharding: str) -> None:
     settings = [f"dataset={toy_dataset()}", f"output={tmp_path / 'run'}", *SETTINGS]
     settings += ["model.score_function=transformer", "dense.autocast=float16", "training.num_epochs=1"]
@@ -51,16 +53,8 @@ def test_an_overflow_on_one_trainer_skips_the_batch_on_all(tmp_path: Path, shard
     [
         # Each trainer rounds its part of a gradient to 8 bits.
         (("model.score_function={name: conex, channels: 4}", "dense.autocast=bfloat16"), 0.02),
-        (("model.score_function=two_layers", f"imports=[{OWN}]", "dense.compile=true"), 1e-4),
-        (
-            (
-                "model.score_function=two_layers",
-                f"imports=[{OWN}]",
-                "dense.compile=true",
-                "dense.sharding=fsdp",
-            ),
-            1e-4,
-        ),
+        (COMPILED, 1e-4),
+        pytest.param((*COMPILED, "dense.sharding=fsdp"), 1e-4, marks=NEEDS_SLICES),
     ],
     ids=["bfloat16", "compiled", "compiled, in slices"],
 )

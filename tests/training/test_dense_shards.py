@@ -17,10 +17,12 @@ from tests import warm
 from tests.functional.job import environment
 from tests.surroundings import free_ports
 from tests.toy_kg import toy_dataset
+from tests.training.shards import NEEDS_SLICES
 
 SIZE = 3
 
 
+@NEEDS_SLICES
 def test_slices_are_summed_updated_joined_and_read(tmp_path: Path) -> None:
     """The checks are in shard_ranks.py, on each of three processes."""
     port = str(free_ports())
@@ -56,6 +58,7 @@ def refusal(folder: Path, *settings: str) -> str:
     return str(caught.value)
 
 
+@NEEDS_SLICES
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 def test_an_optimizer_that_needs_whole_parameters_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path, "model.score_function=tucker", "dense.optimizer=Muon") == (
@@ -70,3 +73,12 @@ def test_refused_settings(tmp_path: Path) -> None:
     assert words in refusal(tmp_path)
     with pytest.raises(InputError, match="dense.sharding is 'ddp'; allowed: one of replicated, fsdp"):
         load_config(None, [f"dataset={toy_dataset()}", "dense.sharding=ddp"])
+
+
+def test_a_torch_without_slices_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch 2.6 is."""
+    monkeypatch.delattr(torch.cpu.Stream, "record_event", raising=False)
+    assert refusal(tmp_path, "model.score_function=tucker") == (
+        f"dense.sharding is fsdp, and torch {torch.__version__} has no FSDP2 on processors; allowed: "
+        "replicated, or a newer torch (2.13 is tested)"
+    )

@@ -87,19 +87,29 @@ def check_dense(config: Config, model: KgeModel) -> None:
 
 
 def _check_sharding(chosen: DenseConfig) -> None:
-    """Refuse slices of parameters where the optimizer needs the whole ones.
+    """Refuse slices of parameters where torch cannot make them, or the optimizer needs the whole ones.
 
     Raises
     ------
     InputError
         If this is so.
     """
+    if not has_slices_on_processors():
+        raise InputError(
+            f"dense.sharding is fsdp, and torch {torch.__version__} has no FSDP2 on processors; allowed: "
+            "replicated, or a newer torch (2.13 is tested)"
+        )
     if not works_by_number(chosen):
         raise InputError(
             f"dense.optimizer is {chosen.optimizer.name} and dense.sharding is fsdp, which gives each "
             "trainer a slice of a parameter: this optimizer's step depends on the whole; allowed: optimizers "
             "that work number by number, e.g. Adam, or dense.sharding replicated"
         )
+
+
+def has_slices_on_processors() -> bool:
+    """Return whether FSDP2 runs on processors: it records events on a stream, which torch 2.6 cannot."""
+    return hasattr(torch.cpu.Stream, "record_event")
 
 
 def works_by_number(chosen: DenseConfig) -> bool:
