@@ -200,7 +200,9 @@ def _without_denormals(grad: torch.Tensor) -> torch.Tensor:
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:
     """Return rows with rows of 0 behind them, so many that the loops can take them in fours."""
-    return torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % AT_ONCE))
+    missing = -len(rows) % AT_ONCE
+    # Not torch.nn.functional.pad: in torch 2.6 it refuses tensors without numbers.
+    return torch.cat([rows, rows.new_zeros(missing, rows.shape[1])]) if missing else rows
 
 
 _may_use_loops = True
