@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import time
-from typing import IO, Any, Union
+from typing import IO, Any
 
 POLL_SECONDS = 0.05
 
 
-def wait_for_lock(file: Union[int, IO[Any]], seconds: float) -> bool:
+def wait_for_lock(file: int | IO[Any], seconds: float) -> bool:
     """Take the exclusive lock of an open file or folder.
 
     The kernel releases it when the file is closed or the process ends, however it ends.

@@ -14,8 +14,8 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Callable, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from dglkge.errors import InputError, unknown_name
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Optional, Union, cast
+from typing import IO, TYPE_CHECKING, Any, Union, cast
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.cli.train import SCRIPT, ip_config
@@ -46,21 +46,21 @@ Triples = Union["pd.DataFrame", str, "os.PathLike[str]"]
 
 def train(
     triples: Triples,
-    score_function: Optional[str] = None,
+    score_function: str | None = None,
     *,
     output: str | os.PathLike[str],
-    valid: Optional[pd.DataFrame] = None,
-    test: Optional[pd.DataFrame] = None,
+    valid: pd.DataFrame | None = None,
+    test: pd.DataFrame | None = None,
     columns: str = "head,relation,tail",
-    split: Optional[Sequence[float]] = None,
-    config: Optional[str | os.PathLike[str]] = None,
-    settings: Optional[Mapping[str, Any]] = None,
+    split: Sequence[float] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    settings: Mapping[str, Any] | None = None,
     imports: Sequence[str] = (),
-    trainers: Optional[int] = None,
+    trainers: int | None = None,
     seed: int = 0,
     overwrite: bool = False,
-    progress: Optional[bool] = None,
-    reading: Optional[Mapping[str, Any]] = None,
+    progress: bool | None = None,
+    reading: Mapping[str, Any] | None = None,
 ) -> Run:
     """Train embeddings of triples on this machine, evaluate them, and open the result.
 
@@ -171,14 +171,14 @@ def _remove(folder: Path) -> None:
 def _dataset(
     triples: Triples,
     folder: Path,
-    valid: Optional[pd.DataFrame],
-    test: Optional[pd.DataFrame],
+    valid: pd.DataFrame | None,
+    test: pd.DataFrame | None,
     columns: str,
-    split: Optional[Sequence[float]],
+    split: Sequence[float] | None,
     seed: int,
     overwrite: bool,
     progress: bool,
-    reading: Optional[Mapping[str, Any]],
+    reading: Mapping[str, Any] | None,
 ) -> Path:
     """Return the data set of the triples, made in the run's folder if it is not one already.
 
@@ -305,5 +305,5 @@ def _as_yaml(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _text(path: Optional[str | os.PathLike[str]]) -> Optional[str]:
+def _text(path: str | os.PathLike[str] | None) -> str | None:
     return None if path is None else str(path)

@@ -19,9 +19,8 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Callable
 
 SHARED_MEMORY = "/dev/shm"
 SWITCH = "DGLKGE_TEST_SHARED_MEMORY"

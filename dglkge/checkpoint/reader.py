@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Union
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from dglkge.errors import CheckpointError, InputError, unknown_name
 from dglkge.model.projections import PREFIX, ProjectedFeatures, projections_of
 from dglkge.typing import RELATION, RowShard
 
-Key = Union[int, str, slice, Sequence[int], Sequence[str], np.ndarray, torch.Tensor]
+Key = int | str | slice | Sequence[int] | Sequence[str] | np.ndarray | torch.Tensor
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
+from typing import TypeAlias
 
 import h5py
 import numpy as np
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 NUM_BLOCKS_AHEAD = 4
 """Blocks that are read ahead while an earlier one is copied to its rows."""
 
-Rows = Union[h5py.Dataset, np.ndarray]
+Rows: TypeAlias = h5py.Dataset | np.ndarray
 
 
 @dataclass(frozen=True)

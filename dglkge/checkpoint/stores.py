@@ -22,9 +22,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Callable, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from dglkge.checkpoint.durable import sync
 from dglkge.errors import CheckpointError, InputError, StorageError, missing_package

@@ -7,7 +7,6 @@ import getpass
 import os
 import sys
 from pathlib import Path
-from typing import Optional
 
 from dglkge.cli.common import (
     add_dataset_argument,
@@ -145,14 +144,14 @@ def _serve(args: argparse.Namespace) -> int:
     return status
 
 
-def _threads(asked: Optional[int]) -> int:
+def _threads(asked: int | None) -> int:
     cores = usable_cores()
     if asked is not None and not 1 <= asked <= cores:
         raise InputError(f"--threads must be 1 to {cores}, the cores of this process; got {asked}")
     return asked or cores
 
 
-def _token(given: Optional[str]) -> Optional[str]:
+def _token(given: str | None) -> str | None:
     """Return the token of ``--token``."""
     from dglkge.serving.guard import check_token, read_token
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import Progress
 from dglkge.cli.common import human_bytes, print_json, print_text, write_text
@@ -197,11 +197,11 @@ def _ranking(valid: Mapping[str, Any]) -> str:
     return f"{text}; best {_number(best.get('mrr'), '.4f')} after epoch {best['epoch']}"
 
 
-def _number(value: Optional[float], form: str) -> str:
+def _number(value: float | None, form: str) -> str:
     return NONE if value is None else format(value, form)
 
 
-def _bytes(value: Optional[int]) -> str:
+def _bytes(value: int | None) -> str:
     return NONE if value is None else human_bytes(value)
 
 

@@ -6,9 +6,9 @@ by itself is declared at the field (``dglkge/config/schema.py``); options of som
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 from dglkge.config.schema import Config, DenseConfig, FeaturesConfig
 from dglkge.errors import InputErrors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Optional, TypeGuard, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, Field
 from pydantic.fields import FieldInfo
@@ -144,7 +144,7 @@ class DenseConfig(Settings):
         "class of torch.optim with its options, e.g. {name: AdamW, weight_decay: 0.01}",
     )
     lr: float = setting(1e-3, "learning rate", gt=0)
-    schedule: Optional[ScheduleSettings] = setting(
+    schedule: ScheduleSettings | None = setting(
         None, "as optimizer.schedule, of its learning rate; null: that of optimizer.schedule, if there is one"
     )
     sharding: Literal["replicated", "fsdp"] = setting(

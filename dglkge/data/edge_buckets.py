@@ -14,10 +14,10 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Union
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -237,7 +237,7 @@ def _write(
     """Write the files by a counting sort: a pass that counts, and one that places each triple."""
     shape = (len(rows_of_sets), len(pairs), num_ranges, num_ranges)
 
-    def numbered() -> Iterator[tuple[int, Union[slice, Rows], Ids]]:
+    def numbered() -> Iterator[tuple[int, slice | Rows, Ids]]:
         """Yield a set's number, blocks of its rows, and for each its edge type and bucket in one number."""
         for edge_set, block in _blocks(rows_of_sets):
             heads, relations, tails = np.asarray(edges.edges[block]).T
@@ -279,7 +279,7 @@ def _write(
             target.flush()
 
 
-def _blocks(rows_of_sets: Sequence[Rows]) -> Iterator[tuple[int, Union[slice, Rows]]]:
+def _blocks(rows_of_sets: Sequence[Rows]) -> Iterator[tuple[int, slice | Rows]]:
     """Yield the number of each set with its rows, some at a time."""
     for edge_set, rows in enumerate(rows_of_sets):
         for start in range(0, len(rows), TRIPLES_A_BLOCK):

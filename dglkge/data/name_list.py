@@ -5,7 +5,6 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Union
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 
 _NAMES_AT_A_TIME = 1 << 18
 
-Strings = Union[pa.StringArray, pa.LargeStringArray]
+Strings: typing.TypeAlias = pa.StringArray | pa.LargeStringArray
 
 
 class NameList(Sequence[str]):
@@ -37,7 +36,7 @@ class NameList(Sequence[str]):
     @typing.overload
     def __getitem__(self, place: slice) -> NameList: ...
 
-    def __getitem__(self, place: Union[int, slice]) -> Union[str, NameList]:
+    def __getitem__(self, place: int | slice) -> str | NameList:
         if isinstance(place, slice):
             return NameList(self.array[place])
         name: str = self.array[place].as_py()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from dglkge.data import dataset_files
 from dglkge.data.dataset_files import Field, load_json
 from dglkge.errors import InputError
 
-Rows = Union[range, npt.NDArray[np.int32], npt.NDArray[np.int64]]
+Rows = range | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 """Rows of a partition's edge table, ascending; a range where they stand together."""
 
 

@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
 
 import numpy as np
 import pandas as pd
@@ -121,7 +120,7 @@ class Block:
         Index of its first row, where rows are counted (Parquet).
     """
 
-    content: Union[bytes, pa.RecordBatch]
+    content: bytes | pa.RecordBatch
     position: int
     first_row: int = 0
 

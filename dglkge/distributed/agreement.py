@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Callable, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from dglkge.errors import CheckpointError, DglkgeError, InputError, JobError, NotReadyError, StorageError
 

@@ -16,9 +16,9 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any, Callable
+from typing import Any
 
 import dgl
 import dgl.distributed

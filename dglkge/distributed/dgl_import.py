@@ -18,8 +18,8 @@ import os
 import re
 import sys
 import types
-from collections.abc import Sequence
-from typing import Any, Callable, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 DGL_VERSION = "2.1.0"
 """The last release of DGL with wheels for Linux on the package index."""

@@ -31,8 +31,8 @@ import importlib
 import itertools
 import math
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 

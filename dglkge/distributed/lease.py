@@ -24,10 +24,9 @@ import threading
 import time
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 from dglkge.checkpoint.layout import LEASE_FILE
 from dglkge.errors import CheckpointError, NotReadyError, StorageError, write_error

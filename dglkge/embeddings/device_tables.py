@@ -15,9 +15,9 @@ the start and where a version was restored (:meth:`DeviceTables.load`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -168,7 +168,7 @@ class Isotonic:
         return cls(distinct[corners], np.array(values)[block])
 
 
-Curve = Union[Platt, Isotonic]
+Curve = Platt | Isotonic
 METHODS: Mapping[str, type[Curve]] = {"isotonic": Isotonic, "platt": Platt}
 """Ways of fitting probabilities."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -109,8 +109,8 @@ class ClassificationMetrics:
     precision: float
     recall: float
     f1: float
-    roc_auc: Optional[float]
-    average_precision: Optional[float]
+    roc_auc: float | None
+    average_precision: float | None
 
     @classmethod
     def of(cls, margins: np.ndarray, labels: np.ndarray) -> ClassificationMetrics:

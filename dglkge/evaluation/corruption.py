@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Optional, Union
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from dglkge.typing import Relation, Side
 Pools = Mapping[tuple[int, Side], np.ndarray]
 """By relation id and side: the entities that may take the place, ascending ids."""
 
-Stream = Sequence[Union[int, str]]
+Stream = Sequence[int | str]
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def draw_corruptions(
     num_entities: Mapping[str, int],
     known: KnownTriples,
     stream: Stream,
-    pools: Optional[Pools] = None,
+    pools: Pools | None = None,
 ) -> Corruptions:
     """Draw false triples with another entity on one side, uniformly among those that make no known triple.
 
@@ -121,7 +120,7 @@ def draw_corruptions(
     return Corruptions(false, source)
 
 
-def _draw(bits: np.ndarray, size: int, excluded: np.ndarray) -> Optional[np.ndarray]:
+def _draw(bits: np.ndarray, size: int, excluded: np.ndarray) -> np.ndarray | None:
     """Map random bits to numbers in [0, size) without the excluded ones (ascending); None if none is left."""
     left = size - len(excluded)
     if left <= 0:

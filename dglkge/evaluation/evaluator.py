@@ -7,8 +7,7 @@ share the batches of queries; every machine ranks all batches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Callable, Optional
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -86,11 +85,11 @@ class RankingEvaluator:
     def evaluate(
         self,
         triples: np.ndarray,
-        known: Optional[KnownTriples],
+        known: KnownTriples | None,
         rows: RowSource,
         shards: Shards,
         reduce: Reduce = lambda array: array,
-        progress: Optional[Callable[[int], object]] = None,
+        progress: Callable[[int], object] | None = None,
         turn: tuple[int, int] = (0, 1),
     ) -> RankingResult:
         """Rank both sides of every triple.
@@ -159,7 +158,7 @@ class RankingEvaluator:
         self,
         model: KgeModel,
         batch: QueryBatch,
-        known: Optional[KnownTriples],
+        known: KnownTriples | None,
         rows: RowSource,
         shards: Iterable[RankedShard],
         num_entities: int,

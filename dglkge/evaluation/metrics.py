@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -103,12 +103,12 @@ class RankingResult:
     relation_ids: np.ndarray
     ranks: Mapping[Side, np.ndarray]
     num_negatives: Mapping[Side, np.ndarray]
-    num_greater: Optional[Mapping[Side, np.ndarray]] = None
-    num_equal: Optional[Mapping[Side, np.ndarray]] = None
-    categories: Optional[RelationCategories] = None
+    num_greater: Mapping[Side, np.ndarray] | None = None
+    num_equal: Mapping[Side, np.ndarray] | None = None
+    categories: RelationCategories | None = None
 
     @classmethod
-    def joined(cls, results: Sequence[RankingResult], places: Optional[np.ndarray] = None) -> RankingResult:
+    def joined(cls, results: Sequence[RankingResult], places: np.ndarray | None = None) -> RankingResult:
         """Return the result of all triples of several results of the same relations.
 
         Parameters

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +87,7 @@ class Protocol:
 
     split: str = "test"
     filtered: bool = True
-    num_candidates: Optional[int] = None
+    num_candidates: int | None = None
     ties: str = "realistic"
     batch_size: int = 8192
     seed: int = 0
@@ -106,7 +106,7 @@ class Protocol:
         """Name of the candidates: ``"all"`` or ``"sampled N"``."""
         return "all" if self.num_candidates is None else f"sampled {self.num_candidates}"
 
-    def suffix(self, limit: Optional[int] = None) -> str:
+    def suffix(self, limit: int | None = None) -> str:
         """Return what differs from the default protocol, for the name of a file of results.
 
         Parameters

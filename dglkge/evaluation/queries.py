@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Optional
 
 import numpy as np
 import torch
@@ -185,7 +184,7 @@ class ScoredQueries:
 
 
 def score_queries(
-    model: KgeModel, batch: QueryBatch, rows: RowSource, known: Optional[KnownTriples], device: torch.device
+    model: KgeModel, batch: QueryBatch, rows: RowSource, known: KnownTriples | None, device: torch.device
 ) -> ScoredQueries:
     """Look up the rows of a batch and score its true answers.
 

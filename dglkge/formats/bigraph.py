@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 from dglkge.model.functions.bigraph_operators import OPERATORS as FORMULAS
 from dglkge.model.functions.bigraph_scores import NAMED, BigraphScore

@@ -7,9 +7,9 @@ and at the end all edge sets together.
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Callable, NamedTuple, Optional, Union
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from dglkge.inference.imports.dglke_files import Tables
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RowShard, Side
 
-EdgeSets = Union[str, Sequence[str], Mapping[str, np.ndarray]]
+EdgeSets = str | Sequence[str] | Mapping[str, np.ndarray]
 
 
 class RankedModel(typing.Protocol):
@@ -68,17 +68,17 @@ class BucketResult(NamedTuple):
     result : RankingResult
     """
 
-    edge_set: Optional[str]
-    bucket: Optional[tuple[int, int]]
+    edge_set: str | None
+    bucket: tuple[int, int] | None
     result: RankingResult
 
 
 def evaluate_buckets(
     run: RankedModel,
     edge_sets: EdgeSets,
-    protocol: Optional[Protocol] = None,
+    protocol: Protocol | None = None,
     num_ranges: int = 1,
-    progress: Optional[Callable[[int], object]] = None,
+    progress: Callable[[int], object] | None = None,
 ) -> Iterator[BucketResult]:
     """Rank edge sets bucket by bucket; yields each result when it is there, then the averages.
 
@@ -122,7 +122,7 @@ def _evaluate(
     edge_sets: Mapping[str, np.ndarray],
     protocol: Protocol,
     num_ranges: int,
-    progress: Optional[Callable[[int], object]],
+    progress: Callable[[int], object] | None,
 ) -> Iterator[BucketResult]:
     dataset = run.dataset
     # Triples of the caller are true as well: none of them is a wrong answer to another's query.

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -55,7 +55,7 @@ class QueriedModel(Protocol):
         queries: Sequence[NamedQuery],
         resolved: Sequence[LinkQuery],
         topk: int = 10,
-        known: Union[Known, str, None] = None,
+        known: Known | str | None = None,
     ) -> list[Prediction]:
         """Return the best answers to queries with one entity missing, whose ids are known already."""
         ...
@@ -68,7 +68,7 @@ class QueriedModel(Protocol):
         """Return the type of an entity."""
         ...
 
-    def known_treatment(self, known: Union[Known, str, None]) -> tuple[Known, dict[str, KnownTriples]]:
+    def known_treatment(self, known: Known | str | None) -> tuple[Known, dict[str, KnownTriples]]:
         """Return the treatment of known answers, and the known triples by split that it needs."""
         ...
 
@@ -77,7 +77,7 @@ def predict(
     run: QueriedModel,
     queries: pd.DataFrame,
     k: int = 10,
-    known: Union[Known, str, None] = None,
+    known: Known | str | None = None,
     strict: bool = False,
 ) -> pd.DataFrame:
     """Complete triples with one part missing.
@@ -213,9 +213,9 @@ def score(run: QueriedModel, triples: pd.DataFrame, strict: bool = False) -> pd.
 
 def predict_one(
     run: QueriedModel,
-    parts: tuple[Optional[str], Optional[str], Optional[str]],
+    parts: tuple[str | None, str | None, str | None],
     k: int,
-    known: Union[Known, str, None],
+    known: Known | str | None,
 ) -> pd.DataFrame:
     """Complete one triple; a frame with rank, the missing part, score, probability and known_from."""
     frame = predict(run, pd.DataFrame([parts], columns=list(ROLES), dtype=object), k, known, strict=True)
@@ -225,7 +225,7 @@ def predict_one(
     return chosen.rename(columns={missing: name}).astype({"rank": np.int64})
 
 
-def similar(run: QueriedModel, entity: str, k: int = 10, entity_type: Optional[str] = None) -> pd.DataFrame:
+def similar(run: QueriedModel, entity: str, k: int = 10, entity_type: str | None = None) -> pd.DataFrame:
     """Return the entities of the same type with the greatest cosines: rank, entity, cosine."""
     found = run.nearest(entity, run.type_of(entity, entity_type), k)
     return pd.DataFrame(
@@ -238,7 +238,7 @@ def similar(run: QueriedModel, entity: str, k: int = 10, entity_type: Optional[s
 
 
 def embeddings(
-    run: QueriedModel, names: Optional[Sequence[str]] = None, entity_type: Optional[str] = None
+    run: QueriedModel, names: Sequence[str] | None = None, entity_type: str | None = None
 ) -> pd.DataFrame:
     """Return the rows of entities by name.
 
@@ -304,7 +304,7 @@ def fitting_relations(run: QueriedModel, head: str, tail: str) -> list[tuple[int
     return found
 
 
-def calibrated_curve(run: QueriedModel) -> Optional[Curve]:
+def calibrated_curve(run: QueriedModel) -> Curve | None:
     """Return the curve of probabilities of a run's version; None if none was fitted for it."""
     try:
         return run.calibration.curve
@@ -326,8 +326,8 @@ def _relations_of_pairs(
     run: QueriedModel,
     pairs: Sequence[Sequence[tuple[int, int, int]]],
     k: int,
-    known: Union[Known, str, None],
-) -> list[list[tuple[str, float, Optional[str]]]]:
+    known: Known | str | None,
+) -> list[list[tuple[str, float, str | None]]]:
     """Return the best relations of pairs: label, score, known from.
 
     ``pairs`` has the triples of all fitting relations of each, as of :func:`fitting_relations`.
@@ -336,7 +336,7 @@ def _relations_of_pairs(
         raise InputError(f"the number of answers must be at least 1, got {k}")
     treatment, of_splits = run.known_treatment(known)
     labels = run.tables.relations.labels
-    answers: list[list[tuple[str, float, Optional[str]]]] = []
+    answers: list[list[tuple[str, float, str | None]]] = []
     for start, stop in _blocks([len(triples) for triples in pairs]):
         triples = np.array([triple for of_pair in pairs[start:stop] for triple in of_pair], dtype=np.int64)
         by_side = score_triples(run.model, triples, run.tables.meta.relations, run.tables)
@@ -373,14 +373,14 @@ class _Answers:
         self._rows: dict[int, list[tuple[Any, ...]]] = {}
 
     def add(
-        self, place: int, missing: str, answers: Sequence[tuple[Any, ...]], type_: Optional[str] = None
+        self, place: int, missing: str, answers: Sequence[tuple[Any, ...]], type_: str | None = None
     ) -> None:
         """Add the answers (head, relation, tail, score, known from) to a query, the best first."""
         self._rows[place] = [
             (missing, rank, type_, *answer, None) for rank, answer in enumerate(answers, start=1)
         ]
 
-    def add_problem(self, place: int, parts: Sequence[Optional[str]], problem: str) -> None:
+    def add_problem(self, place: int, parts: Sequence[str | None], problem: str) -> None:
         """Add the only row of a query that has no answers."""
         missing = next((role for role, part in zip(ROLES, parts) if part is None), None)
         self._rows[place] = [(missing, None, None, *parts, np.nan, None, problem)]
@@ -405,9 +405,9 @@ def _completed(query: NamedQuery, relation: str, answer: str) -> tuple[str, str,
     return answer, relation, query.entity
 
 
-def _parts(frame: pd.DataFrame) -> list[tuple[Optional[str], ...]]:
+def _parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
     """Return head, relation and tail of each row, None for a missing one."""
-    columns: list[list[Optional[str]]] = []
+    columns: list[list[str | None]] = []
     for role in ROLES:
         if role not in frame.columns:
             columns.append([None] * len(frame))
@@ -419,5 +419,5 @@ def _parts(frame: pd.DataFrame) -> list[tuple[Optional[str], ...]]:
     return list(zip(*columns))
 
 
-def _shown(parts: Sequence[Optional[str]]) -> str:
+def _shown(parts: Sequence[str | None]) -> str:
     return "(" + ", ".join(MISSING if part is None else part for part in parts) + ")"

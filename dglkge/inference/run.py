@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Callable, Optional, Union
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -263,7 +263,7 @@ class Run:
         return {table: self.tables.shards(table) for table in tables}
 
     def predict_tails(
-        self, head: str, relation: str, k: int = 10, known: Union[Known, str, None] = None
+        self, head: str, relation: str, k: int = 10, known: Known | str | None = None
     ) -> pd.DataFrame:
         """Return the best tails of (head, relation, ?).
 
@@ -289,13 +289,13 @@ class Run:
         return _frames().predict_one(self, (head, relation, None), k, known)
 
     def predict_heads(
-        self, relation: str, tail: str, k: int = 10, known: Union[Known, str, None] = None
+        self, relation: str, tail: str, k: int = 10, known: Known | str | None = None
     ) -> pd.DataFrame:
         """Return the best heads of (?, relation, tail); see :meth:`predict_tails`."""
         return _frames().predict_one(self, (None, relation, tail), k, known)
 
     def predict_relations(
-        self, head: str, tail: str, k: int = 10, known: Union[Known, str, None] = None
+        self, head: str, tail: str, k: int = 10, known: Known | str | None = None
     ) -> pd.DataFrame:
         """Return the best relations of (head, ?, tail), by the mean of the scores of both sides.
 
@@ -304,7 +304,7 @@ class Run:
         return _frames().predict_one(self, (head, None, tail), k, known)
 
     def predict(
-        self, queries: pd.DataFrame, k: int = 10, known: Union[Known, str, None] = None, strict: bool = False
+        self, queries: pd.DataFrame, k: int = 10, known: Known | str | None = None, strict: bool = False
     ) -> pd.DataFrame:
         """Complete many triples, any one part missing; see :func:`dglkge.inference.frames.predict`."""
         return _frames().predict(self, queries, k, known, strict)
@@ -313,7 +313,7 @@ class Run:
         """Score given triples; see :func:`dglkge.inference.frames.score`."""
         return _frames().score(self, triples, strict)
 
-    def similar(self, entity: str, k: int = 10, entity_type: Optional[str] = None) -> pd.DataFrame:
+    def similar(self, entity: str, k: int = 10, entity_type: str | None = None) -> pd.DataFrame:
         """Return the entities of the same type whose rows have the greatest cosines with an entity's.
 
         Returns
@@ -324,7 +324,7 @@ class Run:
         return _frames().similar(self, entity, k, entity_type)
 
     def embeddings(
-        self, names: Optional[Sequence[str]] = None, entity_type: Optional[str] = None
+        self, names: Sequence[str] | None = None, entity_type: str | None = None
     ) -> pd.DataFrame:
         """Return the rows of entities by name; see :func:`dglkge.inference.frames.embeddings`."""
         return _frames().embeddings(self, names, entity_type)
@@ -333,7 +333,7 @@ class Run:
         self,
         queries: Sequence[NamedQuery],
         topk: int = 10,
-        known: Union[Known, str, None] = None,
+        known: Known | str | None = None,
         probability: bool = False,
     ) -> list[Prediction]:
         """Return the best answers to queries with one entity missing.
@@ -369,7 +369,7 @@ class Run:
         queries: Sequence[NamedQuery],
         resolved: Sequence[LinkQuery],
         topk: int = 10,
-        known: Union[Known, str, None] = None,
+        known: Known | str | None = None,
         probability: bool = False,
     ) -> list[Prediction]:
         """Return :meth:`answer` of queries whose ids are known already."""
@@ -393,7 +393,7 @@ class Run:
             for named, query, type_, answers in zip(queries, resolved, types, found)
         ]
 
-    def known_treatment(self, known: Union[Known, str, None]) -> tuple[Known, dict[str, KnownTriples]]:
+    def known_treatment(self, known: Known | str | None) -> tuple[Known, dict[str, KnownTriples]]:
         """Return the treatment of known answers, and the known triples by split that it needs.
 
         Raises
@@ -418,7 +418,7 @@ class Run:
             return Known.KEEP, {}
 
     def _named(
-        self, entity_type: str, answers: Sequence[Answer], curve: Optional[Curve] = None
+        self, entity_type: str, answers: Sequence[Answer], curve: Curve | None = None
     ) -> list[NamedAnswer]:
         names = self.tables.vocabulary(entity_type)
         named = [NamedAnswer(names[answer.entity_id], answer.score, answer.known) for answer in answers]
@@ -507,8 +507,8 @@ class Run:
     def evaluate(
         self,
         protocol: Protocol | str,
-        triples: Optional[np.ndarray] = None,
-        progress: Optional[Callable[[int], object]] = None,
+        triples: np.ndarray | None = None,
+        progress: Callable[[int], object] | None = None,
         also_known: Sequence[np.ndarray] = (),
         device: str = AUTO_DEVICE,
     ) -> RankingResult:
@@ -556,9 +556,9 @@ class Run:
     def evaluate_buckets(
         self,
         edge_sets: EdgeSets,
-        protocol: Optional[Protocol] = None,
+        protocol: Protocol | None = None,
         num_ranges: int = 1,
-        progress: Optional[Callable[[int], object]] = None,
+        progress: Callable[[int], object] | None = None,
     ) -> Iterator[BucketResult]:
         """Rank edge sets bucket by bucket: a generator of (edge set, bucket, result), and then of averages.
 
@@ -567,7 +567,7 @@ class Run:
         return evaluate_buckets(self, edge_sets, protocol, num_ranges, progress)
 
     def with_new_entities(
-        self, names: Sequence[str], features: Any, entity_type: Optional[str] = None
+        self, names: Sequence[str], features: Any, entity_type: str | None = None
     ) -> Run:
         """Return this model with further entities, whose rows are their projected features.
 
@@ -628,7 +628,7 @@ class Run:
             new[name] = names, torch.from_numpy(vectors)
         return Run(checkpoint.with_new_entities(new), self._dataset_path)
 
-    def _type_with_features(self, entity_type: Optional[str]) -> str:
+    def _type_with_features(self, entity_type: str | None) -> str:
         """Return the entity type of new entities.
 
         Raises
@@ -651,10 +651,10 @@ class Run:
         self,
         file_format: str,
         folder: Path,
-        tables: Optional[Sequence[str]] = None,
+        tables: Sequence[str] | None = None,
         overwrite: bool = False,
-        max_rows: Optional[int] = None,
-        metric: Optional[str] = None,
+        max_rows: int | None = None,
+        metric: str | None = None,
     ) -> list[Path]:
         """Write tables, by default all of them; see :func:`dglkge.inference.exports.export.export_tables`."""
         tables = tables or self.tables_in_order

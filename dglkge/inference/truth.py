@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Optional
 
 import numpy as np
 
@@ -30,7 +29,7 @@ def classify(
     triples: np.ndarray,
     known: KnownTriples,
     seed: int = 0,
-    false_triples: Optional[tuple[np.ndarray, np.ndarray]] = None,
+    false_triples: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> ClassificationResult:
     """Classify true and false triples, with thresholds fitted on the valid split (Socher et al. 2013).
 

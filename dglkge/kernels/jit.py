@@ -16,8 +16,9 @@ import functools
 import hashlib
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Callable, Optional
+from typing import IO, Any
 
 import numba
 from numba import carray, extending, types
@@ -94,7 +95,7 @@ class _CompileLock:
     def __init__(self, path: str) -> None:
         self.path = path
         self.num_held = 0
-        self.file: Optional[IO[bytes]] = None
+        self.file: IO[bytes] | None = None
 
     def take(self) -> None:
         """Wait until no other process compiles loops of the file."""

@@ -11,7 +11,8 @@ Here are those of ``dglkge.model.losses``, where sources are given.
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 

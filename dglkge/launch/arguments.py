@@ -6,8 +6,8 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
-from typing import Callable, NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from dglkge.distributed.log_format import LOG_FORMATS, TEXT
 from dglkge.distributed.log_format import VARIABLE as VARIABLE_OF_FORMAT

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Callable
 
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import INPUT_ERROR_STATUS

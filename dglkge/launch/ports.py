@@ -6,9 +6,8 @@ import errno
 import os
 import random
 import socket
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Callable
 
 import psutil
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Callable, Protocol
+from typing import Protocol
 
 from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
-from typing import Callable
 
 from dglkge.errors import FAILURE_STATUS, INTERRUPTED_STATUS
 

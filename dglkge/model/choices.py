@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Callable, Literal, Optional, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, create_model
 
@@ -91,7 +92,7 @@ class OptimizerSettings(ComponentSettings):
         "taken; 0: none",
         ge=0,
     )
-    schedule: Optional[ScheduleSettings] = setting(
+    schedule: ScheduleSettings | None = setting(
         None,
         "class of torch.optim.lr_scheduler that changes the learning rates, with its options, e.g. "
         "{name: CosineAnnealingLR, T_max: 20}; every: batch steps it after each batch, not epoch; null: none",

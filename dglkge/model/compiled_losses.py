@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +28,8 @@ def with_loops(loss: Loss) -> LossFunction:
     def compute(
         positive: torch.Tensor,
         negative: torch.Tensor,
-        ignored: Optional[torch.Tensor] = None,
-        labels: Optional[torch.Tensor] = None,
+        ignored: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the loss of each query."""
         if may_use_loops() and negative.device.type == "cpu" and negative.dtype == torch.float32:
@@ -48,8 +49,8 @@ class _ByLoop(torch.autograd.Function):
         ctx: Any,
         positive: torch.Tensor,
         negative: torch.Tensor,
-        ignored: Optional[torch.Tensor],
-        labels: Optional[torch.Tensor],
+        ignored: torch.Tensor | None,
+        labels: torch.Tensor | None,
         loop: Callable[..., float],
     ) -> torch.Tensor:
         """Return the losses (B,)."""

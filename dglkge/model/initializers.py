@@ -7,7 +7,7 @@ and any machine can make any row.
 from __future__ import annotations
 
 import math
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, Callable, ClassVar, Literal, Optional
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -156,7 +157,7 @@ class Loss(ABC):
         cls.takes_log_odds = cls.__dict__.get("takes_log_odds", False)
         cls.Settings = cls.__dict__.get("Settings", LossSettings)
 
-    def __init__(self, settings: Optional[LossSettings] = None) -> None:
+    def __init__(self, settings: LossSettings | None = None) -> None:
         own: Any = self.Settings() if settings is None else settings
         self.settings = own
         if own.has_adversarial_weights:
@@ -173,7 +174,7 @@ class Loss(ABC):
 
     @abstractmethod
     def __call__(
-        self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
+        self, positive: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the loss of each query.
 
@@ -229,7 +230,7 @@ class Softmax(Loss):
     Settings = AdversarialSettings
 
     def __call__(
-        self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
+        self, positive: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the loss of each query."""
         kept = without(negative, ignored)
@@ -264,8 +265,8 @@ class Logistic(Loss):
         self,
         positive: torch.Tensor,
         negative: torch.Tensor,
-        ignored: Optional[torch.Tensor] = None,
-        labels: Optional[torch.Tensor] = None,
+        ignored: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the loss of each query."""
         # softplus(x) = -log sigmoid(-x), which does not overflow and has no log(0).
@@ -294,8 +295,8 @@ class BCE(Loss):
         self,
         positive: torch.Tensor,
         negative: torch.Tensor,
-        ignored: Optional[torch.Tensor] = None,
-        labels: Optional[torch.Tensor] = None,
+        ignored: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the loss of each query."""
         terms = functional.softplus(without(negative, ignored))
@@ -320,7 +321,7 @@ class MarginRanking(Loss):
         margin: float = setting(1.0, "by how much the true answer should outscore a negative", gt=0)
 
     def __call__(
-        self, positive: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor] = None
+        self, positive: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Return the loss of each query."""
         shortfall = (without(negative, ignored) + (self.settings.margin - positive).unsqueeze(1)).relu()
@@ -349,8 +350,8 @@ class Hinge(Loss):
         self,
         positive: torch.Tensor,
         negative: torch.Tensor,
-        ignored: Optional[torch.Tensor] = None,
-        labels: Optional[torch.Tensor] = None,
+        ignored: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the loss of each query."""
         of_truth = _expected(lambda score: (self.settings.margin - score).relu(), positive, labels)
@@ -375,8 +376,8 @@ class Squared(Loss):
         self,
         positive: torch.Tensor,
         negative: torch.Tensor,
-        ignored: Optional[torch.Tensor] = None,
-        labels: Optional[torch.Tensor] = None,
+        ignored: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the loss of each query."""
         truth = 1.0 if labels is None else labels
@@ -407,7 +408,7 @@ class SelfAdversarial(Loss):
             1.0, "factor on the scores in the softmax of the weights; 0 weighs all negatives the same", ge=0
         )
 
-    def __init__(self, settings: Optional[LossSettings] = None) -> None:
+    def __init__(self, settings: LossSettings | None = None) -> None:
         super().__init__(settings)
         self.reduction = Adversarial(self.settings.adversarial_temperature)
 
@@ -415,8 +416,8 @@ class SelfAdversarial(Loss):
         self,
         positive: torch.Tensor,
         negative: torch.Tensor,
-        ignored: Optional[torch.Tensor] = None,
-        labels: Optional[torch.Tensor] = None,
+        ignored: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the loss of each query."""
         terms = functional.softplus(without(negative, ignored) + self.settings.margin)
@@ -437,13 +438,13 @@ def _terms_loop(
     return functools.partial(kernels.loss_loop(truth, term), numbers)
 
 
-def _cross_entropy(score: torch.Tensor, labels: Optional[torch.Tensor]) -> torch.Tensor:
+def _cross_entropy(score: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
     """Return -c log sigmoid(s) - (1 - c) log sigmoid(-s), (B,); without labels c = 1."""
     return _expected(lambda s: functional.softplus(-s), score, labels)
 
 
 def _expected(
-    loss: Callable[[torch.Tensor], torch.Tensor], score: torch.Tensor, labels: Optional[torch.Tensor]
+    loss: Callable[[torch.Tensor], torch.Tensor], score: torch.Tensor, labels: torch.Tensor | None
 ) -> torch.Tensor:
     """Return the expected loss (B,) of answers, each true with the probability of its label.
 

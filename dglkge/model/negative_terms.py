@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from dglkge.registry import deferred
 
@@ -20,7 +20,7 @@ class Reduction(Protocol):
     """Reduces the terms of the negatives of each query."""
 
     def __call__(
-        self, terms: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor]
+        self, terms: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None
     ) -> torch.Tensor:
         """Return one number for each query.
 
@@ -44,7 +44,7 @@ class Mean:
     """Mean over the negatives that are not ignored."""
 
     def __call__(
-        self, terms: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor]
+        self, terms: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the mean of each query; see :class:`Reduction`."""
         # Ignored terms are 0 already, so only the count needs correction.
@@ -55,7 +55,7 @@ class Sum:
     """Sum over the negatives, as in PyTorch-BigGraph's ranking loss (Lerer et al. 2019)."""
 
     def __call__(
-        self, terms: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor]
+        self, terms: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the sum of each query; see :class:`Reduction`."""
         return terms.sum(1)
@@ -74,21 +74,21 @@ class Adversarial:
         self.temperature = temperature
 
     def __call__(
-        self, terms: torch.Tensor, negative: torch.Tensor, ignored: Optional[torch.Tensor]
+        self, terms: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the weighted mean of each query; see :class:`Reduction`."""
         return (adversarial_weights(negative, ignored, self.temperature) * terms).sum(1)
 
 
 def adversarial_weights(
-    negative: torch.Tensor, ignored: Optional[torch.Tensor], temperature: float
+    negative: torch.Tensor, ignored: torch.Tensor | None, temperature: float
 ) -> torch.Tensor:
     """Return the softmax (B, N) of temperature times score, through which no gradient flows."""
     return _adversarial_scores(negative, ignored, temperature).softmax(1)
 
 
 def adversarial_log_shares(
-    negative: torch.Tensor, ignored: Optional[torch.Tensor], temperature: float
+    negative: torch.Tensor, ignored: torch.Tensor | None, temperature: float
 ) -> torch.Tensor:
     """Return log(K w) of the weights w of K negatives, (B, N); 0 for equal weights, undefined if ignored."""
     weights = _adversarial_scores(negative, ignored, temperature).log_softmax(1)
@@ -96,7 +96,7 @@ def adversarial_log_shares(
 
 
 def _adversarial_scores(
-    negative: torch.Tensor, ignored: Optional[torch.Tensor], temperature: float
+    negative: torch.Tensor, ignored: torch.Tensor | None, temperature: float
 ) -> torch.Tensor:
     # Ignored scores are set after the temperature: a temperature of 0 would turn -1e30 into 0, and ignored
     # negatives would get weight.
@@ -104,13 +104,13 @@ def _adversarial_scores(
 
 
 def without(
-    scores: torch.Tensor, ignored: Optional[torch.Tensor], value: float = IGNORED_SCORE
+    scores: torch.Tensor, ignored: torch.Tensor | None, value: float = IGNORED_SCORE
 ) -> torch.Tensor:
     """Return scores with a value in place of ignored ones, through which no gradient flows."""
     return scores if ignored is None else scores.masked_fill(ignored, value)
 
 
-def counted(scores: torch.Tensor, ignored: Optional[torch.Tensor]) -> torch.Tensor:
+def counted(scores: torch.Tensor, ignored: torch.Tensor | None) -> torch.Tensor:
     """Return the number of negatives of each query that are not ignored, (B,)."""
     if ignored is None:
         return scores.new_full((len(scores),), scores.shape[1])

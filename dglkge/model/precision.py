@@ -12,8 +12,8 @@ import contextlib
 import shlex
 import shutil
 import warnings
-from collections.abc import Mapping
-from typing import Any, Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch

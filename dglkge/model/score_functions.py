@@ -15,7 +15,8 @@ from __future__ import annotations
 import copy
 import functools
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Callable, ClassVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dglkge.errors import InputError
 from dglkge.model.functions.comparators import (

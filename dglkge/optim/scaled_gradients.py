@@ -9,7 +9,8 @@ reads, and sums the flag over the trainers. All of them then skip the step and l
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 from weakref import WeakMethod
 
 import torch

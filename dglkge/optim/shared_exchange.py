@@ -27,8 +27,8 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Callable, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch

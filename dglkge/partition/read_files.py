@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import BoundedSemaphore, Event
-from typing import Optional
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +24,7 @@ from dglkge.partition.rows import CollectedRows, pieces
 IdsOf = Callable[[str, pa.Array], np.ndarray]
 """Returns the ids (n,) of the column of a role; several threads call it."""
 
-Numbered = tuple[np.ndarray, Optional[np.ndarray]]
+Numbered = tuple[np.ndarray, np.ndarray | None]
 """Ids (n, 3) int32 of a block, and weights (n,) float32 if it has any."""
 
 _MIN_BLOCK_BYTES = 1 << 20

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any
 
 import numpy as np
 
@@ -66,8 +66,8 @@ class Choices:
     """
 
     split: str = TEST
-    limit: Optional[int] = None
-    num_candidates: Optional[int] = None
+    limit: int | None = None
+    num_candidates: int | None = None
     seed: int = 0
     points: int = 2000
     projection: str = METHODS[0]
@@ -95,9 +95,9 @@ def default_limit(num_entities: int, dim: int) -> int:
 def collect(
     paths: Sequence[str],
     choices: Choices,
-    dataset: Optional[str] = None,
+    dataset: str | None = None,
     verify: bool = True,
-    progress: Optional[Progress] = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Return all figures of a report.
 

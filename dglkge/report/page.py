@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Optional, Union
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Cell:
     """A cell of a table: its text, the number it is sorted by, and how it looks."""
 
     text: str
-    value: Optional[float] = None
+    value: float | None = None
     css: str = ""
     title: str = ""
 
@@ -65,7 +65,7 @@ class Table:
         return any(column.title for column in self.columns)
 
 
-Number = Union[int, float, None]
+Number = int | float | None
 
 
 def render(figures: Mapping[str, Any]) -> str:
@@ -208,7 +208,7 @@ def _overview(runs: Sequence[Mapping[str, Any]], datasets: Sequence[Mapping[str,
     names = {one["fingerprint"]: one["name"] for one in datasets}
     rows: list[list[Cell]] = []
 
-    def add(title: str, texts: Iterable[Optional[str]], hint: str = "") -> None:
+    def add(title: str, texts: Iterable[str | None], hint: str = "") -> None:
         rows.append([Cell(title, title=hint), *(Cell(NONE if text is None else text) for text in texts)])
 
     add("Model", (_model(run["model"]) for run in runs))
@@ -253,7 +253,7 @@ def _ranked(run: Mapping[str, Any]) -> str:
     return f"{number:,} of {of_split:,}, drawn with seed {found['seed']}"
 
 
-def _recorded(run: Mapping[str, Any], split: str) -> Optional[str]:
+def _recorded(run: Mapping[str, Any], split: str) -> str | None:
     found = run["recorded"].get(split)
     if found is None:
         return None
@@ -373,7 +373,7 @@ def _metric_table(
     id_: str,
     heading: str,
     runs: Sequence[Mapping[str, Any]],
-    lines: Sequence[tuple[str, Sequence[Optional[Mapping[str, float]]]]],
+    lines: Sequence[tuple[str, Sequence[Mapping[str, float] | None]]],
     comparable: bool,
 ) -> Table:
     """Return a table with a row for each line, and a column for each metric and run."""
@@ -478,7 +478,7 @@ def _time(runs: Sequence[Mapping[str, Any]]) -> Table:
     def ends(name: str, training: Mapping[str, Any]) -> list[float]:
         return [epoch[name] for epoch in training["epochs"] if epoch[name] is not None]
 
-    def middle(name: str, training: Mapping[str, Any]) -> Optional[float]:
+    def middle(name: str, training: Mapping[str, Any]) -> float | None:
         return float(np.median(ends(name, training))) if ends(name, training) else None
 
     add("Time in training loops", lambda one: duration(one["seconds"]), "without start, ranking and commits")
@@ -498,7 +498,7 @@ def _time(runs: Sequence[Mapping[str, Any]]) -> Table:
     return Table("table-time", columns, rows, sortable=False)
 
 
-def _median(pairs: Sequence[Sequence[Any]]) -> Optional[float]:
+def _median(pairs: Sequence[Sequence[Any]]) -> float | None:
     values = [value for _, value in pairs if value is not None]
     return float(np.median(values)) if values else None
 
@@ -589,7 +589,7 @@ def _setting(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
-def number_cell(value: Number, text: Optional[str] = None) -> Cell:
+def number_cell(value: Number, text: str | None = None) -> Cell:
     """Return the cell of a figure that may be missing."""
     if value is None:
         return Cell(NONE, css="n")
@@ -613,7 +613,7 @@ def _figure(value: Number) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def duration(seconds: Optional[float]) -> str:
+def duration(seconds: float | None) -> str:
     """Return a time as text; empty for none.
 
     Examples
@@ -630,7 +630,7 @@ def duration(seconds: Optional[float]) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def size(num_bytes: Optional[float]) -> str:
+def size(num_bytes: float | None) -> str:
     """Return a size in binary units; empty for none.
 
     Examples

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import Progress
@@ -38,7 +38,7 @@ _FIRST_TRAINER_LOG = "trainer-0.log"
 
 
 def run_state(
-    folder: Path, logs: Optional[Path] = None, num_lines: int = 10, now: Optional[float] = None
+    folder: Path, logs: Path | None = None, num_lines: int = 10, now: float | None = None
 ) -> dict[str, Any]:
     """Return the state of a run.
 
@@ -106,7 +106,7 @@ def run_state(
     }
 
 
-def _progress(last: Mapping[str, Any], num_epochs: Optional[int]) -> dict[str, Any]:
+def _progress(last: Mapping[str, Any], num_epochs: int | None) -> dict[str, Any]:
     """Return the place in the training of the last line; the epoch counts from 1."""
     done, of = last.get(Progress.BATCHES_DONE, 0), last.get("num_batches")
     epochs_done = last["epoch"] + done / of if last and of else 0.0
@@ -131,7 +131,7 @@ def _validations(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _seconds_left(batches: Sequence[Mapping[str, Any]], progress: Mapping[str, Any]) -> Optional[float]:
+def _seconds_left(batches: Sequence[Mapping[str, Any]], progress: Mapping[str, Any]) -> float | None:
     """Return the training time that is left at the speed of the newest part of an epoch; None if unknown."""
     if not batches or not progress["num_epochs"]:
         return None
@@ -154,7 +154,7 @@ def _pause(batches: Sequence[Mapping[str, Any]]) -> float:
     return max(0.0, batches[-1]["epoch_seconds"] - batches[-2]["epoch_seconds"])
 
 
-def _quiet_seconds(folder: Path, lines: Sequence[Mapping[str, Any]], now: float) -> Optional[float]:
+def _quiet_seconds(folder: Path, lines: Sequence[Mapping[str, Any]], now: float) -> float | None:
     """Return the seconds since the last line; by the time of the file for lines without one."""
     for line in reversed(lines):
         try:
@@ -187,7 +187,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _find_logs(folder: Path, given: Optional[Path]) -> Optional[Path]:
+def _find_logs(folder: Path, given: Path | None) -> Path | None:
     """Return the folder of the newest attempt's logs; None if there is none here.
 
     Raises
@@ -207,7 +207,7 @@ def _find_logs(folder: Path, given: Optional[Path]) -> Optional[Path]:
     return None
 
 
-def _events(lines: Sequence[Mapping[str, Any]], logs: Optional[Path]) -> list[dict[str, Any]]:
+def _events(lines: Sequence[Mapping[str, Any]], logs: Path | None) -> list[dict[str, Any]]:
     """Return rankings, messages of the launcher and JSON lines of trainers, in the order of time."""
     found = []
     for line in lines:
@@ -247,7 +247,7 @@ def _tail(path: Path) -> list[str]:
     return lines[1:] if size > TAIL_BYTES else lines
 
 
-def prometheus_text(state: Mapping[str, Any], now: Optional[float] = None) -> str:
+def prometheus_text(state: Mapping[str, Any], now: float | None = None) -> str:
     """Return a state in Prometheus' text format, for node_exporter's textfile collector or a web server.
 
     Parameters

@@ -15,10 +15,10 @@ others are usually in a range that its owner has in memory too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt

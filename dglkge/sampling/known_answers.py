@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,7 @@ class KnownNegatives:
     own: npt.NDArray[np.bool_]
 
     def overwrite(
-        self, scores: npt.NDArray[Any], ignored: Any, slots: Optional[npt.NDArray[np.int32]] = None
+        self, scores: npt.NDArray[Any], ignored: Any, slots: npt.NDArray[np.int32] | None = None
     ) -> None:
         """Write a value in place of the scores (B, N) of known answers.
 

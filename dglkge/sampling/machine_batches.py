@@ -9,8 +9,8 @@ on how the graph is partitioned, and not on the number of trainers.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Optional, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ class UniformNegatives:
         num_negatives: int,
         node_ids: Mapping[str, npt.NDArray[np.int64]],
         seed: int,
-        weights: Optional[Mapping[str, npt.NDArray[np.int64]]] = None,
+        weights: Mapping[str, npt.NDArray[np.int64]] | None = None,
     ) -> None:
         self._draws = _weighted_draws(weights)
         self._num_negatives = num_negatives
@@ -63,7 +63,7 @@ class UniformNegatives:
         return table[below(key, self._num_negatives, len(table))]
 
 
-def _weighted_draws(weights: Optional[Mapping[str, npt.NDArray[np.int64]]]) -> dict[str, WeightedDraw]:
+def _weighted_draws(weights: Mapping[str, npt.NDArray[np.int64]] | None) -> dict[str, WeightedDraw]:
     """Return the draws of the entity types that have weights above 0."""
     return {name: WeightedDraw(values) for name, values in (weights or {}).items() if values.any()}
 
@@ -155,7 +155,7 @@ class MixedNegatives:
         local_ranges: Mapping[str, tuple[int, int]],
         pairs: Sequence[tuple[str, str]],
         seed: int,
-        weights: Optional[Mapping[str, Ids]] = None,
+        weights: Mapping[str, Ids] | None = None,
     ) -> None:
         self._num_global, self._num_local, self._num_in_batch = split_count(num_negatives, shares)
         self._node_ids = node_ids

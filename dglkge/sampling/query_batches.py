@@ -8,9 +8,9 @@ depend on how the graph was partitioned. An epoch is one pass over the queries; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Protocol, Union
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -286,7 +286,7 @@ def _kind(side: int, lhs: str, rhs: str) -> tuple[Side, str, str]:
     return (Side.TAIL, lhs, rhs) if side == 0 else (Side.HEAD, rhs, lhs)
 
 
-AnswerIndex = Union[QueryIndex, PairIndex]
+AnswerIndex = QueryIndex | PairIndex
 """Queries and their answers."""
 
 
@@ -334,8 +334,8 @@ class ShardAnswers:
         return starts, self.places[np.repeat(self.starts[query_ids], counts) + offsets]
 
 
-TrainingBatch = Union[EdgeBatch, QueryBatch]
-TrainingBatches = Union[EdgeBatches, QueryBatches]
+TrainingBatch = EdgeBatch | QueryBatch
+TrainingBatches = EdgeBatches | QueryBatches
 """Batches of an epoch: of edges, or of queries."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -73,7 +72,7 @@ class RangeNegatives:
         pairs: Sequence[tuple[str, str]],
         seed: int,
         is_mixed: bool = False,
-        weights: Optional[Mapping[str, Ids]] = None,
+        weights: Mapping[str, Ids] | None = None,
     ) -> None:
         self._is_mixed = is_mixed
         self._num_ranges = num_ranges

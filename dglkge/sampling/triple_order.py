@@ -11,7 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ class EdgeSet:
     """
 
     name: str
-    triple_ids: Union[range, Ids]
+    triple_ids: range | Ids
 
     def at(self, places: Ids) -> Ids:
         """Return the triples at places of the set."""

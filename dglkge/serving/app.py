@@ -6,9 +6,10 @@ import asyncio
 import functools
 import logging
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, Callable, Literal, Optional
+from typing import Annotated, Any, Literal
 
 import torch
 from fastapi import FastAPI, Query, Request
@@ -56,7 +57,7 @@ Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
 NameParameter = Annotated[str, Query(max_length=MAX_NAME_LENGTH)]
 Role = Literal["head", "tail"]
 Missing = Literal["head", "relation", "tail"]
-Split = Optional[str]
+Split = str | None
 
 
 class Strict(BaseModel):
@@ -68,9 +69,9 @@ class Strict(BaseModel):
 class PredictQuery(Strict):
     """A triple with one part missing: left out, null or ``?``."""
 
-    head: Optional[Name] = None
-    relation: Optional[Name] = None
-    tail: Optional[Name] = None
+    head: Name | None = None
+    relation: Name | None = None
+    tail: Name | None = None
 
 
 class PredictRequest(Strict):
@@ -79,7 +80,7 @@ class PredictRequest(Strict):
     queries: Annotated[list[PredictQuery], Field(min_length=1, max_length=MAX_QUERIES)]
     k: Annotated[int, Field(ge=1, le=MAX_K, description="answers to each query")] = 10
     known: Annotated[
-        Optional[Literal["mark", "drop", "keep"]],
+        Literal["mark", "drop", "keep"] | None,
         Field(description="known answers: marked (default), left out, or not looked up"),
     ] = None
 
@@ -91,21 +92,21 @@ class PredictedTriple(BaseModel):
     head: str
     relation: str
     tail: str
-    score: Optional[float] = Field(description="null if it is no finite number")
-    probability: Optional[float] = Field(description="null unless dglkge evaluate --calibrate was run")
+    score: float | None = Field(description="null if it is no finite number")
+    probability: float | None = Field(description="null unless dglkge evaluate --calibrate was run")
     known_from: Split = Field(description="first split that has the triple")
 
 
 class PredictResult(BaseModel):
     """Answers to one query, the best first."""
 
-    head: Optional[str]
-    relation: Optional[str]
-    tail: Optional[str]
-    missing: Optional[Missing]
-    type: Optional[str] = Field(description="entity type of the answers")
+    head: str | None
+    relation: str | None
+    tail: str | None
+    missing: Missing | None
+    type: str | None = Field(description="entity type of the answers")
     answers: list[PredictedTriple]
-    problem: Optional[str] = Field(description="reason why there are no answers")
+    problem: str | None = Field(description="reason why there are no answers")
 
 
 class PredictResponse(BaseModel):
@@ -134,10 +135,10 @@ class ScoredTriple(BaseModel):
     head: str
     relation: str
     tail: str
-    score: Optional[float]
-    probability: Optional[float]
+    score: float | None
+    probability: float | None
     known_from: Split
-    problem: Optional[str]
+    problem: str | None
 
 
 class ScoreResponse(BaseModel):
@@ -151,7 +152,7 @@ class SimilarEntity(BaseModel):
 
     rank: int
     name: str
-    cosine: Optional[float] = Field(description="null if it is no finite number")
+    cosine: float | None = Field(description="null if it is no finite number")
 
 
 class SimilarResponse(BaseModel):
@@ -183,7 +184,7 @@ class RelationFacts(BaseModel):
     name: str
     head_type: str
     tail_type: str
-    triples: Optional[int] = Field(description="in all splits; null without a data set")
+    triples: int | None = Field(description="in all splits; null without a data set")
 
 
 class RelationsResponse(BaseModel):
@@ -273,7 +274,7 @@ class ModelCalls:
 
 
 def create_app(
-    explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: Optional[str] = None
+    explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: str | None = None
 ) -> Application:
     """Build the ASGI application.
 
@@ -315,7 +316,7 @@ def create_app(
     @app.get("/entities", response_model=EntitiesResponse)
     def entities(
         prefix: NameParameter = "",
-        type: Optional[NameParameter] = None,
+        type: NameParameter | None = None,
         k: Annotated[int, Query(ge=1, le=MAX_K)] = 20,
         anywhere: Annotated[bool, Query(description="also names that contain the text elsewhere")] = False,
     ) -> Response:
@@ -325,9 +326,9 @@ def create_app(
     @app.get("/triples", response_model=TriplesResponse)
     def triples(
         entity: NameParameter,
-        type: Optional[NameParameter] = None,
-        relation: Optional[NameParameter] = None,
-        role: Optional[Role] = None,
+        type: NameParameter | None = None,
+        relation: NameParameter | None = None,
+        role: Role | None = None,
         limit: Annotated[int, Query(ge=0, le=MAX_K, description="of each relation and role")] = 20,
         offset: Annotated[int, Query(ge=0, le=1 << 40)] = 0,
     ) -> Response:
@@ -337,7 +338,7 @@ def create_app(
     @app.get("/similar", response_model=SimilarResponse)
     async def similar(
         entity: NameParameter,
-        type: Optional[NameParameter] = None,
+        type: NameParameter | None = None,
         k: Annotated[int, Query(ge=1, le=MAX_K)] = 10,
     ) -> Response:
         """Find the entities of the same type with the greatest cosines."""

@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -55,7 +55,7 @@ class Explorer:
     def __init__(
         self,
         run: Run,
-        approximate_from: Optional[int] = None,
+        approximate_from: int | None = None,
         threads: int = 1,
         show_progress: bool = False,
     ) -> None:
@@ -70,7 +70,7 @@ class Explorer:
             if approximate_from is not None and len(vocabulary) >= approximate_from:
                 self._neighbours[type_] = Neighbours(tables, type_, threads, show_progress)
         self.has_probabilities = calibrated_curve(run) is not None
-        self.no_triples: Optional[str] = None
+        self.no_triples: str | None = None
         self._known: Mapping[str, KnownTriples] = {}
         try:
             self._known = run.known_treatment(Known.MARK)[1]
@@ -114,7 +114,7 @@ class Explorer:
 
     def _describe_relations(self) -> list[dict[str, Any]]:
         relations = self.run.tables.relations
-        counts: list[Optional[int]] = [None] * len(relations)
+        counts: list[int | None] = [None] * len(relations)
         if self.no_triples is None:
             dataset = self.run.dataset
             splits = [dataset.split(split)[:, 1] for split in self._known]
@@ -132,7 +132,7 @@ class Explorer:
         ]
 
     def entities(
-        self, prefix: str, entity_type: Optional[str], k: int, anywhere: bool
+        self, prefix: str, entity_type: str | None, k: int, anywhere: bool
     ) -> list[dict[str, str]]:
         """Return names that begin with a text.
 
@@ -165,7 +165,7 @@ class Explorer:
             found = chain(found, *containing)
         return [{"name": vocabulary(type_)[id_], "type": type_} for type_, id_ in islice(found, k)]
 
-    def find(self, entity: str, entity_type: Optional[str] = None) -> tuple[str, int]:
+    def find(self, entity: str, entity_type: str | None = None) -> tuple[str, int]:
         """Return type and id of an entity.
 
         Raises
@@ -195,9 +195,9 @@ class Explorer:
     def triples(
         self,
         entity: str,
-        entity_type: Optional[str] = None,
-        relation: Optional[str] = None,
-        role: Optional[str] = None,
+        entity_type: str | None = None,
+        relation: str | None = None,
+        role: str | None = None,
         limit: int = 20,
         offset: int = 0,
     ) -> dict[str, Any]:
@@ -279,7 +279,7 @@ class Explorer:
         return found
 
     def predict(
-        self, queries: Sequence[Mapping[str, Optional[str]]], k: int, known: Optional[str]
+        self, queries: Sequence[Mapping[str, str | None]], k: int, known: str | None
     ) -> list[dict[str, Any]]:
         """Complete triples with one part missing, as :meth:`dglkge.inference.run.Run.predict`.
 
@@ -326,7 +326,7 @@ class Explorer:
             row["score"], row["probability"] = _number(row["score"]), _number(row["probability"])
         return rows
 
-    def similar(self, entity: str, entity_type: Optional[str], k: int) -> dict[str, Any]:
+    def similar(self, entity: str, entity_type: str | None, k: int) -> dict[str, Any]:
         """Return the entities of the same type with the greatest cosines.
 
         Raises
@@ -364,6 +364,6 @@ class Explorer:
         self.predict([{"head": head, "relation": label, "tail": None}], 1, None)
 
 
-def _number(value: float) -> Optional[float]:
+def _number(value: float) -> float | None:
     """Return a number for JSON, which has neither NaN nor infinity."""
     return value if math.isfinite(value) else None

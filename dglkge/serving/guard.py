@@ -9,7 +9,7 @@ import ipaddress
 import json
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 from urllib.parse import urlsplit
 
 from dglkge.errors import InputError
@@ -92,7 +92,7 @@ class Guard:
     """
 
     def __init__(
-        self, app: Application, hosts: HostNames, public: set[str], token: Optional[str] = None
+        self, app: Application, hosts: HostNames, public: set[str], token: str | None = None
     ) -> None:
         self._app = app
         self._hosts = hosts

@@ -7,7 +7,6 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable
-from typing import Optional
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -28,7 +27,7 @@ POLL_SECONDS = 0.1
 class HeaderDeadline(H11Protocol):
     """Connection of uvicorn that is closed if the headers of its next request do not arrive in time."""
 
-    _deadline: Optional[asyncio.TimerHandle] = None
+    _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for headers."""
@@ -47,7 +46,7 @@ class HeaderDeadline(H11Protocol):
         if not self._is_answering():
             self._set_deadline()
 
-    def connection_lost(self, exc: Optional[Exception]) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         super().connection_lost(exc)
         if self._deadline is not None:

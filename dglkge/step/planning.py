@@ -6,9 +6,9 @@ Step 3 of a batch. :class:`EdgePlanner` plans batches of edges, :class:`QueryPla
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Union
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -386,7 +386,7 @@ class QueryPlanner:
     def plan(self, batch: QueryBatch, shares_relations: bool = False) -> Plan:
         """Ask for the rows of a batch's queries; ``shares_relations`` as in :meth:`EdgePlanner.plan`."""
         ids = RowIds(self._tables)
-        groups: list[Union[QueryGroup, PairGroup]] = []
+        groups: list[QueryGroup | PairGroup] = []
         for run in batch.runs:
             part = slice(run.start, run.end)
             relations = distinct = batch.relations[part]

@@ -5,8 +5,8 @@ The numbers are PyTorch-BigGraph's. Trainers take turns with batches; sums over 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch

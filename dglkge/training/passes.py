@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ class Passes:
         Ranks the held-out triples of a pass before and after it.
     """
 
-    def __init__(self, passes: Sequence[Pass], held_out: Optional[HeldOutEvaluator] = None) -> None:
+    def __init__(self, passes: Sequence[Pass], held_out: HeldOutEvaluator | None = None) -> None:
         self._passes = list(passes)
         self._held_out = held_out
         self._num_sets = 1 + max(one.edge_set for one in passes)
@@ -56,7 +56,7 @@ class Passes:
         self._earlier: list[dict[str, Any]] = []
         # Sums of the epoch that its records have already.
         self._recorded = np.zeros(NUM_SUMS)
-        self._before: Optional[dict[str, Any]] = None
+        self._before: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self._passes)

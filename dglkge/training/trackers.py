@@ -14,10 +14,10 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any
 
 from dglkge.errors import InputError
 from dglkge.registry import Registry
@@ -252,7 +252,7 @@ class Trackers:
         self,
         names: Sequence[str] = (),
         folder: Path = Path(),
-        settings: Optional[Mapping[str, Any]] = None,
+        settings: Mapping[str, Any] | None = None,
         recall: Callable[[], Mapping[str, str]] = dict,
         record: Callable[[Mapping[str, str]], object] = lambda ids: None,
     ) -> None:

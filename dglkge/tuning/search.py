@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -85,15 +85,15 @@ class TrialRecord:
 
     name: str
     rung: int
-    source: Optional[str]
+    source: str | None
     state: str
-    value: Optional[float]
-    seconds: Optional[float]
+    value: float | None
+    seconds: float | None
     core: int
     share: float
     num_epochs: int
     values: dict[str, Value]
-    reason: Optional[str]
+    reason: str | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record, ready for JSON."""
@@ -185,7 +185,7 @@ class Search:
         JobError
             If all trials of a rung fail, or the first ones of the search.
         """
-        promoted: Optional[list[Any]] = None
+        promoted: list[Any] | None = None
         for index, rung in enumerate(self._rungs):
             study = self._studies[index]
             sources = [None] * rung.num_trials if promoted is None else promoted[: rung.num_trials]

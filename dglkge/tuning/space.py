@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any
 
 import yaml
 
 from dglkge.config import Config, field_table, load_config
 from dglkge.errors import InputError, unknown_name
 
-Value = Union[str, int, float, bool]
+Value = str | int | float | bool
 
 SECTIONS = ("config", "set", "space", "search")
 RANGE_KEYS = ("low", "high", "log", "step")
@@ -39,11 +39,11 @@ class Parameter:
     """
 
     key: str
-    choices: Optional[tuple[Value, ...]] = None
+    choices: tuple[Value, ...] | None = None
     low: float = 0.0
     high: float = 0.0
     log: bool = False
-    step: Optional[float] = None
+    step: float | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -92,7 +92,7 @@ class Space:
     search : SearchSettings
     """
 
-    config: Optional[str]
+    config: str | None
     overrides: tuple[str, ...]
     parameters: tuple[Parameter, ...]
     search: SearchSettings

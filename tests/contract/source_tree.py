@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
-from typing import Union
 
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUTS = {"build", "data", "datasets", "demo", "dist", "runs"}
 """Folders at the top of the repository that commands write, as .gitignore has them."""
 
 NOT_OURS = [".git", "__pycache__", ".venv*", ".hypothesis", "*_cache", "*.egg-info"]
-FunctionNode = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)

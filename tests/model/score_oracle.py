@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
-from typing import Callable
+from collections.abc import Callable
 
 from dglkge.errors import InputError
 from dglkge.model.score_functions import SCORE_FUNCTIONS

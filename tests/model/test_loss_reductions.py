@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Optional
 
 import pytest
 import torch
@@ -40,7 +39,7 @@ def reduced(terms: list[float], kept: list[float], reduction: str, temperature: 
     return sum(w * term for w, term in zip(weights(kept, temperature), terms))
 
 
-def oracle(name: str, reduction: str, positive: float, kept: list[float], label: Optional[float]) -> float:
+def oracle(name: str, reduction: str, positive: float, kept: list[float], label: float | None) -> float:
     """Return the loss of one query, negatives and labels one by one."""
     if name == "softmax":
         shares = [1.0] * len(kept)

@@ -16,9 +16,10 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Callable
 from multiprocessing import forkserver, resource_tracker, spawn
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 from unittest import mock
 
 import torch

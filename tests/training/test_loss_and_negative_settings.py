@@ -6,7 +6,6 @@ import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 import numpy as np
 import pytest
@@ -39,7 +38,7 @@ class Wanted:
     loss: str = "softmax"
     masks: bool = False
     power: float = 0.0
-    temperature: Optional[float] = None
+    temperature: float | None = None
     reduction: str = "mean"
     sums_batch: bool = False
     n3: float = 0.0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Optional
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -46,9 +46,9 @@ def export_tables(
     file_format: str,
     folder: Path,
     overwrite: bool,
-    max_rows: Optional[int] = None,
-    metric: Optional[str] = None,
-    metrics: Optional[Mapping[str, Any]] = None,
+    max_rows: int | None = None,
+    metric: str | None = None,
+    metrics: Mapping[str, Any] | None = None,
 ) -> list[Path]:
     """Write tables to a folder, rows in the order of original ids.
 
@@ -169,7 +169,7 @@ def _phase_scale(config: Mapping[str, Any]) -> float:
 
 
 def _write_npy(
-    table: ExportedTable, file: BinaryIO, columns: Optional[slice] = None, scale: float = 1.0
+    table: ExportedTable, file: BinaryIO, columns: slice | None = None, scale: float = 1.0
 ) -> None:
     columns = columns or slice(0, table.shape[1])
     # The header alone, as np.save would need the whole array in memory.

@@ -9,10 +9,10 @@ import os
 import re
 import shutil
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Optional
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -73,7 +73,7 @@ class ExportedTable:
         return cls(source, name, names.names, table.shape)
 
     def blocks(
-        self, columns: slice = slice(None), scale: float = 1.0, chosen: Optional[np.ndarray] = None
+        self, columns: slice = slice(None), scale: float = 1.0, chosen: np.ndarray | None = None
     ) -> Iterator[Block]:
         """Yield (names, rows) in the order of ids, with a progress bar for large tables.
 
@@ -100,7 +100,7 @@ class ExportedTable:
                 yield self.names_of(start, stop, chosen), rows
                 bar.update(len(ids))
 
-    def names_of(self, start: int, stop: int, chosen: Optional[np.ndarray] = None) -> Sequence[str]:
+    def names_of(self, start: int, stop: int, chosen: np.ndarray | None = None) -> Sequence[str]:
         """Return the names of some rows."""
         return self.names[start:stop] if chosen is None else [self.names[id_] for id_ in chosen[start:stop]]
 
@@ -125,8 +125,8 @@ class Export:
     source: Tables
     tables: Sequence[ExportedTable]
     folder: Path
-    max_rows: Optional[int] = None
-    metric: Optional[str] = None
+    max_rows: int | None = None
+    metric: str | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -196,8 +196,8 @@ def write_rows(file: BinaryIO, blocks: Iterable[Block]) -> None:
 def write_safetensors(
     file: BinaryIO,
     tables: Mapping[str, ExportedTable],
-    metadata: Optional[Mapping[str, str]] = None,
-    others: Optional[Mapping[str, np.ndarray]] = None,
+    metadata: Mapping[str, str] | None = None,
+    others: Mapping[str, np.ndarray] | None = None,
 ) -> None:
     """Write tables as tensors of one safetensors file.
 

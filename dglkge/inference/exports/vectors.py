@@ -9,7 +9,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO, Optional
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -161,19 +161,19 @@ def plan_projector(export: Export) -> list[Output]:
     return [*outputs, bytes_output(export.folder / PROJECTOR_CONFIG, config.encode())]
 
 
-def _sample(num_rows: int, most: int) -> Optional[np.ndarray]:
+def _sample(num_rows: int, most: int) -> np.ndarray | None:
     """Return the ids of a random sample, ascending; None for all rows. Always the same sample."""
     if num_rows <= most:
         return None
     return np.sort(np.random.default_rng(0).choice(num_rows, most, replace=False))
 
 
-def _write_tensors(table: ExportedTable, chosen: Optional[np.ndarray], file: BinaryIO) -> None:
+def _write_tensors(table: ExportedTable, chosen: np.ndarray | None, file: BinaryIO) -> None:
     for _, rows in table.blocks(chosen=chosen):
         file.writelines(f"{text}\n".encode() for text in number_texts(rows, "\t"))
 
 
-def _write_metadata(table: ExportedTable, chosen: Optional[np.ndarray], file: BinaryIO) -> None:
+def _write_metadata(table: ExportedTable, chosen: np.ndarray | None, file: BinaryIO) -> None:
     """Write names and types; with more than one column the projector expects a line of their titles."""
     file.write(b"name\ttype\n")
     count = table.shape[0] if chosen is None else len(chosen)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -298,7 +298,7 @@ class DglkeTables(TablesByName):
         return self._names
 
 
-Tables = Union[Checkpoint, DglkeTables, HubTables]
+Tables = Checkpoint | DglkeTables | HubTables
 """Tables of a trained model on files: rows and names by table."""
 
 

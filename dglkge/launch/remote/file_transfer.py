@@ -9,10 +9,10 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Callable, cast
+from typing import IO, cast
 
 from dglkge.checkpoint.layout import is_transient
 from dglkge.errors import InputError

@@ -7,8 +7,8 @@ functions here give a gradient of 0 where float32 cannot tell two rows apart.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any, Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch

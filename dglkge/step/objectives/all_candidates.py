@@ -7,9 +7,9 @@ trainers against its shards (:mod:`.shard_objective`); what the shards find is p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt

@@ -11,8 +11,8 @@ and gradients of rows stay float32.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Callable, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch

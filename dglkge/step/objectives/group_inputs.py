@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,17 +30,17 @@ class GroupInputs(Protocol):
         ...
 
     @property
-    def relation_places(self) -> Optional[torch.Tensor]:
+    def relation_places(self) -> torch.Tensor | None:
         """Place of each edge's relation, (B,) int64; see :class:`Group`."""
         ...
 
     @property
-    def weights(self) -> Optional[torch.Tensor]:
+    def weights(self) -> torch.Tensor | None:
         """Weight of each edge, (B,)."""
         ...
 
     @property
-    def labels(self) -> Optional[torch.Tensor]:
+    def labels(self) -> torch.Tensor | None:
         """Confidence of each edge, (B,)."""
         ...
 
@@ -48,7 +48,7 @@ class GroupInputs(Protocol):
         """Return which scores of a side are of no negative, (B, N) bool; own entities are the last column."""
         ...
 
-    def ranges(self, side: Side) -> Optional[RangeTensors]:
+    def ranges(self, side: Side) -> RangeTensors | None:
         """Return the ranges of the queries' entities, of true answers and of negatives of a side."""
         ...
 

@@ -9,7 +9,7 @@ the pair, their losses times a weight.
 from __future__ import annotations
 
 import functools
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt

@@ -8,8 +8,8 @@ are candidates with every objective; their table is sharded over the trainers as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt

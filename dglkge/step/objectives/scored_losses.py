@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -50,7 +51,7 @@ class ScoredLosses:
         self._loss = loss if is_reference else with_loops(loss)
         self._counts_above = counts_above
         self._range_offset = range_offset
-        self._run: Callable[..., tuple[torch.Tensor, Optional[torch.Tensor]]] = self._compute
+        self._run: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = self._compute
         if computation.is_compiled:
             from torch._inductor import config
 
@@ -64,12 +65,12 @@ class ScoredLosses:
         self,
         query: torch.Tensor,
         candidates: torch.Tensor,
-        own: Optional[torch.Tensor],
+        own: torch.Tensor | None,
         truths: torch.Tensor,
         ignored: torch.Tensor,
-        labels: Optional[torch.Tensor] = None,
-        ranges: Optional[RangeTensors] = None,
-    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        labels: torch.Tensor | None = None,
+        ranges: RangeTensors | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the losses of queries.
 
         Parameters
@@ -122,7 +123,7 @@ class ScoredLosses:
         num_scores = num_negatives + own_entity
         ignored = torch.zeros(num_queries, num_scores, dtype=torch.bool, device=device)
         # As queries are in training: results of a function of the rows.
-        ranges: Optional[RangeTensors] = None
+        ranges: RangeTensors | None = None
         if self._range_offset:
             of_queries, of_negatives = (
                 torch.arange(number, device=device) % 2 == 0 for number in (num_queries, num_negatives)
@@ -135,12 +136,12 @@ class ScoredLosses:
         self,
         query: torch.Tensor,
         candidates: torch.Tensor,
-        own: Optional[torch.Tensor],
+        own: torch.Tensor | None,
         truths: torch.Tensor,
         ignored: torch.Tensor,
-        labels: Optional[torch.Tensor],
-        ranges: Optional[RangeTensors],
-    ) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+        labels: torch.Tensor | None,
+        ranges: RangeTensors | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         with self._device.autocast(self._matmul_dtype):
             scores = self._compare(query, candidates).to(query.dtype)
         positive = self._model.compare_pairs(query, truths)

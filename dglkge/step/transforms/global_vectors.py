@@ -9,8 +9,8 @@ learning rate is that of the entities; clipping treats their gradient as one mor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import h5py
 import numpy as np

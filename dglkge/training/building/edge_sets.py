@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,7 +108,7 @@ def build_passes(
         If everything is held out.
     """
     num_chunks, size = config.training.edge_chunks, config.training.batch_size
-    order: Optional[TripleOrder] = None
+    order: TripleOrder | None = None
     if isinstance(batches, EdgeBatches):
         order = batches.order
     if order is None:

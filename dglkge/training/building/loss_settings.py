@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import numpy as np
 import numpy.typing as npt
 
@@ -43,7 +41,7 @@ def check_data_of_loss(config: Config, dataset: Dataset) -> None:
             )
 
 
-def relation_weights(config: Config, dataset: Dataset) -> Optional[npt.NDArray[np.float32]]:
+def relation_weights(config: Config, dataset: Dataset) -> npt.NDArray[np.float32] | None:
     """Return the weight of every relation (R,), by original id; None if all are 1.
 
     A name that joins several pairs of entity types is several relations, which all have its weight.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Optional
 
 import numpy as np
 
@@ -43,7 +42,7 @@ def build_negatives(
         return dict.fromkeys(counts, AllNegatives(node_ids))
     local = {name: (tables[name].first_node_id, tables[name].end_node_id) for name in dataset.entity_types}
     shares = chosen.shares
-    weights: Optional[dict[str, np.ndarray]] = None
+    weights: dict[str, np.ndarray] | None = None
     if chosen.power:
         types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
         num_entities = {name: len(ids) for name, ids in node_ids.items()}
@@ -79,7 +78,7 @@ def build_negatives(
 
 def build_range_offset(
     config: Config, dataset: Dataset, layout: PartitionLayout, loss: Loss
-) -> tuple[float, Optional[NodeRanges]]:
+) -> tuple[float, NodeRanges | None]:
     """Return what the scores of answers in the range of the query's entity are lowered by, and the ranges.
 
     0 and None where they are not: in directed buckets, and for a loss that takes scores for no log-odds.
@@ -95,7 +94,7 @@ def _bounds(layout: PartitionLayout, dataset: Dataset, num_ranges: int) -> dict[
     return {name: range_bounds(layout.range_starts(name), num_ranges) for name in dataset.entity_types}
 
 
-def build_known(config: Config, dataset: Dataset, layout: PartitionLayout) -> Optional[KnownAnswers]:
+def build_known(config: Config, dataset: Dataset, layout: PartitionLayout) -> KnownAnswers | None:
     """Make the index of known answers; None where they count as negatives."""
     if not config.negatives.mask_known:
         return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from dglkge.checkpoint.layout import RUN_METRICS_FILE, RUN_STATS_FILE
 from measuring.processes import Finished, run_watched
