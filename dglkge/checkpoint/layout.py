@@ -83,20 +83,11 @@ class Progress:
     BATCHES_DONE = "batches_done"
     GLOBAL_BATCH_SIZE = "global_batch_size"
     EPOCH_LOSS = "epoch_loss"
-    EPOCH_TRIPLES = "epoch_triples"
     PASSES_DONE = "passes_done"
     """Of the open epoch: edge sets and chunks that have ended in it."""
-    EPOCH_MEASURED = "epoch_measured"
-    """Triples with batch statistics; :meth:`epoch_measure` names the sums of these."""
     VALIDATION_PENDING = "validation_pending"
     ENDED_AFTER = "ended_after"
     ORDER_MARK = "order_mark"
-
-    @staticmethod
-    def epoch_measure(name: str) -> str:
-        """Return the field of a sum over the open epoch."""
-        return f"epoch_{name}"
-
 
 # One expression for all names of versions, because clean-up must find each of them: rows, manifests, staged
 # texts, and the receipts and unfinished files of these.

@@ -33,10 +33,8 @@ class CheckpointMeta:
     relations : sequence of Relation
         In the order of relation ids.
     progress : mapping
-        ``finished_epochs``, ``batches_done`` and ``global_batch_size``. Of an open epoch also ``epoch_loss``
-        and ``epoch_triples``, summed over all trainers, and with ``training.batch_statistics``
-        ``epoch_measured``, ``epoch_reg``, ``epoch_violators_lhs`` and ``epoch_violators_rhs``;
-        ``passes_done`` counts its passes that have ended, if there are several in an epoch;
+        ``finished_epochs``, ``batches_done`` and ``global_batch_size``.
+        Of an open epoch ``passes_done`` counts the passes that have ended, if there are several in an epoch;
         ``validation_pending`` is 1 where the valid split is yet to be ranked after the last finished epoch.
         ``order_mark`` is a checksum of the order of an open epoch, where that depends on the partitions.
         ``ended_after`` is the number of epochs after which training ended, if the version is an earlier one

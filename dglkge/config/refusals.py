@@ -6,7 +6,7 @@ by itself is declared at the field (``dglkge/config/schema.py``); options of som
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,8 @@ from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.settings import ComponentSettings
 from dglkge.typing import CUDA_DEVICE, DEVICE_STORAGE, STAGED_CPU_DEVICE
 
-MACHINES = "the number of machines"
-"""Stands for the number of machines in the table."""
+MACHINES, DISKS = "the number of machines", "the number of disks"
+"""Stand for facts of a job in the table; disks are those that other machines do not see."""
 
 _ABSENT = object()
 
@@ -323,7 +323,14 @@ ROWS: tuple[Row, ...] = (
         )
         for section in ("optimizer", "dense")
     ),
+    row("checkpoint.keep_best", only(False), "and the best version is that of the best valid MRR", unwatched),
     row("training.early_stopping_patience", only(0), "and it counts rankings of the valid split", unwatched),
+    row(
+        "training.early_stopping_patience",
+        only(0),
+        "so machines cannot read the best version of the first one (checkpoint.keep_best works)",
+        When(DISKS, lambda value: value > 1),
+    ),
     row(
         "training.early_stopping_min_gain",
         only(0),
@@ -373,7 +380,7 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def refuse(config: Config, num_machines: int = 1) -> None:
+def refuse(config: Config, num_machines: int = 1, num_disks: int = 1) -> None:
     """Refuse values that do not fit one another, all of them at once.
 
     Raises
@@ -381,41 +388,41 @@ def refuse(config: Config, num_machines: int = 1) -> None:
     InputErrors
         Naming the field, its value, the field that it does not fit, the reason and what is allowed.
     """
-    problems = list(dict.fromkeys(_problems(config, num_machines)))
+    problems = list(dict.fromkeys(_problems(config, {MACHINES: num_machines, DISKS: num_disks})))
     if problems:
         raise InputErrors(problems)
 
 
-def _problems(config: Config, num_machines: int) -> Iterator[str]:
+def _problems(config: Config, facts: Mapping[str, int]) -> Iterator[str]:
     """Yield a line for each row that refuses something."""
     for one in ROWS:
-        value = _value(config, one.field, num_machines)
+        value = _value(config, one.field, facts)
         if value is _ABSENT or one.allowed.test(value):
             continue
-        if all(_holds(config, condition, num_machines) for condition in one.conditions):
+        if all(_holds(config, condition, facts) for condition in one.conditions):
             key = one.conditions[0].key
-            allowed = one.allowed.words + ("" if key == MACHINES else f", or another value of {key}")
+            allowed = one.allowed.words + ("" if key in facts else f", or another value of {key}")
             yield (
-                f"{one.field} is {_words(value)} and {key} is {_words(_value(config, key, num_machines))}, "
+                f"{one.field} is {_words(value)} and {key} is {_words(_value(config, key, facts))}, "
                 f"{one.reason}; allowed: {allowed}"
             )
 
 
-def _value(config: Config, key: str, num_machines: int) -> Any:
+def _value(config: Config, key: str, facts: Mapping[str, int]) -> Any:
     """Return the value of a field; the name of a component."""
-    if key == MACHINES:
-        return num_machines
+    if key in facts:
+        return facts[key]
     value: Any = config
     for name in key.split("."):
         value = getattr(value, name, _ABSENT)
     return value.name if isinstance(value, ComponentSettings) else value
 
 
-def _holds(config: Config, condition: When, num_machines: int) -> bool:
+def _holds(config: Config, condition: When, facts: Mapping[str, int]) -> bool:
     """Return whether a condition holds; one of a field that is not there does not."""
     if condition.of_component:
         return condition.test(_component(config, condition.key))
-    value = _value(config, condition.key, num_machines)
+    value = _value(config, condition.key, facts)
     return value is not _ABSENT and condition.test(value)
 
 

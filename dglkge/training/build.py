@@ -9,6 +9,7 @@ from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.training.building.batches import build_batches
@@ -23,7 +24,6 @@ from dglkge.training.building.run_files import describe_run, open_checkpoints, r
 from dglkge.training.building.run_lease import hold_run
 from dglkge.training.building.step import build_step
 from dglkge.training.building.warm_start import refuse_bigraph_output
-from dglkge.training.early_stopping import check_common_disk
 from dglkge.training.epochs import JOB
 from dglkge.training.job import Job, open_job
 from dglkge.training.join import opened_dataset
@@ -31,15 +31,15 @@ from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.trainer import Trainer
 
 
-def check_training(config: Config, num_machines: int) -> None:
-    """Refuse a configuration that cannot be trained on a number of machines, whatever the data set.
+def check_training(config: Config, world: World) -> None:
+    """Refuse a configuration that cannot be trained in a job, whatever the data set.
 
     Raises
     ------
     InputError
         For an unknown component, or values that do not fit each other.
     """
-    check_config(config, num_machines)
+    check_config(config, world.num_machines, world.num_machines if world.has_own_disk else 1)
     check_device(config)
     check_precision(config)
     check_compiled_loss(config)
@@ -64,8 +64,7 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
 
 def _open(config: Config, cluster: Cluster) -> Trainer:
     """Check the configuration, take the run's folder, and build the trainer."""
-    check_training(config, cluster.world.num_machines)
-    check_common_disk(config, cluster.world)
+    check_training(config, cluster.world)
     dataset = opened_dataset(config)
     refuse_empty_splits(config, dataset)
     check_data_of_loss(config, dataset)

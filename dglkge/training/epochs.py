@@ -1,4 +1,4 @@
-"""Elastic epochs, and the cadence of commits.
+"""Elastic epochs.
 
 The loop over epochs resumes after the last committed state of the job.
 
@@ -9,20 +9,9 @@ integer, the number of finished epochs.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
-from typing import Any
-
-from dglkge.checkpoint.layout import Progress, epoch_snapshot
-from dglkge.config import Config
-from dglkge.distributed.runtime import Cluster
-from dglkge.errors import InputError
 
 logger = logging.getLogger(__name__)
-
-STOP, COMMIT = 1, 1 << 32
-"""Flags of a trainer: it was asked to stop, it asks for a commit. Messages that all trainers exchange anyway
-sum them: the lower 32 bits of the sum count the first, those above them the second."""
 
 
 class ElasticEpochs:
@@ -131,83 +120,3 @@ def current_epoch() -> int | None:
 def finished_epochs() -> int:
     """Return the number of epochs that this job has finished."""
     return JOB.finished()
-
-
-class CommitPolicy:
-    """Cadence of commits and of kept versions.
-
-    Parameters
-    ----------
-    config : Config
-    cluster : Cluster
-    clock : callable
-        Returns seconds.
-
-    Raises
-    ------
-    InputError
-        If the best version is to be kept and nothing measures it.
-    """
-
-    def __init__(self, config: Config, cluster: Cluster, clock: Callable[[], float] = time.monotonic) -> None:
-        if config.checkpoint.keep_best and not config.evaluation.valid_every_epochs:
-            raise InputError(
-                "checkpoint.keep_best needs evaluation.valid_every_epochs of at least 1, got 0: "
-                "the best version is the one with the best valid MRR"
-            )
-        self._config = config
-        # Early stopping restores the best version at the end.
-        self.keeps_best = config.checkpoint.keep_best or bool(config.training.early_stopping_patience)
-        self._decides = cluster.world.rank == 0
-        self._clock = clock
-        self._last = clock()
-        self._is_due = False
-
-    def committed(self) -> None:
-        """Restart the count of minutes after a commit."""
-        self._last = self._clock()
-        self._is_due = False
-
-    def counts(self, batches_done: int) -> bool:
-        """Return whether a commit is due after so many batches of an epoch, whatever the clock says."""
-        every = self._config.checkpoint.every_batches
-        return bool(every) and batches_done % every == 0
-
-    def asks_after_batch(self, batches_done: int, num_batches: int, is_writing: bool = False) -> bool:
-        """Return whether this trainer asks for a commit between two batches; only rank 0 does: clocks differ.
-
-        Parameters
-        ----------
-        batches_done, num_batches : int
-            Of the epoch; after its last batch :meth:`due_after_epoch` decides.
-        is_writing : bool
-            Whether a version is still being written. A due commit then waits for the first batch after it:
-            training does not wait for the disk.
-        """
-        if not self._decides or batches_done >= num_batches:
-            return False
-        minutes = self._config.checkpoint.every_minutes
-        passed = bool(minutes) and self._clock() - self._last >= 60 * minutes
-        self._is_due = self._is_due or passed or self.counts(batches_done)
-        return self._is_due and not is_writing
-
-    def due_after_epoch(self, epochs_done: int) -> bool:
-        """Return whether to commit after an epoch."""
-        every = (self._config.checkpoint.every_epochs, self._config.checkpoint.keep_every_epochs)
-        return (
-            any(number and epochs_done % number == 0 for number in every)
-            or epochs_done >= self._config.training.num_epochs
-            or (self.keeps_best and self.validates_after_epoch(epochs_done))
-        )
-
-    def validates_after_epoch(self, epochs_done: int) -> bool:
-        """Return whether the valid split is ranked after an epoch."""
-        every = self._config.evaluation.valid_every_epochs
-        return bool(every) and epochs_done % every == 0
-
-    def snapshots_after_epoch(self, epochs_done: int) -> dict[str, dict[str, Any]]:
-        """Return the names under which the version of an epoch is kept, and why."""
-        every = self._config.checkpoint.keep_every_epochs
-        if not every or epochs_done % every:
-            return {}
-        return {epoch_snapshot(epochs_done): {Progress.FINISHED_EPOCHS: epochs_done}}

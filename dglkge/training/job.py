@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,7 @@ from dglkge.training.building.tables import (
     open_tables,
 )
 from dglkge.training.join import opened_dataset
+from dglkge.typing import RELATION, TablePart
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,42 @@ class Job:
     def has_loops(self) -> bool:
         """Whether compiled loops may compute: they read rows in the host's memory."""
         return not (self.computation.is_reference or self.computation.device.is_staged)
+
+    def optimizer_state(self, table: str) -> dict[str, Any]:
+        """Return the optimizer's tensors of a table; waits for this trainer's updates."""
+        state: dict[str, Any] = self.optimizer.state_tensors(self.tables[table].embedding)
+        return state
+
+    def own_parts(self) -> list[TablePart]:
+        """Return this machine's parts of all tables, with the optimizer's state; the relations' last."""
+        names = [*self.tables.entity_types, RELATION]
+        return [self.tables[name].own_part(self.optimizer_state(name)) for name in names]
+
+    def parts(self) -> list[TablePart]:
+        """Return this machine's parts of the entity tables."""
+        return self.own_parts()[:-1]
+
+    def load_devices(self) -> None:
+        """Copy the tables to the devices, where they train there; a collective."""
+        if self.device_tables is not None:
+            self.cluster.barrier()  # all trainers have written their initial rows
+            self.device_tables.load()
+
+    def settle(self) -> None:
+        """Wait until the updates of all trainers are in the tables; a collective."""
+        self.clock.stop()
+        self.own_parts()  # waits for this trainer's optimizer
+        # The trainer's rows come back from its device; all have done so after the barrier.
+        if self.device_tables is not None:
+            self.device_tables.store()
+        self.cluster.barrier()
+
+    @contextlib.contextmanager
+    def ranking(self) -> Iterator[None]:
+        """Let every trainer have final rows and all dense parameters in a block of code; a collective."""
+        self.settle()
+        with contextlib.nullcontext() if self.dense is None else self.dense.whole():
+            yield
 
 
 def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from dglkge.checkpoint.shared_texts import epoch_record, pass_of, read_stats
 from dglkge.sampling.triple_order import Pass
 from dglkge.step.objectives.measures import MEASURES
 from dglkge.training.held_out import HeldOutEvaluator
-
-NUM_SUMS = 3 + len(MEASURES)
-"""Triples, their loss, triples with batch statistics, and the sums of these."""
+from dglkge.training.stats import NUM_SUMS, Sums, means_of
 
 
 class StatsHandler(Protocol):
@@ -113,47 +110,42 @@ class Passes:
         first = 0 if batches_done == 1 else batches_done
         return [one for one in self._passes if first <= one.end_batch <= batches_done]
 
-    def end(self, epoch: int, ended: Sequence[Pass], sums: Sequence[float]) -> list[dict[str, Any]]:
-        """Return the records of passes that ended; a collective where triples are held out.
+    def end(self, epoch: int, ended: Sequence[Pass], sums: Sums) -> list[dict[str, Any]]:
+        """Return the records of passes that ended, and give them to the handlers.
+
+        A collective where triples are held out.
 
         Parameters
         ----------
         epoch : int
         ended : sequence of Pass
-        sums : sequence of float
-            Over the triples that were trained in the epoch so far, and over all trainers: their number, their
-            loss and, with batch statistics, the number of triples that have some, and the sums of
-            :data:`dglkge.step.objectives.measures.MEASURES`.
+        sums : (7,) array
+            Over the triples that all trainers have trained in the epoch so far.
         """
-        so_far = np.zeros(NUM_SUMS)
-        so_far[: len(sums)] = sums
-        of_passes = so_far - self._recorded
+        sums_of_passes = sums - self._recorded
         records = []
-        for one in ended:
+        for part in ended:
             # One of them has batches of its own; its record has the triples of all.
-            has_batches = one.first_batch < one.end_batch
-            count, loss, measured, *measures = of_passes if has_batches else np.zeros(NUM_SUMS)
-            means = {name: float(total / measured) for name, total in zip(MEASURES, measures) if measured}
-            place = (one.edge_set, one.chunk, self._num_sets, self._num_chunks)
-            record = epoch_record(epoch, int(count), float(loss / max(count, 1)), *place, means)
+            has_batches = part.first_batch < part.end_batch
+            own = sums_of_passes if has_batches else np.zeros(NUM_SUMS)
+            place = (part.edge_set, part.chunk, self._num_sets, self._num_chunks)
+            record = epoch_record(epoch, int(own[1]), float(own[0] / max(own[1], 1)), *place, means_of(own))
             if self._held_out is not None:
                 if has_batches and self._before is not None:
                     record["eval_stats_before"] = self._before
-                record["eval_stats_after"] = self._held_out.evaluate(one.edge_set, one.chunk)
+                record["eval_stats_after"] = self._held_out.evaluate(part.edge_set, part.chunk)
             records.append(record)
         self._before = None
-        self._recorded = so_far
+        self._recorded = sums
+        for record in records:
+            for handler in self._handlers:
+                handler.on_stats(record, False)
         return records
 
-    def tell(self, record: Mapping[str, Any]) -> None:
-        """Give a record to the handlers."""
-        for handler in self._handlers:
-            handler.on_stats(record, False)
 
-
-def _sums_of(stats: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    """Return the sums of a record's pass, see :meth:`Passes.end`."""
+def _sums_of(stats: Mapping[str, Any]) -> Sums:
+    """Return the sums of a record's pass, without its bytes."""
     count, metrics = stats["count"], stats["metrics"]
     measured = count if all(name in metrics for name in MEASURES) else 0
     means = [metrics.get(name, 0.0) for name in MEASURES]
-    return np.array([count, count * metrics["loss"], measured, *(measured * mean for mean in means)])
+    return np.array([count * metrics["loss"], count, 0, measured, *(measured * mean for mean in means)])

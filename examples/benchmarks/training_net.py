@@ -35,6 +35,7 @@ import dglkge
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.config import Config, load_config
 from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.partition.inputs import Options
 from dglkge.partition.make_dataset import partition_dataframe
@@ -123,7 +124,7 @@ def draw(folder: Path, count: int) -> list[tuple[str, ...]]:
         settings = settings_of(number)
         number += 1
         try:
-            check_training(configuration(folder, settings, "none"), 1)
+            check_training(configuration(folder, settings, "none"), World())
         except InputError:
             continue
         if not (WEIGHTED in str(settings) and "k_vs_all" in str(settings)):
@@ -205,7 +206,7 @@ def variants(folder: Path, settings: Sequence[str]) -> dict[str, tuple[str, ...]
     found = {"auto": kept}
     for name in ("training.kernels=reference", "training.device=cpu_staged"):
         with contextlib.suppress(InputError):
-            check_training(configuration(folder, (*kept, name), "none"), 1)
+            check_training(configuration(folder, (*kept, name), "none"), World())
             found[name] = (*kept, name)
     return found
 

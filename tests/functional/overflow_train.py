@@ -19,7 +19,7 @@ from dglkge.training.trainer import Trainer
 
 def everything(trainer: Trainer) -> list[torch.Tensor]:
     """Return copies of this machine's rows, and of the dense parameters and their optimizer's state."""
-    found = trainer._dense.state_dict().items()
+    found = trainer._job.dense.state_dict().items()
     dense = [one for path, one in found if "/loss_scale/" not in path]
     return [*(table.local_rows.clone() for table in trainer.tables.values()), *dense]
 
@@ -40,7 +40,7 @@ def main() -> None:
             def spoilt() -> Any:
                 found, index = finish(), plan.number % (1 << 32)
                 if index == 1 and is_last:
-                    trainer._dense._computing[0].grad.view(-1)[-1] = float("inf")
+                    trainer._job.dense._computing[0].grad.view(-1)[-1] = float("inf")
                 if index == 3 and is_first:
                     gradients = next(one.rows for one in rows.collect() if len(one.ids))
                     gradients[0, 0] = float("nan")
@@ -58,7 +58,7 @@ def main() -> None:
                 cluster.barrier()
                 after = everything(trainer)
                 same = len(before) == len(after) and all(map(torch.equal, before, after))
-                noted.append([batch.index, same, trainer._dense.loss_scale.scale])
+                noted.append([batch.index, same, trainer._job.dense.loss_scale.scale])
         (folder / f"{world.rank}.json").write_text(json.dumps(noted))
 
 

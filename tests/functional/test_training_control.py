@@ -85,7 +85,7 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any], is_exact: bool) ->
                 np.testing.assert_array_equal(ours[name], values, err_msg=name)
             else:
                 np.testing.assert_allclose(ours[name], values, rtol=0, atol=TABLE_TOLERANCE, err_msg=name)
-    averages = [one["training"]["objects"].pop("averages")["total"] for one in (ours, theirs)]
+    averages = [one["training"].pop("object:averages")["total"] for one in (ours, theirs)]
     assert torch.equal(*averages)
     assert ours["progress"] == theirs["progress"]
     if is_exact:
@@ -93,7 +93,7 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any], is_exact: bool) ->
         scores = [one["metrics"]["test"]["both"]["mrr"] for one in (ours, theirs)]
         assert scores[0] == scores[1]
     for key in ("num_batches", "num_epochs", "param_groups", "schedule"):
-        assert ours["training"][key] == theirs["training"][key]
+        assert ours["training"]["learning_rates"][key] == theirs["training"]["learning_rates"][key]
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +110,8 @@ def test_one_process_ends_with_its_best_version(alone: Path) -> None:
     best = json.loads((alone / "checkpoint" / "best" / "snapshot.json").read_text())
     assert found["progress"]["finished_epochs"] == best["finished_epochs"]
     assert found["metrics"]["valid"]["both"]["mrr"] == best["score"]
-    assert found["training"]["num_batches"] == best["finished_epochs"] * BATCHES_PER_EPOCH
-    assert [group["lr"] for group in found["training"]["param_groups"]] != [0.1, 0.05]
+    assert found["training"]["learning_rates"]["num_batches"] == best["finished_epochs"] * BATCHES_PER_EPOCH
+    assert [group["lr"] for group in found["training"]["learning_rates"]["param_groups"]] != [0.1, 0.05]
 
 
 def test_stops_of_one_process_change_no_bit(alone: Path, tmp_path: Path) -> None:

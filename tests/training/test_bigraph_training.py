@@ -10,6 +10,7 @@ import pytest
 
 import dglkge
 from dglkge.config import load_config
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.imports.import_tables import import_tables
@@ -92,14 +93,14 @@ def test_relation_prediction_without_parameters_is_refused(tmp_path: Path) -> No
         InputError,
         match="training.relation_prediction is 1 and model.score_function is none_l2, of which a relation",
     ):
-        build.check_training(config, 1)
+        build.check_training(config, World())
     JOB.restore(0)
 
 
 def test_dura_takes_products_only(tmp_path: Path) -> None:
     """A translated or affine product has other terms than those of its definition."""
     settings = [f"dataset={toy_dataset()}", f"output={tmp_path}", "regularizer.name=dura"]
-    build.check_training(load_config(None, [*settings, "model.score_function=rescal"]), 1)
+    build.check_training(load_config(None, [*settings, "model.score_function=rescal"]), World())
     for name in ("translation_dot", "affine_dot", "none_dot_bias", "diagonal_cos"):
         with pytest.raises(InputError, match=f"regularizer.name dura takes .* got {name}"):
-            build.check_training(load_config(None, [*settings, f"model.score_function={name}"]), 1)
+            build.check_training(load_config(None, [*settings, f"model.score_function={name}"]), World())

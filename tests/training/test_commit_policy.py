@@ -8,7 +8,8 @@ import pytest
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.training.epochs import CommitPolicy
+from dglkge.training.building.components import check_config
+from dglkge.training.cadence import Cadence
 
 
 class Clock:
@@ -20,22 +21,23 @@ class Clock:
         return self.seconds
 
 
-def policy(*settings, rank=0, clock=None):
+def policy(*settings, rank=0, clock=None, num_batches=9):
     config = load_config(None, ["dataset=x", "training.num_epochs=10", *settings])
+    check_config(config)
     cluster = SimpleNamespace(world=SimpleNamespace(rank=rank))  # no sum: it exchanges nothing
-    return CommitPolicy(config, cluster, clock or Clock())
+    return Cadence(config, cluster, num_batches, clock or Clock())
 
 
 def test_batches():
     chosen = policy("checkpoint.every_batches=3")
     asked = []
     for n in range(1, 10):
-        if chosen.asks_after_batch(n, 9):
+        if chosen.asks_after_batch(n):
             asked.append(n)
             chosen.committed()
     assert asked == [3, 6]  # the 9th ends the epoch
     assert [n for n in range(1, 10) if chosen.counts(n)] == [3, 6, 9]
-    assert not any(policy().asks_after_batch(n, 9) or policy().counts(n) for n in range(1, 10))
+    assert not any(policy().asks_after_batch(n) or policy().counts(n) for n in range(1, 10))
 
 
 def test_minutes_are_those_of_rank_0():
@@ -43,18 +45,18 @@ def test_minutes_are_those_of_rank_0():
     first, second = (policy("checkpoint.every_minutes=2", rank=rank, clock=clock) for rank in (0, 1))
     asked = []
     for clock.seconds in (0, 119, 120, 130, 239, 241):
-        asked.append(first.asks_after_batch(1, 9))
-        assert not second.asks_after_batch(1, 9)
+        asked.append(first.asks_after_batch(1))
+        assert not second.asks_after_batch(1)
         if asked[-1]:
             first.committed()
     assert asked == [False, False, True, False, False, True]
 
 
 def test_what_is_due_while_a_version_is_written_waits_for_the_next_batch():
-    chosen = policy("checkpoint.every_batches=3")
+    chosen = policy("checkpoint.every_batches=3", num_batches=12)
     asked = []
     for batches in range(1, 12):
-        if chosen.asks_after_batch(batches, 12, is_writing=3 <= batches <= 4):
+        if chosen.asks_after_batch(batches, is_writing=3 <= batches <= 4):
             asked.append(batches)
             chosen.committed()
     assert asked == [5, 6, 9]
@@ -64,7 +66,7 @@ def test_minutes_that_are_over_while_a_version_is_written():
     clock = Clock()
     chosen = policy("checkpoint.every_minutes=2", clock=clock)
     clock.seconds = 121
-    assert [chosen.asks_after_batch(1, 9, writing) for writing in (True, True, False)] == [False, False, True]
+    assert [chosen.asks_after_batch(1, writing) for writing in (True, True, False)] == [False, False, True]
 
 
 def test_epochs():
@@ -76,9 +78,7 @@ def test_epochs():
 
 
 def test_the_best_needs_a_measure():
-    with pytest.raises(
-        InputError, match="keep_best needs evaluation.valid_every_epochs of at least 1, got 0"
-    ):
+    with pytest.raises(InputError, match="keep_best is true and evaluation.valid_every_epochs is 0"):
         policy("checkpoint.keep_best=true")
     chosen = policy(
         "checkpoint.keep_best=true", "evaluation.valid_every_epochs=5", "checkpoint.every_epochs=0"

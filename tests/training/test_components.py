@@ -10,6 +10,7 @@ import pytest
 from dglkge.cli import plan
 from dglkge.cli.main import main
 from dglkge.config import load_config
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.training import build, job, join
 from tests import warm
@@ -234,7 +235,7 @@ def test_several_machines_that_do_not_wait(tmp_path, monkeypatch, capsys):
     assert main(words) == 2
     said = capsys.readouterr().err
     with pytest.raises(InputError) as caught:
-        build.check_training(load_config(None, given), 2)
+        build.check_training(load_config(None, given), World(0, 2))
     assert said == f"dglkge: error: {caught.value}\n"
     assert (
         "training.synchronous is false and the number of machines is 2, and machines share no memory"

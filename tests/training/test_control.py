@@ -72,9 +72,9 @@ def test_the_file_belongs_to_the_version_and_is_read_without_code(tmp_path: Path
     entry = open_checkpoint(tmp_path).manifest.state
     assert entry is not None and entry.name == "training_state.v2.pt"
     saved = torch.load(folder / entry.name, weights_only=True)
-    assert saved["objects"]["averages"]["count"] == 2 * NUM_BATCHES
+    assert saved["object:averages"]["count"] == 2 * NUM_BATCHES
     before = torch.load(folder / "epoch_1" / "training_state.v1.pt", weights_only=True)
-    assert before["objects"]["averages"]["count"] == NUM_BATCHES
+    assert before["object:averages"]["count"] == NUM_BATCHES
     open_checkpoint(folder / "epoch_1").verify()
     assert entry in open_checkpoint(tmp_path).manifest.versioned_files
 
@@ -115,9 +115,9 @@ def test_a_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     run.cluster.leave()
     with pytest.raises(CheckpointError, match="has 1 parameter groups, the optimizer has 2"):
         ToyRun(tmp_path, *settings, lrs=[0.1, 0.1])
-    run.trainer._control.load(run.trainer._control.to_bytes(), "here", 1)
+    run.trainer._state.load(run.trainer._state.to_bytes(), "here")
     with pytest.raises(CheckpointError, match="here: not the state of this training, or damaged"):
-        run.trainer._control.load(b"nothing", "here", 1)
+        run.trainer._state.load(b"nothing", "here")
 
 
 def test_refused_objects(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.functions.dense import DenseScore
@@ -67,8 +68,8 @@ def live(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def dense_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Return copies of the dense parameters and their optimizer's state."""
-    assert trainer._dense is not None
-    return trainer._dense.state_dict()
+    assert trainer._job.dense is not None
+    return trainer._job.dense.state_dict()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_files_resume_and_ranking(tmp_path: Path, score_function: str, optimizer
     )
     more += ("optimizer.schedule={name: ExponentialLR, gamma: 0.5}",)
     with opened(folder, *more) as trainer:
-        start = trainer._dense.state_dict()
+        start = trainer._job.dense.state_dict()
         train(trainer, 1)
         half_way = dense_of(trainer)
     assert start.keys() < half_way.keys()
@@ -174,7 +175,7 @@ def test_files_resume_and_ranking(tmp_path: Path, score_function: str, optimizer
         metrics = trainer.evaluate("test").to_dict()
     with opened(tmp_path / "at_once", *more) as trainer:
         train(trainer, 2)
-        assert trainer._dense.param_groups[0]["lr"] == DENSE_LR / 2
+        assert trainer._job.dense.param_groups[0]["lr"] == DENSE_LR / 2
         at_once = dense_of(trainer)
         assert at_once.keys() == dense.keys()
         for path, one in at_once.items():
@@ -330,7 +331,7 @@ def test_refused_modules(function: type[DenseScore], words: str) -> None:
 def test_refused_settings(tmp_path: Path, settings: list[str], words: str) -> None:
     given = [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings]
     with pytest.raises(InputError, match=words):
-        build.check_training(load_config(None, given), 1)
+        build.check_training(load_config(None, given), World())
 
 
 def test_a_checkpoint_without_a_parameter_is_refused() -> None:

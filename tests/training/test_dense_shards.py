@@ -10,6 +10,7 @@ import torch
 
 from dglkge.config import load_config
 from dglkge.config.schema import DenseConfig
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.training import build
 from dglkge.training.building.dense_optimizer import known_optimizers, works_by_number
@@ -54,7 +55,7 @@ def refusal(folder: Path, *settings: str) -> str:
     """Return the error of a configuration."""
     chosen = [f"dataset={toy_dataset()}", f"output={folder}", "dense.sharding=fsdp", *settings]
     with pytest.raises(InputError) as caught:
-        build.check_training(load_config(None, chosen), 1)
+        build.check_training(load_config(None, chosen), World())
     return str(caught.value)
 
 

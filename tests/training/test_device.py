@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dglkge.config import load_config
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.model.device import HOST, ComputeDevice
 from dglkge.model.functions import autograd as distances
@@ -196,7 +197,7 @@ def test_gradients_of_compiled_losses_equal_those_of_the_cpu(name: str, loss: st
 def test_what_is_not_compiled_is_refused(settings: str, words: str) -> None:
     config = load_config(None, ["dataset=x", STAGED, "training.compile=true", *settings.split()])
     with pytest.raises(InputError, match=words) as error:
-        build.check_training(config, 1)
+        build.check_training(config, World())
     assert "\n" not in str(error.value)
 
 
@@ -204,7 +205,7 @@ def test_a_machine_without_compiler_is_told(tmp_path: Path, monkeypatch: pytest.
     config = load_config(None, ["dataset=x", STAGED, "training.compile=true"])
     monkeypatch.setattr(compiled_loss, "compiler_problem", lambda: "g++ is not in PATH")
     with pytest.raises(InputError, match=r"by a C\+\+ compiler, and g\+\+ is not in PATH; allowed"):
-        build.check_training(config, 1)
+        build.check_training(config, World())
     monkeypatch.undo()
 
     def failing(*sizes: Any) -> None:
@@ -279,8 +280,8 @@ def test_cuda_without_a_gpu_is_refused() -> None:
         r"training\.device is cuda and torch .* (built without CUDA|finds no GPU here); allowed here: cpu,"
     )
     with pytest.raises(InputError, match=words):
-        build.check_training(config, 1)
-    build.check_training(load_config(None, ["dataset=x", "training.device=auto"]), 1)
+        build.check_training(config, World())
+    build.check_training(load_config(None, ["dataset=x", "training.device=auto"]), World())
 
 
 @pytest.mark.parametrize(("gpus", "expected"), [([True, True], "cuda"), ([True, False], "cpu")])

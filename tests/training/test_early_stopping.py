@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import signal
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,8 +15,9 @@ from dglkge.config import load_config
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
+from dglkge.training.build import check_training
 from dglkge.training.building.components import check_config
-from dglkge.training.early_stopping import EarlyStopping, check_common_disk
+from dglkge.training.cadence import EarlyStopping
 from tests.training.toy_trainer import NUM_BATCHES, NUM_TRIPLES, ToyRun
 
 PATIENT = (
@@ -84,11 +84,12 @@ def test_refusals(settings: list[str], message: str) -> None:
 
 
 def test_machines_without_a_common_disk_are_refused() -> None:
-    check_common_disk(load_config(None, ["dataset=toy", *PATIENT]), World())
-    world: Any = SimpleNamespace(has_own_disk=True, num_machines=2)
-    with pytest.raises(InputError, match="is 2 and the 2 machines share no disk"):
-        check_common_disk(load_config(None, ["dataset=toy", *PATIENT]), world)
-    check_common_disk(load_config(None, ["dataset=toy"]), world)
+    machines = World(0, 2, 0, 1, launched=True)
+    alone = dataclasses.replace(machines, has_own_disk=True)
+    check_training(load_config(None, ["dataset=toy", *PATIENT]), machines)
+    with pytest.raises(InputError, match="patience is 2 and the number of disks is 2"):
+        check_training(load_config(None, ["dataset=toy", *PATIENT]), alone)
+    check_training(load_config(None, ["dataset=toy"]), alone)
 
 
 def life(folder: Path, scores: list[float], *settings: str) -> ToyRun:

@@ -21,6 +21,7 @@ from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.sizes import read_dataset_size
+from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.projections import ProjectedFeatures
@@ -89,8 +90,8 @@ def train(trainer: Trainer, until: int) -> None:
 
 def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Return copies of the projections' parameters."""
-    assert trainer._dense is not None
-    return {name: one.detach().clone() for name, one in trainer._dense._module.named_parameters()}
+    assert trainer._job.dense is not None
+    return {name: one.detach().clone() for name, one in trainer._job.dense._module.named_parameters()}
 
 
 def projected(
@@ -247,7 +248,7 @@ def test_another_run_starts_with_the_rows_as_they_are_scored(
         more = () if given else ("dense.lr=0.001",)
         with opened(given, tmp_path / name, init, *more) as trainer:
             # Without features the rows have the projections in them.
-            assert (trainer._dense is not None) == bool(given)
+            assert (trainer._job.dense is not None) == bool(given)
             assert trainer.evaluate("test").to_dict()["both"] == expected
     with pytest.raises(InputError, match="features.use is 'alone', and 'added' in the checkpoint"):
         with opened(files, tmp_path / "alone", init, "features.use=alone"):
@@ -433,7 +434,7 @@ def test_refusals(tmp_path: Path, files: dict[str, Path], sets: list[str], words
     given = [one.replace("PEOPLE", str(files["person"])) for one in sets]
     with pytest.raises(InputError, match=words) as caught:
         config = load_config(None, settings(files, tmp_path / "run", *given))
-        build.check_training(config, 1)
+        build.check_training(config, World())
         with dglkge.join_cluster(config) as cluster:
             dglkge.build_trainer(config, cluster)
     assert "\n" not in str(caught.value)

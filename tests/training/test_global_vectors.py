@@ -17,6 +17,7 @@ import torch
 import dglkge
 from dglkge.checkpoint import hdf5_format, open_checkpoint
 from dglkge.config import load_config
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.step.train_step import TrainStep
@@ -228,4 +229,4 @@ def test_refusals(tmp_path: Path, setting: str, words: str) -> None:
     sets = ["model.global_vectors=true", "model.reciprocal_relations=false", setting]
     config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *sets])
     with pytest.raises(InputError, match=words):
-        build.check_training(config, 1)
+        build.check_training(config, World())

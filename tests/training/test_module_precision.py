@@ -13,6 +13,7 @@ import torch
 
 import dglkge
 from dglkge.config import load_config
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.model import precision as precisions
 from dglkge.model.functions.dense import DenseScore
@@ -215,7 +216,7 @@ def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
 def test_a_batch_that_overflows_changes_nothing(tmp_path: Path, more: tuple[str, ...]) -> None:
     folder, settings = tmp_path / "run", ("dense.autocast=float16", "training.num_epochs=2", *more)
     with opened(folder, *settings) as trainer:
-        scale = trainer._dense.loss_scale
+        scale = trainer._job.dense.loss_scale
         scale.scale = 2.0**6
         for _ in dglkge.remaining_epochs_until(1):
             for batch in trainer.batches():
@@ -237,10 +238,10 @@ def test_a_batch_that_overflows_changes_nothing(tmp_path: Path, more: tuple[str,
     with h5py.File(folder / "checkpoint" / "model.v1.h5") as file:
         assert {key: one[()] for key, one in file["dense/loss_scale"].items()} == saved
     with opened(folder, *settings) as trainer:
-        assert trainer._dense.loss_scale.state() == saved
+        assert trainer._job.dense.loss_scale.state() == saved
         train(trainer, 2)
     with opened(folder, *settings, "dense.autocast=bfloat16", "training.num_epochs=3") as trainer:
-        assert trainer._dense.loss_scale is None
+        assert trainer._job.dense.loss_scale is None
         train(trainer, 3)
 
 
@@ -331,7 +332,7 @@ def test_compiled_gradients_are_those_of_the_module(tmp_path: Path, monkeypatch:
 def test_refused_settings(tmp_path: Path, settings: list[str], words: str) -> None:
     with pytest.raises(InputError, match=words):
         config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings])
-        build.check_training(config, 1)
+        build.check_training(config, World())
 
 
 class Beside(OneLayer):
@@ -362,7 +363,7 @@ def test_a_type_that_torch_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.
     config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings])
     words = "dense.autocast is float16 and torch 1 has no float16 .* cpu; allowed here: none or bfloat16"
     with pytest.raises(InputError, match=words):
-        build.check_training(config, 1)
+        build.check_training(config, World())
     assert "has no int8 autocast on cpu" in str(precisions.autocast_problem("cpu", torch.int8))
 
 

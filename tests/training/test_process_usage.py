@@ -9,7 +9,7 @@ import numpy as np
 
 from dglkge.distributed.process_memory import find_servers, memory_of
 from dglkge.distributed.world import World
-from dglkge.training.process_usage import ProcessUsage
+from dglkge.training.process import ProcessUsage
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

@@ -12,8 +12,8 @@ import torch
 from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.training.building.components import check_config
-from dglkge.training.control import TrainingControl
-from dglkge.training.schedule import Schedule, known_schedules, warm_up_factor
+from dglkge.training.learning_rates import LearningRates, Schedule, known_schedules, warm_up_factor
+from dglkge.training.state import TrainingState
 
 FIELD = "optimizer.schedule"
 
@@ -113,20 +113,20 @@ def lrs_of(settings: list[str], num_batches: int, num_epochs: int, resume_at: in
     """Return the learning rates of each batch; before one of them the state goes through a file."""
     groups = [{"lr": 0.4}, {"lr": 0.1}]
     found = config(f"training.num_epochs={num_epochs}", *settings)
-    control = TrainingControl(found, groups, num_batches)
+    rates = LearningRates(found, groups, num_batches)
     lrs = []
     for epoch in range(num_epochs):
         for _ in range(num_batches):
             if len(lrs) == resume_at:
-                content = control.to_bytes()
+                content = TrainingState({"rates": rates}).to_bytes()
                 groups = [{"lr": 0.4}, {"lr": 0.1}]
-                control = TrainingControl(found, groups, num_batches)
-                control.load(content, "here", epoch)
-            control.before_batch()
+                rates = LearningRates(found, groups, num_batches)
+                TrainingState({"rates": rates}).load(content, "here")
+            rates.before_batch()
             lrs.append([group["lr"] for group in groups])
-            control.after_batch()
-        control.after_epochs(epoch + 1)
-        control.after_epochs(epoch + 1)  # a repeated call changes nothing
+            rates.after_batch()
+        rates.after_epochs(epoch + 1)
+        rates.after_epochs(epoch + 1)  # a repeated call changes nothing
     return lrs
 
 
@@ -150,13 +150,13 @@ def test_warm_up_times_schedule_over_batches_and_epochs(every: str) -> None:
 
 def test_without_schedule_and_warm_up_learning_rates_are_the_scripts() -> None:
     groups = [{"lr": 0.4, "betas": (0.9, 0.99), "params": [object()]}]
-    control = TrainingControl(config(), groups, 5)
-    assert control.to_bytes() == b""
+    rates = LearningRates(config(), groups, 5)
+    state = TrainingState({"rates": rates})
+    assert state.to_bytes() == b""
     groups[0]["lr"] = 0.05
-    control.before_batch()
-    content = control.to_bytes()
+    rates.before_batch()
     again = [{"lr": 0.4, "betas": (0.9, 0.99), "params": [object()]}]
-    TrainingControl(config(), again, 5).load(content, "here", 0)
+    TrainingState({"rates": LearningRates(config(), again, 5)}).load(state.to_bytes(), "here")
     assert again[0]["lr"] == groups[0]["lr"] == 0.05 and again[0]["betas"] == (0.9, 0.99)
 
 
@@ -200,5 +200,5 @@ def test_a_schedule_that_is_shorter_than_the_run_is_refused() -> None:
     chosen = config(*options, "optimizer.schedule.every=batch", "training.num_epochs=10")
     check_config(chosen)
     with pytest.raises(InputError, match="OneCycleLR has 99 steps and the run 100; allowed: total_steps"):
-        TrainingControl(chosen, [{"lr": 0.1}], 10)
-    TrainingControl(chosen, [{"lr": 0.1}], 9)
+        LearningRates(chosen, [{"lr": 0.1}], 10)
+    LearningRates(chosen, [{"lr": 0.1}], 9)

@@ -6,16 +6,23 @@ import json
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
+from dglkge.checkpoint.durable import LeasedFolder
+from dglkge.config import load_config
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.training import stats
-from dglkge.training.stats import EpochReport, append_validation, memory_bytes, wants_bar
+from dglkge.step.computation import Computation
+from dglkge.step.contracts import StepResult
+from dglkge.training import process
+from dglkge.training.process import memory_bytes, wants_bar
+from dglkge.training.stats import Statistics
+from dglkge.training.trackers import Trackers
 
 
 class TwoTrainers(Cluster):
@@ -25,13 +32,61 @@ class TwoTrainers(Cluster):
         if values.shape == (1,):
             return values + 10
         # behind the sums: memory, shared memory and bytes of each trainer, and flags
-        return values + np.array([10.0, 5.0, 100.0, *(0, 0, 0), *(5e9, 4e9, 77), 1])
+        return values + np.array([10.0, 5.0, 100.0, *(0, 0, 0, 0), *(0, 0, 0), *(5e9, 4e9, 77), 1])
 
 
-def report(path: Path, rank: int, first_batch: int = 0) -> EpochReport:
+class ToyBatches:
+    """Batches that say nothing about their place."""
+
+    def __init__(self, num_batches: int) -> None:
+        self._num_batches = num_batches
+
+    def __len__(self) -> int:
+        return self._num_batches
+
+    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+
+class Report:
+    """The statistics of one epoch in a folder, and its lines."""
+
+    def __init__(
+        self, cluster: Cluster, folder: Path, epoch: int, first_batch: int, num_batches: int
+    ) -> None:
+        config = load_config(
+            None, ["dataset=x", f"output={folder}", "training.num_epochs=8", "training.progress=never"]
+        )
+        self.position = SimpleNamespace(
+            batches_done=first_batch, now=(epoch, first_batch), steps_done=epoch * num_batches + first_batch
+        )
+        job: Any = SimpleNamespace(
+            config=config, cluster=cluster, world=cluster.world, output=folder, dense=None,
+            optimizer=None, clock=Computation().clock,
+        )  # fmt: skip
+        batches: Any = ToyBatches(num_batches)
+        position: Any = self.position
+        self.statistics = Statistics(job, batches, position, LeasedFolder(folder), Trackers())
+        self.statistics.begin(epoch)
+
+    def count(
+        self, batches_done: int, loss: float, num_triples: int, num_bytes: int = 0, flags: int = 0
+    ) -> int | None:
+        """Count a batch."""
+        result = StepResult(loss, np.zeros(0), num_bytes, False, 0)
+        return self.statistics.count(batches_done, result, num_triples, flags)
+
+
+def report(folder: Path, rank: int, first_batch: int = 0) -> Report:
     """Return the report of an epoch of 40 batches."""
-    cluster = TwoTrainers(World(rank, 2, rank, 2, launched=True), graph=None)
-    return EpochReport(cluster, path, 3, 8, first_batch, 40, bar=False)
+    cluster = TwoTrainers(World(rank, 2, rank, 2), graph=None)
+    return Report(cluster, folder, 3, first_batch, 40)
+
+
+def alone(folder: Path) -> Report:
+    """Return the report of an epoch of 2 batches, of one process."""
+    return Report(Cluster(World(), graph=None), folder, 0, 0, 2)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -41,12 +96,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_losses_are_means_over_the_triples_of_all_trainers(tmp_path: Path) -> None:
     path = tmp_path / "stats.jsonl"
-    epoch = report(path, rank=0)
+    epoch = report(tmp_path, rank=0)
     flags = [
         epoch.count(batch + 1, loss=float(batch), num_triples=10, num_bytes=7, flags=(batch // 20) << 32)
         for batch in range(40)
     ]
-    epoch.close()
+    epoch.statistics.close()
     # Those of the batch of a report, and the other trainer's 1.
     assert flags == 10 * [None, 1] + 10 * [None, (1 << 32) + 1]
     records = lines(path)
@@ -61,7 +116,7 @@ def test_losses_are_means_over_the_triples_of_all_trainers(tmp_path: Path) -> No
 
 
 def test_the_last_line_of_an_epoch_has_the_trainers_and_their_memory(tmp_path: Path) -> None:
-    epoch = report(tmp_path / "stats.jsonl", rank=0, first_batch=36)
+    epoch = report(tmp_path, rank=0, first_batch=36)
     for batch in range(36, 40):
         epoch.count(batch + 1, 1.0, 10)
     *others, last = lines(tmp_path / "stats.jsonl")
@@ -72,7 +127,7 @@ def test_the_last_line_of_an_epoch_has_the_trainers_and_their_memory(tmp_path: P
 
 
 def test_every_line_has_memory_and_bytes_of_each_process(tmp_path: Path) -> None:
-    epoch = report(tmp_path / "stats.jsonl", rank=0)
+    epoch = report(tmp_path, rank=0)
     for batch in range(4):
         epoch.count(batch + 1, 1.0, 10, num_bytes=7)
     first, second = (line["processes"] for line in lines(tmp_path / "stats.jsonl"))
@@ -93,30 +148,26 @@ def test_memory_grows_with_what_is_allocated() -> None:
 
 def test_short_epochs_share_a_measurement_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     told = iter([5, 6])
-    monkeypatch.setattr(stats, "memory_bytes", lambda: next(told))
-    patient = stats.MemoryMeter(pause_seconds=60)
+    monkeypatch.setattr(process, "memory_bytes", lambda: next(told))
+    patient = process.MemoryMeter(pause_seconds=60)
     assert [patient.measure(), patient.measure()] == [5, 5]
-    assert stats.MemoryMeter(pause_seconds=0).measure() == 6
+    assert process.MemoryMeter(pause_seconds=0).measure() == 6
 
 
 def test_a_ranking_of_the_valid_split_is_a_line_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "stats.jsonl"
-    append_validation(path, 1, {"mrr": 0.5})
-    append_validation(path, 3, {"mrr": 0.75})
-    found = lines(path)
+    statistics = alone(tmp_path).statistics
+    statistics.add_validation(1, {"mrr": 0.5}, 0.5)
+    statistics.add_validation(3, {"mrr": 0.75}, 0.75)
+    found = lines(tmp_path / "stats.jsonl")
     times = [line.pop("time") for line in found]
     assert found == [{"epoch": 0, "valid": {"mrr": 0.5}}, {"epoch": 2, "valid": {"mrr": 0.75}}]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", time) for time in times)
-
-
-def test_a_full_disk_does_not_end_training_after_a_ranking(caplog: pytest.LogCaptureFixture) -> None:
-    append_validation(Path("/dev/full"), 1, {"mrr": 0.5})
-    assert "cannot write /dev/full: No space left on device; training goes on" in caplog.text
+    assert statistics.is_validated(3) and not statistics.is_validated(1)
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     path = tmp_path / "stats.jsonl"
-    epoch = report(path, rank=1, first_batch=38)
+    epoch = report(tmp_path, rank=1, first_batch=38)
     epoch.count(39, 1.0, 10)
     epoch.count(40, 1.0, 10)
     assert not path.exists()
@@ -125,11 +176,11 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
 def test_one_process_alone_reports_its_own_sums(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     path = tmp_path / "stats.jsonl"
-    epoch = EpochReport(Cluster(World(), graph=None), path, 0, 1, 0, 2, bar=False)
+    epoch = alone(tmp_path)
     epoch.count(1, 6.0, 3)
     epoch.count(2, 2.0, 1)
     assert [record["loss"] for record in lines(path)] == [2.0, 2.0]
-    assert "epoch 1/1: loss 2.0000, " in caplog.text
+    assert "epoch 1/8: loss 2.0000, " in caplog.text
 
 
 def test_rank_0_shows_a_bar_where_a_person_watches() -> None:
@@ -140,10 +191,16 @@ def test_rank_0_shows_a_bar_where_a_person_watches() -> None:
     assert not wants_bar("auto", alone)
 
 
-def test_a_full_disk_warns_once_and_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    epoch = EpochReport(Cluster(World(), graph=None), Path("/dev/full"), 0, 1, 0, 2, bar=False)
+def test_a_full_disk_warns_once_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "stats.jsonl").symlink_to("/dev/full")
+    epoch = alone(tmp_path)
     epoch.count(1, 6.0, 3)
     epoch.count(2, 2.0, 1)
+    epoch.statistics.add_validation(1, {"mrr": 0.5}, 0.5)
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings == ["cannot write /dev/full: No space left on device; training goes on"]
-    assert epoch.so_far(2).total.tolist() == [8.0, 4.0, 0.0]
+    text = f"cannot write {tmp_path / 'stats.jsonl'}: No space left on device; training goes on"
+    assert warnings == [text]
+    epoch.position.batches_done = 2
+    assert epoch.statistics.sums()[:3].tolist() == [8.0, 4.0, 0.0]

@@ -61,8 +61,9 @@ class TrackedLife(ToyRun):
         config = load_config(None, ["dataset=x", f"output={folder}", f"training.loggers=[{','.join(names)}]"])
         cluster = Cluster(World(rank), None)
         made = open_trackers(config, cluster, self.checkpoints.records)
-        self.trainer._trackers = made
-        made.start(self.trainer._steps_done, self.trainer._committed is not None)
+        self.trainer._statistics.trackers = made
+        position = self.trainer._position
+        made.start(position.steps_done, position.committed is not None)
         self.evaluator.evaluate = lambda split, *rest: SimpleNamespace(  # type: ignore[method-assign]
             to_dict=dict, both=SimpleNamespace(mrr=0.25, to_dict=lambda: METRICS)
         )

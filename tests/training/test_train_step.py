@@ -22,8 +22,8 @@ from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.sampling.negatives import UniformNegatives
 from dglkge.training.building import tables
 from dglkge.training.building.tables import build_optimizer
+from dglkge.training.cadence import reports_apart
 from dglkge.training.epochs import JOB
-from dglkge.training.stats import reports_apart
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
@@ -225,7 +225,12 @@ def test_commits_by_the_clock_take_no_message_of_their_own(
     monkeypatch.setattr(Cluster, "sum", lambda self, values: sums.append(1) or own_sum(self, values))
     places: list[int] = []
     commit = Trainer._commit
-    monkeypatch.setattr(Trainer, "_commit", lambda self: places.append(self._batches_done) or commit(self))
+
+    def noted(trainer: Trainer) -> None:
+        places.append(trainer._position.batches_done)
+        commit(trainer)
+
+    monkeypatch.setattr(Trainer, "_commit", noted)
     counts, commits = [], []
     # In the last case each look at the clock finds it a minute later.
     for minutes, clock in (
@@ -238,8 +243,8 @@ def test_commits_by_the_clock_take_no_message_of_their_own(
         config = load_config(None, run)
         with dglkge.join_cluster(config) as cluster:
             trainer = dglkge.build_trainer(config, cluster)
-            monkeypatch.setattr(trainer._policy, "_clock", clock.__next__)
-            trainer._policy.committed()
+            monkeypatch.setattr(trainer._cadence, "_clock", clock.__next__)
+            trainer._cadence.committed()
             sums.clear()
             places.clear()
             for _ in dglkge.remaining_epochs_until(1):

@@ -23,14 +23,14 @@ from dglkge.model.regularizers import (
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.sampling.shares import split_count
 from dglkge.training.building.dense_optimizer import check_dense
-from dglkge.training.schedule import check_schedule
+from dglkge.training.learning_rates import check_schedule
 from dglkge.training.trackers import check_loggers
 
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
 
 
-def check_config(config: Config, num_machines: int = 1) -> None:
+def check_config(config: Config, num_machines: int = 1, num_disks: int = 1) -> None:
     """Refuse values that do not fit each other.
 
     Raises
@@ -40,7 +40,7 @@ def check_config(config: Config, num_machines: int = 1) -> None:
     """
     model = configured_model(config)
     configured_regularizer(config, model)
-    refuse(config, num_machines)
+    refuse(config, num_machines, num_disks)
     split_count(config.negatives.num_uniform, config.negatives.shares)
     check_schedule(config)
     check_dense(config, model)

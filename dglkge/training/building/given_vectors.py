@@ -28,7 +28,7 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
 from dglkge.kernels.links import limit_norms
 from dglkge.model.initializers import normal_rows
-from dglkge.training.stats import wants_bar
+from dglkge.training.process import wants_bar
 
 logger = logging.getLogger(__name__)
 

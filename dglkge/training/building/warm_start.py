@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +17,10 @@ from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError
 from dglkge.kernels.links import limit_norms
-from dglkge.step.parameters.dense_parameters import DenseParameters
-from dglkge.typing import RELATION, TablePart
+from dglkge.training.job import Job
+from dglkge.typing import RELATION
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +62,7 @@ def limit_rows(rows: torch.Tensor, max_norm: float) -> None:
             block.copy_(wide)
 
 
-def warm_start(
-    config: Config,
-    cluster: Cluster,
-    meta: CheckpointMeta,
-    names: Mapping[str, Vocabulary],
-    own_parts: Callable[[], Sequence[TablePart]],
-    dense: DenseParameters | None = None,
-) -> None:
+def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) -> None:
     """Fill the tables of a new run from another checkpoint, where one is configured; a collective.
 
     Entities, relations and entity types are matched by name; two types without another on their side are the
@@ -79,16 +71,12 @@ def warm_start(
 
     Parameters
     ----------
-    config : Config
-    cluster : Cluster
+    job : Job
+        Its dense parameters take the checkpoint's values, on every trainer; their optimizer starts anew.
     meta : CheckpointMeta
         Of the new run.
     names : mapping of str to Vocabulary
         The run's entities by type, on the trainers that lead a machine.
-    own_parts : callable
-        Returns this machine's parts of all tables.
-    dense : DenseParameters, optional
-        Take the checkpoint's values, on every trainer; their optimizer starts anew.
 
     Raises
     ------
@@ -97,6 +85,7 @@ def warm_start(
     InputError
         If its dense parameters have other shapes.
     """
+    config, cluster, dense = job.config, job.cluster, job.dense
     path = config.checkpoint.init_path
     if not path:
         return
@@ -112,7 +101,7 @@ def warm_start(
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
     saved: str | None
     if cluster.world.is_machine_leader:
-        for place, part in enumerate(own_parts()):
+        for place, part in enumerate(job.own_parts()):
             if part.table == RELATION:
                 saved, saved_ids = RELATION, conversion.saved_relation_ids(checkpoint, meta, types)
             else:

@@ -16,7 +16,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from dglkge.config import Config
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import CheckpointError, InputError, unknown_name
 from dglkge.model.choices import ScheduleSettings
 
 PLATEAU = "ReduceLROnPlateau"
@@ -103,7 +103,7 @@ class Schedule:
     def __init__(self, field: str, chosen: ScheduleSettings, lrs: Sequence[float]) -> None:
         self._field = field
         kind = known_schedules()[chosen.name]
-        self.follows_mrr = chosen.name == PLATEAU
+        self.follows_mrr, self.steps_batches = chosen.name == PLATEAU, chosen.every == EVERY_BATCH
         allowed = [name for name in inspect.signature(kind).parameters if name not in _NOT_OPTIONS]
         options = chosen.options
         for name in options:
@@ -186,3 +186,132 @@ def warm_up_factor(num_batches_done: int, warmup_batches: int) -> float:
     Source: gradual warm-up of Goyal et al., "Accurate, Large Minibatch SGD" (2017), section 2.2, from 0.
     """
     return min(1.0, (num_batches_done + 1) / warmup_batches) if warmup_batches else 1.0
+
+
+class LearningRates:
+    """Sets the learning rates of each batch: those of the optimizers, schedules, and the warm-up.
+
+    Parameters
+    ----------
+    config : Config
+    row_groups : sequence of dict
+        Parameter groups of the optimizer of rows, which are changed; empty where it has none.
+    num_batches : int
+        Batches of an epoch.
+    dense_groups : sequence of dict
+        Those of the dense parameters. Without a schedule of their own they follow that of the rows.
+
+    Attributes
+    ----------
+    num_epochs : int
+        Epochs after which the schedules were stepped.
+
+    Raises
+    ------
+    InputError
+        If a schedule has fewer steps than the run.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        row_groups: Sequence[dict[str, Any]],
+        num_batches: int,
+        dense_groups: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        # The optimizers' own list where there is only one: groups may be added to it later.
+        self._groups = [*row_groups, *dense_groups] if dense_groups else row_groups
+        self._at_start = [_plain(group) for group in self._groups]
+        self._base = [float(group.get("lr", 0.0)) for group in self._groups]
+        self._warmup_batches = config.optimizer.warmup_batches
+        self._num_batches = self.num_epochs = 0
+        # (name in the state, schedule, its groups).
+        self._schedules: list[tuple[str, Schedule, slice]] = []
+        num_rows = len(self._base) - (len(dense_groups) if config.dense.schedule else 0)
+        for name, field, settings, part in (
+            ("schedule", "optimizer.schedule", config.optimizer.schedule, slice(0, num_rows)),
+            ("dense_schedule", "dense.schedule", config.dense.schedule, slice(num_rows, None)),
+        ):
+            if settings is not None and self._base[part]:
+                schedule = Schedule(field, settings, self._base[part])
+                steps_an_epoch = num_batches if schedule.steps_batches else 1
+                schedule.check_length(config.training.num_epochs * steps_an_epoch)
+                self._schedules.append((name, schedule, part))
+
+    @property
+    def follows_mrr(self) -> bool:
+        """Whether a ranking of the valid split changes the rates that follow."""
+        return any(schedule.follows_mrr for _, schedule, _ in self._schedules)
+
+    def before_batch(self) -> None:
+        """Set the learning rates of the next batch, where a schedule or a warm-up has them."""
+        if not self._schedules and not self._warmup_batches:
+            return
+        factor = warm_up_factor(self._num_batches, self._warmup_batches)
+        lrs = list(self._base)
+        for _, schedule, part in self._schedules:
+            lrs[part] = schedule.lrs
+        for group, lr in zip(self._groups, lrs):
+            group["lr"] = lr * factor
+
+    def after_batch(self) -> None:
+        """Count a batch."""
+        self._num_batches += 1
+        for _, schedule, _ in self._schedules:
+            if schedule.steps_batches:
+                schedule.step()
+
+    def after_epochs(self, num_epochs: int) -> None:
+        """Step schedules of epochs; may be called several times after the same epoch."""
+        while self.num_epochs < num_epochs:
+            self.num_epochs += 1
+            for _, schedule, _ in self._schedules:
+                if not schedule.steps_batches and not schedule.follows_mrr:
+                    schedule.step()
+
+    def after_ranking(self, mrr: float) -> None:
+        """Count a ranking of the valid split."""
+        for _, schedule, _ in self._schedules:
+            if schedule.follows_mrr:
+                schedule.step(mrr)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return counts, parameter groups and schedules; empty where the rates are those of the start."""
+        groups = [_plain(group) for group in self._groups]
+        if groups == self._at_start and not self._schedules and not self._warmup_batches:
+            return {}
+        return {
+            "num_batches": self._num_batches,
+            "num_epochs": self.num_epochs,
+            "param_groups": groups,
+            **{name: schedule.state_dict() for name, schedule, _ in self._schedules},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of :meth:`state_dict`.
+
+        Raises
+        ------
+        CheckpointError
+            If the optimizer has another number of parameter groups.
+        """
+        saved = state["param_groups"]
+        if len(saved) != len(self._groups):
+            raise CheckpointError(f"has {len(saved)} parameter groups, the optimizer has {len(self._groups)}")
+        for group, values in zip(self._groups, saved):
+            group.update(values)
+        self._num_batches, self.num_epochs = int(state["num_batches"]), int(state["num_epochs"])
+        for name, schedule, _ in self._schedules:
+            if name in state:
+                schedule.load_state_dict(state[name])
+
+
+def _plain(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyper-parameters of a group that are numbers, texts, None or tuples of them."""
+    kinds = (int, float, str, type(None))
+    return {
+        key: value
+        for key, value in group.items()
+        if isinstance(value, kinds)
+        or (isinstance(value, tuple) and all(isinstance(item, kinds) for item in value))
+    }

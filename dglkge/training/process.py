@@ -1,8 +1,11 @@
-"""Memory and traffic of each process of a job, for the records of training."""
+"""Memory and traffic of each process of a job, for the records of training, and which one shows bars."""
 
 from __future__ import annotations
 
+import math
 import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +71,47 @@ class ProcessUsage:
             numbers = zip(COLUMNS if is_trainer else COLUMNS[:2], map(int, values))
             described[name] = {"machine": machine, **dict(numbers)}
         return described
+
+
+def memory_bytes() -> int:
+    """Return this process's share of its memory: pages shared by n processes count 1/n; 0 if unknown."""
+    try:
+        lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0  # a kernel before 4.14, or a container that hides it
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+class MemoryMeter:
+    """Measures :func:`memory_bytes`, but not for each of many short epochs: the kernel walks all pages.
+
+    Parameters
+    ----------
+    pause_seconds : float
+        For so long the last figure is good.
+    """
+
+    def __init__(self, pause_seconds: float = 1.0) -> None:
+        self._pause_seconds = pause_seconds
+        self._measured_at = -math.inf
+        self._last = 0
+
+    def measure(self) -> int:
+        """Return this process's share of its memory, in bytes."""
+        now = time.monotonic()
+        if now - self._measured_at >= self._pause_seconds:
+            self._measured_at, self._last = now, memory_bytes()
+        return self._last
+
+
+def wants_bar(setting: str, world: World) -> bool:
+    """Return whether this trainer shows progress bars: rank 0 does.
+
+    Parameters
+    ----------
+    setting : str
+        ``always``, ``never``, or ``auto``: on a terminal.
+    world : World
+    """
+    watched = world.shows_progress or sys.stderr.isatty()
+    return world.rank == 0 and (setting == "always" or (setting == "auto" and watched))

@@ -1,0 +1,179 @@
+"""Cadence of commits, of rankings of the valid split and of kept versions, and early stopping."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from dglkge.checkpoint.layout import Progress, epoch_snapshot
+from dglkge.config import Config
+from dglkge.distributed.runtime import Cluster
+
+STOP, COMMIT = 1, 1 << 32
+"""Flags of a trainer: it was asked to stop, it asks for a commit. Messages that all trainers exchange anyway
+sum them: the lower 32 bits of the sum count the first, those above them the second."""
+
+REPORTS_PER_EPOCH = 20
+"""Reports of the loss in an epoch; each costs a round of messages."""
+
+
+def reports_apart(num_batches: int) -> int:
+    """Return the number of batches between two reports of an epoch."""
+    return max(1, num_batches // REPORTS_PER_EPOCH)
+
+
+class Cadence:
+    """Decides after each batch and epoch what is due.
+
+    Parameters
+    ----------
+    config : Config
+    cluster : Cluster
+    num_batches : int
+        Of an epoch.
+    clock : callable
+        Returns seconds.
+
+    Attributes
+    ----------
+    keeps_best : bool
+        Whether the version with the best valid MRR is kept: early stopping restores it at the end.
+    flag_sum : int or None
+        Sum of all trainers' flags in the last step; None: no message since the last check had it.
+    """
+
+    def __init__(
+        self, config: Config, cluster: Cluster, num_batches: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._config, self._cluster, self._num_batches = config, cluster, num_batches
+        self.keeps_best = config.checkpoint.keep_best or bool(config.training.early_stopping_patience)
+        self.flag_sum: int | None = None
+        self._clock = clock
+        self._last = clock()
+        self._is_due = False
+
+    def committed(self) -> None:
+        """Restart the count of minutes after a commit."""
+        self._last = self._clock()
+        self._is_due = False
+
+    def flags(self, batches_done: int, is_writing: bool) -> int:
+        """Return this trainer's flags for the place after a batch of the epoch."""
+        asks = self.asks_after_batch(batches_done, is_writing)
+        return STOP * self._cluster.stop.is_noted + COMMIT * asks
+
+    def after_batch(self, batches_done: int, is_writing: bool) -> tuple[bool, bool]:
+        """Return whether a trainer was asked to stop, and whether to commit, after a batch.
+
+        Trained batches have exchanged the flags: a step, or a report where trainers are asynchronous. A
+        message of their own would let those wait for one another, so it is sent only where a commit or a
+        report is due.
+        """
+        summed, self.flag_sum = self.flag_sum, None
+        if summed is None:
+            is_due = self.counts(batches_done) or batches_done % reports_apart(self._num_batches) == 0
+            if not (self._config.training.synchronous or is_due):
+                return False, False
+            flags = np.array([self.flags(batches_done, is_writing)], np.int64)
+            summed = int(self._cluster.sum(flags)[0])
+        return summed % COMMIT > 0, summed >= COMMIT
+
+    def counts(self, batches_done: int) -> bool:
+        """Return whether a commit is due after so many batches of an epoch, whatever the clock says."""
+        every = self._config.checkpoint.every_batches
+        return bool(every) and batches_done % every == 0
+
+    def asks_after_batch(self, batches_done: int, is_writing: bool = False) -> bool:
+        """Return whether this trainer asks for a commit between two batches; only rank 0 does: clocks differ.
+
+        Parameters
+        ----------
+        batches_done : int
+            Of the epoch; after its last batch :meth:`due_after_epoch` decides.
+        is_writing : bool
+            Whether a version is still being written. A due commit then waits for the first batch after it:
+            training does not wait for the disk.
+        """
+        if self._cluster.world.rank or batches_done >= self._num_batches:
+            return False
+        minutes = self._config.checkpoint.every_minutes
+        passed = bool(minutes) and self._clock() - self._last >= 60 * minutes
+        self._is_due = self._is_due or passed or self.counts(batches_done)
+        return self._is_due and not is_writing
+
+    def due_after_epoch(self, epochs_done: int) -> bool:
+        """Return whether to commit after an epoch."""
+        every = (self._config.checkpoint.every_epochs, self._config.checkpoint.keep_every_epochs)
+        return (
+            any(number and epochs_done % number == 0 for number in every)
+            or epochs_done >= self._config.training.num_epochs
+            or (self.keeps_best and self.validates_after_epoch(epochs_done))
+        )
+
+    def validates_after_epoch(self, epochs_done: int) -> bool:
+        """Return whether the valid split is ranked after an epoch."""
+        every = self._config.evaluation.valid_every_epochs
+        return bool(every) and epochs_done % every == 0
+
+    def snapshots_after_epoch(self, epochs_done: int) -> dict[str, dict[str, Any]]:
+        """Return the names under which the version of an epoch is kept, and why."""
+        every = self._config.checkpoint.keep_every_epochs
+        if not every or epochs_done % every:
+            return {}
+        return {epoch_snapshot(epochs_done): {Progress.FINISHED_EPOCHS: epochs_done}}
+
+
+class EarlyStopping:
+    """Counts rankings without a gain since the best one.
+
+    A ranking gains if its MRR is more than ``min_gain`` above the best of those that gained; the first one
+    does, and NaN never does.
+
+    Parameters
+    ----------
+    patience : int
+        Training ends after so many rankings in a row without a gain; 0: never.
+    min_gain : float
+
+    Attributes
+    ----------
+    best : float or None
+        MRR of the last ranking that gained.
+    num_without_gain : int
+        Rankings since then.
+    """
+
+    def __init__(self, patience: int, min_gain: float) -> None:
+        self._patience = patience
+        self._min_gain = min_gain
+        self.best: float | None = None
+        self.num_without_gain = 0
+
+    def add(self, mrr: float) -> None:
+        """Count one ranking."""
+        # A comparison with NaN is false, so NaN is no gain; as the first one it must not become the best.
+        if mrr == mrr and (self.best is None or mrr > self.best + self._min_gain):
+            self.best, self.num_without_gain = mrr, 0
+        else:
+            self.num_without_gain += 1
+
+    @property
+    def is_on(self) -> bool:
+        """Whether training may end early, and ends with its best version."""
+        return self._patience > 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training is to end."""
+        return self.is_on and self.num_without_gain >= self._patience
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best MRR and the rankings since; empty where training never ends early."""
+        return {"best": self.best, "num_without_gain": self.num_without_gain} if self.is_on else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of :meth:`state_dict`; patience and gain are those of now."""
+        self.best, self.num_without_gain = state["best"], int(state["num_without_gain"])
